@@ -1,0 +1,20 @@
+//! ZeRO-3 transformer training for batch systems.
+//!
+//! Reading order: this table, then `train/step.rs` (the algorithm), then `zero/`.
+//!
+//! | layer | modules | knows |
+//! | --- | --- | --- |
+//! | L0 | [`error`], [`dtype`], [`params`], [`exact_sum`] | nothing above |
+//! | L1 | [`config`], [`plan`], [`telemetry`], [`data`] | decks, pure plans, counters, token files |
+//! | L2 | [`backend`], [`checkpoint`] | devices and MPI; HDF5 and host slices |
+//! | L3 | [`model`], [`zero`] | transformer math; shards, gathers, reductions (neither knows the other) |
+//! | L4 | [`optim`] | AdamW, clipping, schedule |
+//! | L5 | [`train`] | the step, the loop, restore |
+//! | L7 | [`cli`] and `main` | arguments, MPI start, exit code |
+#![warn(missing_docs)]
+
+pub mod config;
+pub mod dtype;
+pub mod error;
+pub mod exact_sum;
+pub mod params;

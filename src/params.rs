@@ -1,0 +1,126 @@
+//! The model as data: parameters, units, and the tensors each unit needs.
+//!
+//! `plan/` reads these to decide every byte before step 0; `model/` fills them in for a family and
+//! computes; `zero/` moves the parameters. Must not know: ranks, buffers, kernels.
+
+use crate::dtype::DType;
+
+/// Index into [`ModelSpec::params`].
+pub type ParamId = usize;
+
+/// Index into [`ModelSpec::units`].
+pub type UnitId = usize;
+
+/// How a parameter starts. Values are a function of (seed, name, element), never of the rank count.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Init {
+    /// All zeros.
+    Zeros,
+    /// All ones.
+    Ones,
+    /// Normal with mean 0 and this standard deviation.
+    Normal {
+        /// Standard deviation.
+        std: f64,
+    },
+}
+
+/// One parameter of the model: stored once, sliced once, whatever number of units use it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ParamSpec {
+    /// Name as the ecosystem knows it, e.g. `h.0.attn.c_attn.weight`.
+    pub name: String,
+    /// Shape, row-major. Linear weights are `[out, in]`.
+    pub shape: Vec<usize>,
+    /// Initial values.
+    pub init: Init,
+    /// Weight decay applies (parameters of two or more dimensions).
+    pub decay: bool,
+}
+
+impl ParamSpec {
+    /// Number of elements, unpadded.
+    pub fn numel(&self) -> usize {
+        self.shape.iter().product()
+    }
+}
+
+/// A tensor a unit needs, as data for the planner.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TensorSpec {
+    /// Name within its unit, e.g. `qkv`.
+    pub name: &'static str,
+    /// Number of elements.
+    pub numel: usize,
+    /// Element type.
+    pub dtype: DType,
+}
+
+impl TensorSpec {
+    /// An f32 tensor.
+    pub fn f32(name: &'static str, numel: usize) -> Self {
+        TensorSpec { name, numel, dtype: DType::F32 }
+    }
+
+    /// Size in bytes.
+    pub fn bytes(&self) -> usize {
+        self.numel * self.dtype.bytes()
+    }
+}
+
+/// Where a unit stands in the model: decides which visits the schedule makes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum UnitRole {
+    /// First: reads tokens, writes the residual stream. Its backward needs no parameters.
+    Embedding,
+    /// In between: reads and writes the residual stream.
+    Block,
+    /// Last: turns the residual stream into a loss. In training its forward and backward are one visit.
+    Head,
+}
+
+/// The group of parameters gathered and used together.
+#[derive(Debug, Clone, PartialEq)]
+pub struct UnitSpec {
+    /// Name, e.g. `embed`, `h.0`, `head`.
+    pub name: String,
+    /// Role in the model.
+    pub role: UnitRole,
+    /// Parameters it uses, in the order the unit's code indexes them. A tied parameter appears in two units.
+    pub params: Vec<ParamId>,
+    /// Tensors written by forward and read by backward.
+    pub saved: Vec<TensorSpec>,
+    /// Scratch of one forward visit.
+    pub forward_work: Vec<TensorSpec>,
+    /// Scratch of one backward visit (for the head: of its one training visit).
+    pub backward_work: Vec<TensorSpec>,
+}
+
+/// A whole model for one micro-batch shape.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ModelSpec {
+    /// Every parameter, each once.
+    pub params: Vec<ParamSpec>,
+    /// Units in forward order: one embedding, blocks, one head.
+    pub units: Vec<UnitSpec>,
+    /// Other names of stored parameters, e.g. (`lm_head.weight`, id of `wte.weight`).
+    pub aliases: Vec<(String, ParamId)>,
+    /// Elements of the residual stream of one micro-batch: B * T * C.
+    pub residual_numel: usize,
+    /// Tokens of one micro-batch: B * T.
+    pub tokens_per_micro_batch: usize,
+    /// Model FLOPs per token of one training step (forward + backward), for `mfu`.
+    pub flops_per_token: f64,
+}
+
+impl ModelSpec {
+    /// Psi: the number of parameters, each counted once.
+    pub fn numel(&self) -> usize {
+        self.params.iter().map(ParamSpec::numel).sum()
+    }
+
+    /// The unit whose reduction of `param`'s gradient is the last use in backward order: the earliest unit using it.
+    pub fn first_unit_of(&self, param: ParamId) -> UnitId {
+        self.units.iter().position(|u| u.params.contains(&param)).expect("every parameter belongs to a unit")
+    }
+}
