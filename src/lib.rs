@@ -18,3 +18,5 @@ pub mod dtype;
 pub mod error;
 pub mod exact_sum;
 pub mod params;
+pub mod plan;
+pub mod telemetry;

@@ -1,0 +1,91 @@
+//! Collectives between the ranks of a group.
+//!
+//! The two collectives of a training step take their buffers by value and give back a [`Pending`]; only
+//! [`Pending::wait`] yields the buffers again, so nobody can read a half-gathered unit. Everything else is control:
+//! small, blocking, and counted apart.
+
+use super::buffer::{Arena, Buf};
+use crate::error::Result;
+use crate::plan::schedule::Bucket;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// What a finished collective was: its payload and when it ran.
+#[derive(Debug, Clone, Copy)]
+pub struct CommRecord {
+    /// Payload bytes this rank received from others, added up from the arguments of the real calls.
+    pub received_bytes: u64,
+    /// When the queue began to work on it.
+    pub started: Instant,
+    /// When the last byte was in place (and, for a reduction, added).
+    pub finished: Instant,
+}
+
+/// The buffers of a finished collective, back in the caller's hands.
+pub struct Landed {
+    /// Inputs: shards of a gather, full gradients of a reduction.
+    pub inputs: Vec<Buf>,
+    /// Outputs: whole parameters of a gather, gradient slices of a reduction.
+    pub outputs: Vec<Buf>,
+    /// Receive staging of a reduction.
+    pub staging: Option<Buf>,
+    /// What it moved.
+    pub record: CommRecord,
+}
+
+/// A collective in flight. It owns every buffer it reads or writes.
+#[must_use = "a collective must be waited for: it owns its buffers"]
+pub trait Pending {
+    /// Blocks the host until the collective is complete and yields its buffers.
+    fn wait(self) -> Result<Landed>;
+}
+
+/// One gradient reduction, ready to start.
+pub struct ReduceScatter {
+    /// Full gradients, padded to N slices each.
+    pub full: Vec<Buf>,
+    /// This rank's gradient slices. Overwritten where `first`, else accumulated into.
+    pub slices: Vec<Buf>,
+    /// Receive staging for the largest bucket: (N-1) times its elements. None where N = 1.
+    pub staging: Option<Buf>,
+    /// The exchange, bucket by bucket (planned).
+    pub buckets: Arc<[Bucket]>,
+    /// Ranks `0..contributors` have a gradient in this micro-step; the others receive and add nothing of their own.
+    pub contributors: usize,
+    /// First micro-step of a step: the first contribution is copied, not added.
+    pub first: bool,
+}
+
+/// A group of ranks that move slices.
+pub trait Comm {
+    /// The device's event: a collective starts after it.
+    type Event;
+    /// A collective in flight.
+    type Pending: Pending;
+
+    /// Rank in this group.
+    fn rank(&self) -> usize;
+    /// Ranks in this group.
+    fn size(&self) -> usize;
+
+    /// The memory collectives work on: one arena, allocated before step 0.
+    fn alloc(&self, bytes: usize) -> Result<Arc<Arena>>;
+
+    /// Starts gathering whole parameters after `after`: `outs[i]` is the concatenation of every rank's `shards[i]`.
+    fn all_gather(&self, after: Self::Event, shards: Vec<Buf>, outs: Vec<Buf>) -> Self::Pending;
+
+    /// Starts an exchange of slices and adds the contributions to the owner's slice in the order of the micro-batch
+    /// index (rule 8: one left fold, whatever the rank count).
+    fn reduce_scatter(&self, after: Self::Event, reduce: ReduceScatter) -> Self::Pending;
+
+    /// Returns when every rank has called it. Control.
+    fn barrier(&self) -> Result<()>;
+    /// Element-wise sum of every rank's integers. Control.
+    fn all_reduce_sum(&self, values: &mut [i64]) -> Result<()>;
+    /// Every rank's values, in rank order; all ranks pass the same count. Control.
+    fn all_gather_f64(&self, values: &[f64]) -> Result<Vec<f64>>;
+    /// Every rank's bytes, in rank order; lengths may differ. Control.
+    fn all_gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>>;
+    /// Rank 0's bytes on every rank. Control.
+    fn broadcast_bytes(&self, bytes: &[u8]) -> Result<Vec<u8>>;
+}

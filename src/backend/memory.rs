@@ -1,0 +1,93 @@
+//! Hands out the planned regions of the arena and takes them back.
+//!
+//! It keeps three promises: two living [`Buf`]s never overlap (checked on every take); the [`Ledger`] holds exactly
+//! the bytes of the living buffers; a region is reused only after the event of its last use.
+
+use super::buffer::{Arena, Buf};
+use super::{Device, Queue};
+use crate::plan::memory::Slot;
+use crate::telemetry::ledger::{Ledger, MemKind};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// The arena at run time.
+pub struct Memory<D: Device> {
+    arena: Arc<Arena>,
+    /// Living regions: start -> end, in bytes.
+    live: BTreeMap<usize, usize>,
+    /// Regions given back, with the last use of each; a later taker waits for it.
+    freed: Vec<(Range<usize>, D::Event)>,
+    ledger: Ledger,
+    /// Fill what is given back with NaN, so that a use after release shows.
+    poison: bool,
+}
+
+impl<D: Device> Memory<D> {
+    /// Manages `arena`; nothing is taken yet.
+    pub fn new(arena: Arc<Arena>, poison: bool) -> Self {
+        Memory { arena, live: BTreeMap::new(), freed: Vec::new(), ledger: Ledger::default(), poison }
+    }
+
+    /// Takes the region of `slot` for work on `queue`. Contents are whatever was there.
+    ///
+    /// # Panics
+    /// Where a living buffer overlaps it: the plan would be wrong.
+    pub fn take(&mut self, device: &D, slot: &Slot, kind: MemKind, queue: Queue) -> Buf {
+        let range = slot.offset..slot.offset + slot.bytes();
+        if !range.is_empty() {
+            if let Some((start, end)) = self.live.range(..range.end).next_back() {
+                assert!(*end <= range.start, "{} at {range:?} overlaps a living buffer at {start}..{end}", slot.name);
+            }
+            self.live.insert(range.start, range.end);
+            self.freed.retain(|(freed, last_use)| {
+                if freed.start < range.end && range.start < freed.end {
+                    device.wait(queue, last_use);
+                }
+                // Covered regions are forgotten; a region covered in part still guards the rest.
+                !(range.start <= freed.start && freed.end <= range.end)
+            });
+        }
+        self.ledger.take(kind, slot.bytes() as u64);
+        self.check();
+        Buf::new(&self.arena, slot.offset, slot.numel, slot.dtype)
+    }
+
+    /// Takes a buffer back after all work on the compute queue so far, and whatever the host has waited for.
+    pub fn give(&mut self, device: &D, mut buf: Buf, kind: MemKind) {
+        if self.poison {
+            device.fill_bytes(buf.view_mut(), 0xff);
+        }
+        let range = buf.offset()..buf.offset() + buf.bytes();
+        if !range.is_empty() {
+            let end = self.live.remove(&range.start);
+            assert_eq!(end, Some(range.end), "a buffer given back was taken from this arena");
+            self.freed.push((range, device.record(Queue::Compute)));
+        }
+        self.ledger.give(kind, buf.bytes() as u64);
+        self.check();
+    }
+
+    /// Counts a living buffer as another kind from now on.
+    pub fn convert(&mut self, buf: &Buf, from: MemKind, to: MemKind) {
+        self.ledger.convert(from, to, buf.bytes() as u64);
+    }
+
+    /// Bytes by kind, now and at peak.
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// For resetting peaks and setting labels.
+    pub fn ledger_mut(&mut self) -> &mut Ledger {
+        &mut self.ledger
+    }
+
+    /// The ledger and the arena agree.
+    fn check(&self) {
+        if cfg!(debug_assertions) {
+            let living: usize = self.live.iter().map(|(start, end)| end - start).sum();
+            assert_eq!(self.ledger.total_now(), living as u64, "ledger against living buffers of the arena");
+        }
+    }
+}

@@ -1,0 +1,18 @@
+//! Token and position embedding: the first unit. Parameters: `[wte (V, C), wpe (T_max, C)]`.
+
+use super::{BackwardIo, Dims, ForwardIo};
+use crate::backend::{Device, View};
+
+/// Writes the residual stream.
+pub fn forward<D: Device>(dev: &D, dims: &Dims, params: &[View<'_>], io: ForwardIo<'_>) {
+    let [wte, wpe] = params else { panic!("an embedding has 2 parameters, not {}", params.len()) };
+    dev.embedding_forward(io.out, io.tokens, *wte, *wpe, dims.t);
+}
+
+/// Adds to the gradient of wte (the tied head has written it) and writes that of wpe. Needs no parameters.
+pub fn backward<D: Device>(dev: &D, dims: &Dims, io: BackwardIo<'_>) {
+    let [dwte, dwpe] = io.grads else { panic!("an embedding has 2 gradients") };
+    let dwte = dwte.view_mut().range(0..dims.vocab * dims.c);
+    let dwpe = dwpe.view_mut().range(0..dims.t * dims.c);
+    dev.embedding_backward(dwte, dwpe, io.dresidual.as_view(), io.tokens, dims.t);
+}

@@ -1,0 +1,76 @@
+//! Final LayerNorm, tied head and loss: the last unit. Parameters: `[ln_f.weight, ln_f.bias, wte (V, C)]`.
+//!
+//! Logits exist for a chunk of rows at a time; in training each chunk's backward follows at once, so that the
+//! parameters stay gathered from forward to backward and the logits are never whole.
+
+use super::{Dims, LossIo};
+use crate::backend::ops::LinearShape;
+use crate::backend::{Device, Ops, View};
+use crate::params::TensorSpec;
+
+/// Elements of one chunk of logits, about; the number of rows follows from the shape alone (rule 8).
+const CHUNK_NUMEL: usize = 1 << 23;
+
+/// Rows of one chunk of logits.
+pub fn chunk_rows(dims: &Dims) -> usize {
+    (CHUNK_NUMEL / dims.vocab).max(16).min(dims.rows())
+}
+
+/// Scratch of the visit, training or not.
+pub fn work<D: Ops>(dims: &Dims) -> Vec<TensorSpec> {
+    let (rows, c) = (dims.rows(), dims.c);
+    vec![
+        TensorSpec::f32("ln_f.mean", rows),
+        TensorSpec::f32("ln_f.rstd", rows),
+        TensorSpec::f32("ln_f.out", rows * c),
+        TensorSpec::f32("logits", chunk_rows(dims) * dims.vocab),
+        TensorSpec::f32("dln_f", rows * c),
+        TensorSpec::f32("layer_norm_work", D::layer_norm_work_numel(rows, c)),
+    ]
+}
+
+/// Writes the loss of each token; in training also every gradient of the head and of its input.
+pub fn loss<D: Device>(dev: &D, dims: &Dims, params: &[View<'_>], io: LossIo<'_>) {
+    let [ln_w, ln_b, wte] = params else { panic!("a head has 3 parameters, not {}", params.len()) };
+    let [mean, rstd, ln, logits, dln, layer_norm_work] = io.work else { panic!("a head has 6 work buffers") };
+    let (rows, c, vocab) = (dims.rows(), dims.c, dims.vocab);
+    let (x, mut losses, mut backward) = (io.input, io.losses, io.backward);
+    dev.layer_norm_forward(ln.view_mut(), mean.view_mut(), rstd.view_mut(), x, *ln_w, *ln_b);
+
+    let step = chunk_rows(dims);
+    for start in (0..rows).step_by(step) {
+        let end = rows.min(start + step);
+        let shape = LinearShape { rows: end - start, n_in: c, n_out: vocab };
+        let ln_chunk = ln.view().range(start * c..end * c);
+        let used = 0..(end - start) * vocab;
+        dev.linear_forward(logits.view_mut().range(used.clone()), ln_chunk, *wte, None, shape);
+        dev.cross_entropy(
+            logits.view_mut().range(used.clone()),
+            losses.reborrow().range(start..end),
+            io.targets.range(start..end),
+            backward.as_ref().map(|b| b.scale),
+        );
+        if let Some(b) = &mut backward {
+            let dlogits = logits.view().range(used);
+            dev.linear_backward_input(dln.view_mut().range(start * c..end * c), dlogits, *wte, shape);
+            let dwte = b.grads[2].view_mut().range(0..vocab * c);
+            dev.linear_backward_weight(dwte, None, dlogits, ln_chunk, shape, start > 0);
+        }
+    }
+
+    if let Some(mut b) = backward {
+        let [dln_w, dln_b, _] = b.grads else { panic!("a head has 3 gradients") };
+        dev.fill_bytes(b.dresidual.reborrow(), 0);
+        dev.layer_norm_backward(
+            b.dresidual,
+            dln_w.view_mut().range(0..c),
+            dln_b.view_mut().range(0..c),
+            dln.view(),
+            x,
+            *ln_w,
+            mean.view(),
+            rstd.view(),
+            layer_norm_work.view_mut(),
+        );
+    }
+}

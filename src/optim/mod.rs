@@ -1,0 +1,62 @@
+//! The optimizer: exact gradient norm, clipping, learning rate, AdamW on this rank's slices.
+//!
+//! The only communication is that of the norm. Must not know: units, schedules, files.
+
+pub mod lr_schedule;
+
+use crate::backend::ops::AdamwStep;
+use crate::backend::{Comm, Device};
+use crate::config::OptimSection;
+use crate::error::Result;
+use crate::exact_sum::{DIGITS, ExactSum};
+use crate::params::ModelSpec;
+use crate::plan::State;
+use crate::zero::Shards;
+
+/// The global gradient norm: the exact sum of the squares of every owned element, rounded once, then its square
+/// root. NaN where any gradient is not finite. The same bits for every rank count.
+pub fn grad_norm<D: Device, C: Comm>(device: &D, comm: &C, shards: &Shards, spec: &ModelSpec) -> Result<f64> {
+    let mut sum = ExactSum::default();
+    for p in 0..spec.params.len() {
+        sum.merge(&device.sum_of_squares(shards.owned(p, State::Grad)));
+    }
+    let mut words: [i64; DIGITS + 1] = sum.to_words();
+    comm.all_reduce_sum(&mut words)?;
+    Ok(ExactSum::from_words(&words).to_f64().sqrt())
+}
+
+/// Factor of the gradient for a norm of at most `max_norm` (0 = no clipping): `min(1, c / (norm + 1e-6))`, in f64,
+/// rounded once.
+pub fn clip_factor(norm: f64, max_norm: f64) -> f32 {
+    if max_norm == 0.0 { 1.0 } else { (max_norm / (norm + 1e-6)).min(1.0) as f32 }
+}
+
+/// Updates this rank's slices of every parameter. `step` counts updates from 1.
+pub fn adamw<D: Device>(device: &D, shards: &mut Shards, spec: &ModelSpec, o: &OptimSection, step: u64, lr: f64, grad_scale: f32) {
+    for (p, param) in spec.params.iter().enumerate() {
+        let [weight, grad, m, v] = shards.owned_states(p);
+        let hyper = AdamwStep {
+            lr: lr as f32,
+            beta1: o.beta1 as f32,
+            beta2: o.beta2 as f32,
+            eps: o.eps as f32,
+            weight_decay: if param.decay { o.weight_decay as f32 } else { 0.0 },
+            bias_correction1: (1.0 - libm::pow(o.beta1, step as f64)) as f32,
+            bias_correction2: (1.0 - libm::pow(o.beta2, step as f64)) as f32,
+            grad_scale,
+        };
+        device.adamw(weight, m, v, grad.as_view(), &hyper);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clipping_shrinks_long_gradients_only() {
+        assert_eq!(clip_factor(0.5, 1.0), 1.0);
+        assert_eq!(clip_factor(4.0, 1.0), (1.0 / 4.000001f64) as f32);
+        assert_eq!(clip_factor(4.0, 0.0), 1.0);
+    }
+}

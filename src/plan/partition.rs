@@ -1,0 +1,81 @@
+//! How one parameter is cut: flattened, padded to a multiple of N, N equal contiguous slices.
+//!
+//! Slices depend on the parameter and N alone, never on units or buckets (storage rule 1).
+
+use std::ops::Range;
+
+/// The cut of one parameter over the shard group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Partition {
+    /// Elements of the parameter.
+    pub numel: usize,
+    /// Ranks in the shard group (N).
+    pub world_size: usize,
+}
+
+impl Partition {
+    /// Cuts `numel` elements over `world_size` ranks.
+    pub fn new(numel: usize, world_size: usize) -> Self {
+        assert!(world_size > 0, "a shard group has at least one rank");
+        Partition { numel, world_size }
+    }
+
+    /// Elements of every rank's slice, padding included: `s = ceil(numel / N)`.
+    pub fn shard_numel(&self) -> usize {
+        self.numel.div_ceil(self.world_size)
+    }
+
+    /// Elements of the gathered parameter, padding included: `s * N`.
+    pub fn padded_numel(&self) -> usize {
+        self.shard_numel() * self.world_size
+    }
+
+    /// Flat range that `rank` owns, without padding; may be empty.
+    pub fn shard_range(&self, rank: usize) -> Range<usize> {
+        assert!(rank < self.world_size, "rank {rank} of {}", self.world_size);
+        let s = self.shard_numel();
+        (rank * s).min(self.numel)..((rank + 1) * s).min(self.numel)
+    }
+}
+
+/// Bytes of model state one rank keeps between steps: 16 * Psi^/N in pure fp32 (param 4 + grad 4 + m 4 + v 4).
+pub fn resident_state_bytes(partitions: &[Partition]) -> u64 {
+    partitions.iter().map(|p| 16 * p.shard_numel() as u64).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn fewer_elements_than_ranks_leaves_empty_slices() {
+        let p = Partition::new(3, 5);
+        assert_eq!(p.shard_numel(), 1);
+        let ranges: Vec<_> = (0..5).map(|r| p.shard_range(r)).collect();
+        assert_eq!(ranges, [0..1, 1..2, 2..3, 3..3, 3..3]);
+    }
+
+    #[test]
+    fn a_slice_may_be_cut_short_before_the_last_rank() {
+        // ceil(7/5) = 2: ranks 0..3 hold 2, 2, 2, 1 and rank 4 nothing.
+        let p = Partition::new(7, 5);
+        assert_eq!((0..5).map(|r| p.shard_range(r).len()).collect::<Vec<_>>(), [2, 2, 2, 1, 0]);
+    }
+
+    proptest! {
+        #[test]
+        fn slices_cover_every_element_once_in_order(numel in 0usize..5000, n in 1usize..70) {
+            let p = Partition::new(numel, n);
+            let mut next = 0;
+            for r in 0..n {
+                let range = p.shard_range(r);
+                prop_assert_eq!(range.start, next);
+                prop_assert!(range.len() <= p.shard_numel());
+                next = range.end;
+            }
+            prop_assert_eq!(next, numel);
+            prop_assert!(p.padded_numel() >= numel && p.padded_numel() < numel + n);
+        }
+    }
+}

@@ -1,0 +1,321 @@
+//! The algorithm: one training step of ZeRO-3, from the plan.
+//!
+//! At rest a rank holds slices. For each unit in turn: AllGather its parameters, compute, release them; in backward
+//! AllGather again, compute gradients, ReduceScatter them to the owners of the slices. Then the optimizer updates
+//! the local slices. [`Stepper::run`] executes the planned instructions from top to bottom and decides nothing.
+
+use crate::backend::memory::Memory;
+use crate::backend::{Backend, Buf, Comm, Device, Queue, View};
+use crate::config::OptimSection;
+use crate::error::Result;
+use crate::model::{BackwardIo, ForwardIo, LossGrad, LossIo, Model};
+use crate::optim;
+use crate::optim::lr_schedule::lr_at;
+use crate::params::UnitId;
+use crate::plan::memory::SlotId;
+use crate::plan::schedule::{GatherId, Instr, Pass};
+use crate::plan::volume::{contributors, micro_steps};
+use crate::plan::{Plan, Program};
+use crate::telemetry::comm_volume::CommVolume;
+use crate::telemetry::ledger::MemKind;
+use crate::telemetry::timer::{Phase, PhaseTimer};
+use crate::zero::reduce::Contributions;
+use crate::zero::{Gathers, Reductions, Shards};
+
+/// Token and target ids of one micro-batch, (B, T) each.
+pub struct MicroBatch {
+    /// Inputs.
+    pub tokens: Vec<u32>,
+    /// The token after each input.
+    pub targets: Vec<u32>,
+}
+
+/// What a pass over a program is for.
+#[derive(Clone, Copy)]
+pub enum Purpose {
+    /// A micro-step of training.
+    Train {
+        /// 1 / tokens of the global batch.
+        dlogits_scale: f32,
+        /// Whose gradients are added.
+        who: Contributions,
+    },
+    /// A loss and nothing else.
+    Evaluate,
+}
+
+/// Outcome of one step, the same on every rank.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StepOutcome {
+    /// Mean cross-entropy over the tokens of the global batch, in nats.
+    pub loss: f64,
+    /// Global gradient norm before clipping.
+    pub grad_norm: f64,
+    /// Learning rate that was used (or would have been).
+    pub lr: f64,
+    /// The update was made; false where the loss or the norm was not finite.
+    pub updated: bool,
+}
+
+/// One rank's executor: everything it needs to run a step.
+pub struct Stepper<'a, B: Backend> {
+    /// Where kernels run.
+    pub device: &'a B::Device,
+    /// The shard group.
+    pub comm: &'a B::Comm,
+    /// What is computed.
+    pub model: &'a Model,
+    /// What is executed.
+    pub plan: &'a Plan,
+    /// The arena and its ledger.
+    pub memory: Memory<B::Device>,
+    /// What this rank owns.
+    pub shards: Shards,
+    /// Time by phase since it was last read.
+    pub timer: PhaseTimer,
+    /// Bytes by collective since the start.
+    pub volume: CommVolume,
+}
+
+impl<B: Backend> Stepper<'_, B> {
+    /// One optimizer step over `n_micro` micro-batches; `load(j)` reads micro-batch `j`. `update` counts from 1.
+    pub fn step(
+        &mut self,
+        n_micro: usize,
+        update: u64,
+        o: &OptimSection,
+        mut load: impl FnMut(usize) -> MicroBatch,
+    ) -> Result<StepOutcome> {
+        let (rank, n) = (self.comm.rank(), self.comm.size());
+        let n_tokens = n_micro * self.model.spec.tokens_per_micro_batch;
+        let plan = self.plan;
+
+        // Micro-batch j is computed by rank j mod N in micro-step j div N. In the last micro-step some ranks may
+        // have none: they join the collectives and add nothing.
+        let mut losses = Vec::new();
+        for a in 0..micro_steps(n_micro, n) {
+            let who = Contributions { contributors: contributors(n_micro, n, a), first: a == 0 };
+            let j = a * n + rank;
+            let batch = (j < n_micro).then(|| self.timer.time(Phase::Data, || load(j)));
+            let purpose = Purpose::Train { dlogits_scale: (1.0 / n_tokens as f64) as f32, who };
+            losses.push(self.run(&plan.train, batch.as_ref(), purpose)?);
+        }
+        let loss = self.sum_in_order(&losses, n_micro)? / n_tokens as f64;
+
+        self.timer.start(Phase::Optimizer);
+        let grad_norm = optim::grad_norm(self.device, self.comm, &self.shards, &self.model.spec)?;
+        let lr = lr_at(update, o);
+        // The norm and the loss are the same bits on every rank, so all skip alike.
+        let updated = grad_norm.is_finite() && loss.is_finite();
+        if updated {
+            let grad_scale = optim::clip_factor(grad_norm, o.grad_clip);
+            optim::adamw(self.device, &mut self.shards, &self.model.spec, o, update, lr, grad_scale);
+        }
+        self.timer.stop(Phase::Optimizer);
+        Ok(StepOutcome { loss, grad_norm, lr, updated })
+    }
+
+    /// Mean loss of `n_batches` evaluation micro-batches: batch `i` runs on rank `i mod N`, summed in the order of `i`.
+    pub fn evaluate(&mut self, n_batches: usize, mut load: impl FnMut(usize) -> MicroBatch) -> Result<f64> {
+        let (rank, n) = (self.comm.rank(), self.comm.size());
+        let plan = self.plan;
+        let mut losses = Vec::new();
+        for a in 0..micro_steps(n_batches, n) {
+            let i = a * n + rank;
+            let batch = (i < n_batches).then(|| load(i));
+            losses.push(self.run(&plan.eval, batch.as_ref(), Purpose::Evaluate)?);
+        }
+        let n_tokens = n_batches * self.model.spec.tokens_per_micro_batch;
+        Ok(self.sum_in_order(&losses, n_batches)? / n_tokens as f64)
+    }
+
+    /// Executes a program once. Without a batch the rank joins the collectives only. Returns the summed loss.
+    fn run(&mut self, program: &Program, batch: Option<&MicroBatch>, purpose: Purpose) -> Result<f64> {
+        let mut live: Live = (0..program.slots.len()).map(|_| None).collect();
+        let mut gathers = Gathers::<B::Comm>::new(program.schedule.gathers.len());
+        let mut reductions = Reductions::<B::Comm>::new(program.schedule.reduces.len());
+        let mut loss = 0.0;
+
+        for (at, instr) in program.schedule.instrs.iter().enumerate() {
+            self.begin(program, at, *instr, &mut live);
+            if let (0, Some(batch)) = (at, batch) {
+                self.device.upload(get_mut(&mut live, program.tokens).view_mut(), bytemuck::cast_slice(&batch.tokens));
+                self.device.upload(get_mut(&mut live, program.targets).view_mut(), bytemuck::cast_slice(&batch.targets));
+            }
+            match *instr {
+                Instr::Gather(g) => {
+                    let outs = take(&mut live, &program.gathered[g]);
+                    let after = self.device.record(Queue::Compute);
+                    gathers.start(g, &program.schedule.gathers[g], self.comm, after, &mut self.shards, outs);
+                }
+                Instr::Wait(g) => {
+                    self.timer.start(Phase::ExposedComm);
+                    let (bufs, record) = gathers.wait(g, &program.schedule.gathers[g], &mut self.shards)?;
+                    self.timer.stop(Phase::ExposedComm);
+                    match purpose {
+                        Purpose::Train { .. } => self.volume.add_train_all_gather(record.received_bytes),
+                        Purpose::Evaluate => self.volume.add_eval_all_gather(record.received_bytes),
+                    }
+                    for buf in &bufs {
+                        self.memory.convert(buf, MemKind::Prefetched, MemKind::Gathered);
+                    }
+                    put(&mut live, &program.gathered[g], bufs);
+                }
+                Instr::Compute { unit, pass, gather } => {
+                    assert!(gather.is_none_or(|g| gathers.is_live(g)), "unit {unit} is used after its gather landed");
+                    if batch.is_some() {
+                        let phase = if pass == Pass::Forward { Phase::Forward } else { Phase::Backward };
+                        self.timer.start(phase);
+                        self.compute(program, unit, pass, gather, purpose, &mut live);
+                        self.timer.stop(phase);
+                    }
+                }
+                Instr::Release(g) => gathers.release(g),
+                Instr::Reduce(r) => {
+                    let Purpose::Train { who, .. } = purpose else { panic!("evaluation reduces nothing") };
+                    let reduce = &program.schedule.reduces[r];
+                    let full = take(&mut live, &reduce.params.iter().map(|&p| program.grads[p]).collect::<Vec<_>>());
+                    let staging = program.staging[r].map(|id| live[id].take().expect("staging is live"));
+                    let after = self.device.record(Queue::Compute);
+                    reductions.start(r, reduce, self.comm, after, &mut self.shards, full, staging, who);
+                }
+                Instr::ReduceWait(r) => {
+                    self.timer.start(Phase::ExposedComm);
+                    let reduce = &program.schedule.reduces[r];
+                    let (full, staging, record) = reductions.wait(r, reduce, &mut self.shards)?;
+                    self.timer.stop(Phase::ExposedComm);
+                    self.volume.add_train_reduce_scatter(record.received_bytes);
+                    put(&mut live, &reduce.params.iter().map(|&p| program.grads[p]).collect::<Vec<_>>(), full);
+                    if let (Some(id), staging) = (program.staging[r], staging) {
+                        live[id] = staging;
+                    }
+                }
+            }
+            if at + 1 == program.schedule.instrs.len() && batch.is_some() {
+                loss = self.device.sum(get(&live, program.losses).view());
+            }
+            self.end(program, at, &mut live);
+        }
+        Ok(loss)
+    }
+
+    /// Takes the buffers whose life begins with instruction `at`.
+    fn begin(&mut self, program: &Program, at: usize, instr: Instr, live: &mut Live) {
+        let queue = match instr {
+            Instr::Gather(_) => Queue::Gather,
+            Instr::Reduce(_) => Queue::Reduce,
+            _ => Queue::Compute,
+        };
+        self.memory.ledger_mut().set_label(at);
+        for &id in &program.begins[at] {
+            let slot = &program.slots[id];
+            live[id] = Some(self.memory.take(self.device, slot, slot.kind_at(at), queue));
+        }
+    }
+
+    /// Gives back the buffers whose life ends with instruction `at`.
+    fn end(&mut self, program: &Program, at: usize, live: &mut Live) {
+        for &id in &program.ends[at] {
+            let buf = live[id].take().expect("a buffer is back in hand when its life ends");
+            self.memory.give(self.device, buf, program.slots[id].kind_at(at));
+        }
+    }
+
+    /// Computes one visit of a unit.
+    fn compute(&mut self, program: &Program, unit: UnitId, pass: Pass, gather: Option<GatherId>, purpose: Purpose, live: &mut Live) {
+        let (dev, spec) = (self.device, &self.model.spec);
+        let unit_params = &spec.units[unit].params;
+        let whole = gather.map(|g| take(live, &program.gathered[g])).unwrap_or_default();
+        // Padding never reaches a kernel.
+        let params: Vec<View<'_>> =
+            whole.iter().zip(unit_params).map(|(buf, &p)| buf.view().range(0..spec.params[p].numel())).collect();
+        let work_ids = if pass == Pass::Forward { &program.forward_work[unit] } else { &program.backward_work[unit] };
+        let mut work = take(live, work_ids);
+        match pass {
+            Pass::Forward => {
+                let mut saved = take(live, &program.saved[unit]);
+                let mut out = live[program.residual[unit]].take().expect("the output is live");
+                let input = (unit > 0).then(|| get(live, program.residual[unit - 1]).view());
+                let tokens = get(live, program.tokens).view();
+                let io = ForwardIo { tokens, input, out: out.view_mut(), saved: &mut saved, work: &mut work };
+                self.model.forward(dev, unit, &params, io);
+                live[program.residual[unit]] = Some(out);
+                put(live, &program.saved[unit], saved);
+            }
+            Pass::Loss => {
+                let mut losses = live[program.losses].take().expect("losses are live");
+                let mut dresidual = program.dresidual.map(|id| live[id].take().expect("dresidual is live"));
+                let grad_ids = self.grad_ids(program, unit);
+                let mut grads = take(live, &grad_ids);
+                let backward = match (purpose, &mut dresidual) {
+                    (Purpose::Train { dlogits_scale: scale, .. }, Some(dresidual)) => {
+                        Some(LossGrad { scale, dresidual: dresidual.view_mut(), grads: &mut grads })
+                    }
+                    _ => None,
+                };
+                let targets = get(live, program.targets).view();
+                let input = get(live, program.residual[unit - 1]).view();
+                let io = LossIo { targets, input, losses: losses.view_mut(), work: &mut work, backward };
+                self.model.loss(dev, &params, io);
+                live[program.losses] = Some(losses);
+                if let Some(id) = program.dresidual {
+                    live[id] = dresidual;
+                }
+                put(live, &grad_ids, grads);
+            }
+            Pass::Backward => {
+                let saved = take(live, &program.saved[unit]);
+                let dresidual_id = program.dresidual.expect("training has a gradient of the residual stream");
+                let mut dresidual = live[dresidual_id].take().expect("dresidual is live");
+                let grad_ids = self.grad_ids(program, unit);
+                let mut grads = take(live, &grad_ids);
+                let input = (unit > 0).then(|| get(live, program.residual[unit - 1]).view());
+                let tokens = get(live, program.tokens).view();
+                let (work, grads_io) = (&mut work[..], &mut grads[..]);
+                let io = BackwardIo { tokens, input, saved: &saved, work, dresidual: dresidual.view_mut(), grads: grads_io };
+                self.model.backward(dev, unit, &params, io);
+                live[dresidual_id] = Some(dresidual);
+                put(live, &program.saved[unit], saved);
+                put(live, &grad_ids, grads);
+            }
+        }
+        put(live, work_ids, work);
+        if let Some(g) = gather {
+            put(live, &program.gathered[g], whole);
+        }
+    }
+
+    /// The full gradients a unit writes, in its order; none in evaluation.
+    fn grad_ids(&self, program: &Program, unit: UnitId) -> Vec<SlotId> {
+        let params = &self.model.spec.units[unit].params;
+        params.iter().filter_map(|&p| program.grads.get(p).copied()).collect()
+    }
+
+    /// Sum of the losses of all micro-batches in the order of their index: `own[a]` is that of `a * N + rank`.
+    fn sum_in_order(&self, own: &[f64], n_micro: usize) -> Result<f64> {
+        let (n, per_rank) = (self.comm.size(), own.len());
+        let all = self.comm.all_gather_f64(own)?;
+        Ok((0..n_micro).map(|j| all[(j % n) * per_rank + j / n]).sum())
+    }
+}
+
+/// Buffers in the executor's hands, by slot.
+type Live = Vec<Option<Buf>>;
+
+fn get(live: &Live, id: SlotId) -> &Buf {
+    live[id].as_ref().expect("the planned life covers this use")
+}
+
+fn get_mut(live: &mut Live, id: SlotId) -> &mut Buf {
+    live[id].as_mut().expect("the planned life covers this use")
+}
+
+fn take(live: &mut Live, ids: &[SlotId]) -> Vec<Buf> {
+    ids.iter().map(|&id| live[id].take().expect("the planned life covers this use")).collect()
+}
+
+fn put(live: &mut Live, ids: &[SlotId], bufs: Vec<Buf>) {
+    for (&id, buf) in ids.iter().zip(bufs) {
+        live[id] = Some(buf);
+    }
+}

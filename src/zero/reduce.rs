@@ -1,0 +1,59 @@
+//! Full gradients back to the owners of their slices.
+
+use super::Shards;
+use crate::backend::comm::ReduceScatter;
+use crate::backend::{Buf, Comm, CommRecord, Pending};
+use crate::error::Result;
+use crate::plan::State;
+use crate::plan::schedule::{Reduce, ReduceId};
+
+/// The state of every reduction of a program.
+pub struct Reductions<C: Comm> {
+    in_flight: Vec<Option<C::Pending>>,
+}
+
+/// Whose gradients one micro-step adds up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Contributions {
+    /// Ranks `0..contributors` have a micro-batch.
+    pub contributors: usize,
+    /// First micro-step of the step: slices are overwritten, not added to.
+    pub first: bool,
+}
+
+impl<C: Comm> Reductions<C> {
+    /// Nothing is on its way.
+    pub fn new(n_reduces: usize) -> Self {
+        Reductions { in_flight: (0..n_reduces).map(|_| None).collect() }
+    }
+
+    /// Starts a reduction: full gradients, gradient slices and staging belong to it until [`Reductions::wait`].
+    #[allow(clippy::too_many_arguments)]
+    pub fn start(
+        &mut self,
+        r: ReduceId,
+        reduce: &Reduce,
+        comm: &C,
+        after: C::Event,
+        shards: &mut Shards,
+        full: Vec<Buf>,
+        staging: Option<Buf>,
+        who: Contributions,
+    ) {
+        let slices = reduce.params.iter().map(|&p| shards.lend(p, State::Grad)).collect();
+        let Contributions { contributors, first } = who;
+        let buckets = reduce.buckets.clone();
+        let job = ReduceScatter { full, slices, staging, buckets, contributors, first };
+        self.in_flight[r] = Some(comm.reduce_scatter(after, job));
+    }
+
+    /// Waits until this rank's slices hold the sums; gives back the full gradients and the staging.
+    pub fn wait(&mut self, r: ReduceId, reduce: &Reduce, shards: &mut Shards) -> Result<(Vec<Buf>, Option<Buf>, CommRecord)> {
+        let pending = self.in_flight[r].take().expect("a reduction is waited for after its start, once");
+        let landed = pending.wait()?;
+        for (&p, slice) in reduce.params.iter().zip(landed.outputs) {
+            shards.restore(p, State::Grad, slice);
+        }
+        Ok((landed.inputs, landed.staging, landed.record))
+    }
+}
