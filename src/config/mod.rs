@@ -1,176 +1,324 @@
-//! The deck: every key, its type, its default and what it means. `docs/deck.md` says the same to people.
+//! The deck: every key, its type, its range, its default and its meaning, in one table.
+//!
+//! Reading order: the table below, then `resolve.rs` (how keys depend on each other). The structs, the defaults, the
+//! checks, the text of `--dry-run` and the table of `docs/deck.md` all come from the table, so they cannot drift.
 //!
 //! Must not know: MPI, files other than the deck itself, the model's code.
 
+mod choices;
+mod key;
+mod render;
+mod resolve;
+mod suggest;
+#[cfg(test)]
+mod tests;
+
+pub use choices::{ActivationCheckpointing, BackendKind, DataFormat, Preset, PresetSizes, ReduceWhen, Tokenizer};
+pub use key::{Key, Kind, Origin};
+pub use render::markdown_table;
+
+use crate::dtype::DType;
+use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
+use std::path::Path;
 
-/// A whole resolved deck: what the run does, with every default filled in.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-pub struct Deck {
-    /// `[run]`
-    pub run: RunSection,
-    /// `[model]`
-    pub model: ModelSection,
-    /// `[data]`
-    pub data: DataSection,
-    /// `[train]`
-    pub train: TrainSection,
-    /// `[optim]`
-    pub optim: OptimSection,
-    /// `[zero]`
-    pub zero: ZeroSection,
-    /// `[checkpoint]`
-    pub checkpoint: CheckpointSection,
-    /// `[log]`
-    pub log: LogSection,
+/// Gradient exchanges smaller than this would spend their time on latency.
+const MIN_REDUCE_BUCKET_BYTES: i64 = 4096;
+/// Said of values that the table knows and this release does not run.
+const LATER: &str = "it comes with a later release";
+/// Element types a deck can name.
+const DTYPES: Kind = Kind::Choice(&["f32", "bf16"]);
+/// A count or a number of bytes, 0 included.
+const UNSIGNED: Kind = Kind::Integer { min: 0, max: i64::MAX };
+
+const fn integer(min: i64, max: i64) -> Kind {
+    Kind::Integer { min, max }
 }
 
-/// Where the run lives and what it runs on.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-pub struct RunSection {
-    /// Run directory: logs, summary and checkpoints. Required.
-    pub dir: String,
-    /// `auto`, `cpu` or `cuda`.
-    pub backend: String,
-    /// Compute threads of one rank; 0 = the cores of the rank's cpuset.
-    pub threads_per_rank: usize,
-    /// Peak f32 GFLOP/s of one rank, the denominator of `mfu`; 0 = unknown (the column stays empty).
-    pub peak_gflops: f64,
+const fn float(min: f64, max: f64) -> Kind {
+    Kind::Float { min, max, below_max: false }
 }
 
-/// The transformer.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-pub struct ModelSection {
-    /// `gpt2-124m`, `gpt2-355m`, `gpt2-774m`, `gpt2-1.5b`, or empty for free sizes. Size keys beat it.
-    pub preset: String,
-    /// Transformer blocks (L).
-    pub n_layer: usize,
-    /// Attention heads; divides `d_model`.
-    pub n_head: usize,
-    /// Width (C).
-    pub d_model: usize,
-    /// Tokens per sequence (T).
-    pub seq_len: usize,
-    /// Vocabulary (V); defaults to the tokenizer's.
-    pub vocab_size: usize,
-    /// Seed of the initial weights.
-    pub init_seed: u64,
-    /// HDF5 file with initial weights, `FILE` or `FILE:GROUP`; empty = from `init_seed`.
-    pub init_from: String,
+/// A number in [0, 1).
+const FRACTION: Kind = Kind::Float { min: 0.0, max: 1.0, below_max: true };
+
+/// `(required)`, `(default "text")` or `(derived "words")` as an [`Origin`].
+macro_rules! origin {
+    (required) => {
+        Origin::Required
+    };
+    (default $text:literal) => {
+        Origin::Fixed($text)
+    };
+    (derived $words:literal) => {
+        Origin::Derived($words)
+    };
 }
 
-/// Training and validation tokens.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-pub struct DataSection {
-    /// Paths or globs of training data.
-    pub train: Vec<String>,
-    /// Paths or globs of validation data; beats `val_fraction`.
-    pub val: Vec<String>,
-    /// Share of the end of the training stream kept for validation, in [0, 1).
-    pub val_fraction: f64,
-    /// `auto`, `text`, `raw_u16`, `raw_u32`, `llmc`.
-    pub format: String,
-    /// `bytes` or `none`.
-    pub tokenizer: String,
-    /// Seed of the sample order.
-    pub seed: u64,
-    /// Permute the samples of each epoch; false = in file order.
-    pub shuffle: bool,
-    /// Tokens from the start of a sample to the start of the next; 0 = `seq_len`.
-    pub stride: usize,
-    /// Let a resume go on with data other than the checkpoint's.
-    pub allow_changed: bool,
+/// The same as a sentence of documentation.
+macro_rules! origin_doc {
+    (required) => {
+        "Required."
+    };
+    (default "") => {
+        "Default: empty."
+    };
+    (default $text:literal) => {
+        concat!("Default: `", $text, "`.")
+    };
+    (derived $words:literal) => {
+        concat!("Default: ", $words, ".")
+    };
 }
 
-/// The training loop.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-pub struct TrainSection {
-    /// Optimizer steps of the whole run.
-    pub steps: u64,
-    /// Sequences per rank and micro-step.
-    pub micro_batch_size: usize,
-    /// Sequences per step over all ranks; a multiple of `micro_batch_size`.
-    pub global_batch_size: usize,
-    /// Validate every so many steps; 0 = never.
-    pub eval_every: u64,
-    /// Micro-batches of one validation, over all ranks.
-    pub eval_batches: u64,
-    /// Skipped (non-finite) steps in a row that end the run with exit code 4.
-    pub max_skipped_steps: u64,
+/// Makes the section structs, [`Deck`], [`SECTIONS`] and [`KEYS`] from the table below. A row is
+/// `field: type = (origin), kind, help [, today values, reason];`.
+macro_rules! deck {
+    ($(
+        #[doc = $section_help:literal]
+        $section:ident: $Section:ident {
+            $(
+                $field:ident: $ty:ty = ($($origin:tt)+), $kind:expr, $help:literal
+                $(, today $today:expr, $later:expr)?;
+            )+
+        }
+    )+) => {
+        /// A whole resolved deck: what the run does, with every default filled in.
+        #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+        #[serde(deny_unknown_fields)]
+        pub struct Deck {
+            $(
+                #[doc = concat!("`[", stringify!($section), "]`")]
+                pub $section: $Section,
+            )+
+        }
+
+        $(
+            #[doc = $section_help]
+            ///
+            /// `Default` gives the defaults of the table; required and derived keys are empty, zero or the first choice.
+            #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+            #[serde(deny_unknown_fields)]
+            pub struct $Section {
+                $(
+                    #[doc = $help]
+                    #[doc = origin_doc!($($origin)+)]
+                    pub $field: $ty,
+                )+
+            }
+
+            impl Default for $Section {
+                fn default() -> Self {
+                    key::default_section(KEYS, stringify!($section))
+                }
+            }
+        )+
+
+        /// Every section with its help, in the order they are printed.
+        pub static SECTIONS: &[(&str, &str)] = &[$((stringify!($section), $section_help)),+];
+
+        /// Every key, in the order they are printed.
+        pub static KEYS: &[Key] = &[$($(
+            Key {
+                name: concat!(stringify!($section), ".", stringify!($field)),
+                kind: $kind,
+                origin: origin!($($origin)+),
+                help: $help,
+                today: { #[allow(unused)] let today: &[&str] = &[]; $(let today: &[&str] = $today;)? today },
+                later: { #[allow(unused)] let later = LATER; $(let later = $later;)? later },
+            },
+        )+)+];
+    };
 }
 
-/// AdamW and its schedule.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-pub struct OptimSection {
-    /// Peak learning rate.
-    pub lr: f64,
-    /// Learning rate at the end of the decay.
-    pub min_lr: f64,
-    /// Steps of linear warm-up; may exceed `train.steps`.
-    pub warmup_steps: u64,
-    /// Step at which the cosine decay reaches `min_lr`; 0 = `train.steps`.
-    pub decay_steps: u64,
-    /// First moment decay.
-    pub beta1: f64,
-    /// Second moment decay.
-    pub beta2: f64,
-    /// Added to the square root of the second moment.
-    pub eps: f64,
-    /// Decoupled weight decay of parameters with two or more dimensions.
-    pub weight_decay: f64,
-    /// Largest global gradient norm; 0 = no clipping.
-    pub grad_clip: f64,
+deck! {
+    /// Where the run lives and what it runs on.
+    run: RunSection {
+        dir: String = (required), Kind::Text { may_be_empty: false },
+            "Run directory: logs, summary and checkpoints.";
+        backend: BackendKind = (default "auto"), Kind::Choice(BackendKind::NAMES),
+            "What computes; `auto` takes the best that this build and machine have.",
+            today &["auto", "cpu"], "this build has no CUDA backend";
+        threads_per_rank: usize = (default "0"), integer(0, 4096),
+            "Compute threads of one rank; 0 = as many as the cores of the rank's cpuset.";
+        peak_gflops: f64 = (default "0"), float(0.0, 1e12),
+            "Peak f32 GFLOP/s of one rank, the denominator of `mfu`; 0 = unknown, and the column stays empty.";
+    }
+
+    /// The transformer.
+    model: ModelSection {
+        preset: Preset = (default "none"), Kind::Choice(Preset::NAMES),
+            "A published size. The size keys beat it; with `none` they say everything.";
+        n_layer: usize = (derived "the preset's, else required"), integer(1, 4096),
+            "Transformer blocks (L).";
+        n_head: usize = (derived "the preset's, else required"), integer(1, 4096),
+            "Attention heads; divides `model.d_model`.";
+        d_model: usize = (derived "the preset's, else required"), integer(1, 1 << 20),
+            "Width (C).";
+        seq_len: usize = (derived "the preset's (1024), else required"), integer(1, 1 << 20),
+            "Tokens per sequence (T).";
+        vocab_size: usize = (derived "the tokenizer's (`bytes`: 256), else the preset's (50257), else required"),
+            integer(1, 1 << 31),
+            "Vocabulary (V); at least the tokenizer's.";
+        init_seed: u64 = (default "1"), UNSIGNED,
+            "Seed of the initial weights, which are the same for every number of ranks.";
+        init_from: String = (default ""), Kind::Text { may_be_empty: true },
+            "HDF5 file with initial weights, `FILE` or `FILE:GROUP`; empty = from `model.init_seed`.";
+    }
+
+    /// Training and validation tokens. Relative paths start at the directory the program is started in.
+    data: DataSection {
+        train: Vec<String> = (required), Kind::Paths { may_be_empty: false },
+            "Paths or globs of training data.";
+        val: Vec<String> = (default ""), Kind::Paths { may_be_empty: true },
+            "Paths or globs of validation data; beats `data.val_fraction`.";
+        val_fraction: f64 = (default "0"), FRACTION,
+            "Share of the end of the training stream kept for validation.";
+        format: DataFormat = (default "auto"), Kind::Choice(DataFormat::NAMES),
+            "What the files hold; `auto` goes by name: `*.bin` and `*.u16` raw_u16, `*.u32` raw_u32, else text.",
+            today &["auto", "text", "raw_u16", "raw_u32"], LATER;
+        tokenizer: Tokenizer = (derived "`bytes` for text, else `none`"), Kind::Choice(Tokenizer::NAMES),
+            "How text becomes tokens; `none` for files of tokens.";
+        seed: u64 = (default "1"), UNSIGNED,
+            "Seed of the sample order.";
+        shuffle: bool = (default "true"), Kind::Flag,
+            "Permute the samples of each epoch; false = in file order.";
+        stride: usize = (default "0"), integer(0, 1 << 40),
+            "Tokens from the start of a sample to the start of the next; 0 = `model.seq_len`.";
+        allow_changed: bool = (default "false"), Kind::Flag,
+            "Let a resume go on with data other than the checkpoint's.";
+    }
+
+    /// The training loop.
+    train: TrainSection {
+        steps: u64 = (required), integer(1, i64::MAX),
+            "Optimizer steps of the whole run.";
+        micro_batch_size: usize = (default "4"), integer(1, 1 << 20),
+            "Sequences per rank and micro-step. It belongs to the numerics: another value, other rounding.";
+        global_batch_size: usize = (derived "8 * `train.micro_batch_size`"), integer(1, 1 << 30),
+            "Sequences per step over all ranks; a multiple of `train.micro_batch_size`, not of the rank count.";
+        eval_every: u64 = (default "0"), UNSIGNED,
+            "Validate every so many steps; 0 = never.";
+        eval_batches: u64 = (default "8"), integer(1, i64::MAX),
+            "Micro-batches of one validation, over all ranks.";
+        max_skipped_steps: u64 = (default "10"), integer(1, i64::MAX),
+            "Skipped (non-finite) steps in a row that end the run with exit code 4.";
+    }
+
+    /// AdamW, its schedule (linear warm-up, cosine decay) and gradient clipping.
+    optim: OptimSection {
+        lr: f64 = (default "3e-4"), float(0.0, 1e3),
+            "Peak learning rate.";
+        min_lr: f64 = (default "0"), float(0.0, 1e3),
+            "Learning rate at the end of the decay; at most `optim.lr`.";
+        warmup_steps: u64 = (default "100"), UNSIGNED,
+            "Steps of linear warm-up; may exceed `train.steps`.";
+        decay_steps: u64 = (default "0"), UNSIGNED,
+            "Step at which the cosine decay reaches `optim.min_lr`; 0 = `train.steps`.";
+        beta1: f64 = (default "0.9"), FRACTION,
+            "Decay of the first moment.";
+        beta2: f64 = (default "0.95"), FRACTION,
+            "Decay of the second moment.";
+        eps: f64 = (default "1e-8"), float(1e-30, 1.0),
+            "Added to the square root of the second moment.";
+        weight_decay: f64 = (default "0.1"), float(0.0, 1e3),
+            "Decoupled weight decay of parameters with two or more dimensions.";
+        grad_clip: f64 = (default "1"), float(0.0, 1e30),
+            "Largest global gradient norm; 0 = no clipping.";
+    }
+
+    /// What is sharded, when it moves and how long it stays.
+    zero: ZeroSection {
+        stage: u8 = (default "3"), integer(0, 3),
+            "0 replicates all; 1 shards the optimizer; 2 also gradients; 3 also parameters.",
+            today &["3"], LATER;
+        prefetch_units: usize = (default "1"), integer(0, 1024),
+            "Units whose gather starts before they are needed; 0 = each gather is waited for.";
+        prefetch_max_bytes: u64 = (default "0"), UNSIGNED,
+            "Cap on bytes gathered ahead; 0 = no cap of its own.";
+        max_live_bytes: u64 = (default "0"), UNSIGNED,
+            "Cap on the bytes of gathered parameters alive at once; 0 = no cap.";
+        persistence_threshold_bytes: u64 = (default "0"), UNSIGNED,
+            "Parameters of at most so many bytes stay whole on every rank between steps; 0 = none.",
+            today &["0"], LATER;
+        gather_bucket_bytes: u64 = (default "0"), UNSIGNED,
+            "Bytes of parameters gathered together in one call; 0 = one unit at a time.",
+            today &["0"], LATER;
+        reduce_bucket_bytes: u64 = (default "33554432"), integer(MIN_REDUCE_BUCKET_BYTES, i64::MAX),
+            "Bytes of receive staging of one gradient exchange: larger = fewer calls, more memory.";
+        release_after_forward: bool = (default "true"), Kind::Flag,
+            "false keeps parameters gathered from forward to backward: less volume, more memory.",
+            today &["true"], LATER;
+        overlap: bool = (default "true"), Kind::Flag,
+            "Collectives run beside compute; false = each one is waited for at once. The same bits either way.";
+        param_dtype: DType = (default "f32"), DTYPES,
+            "Element type that is gathered. Master weights are f32 always.",
+            today &["f32"], LATER;
+        grad_dtype: DType = (default "f32"), DTYPES,
+            "Element type gradient slices are kept in. Sums are f32 always.",
+            today &["f32"], LATER;
+        reduce_dtype: DType = (default "f32"), DTYPES,
+            "Element type gradients travel in.",
+            today &["f32"], LATER;
+        activation_checkpointing: ActivationCheckpointing = (default "none"), Kind::Checkpointing,
+            "Blocks that backward recomputes: less memory, more compute.",
+            today &["none"], LATER;
+        reduce: ReduceWhen = (default "every_micro_step"), Kind::Choice(ReduceWhen::NAMES),
+            "Reduce into slices each micro-step, or hold full gradients and reduce once per step.",
+            today &["every_micro_step"], LATER;
+        deterministic: bool = (default "true"), Kind::Flag,
+            "The same bits whatever the rank count; always so on MPI.",
+            today &["true"], LATER;
+    }
+
+    /// Checkpoints, in `checkpoints` under `run.dir`.
+    checkpoint: CheckpointSection {
+        every: u64 = (default "1000"), UNSIGNED,
+            "Save every so many steps, and at the end; 0 = never, not even at the end.";
+        keep_last: usize = (default "2"), UNSIGNED,
+            "Complete checkpoints kept; 0 = all.";
+    }
+
+    /// What is printed; `steps.csv` and `steps.jsonl` get every step whatever is set here.
+    log: LogSection {
+        every: u64 = (default "10"), UNSIGNED,
+            "Print a line every so many steps; 0 = never.";
+        level: String = (default "info"), Kind::LogFilter,
+            "A level, or an env_logger filter by module.";
+    }
 }
 
-/// The ZeRO knobs (see docs/deck.md for each one's effect).
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-pub struct ZeroSection {
-    /// 0, 1, 2 or 3.
-    pub stage: u8,
-    /// Units gathered ahead of their use.
-    pub prefetch_units: usize,
-    /// Cap on bytes gathered ahead; 0 = no cap of its own.
-    pub prefetch_max_bytes: u64,
-    /// Cap on gathered parameters alive at once; 0 = no cap.
-    pub max_live_bytes: u64,
-    /// Parameters at or under this size stay whole on every rank.
-    pub persistence_threshold_bytes: u64,
-    /// Parameters gathered together in one call.
-    pub gather_bucket_bytes: u64,
-    /// Receive staging of one gradient exchange.
-    pub reduce_bucket_bytes: u64,
-    /// false: keep parameters gathered from forward to backward.
-    pub release_after_forward: bool,
-    /// Collectives run beside compute; false = each one waited for at once.
-    pub overlap: bool,
-    /// Element type that is gathered.
-    pub param_dtype: String,
-    /// Element type of gradient slices.
-    pub grad_dtype: String,
-    /// Element type gradients travel in.
-    pub reduce_dtype: String,
-    /// `none`, `all`, `every:K`.
-    pub activation_checkpointing: String,
-    /// `every_micro_step` or `last_micro_step`.
-    pub reduce: String,
-    /// Same bits whatever the rank count; always so on MPI.
-    pub deterministic: bool,
-}
+impl Deck {
+    /// Reads and resolves the deck at `path`; `overrides` are `section.key` and text, the last one of a key counting.
+    ///
+    /// # Errors
+    /// [`Error::Input`] when the file cannot be read or is not TOML, [`Error::Deck`] with every fault otherwise.
+    pub fn load(path: &Path, overrides: &[(String, String)]) -> Result<Deck> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|err| Error::Input(format!("cannot read the deck {}: {err}", path.display())))?;
+        Deck::parse(&text, overrides, &path.display().to_string())
+    }
 
-/// Checkpoints.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-pub struct CheckpointSection {
-    /// Save every so many steps; 0 = never, not even at the end.
-    pub every: u64,
-    /// Complete checkpoints kept; 0 = all.
-    pub keep_last: usize,
-}
+    /// Resolves a deck's text; `origin` names it in syntax errors, e.g. `inputs/tiny.toml`.
+    ///
+    /// # Errors
+    /// [`Error::Input`] with line and column when the text is not TOML, [`Error::Deck`] with every fault otherwise.
+    pub fn parse(text: &str, overrides: &[(String, String)], origin: &str) -> Result<Deck> {
+        resolve::resolve(text, overrides, origin)
+    }
 
-/// Logging.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-pub struct LogSection {
-    /// Print every so many steps; 0 = never. The log files get every step.
-    pub every: u64,
-    /// `error`, `warn`, `info`, `debug`, `trace`, or an env_logger filter.
-    pub level: String,
+    /// The whole deck as TOML, every key written out; it parses back to the same deck.
+    pub fn to_toml(&self) -> String {
+        render::toml(self, false)
+    }
+
+    /// [`Deck::to_toml`] with each key's meaning beside it, for `--dry-run`.
+    pub fn to_commented_toml(&self) -> String {
+        render::toml(self, true)
+    }
+
+    /// xxh3 (64 bit) of [`Deck::to_toml`]: equal decks, equal digests, however they were written.
+    pub fn digest(&self) -> u64 {
+        xxhash_rust::xxh3::xxh3_64(self.to_toml().as_bytes())
+    }
 }

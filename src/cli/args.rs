@@ -1,0 +1,437 @@
+//! What can be typed after `zero3`, and what `--help` teaches.
+//!
+//! Must not know: how anything is run. Under MPI every rank parses the same arguments and comes to the same result.
+
+use clap::builder::{OsStringValueParser, TypedValueParser};
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser, Subcommand};
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
+
+const PROGRAM_HELP: &str = "\
+Start it like any MPI program; one rank alone needs no launcher:
+  mpirun -n 2 zero3 train inputs/tiny.toml
+  srun -n 16 zero3 train my.toml run.dir=runs/a optim.lr=6e-4
+  zero3 train inputs/tiny.toml --dry-run
+
+Exit codes:
+   0  finished
+   1  two things that were compared differ
+   2  bad deck, input or checkpoint (or a wrong command line)
+   3  acceptance not met
+   4  training became non-finite
+   5  communication or device failure
+  70  internal error
+  75  stopped early with a checkpoint saved: start the same command again";
+
+const TRAIN_HELP: &str = "\
+Examples:
+  mpirun -n 2 zero3 train inputs/tiny.toml
+      train; the same line again resumes from the newest checkpoint
+  mpirun -n 3 zero3 train inputs/tiny.toml train.steps=600
+      go on with three ranks and more steps
+  mpirun -n 2 zero3 train inputs/tiny.toml run.dir=/tmp/b 'data.train=[\"a.txt\", \"b/*.txt\"]' --resume none
+      somewhere else, on other text, from the start
+  zero3 train inputs/tiny.toml --dry-run
+      check the deck and print it with every default
+
+Exit codes: 0 finished; 2 bad deck, input or checkpoint; 4 training became non-finite; 5 communication or device
+failure; 70 internal error; 75 stopped early with a checkpoint saved: start the same command again.";
+
+const PLAN_HELP: &str = "\
+Examples:
+  zero3 plan inputs/gpt2-124m.toml --ranks 8
+  zero3 plan inputs/gpt2-124m.toml --ranks 64 --ranks-per-node 8 model.preset=gpt2-1.5b
+  zero3 plan inputs/tiny.toml --ranks 3 --json
+
+Exit codes: 0 finished; 2 bad deck or command line; 70 internal error.";
+
+const DATA_HELP: &str = "\
+Example:
+  zero3 data info inputs/tiny.toml
+
+Exit codes: 0 finished; 2 bad deck or data; 70 internal error.";
+
+const CKPT_HELP: &str = "\
+Examples:
+  zero3 ckpt inspect runs/tiny
+  zero3 ckpt inspect runs/tiny/checkpoints/step_00000300 --json
+
+Exit codes: 0 finished; 2 no checkpoint there, or a damaged one; 70 internal error.";
+
+/// Everything the program can be asked to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Command {
+    /// `zero3 train`
+    Train(TrainArgs),
+    /// `zero3 plan`
+    Plan(PlanArgs),
+    /// `zero3 data info`
+    DataInfo(DeckArgs),
+    /// `zero3 ckpt inspect`
+    CkptInspect(CkptInspectArgs),
+}
+
+/// A deck and what the command line changes in it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeckArgs {
+    /// The TOML file.
+    pub path: PathBuf,
+    /// `section.key` and text, in the order given; see [`crate::config::Deck::load`].
+    pub overrides: Vec<(String, String)>,
+}
+
+/// Arguments of `zero3 train`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TrainArgs {
+    /// The deck.
+    pub deck: DeckArgs,
+    /// Where to start from.
+    pub resume: Resume,
+    /// Validate, print the resolved deck, start nothing.
+    pub dry_run: bool,
+}
+
+/// Arguments of `zero3 plan`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlanArgs {
+    /// The deck.
+    pub deck: DeckArgs,
+    /// Ranks to plan for, at least 1.
+    pub n_ranks: usize,
+    /// Ranks of one node, at least 1; `None` = all ranks on one node.
+    pub ranks_per_node: Option<usize>,
+    /// Print JSON.
+    pub json: bool,
+}
+
+/// Arguments of `zero3 ckpt inspect`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CkptInspectArgs {
+    /// A run directory (its newest complete checkpoint) or a step directory.
+    pub path: PathBuf,
+    /// Print JSON.
+    pub json: bool,
+}
+
+/// Where a run starts from.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Resume {
+    /// The newest complete checkpoint of the run directory, or step 0 when there is none.
+    #[default]
+    Auto,
+    /// Step 0.
+    None,
+    /// A run or step directory.
+    Path(PathBuf),
+}
+
+/// Trains GPT models with ZeRO-3 over MPI.
+///
+/// Parameters, gradients and optimizer state are cut into one slice per rank; each layer's parameters are gathered just
+/// before they are needed and released right after. The result is the same bits on any number of ranks.
+#[derive(Parser, Debug)]
+#[command(name = "zero3", version, after_long_help = PROGRAM_HELP, after_help = "`zero3 --help` says more.")]
+#[command(subcommand_required = true, arg_required_else_help = false)]
+struct Cli {
+    #[command(subcommand)]
+    command: CliCommand,
+}
+
+#[derive(Subcommand, Debug)]
+enum CliCommand {
+    /// Train as a deck says, or go on where the last run stopped.
+    ///
+    /// Reads a deck (a TOML file; docs/deck.md lists its keys), trains, validates, and writes logs and checkpoints under
+    /// run.dir. Started again, it goes on from the newest complete checkpoint, on any number of ranks, or says that the
+    /// run is finished.
+    #[command(override_usage = "zero3 train DECK [KEY=VALUE ...] [--resume auto|none|PATH] [--dry-run]")]
+    #[command(after_help = TRAIN_HELP)]
+    Train {
+        #[command(flatten)]
+        words: Words,
+        /// Where to start from: auto = the newest complete checkpoint of run.dir, if any; none = from scratch; PATH = a
+        /// run or step directory (write ./auto for a directory of that name).
+        #[arg(long, value_name = "auto|none|PATH", default_value = "auto", hide_default_value = false)]
+        #[arg(value_parser = OsStringValueParser::new().try_map(parse_resume))]
+        resume: Resume,
+        /// Check everything in the deck, print it with all defaults, start nothing.
+        #[arg(long)]
+        dry_run: bool,
+    },
+    /// Show what a run would hold and move, without starting it.
+    ///
+    /// Computes, from the deck and a number of ranks alone, who owns which slices, the order of gathers and reductions,
+    /// the peak memory and the bytes each rank receives per step. Needs no MPI: it plans 1000 ranks on a laptop.
+    #[command(override_usage = "zero3 plan DECK --ranks N [--ranks-per-node K] [--json] [KEY=VALUE ...]")]
+    #[command(after_help = PLAN_HELP)]
+    Plan {
+        #[command(flatten)]
+        words: Words,
+        /// Ranks to plan for.
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+        ranks: u32,
+        /// Ranks that share a node; without it, all of them do.
+        #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(1..))]
+        ranks_per_node: Option<u32>,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Look at training data.
+    #[command(after_help = DATA_HELP)]
+    Data {
+        #[command(subcommand)]
+        command: DataCommand,
+    },
+    /// Look at checkpoints.
+    #[command(after_help = CKPT_HELP)]
+    Ckpt {
+        #[command(subcommand)]
+        command: CkptCommand,
+    },
+}
+
+#[derive(Subcommand, Debug)]
+enum DataCommand {
+    /// Say what a deck's data files hold.
+    ///
+    /// Expands the globs, reads every file a run would read, and prints files, tokens, the split into training and
+    /// validation, and the digest that checkpoints keep. Finds what a run would refuse. Needs no MPI.
+    #[command(override_usage = "zero3 data info DECK [KEY=VALUE ...]", after_help = DATA_HELP)]
+    Info {
+        #[command(flatten)]
+        words: Words,
+    },
+}
+
+#[derive(Subcommand, Debug)]
+enum CkptCommand {
+    /// Say what a checkpoint holds.
+    ///
+    /// Prints step, ranks, model, parameters and the deck it was made with, and checks that all its files are there.
+    /// Needs no MPI.
+    #[command(after_help = CKPT_HELP)]
+    Inspect {
+        /// A run directory (its newest complete checkpoint) or a step directory.
+        path: PathBuf,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// A deck and overrides, in any order.
+#[derive(clap::Args, Debug)]
+struct Words {
+    /// The deck, and any number of keys to set in it, e.g. optim.lr=1e-3 data.train=a.txt,b.txt. What has a `=` after a
+    /// plain key is an override; write ./a=b.toml for a deck of such a name.
+    #[arg(value_name = "DECK|KEY=VALUE", required = true, num_args = 1..)]
+    #[arg(value_parser = OsStringValueParser::new().try_map(parse_word))]
+    words: Vec<Word>,
+}
+
+#[derive(Debug, Clone)]
+enum Word {
+    Deck(PathBuf),
+    Override(String, String),
+}
+
+/// A word is an override if it has a `=` and no `/` before it; everything else is the path of a deck.
+fn parse_word(word: OsString) -> Result<Word, String> {
+    let bytes = word.as_encoded_bytes();
+    let is_override = bytes.iter().position(|b| *b == b'=').is_some_and(|at| !bytes[..at].contains(&b'/'));
+    if !is_override {
+        return if word.is_empty() { Err("the empty word is no deck".into()) } else { Ok(Word::Deck(word.into())) };
+    }
+    let text = word.into_string().map_err(|_| "an override must be valid UTF-8".to_owned())?;
+    match text.split_once('=') {
+        Some((key, value)) if !key.trim().is_empty() => Ok(Word::Override(key.trim().into(), value.into())),
+        _ => Err("an override is written section.key=value".into()),
+    }
+}
+
+fn parse_resume(text: OsString) -> Result<Resume, String> {
+    match text {
+        text if text.is_empty() => Err("say auto, none or a directory".into()),
+        text if text == OsStr::new("auto") => Ok(Resume::Auto),
+        text if text == OsStr::new("none") => Ok(Resume::None),
+        text => Ok(Resume::Path(text.into())),
+    }
+}
+
+impl Words {
+    /// The one deck among the words; `subcommand` is the path of names for the usage line of an error.
+    fn into_deck(self, subcommand: &[&str]) -> Result<DeckArgs, clap::Error> {
+        let mut decks = Vec::new();
+        let mut overrides = Vec::new();
+        for word in self.words {
+            match word {
+                Word::Deck(path) => decks.push(path),
+                Word::Override(key, value) => overrides.push((key, value)),
+            }
+        }
+        match <[PathBuf; 1]>::try_from(decks) {
+            Ok([path]) => Ok(DeckArgs { path, overrides }),
+            Err(decks) if decks.is_empty() => {
+                let message = "no deck: give the path of a TOML file, e.g. inputs/tiny.toml";
+                Err(usage_error(subcommand, ErrorKind::MissingRequiredArgument, message.into()))
+            }
+            Err(decks) => {
+                let names: Vec<String> = decks.iter().map(|d| d.display().to_string()).collect();
+                let message = format!("more than one deck: {}; a key is set with section.key=value", names.join(", "));
+                Err(usage_error(subcommand, ErrorKind::TooManyValues, message))
+            }
+        }
+    }
+}
+
+/// An error that shows the usage line of a subcommand.
+fn usage_error(subcommand: &[&str], kind: ErrorKind, message: String) -> clap::Error {
+    let mut command = Cli::command();
+    command.build();
+    let mut current = &mut command;
+    for name in subcommand {
+        current = current.find_subcommand_mut(name).expect("a subcommand defined above");
+    }
+    current.error(kind, message)
+}
+
+/// Parses the arguments, the program's own name first.
+///
+/// # Errors
+/// A usage error (its `exit_code()` is 2), or the text of `--help` and `--version` (0); `print()` shows either.
+pub fn parse(args: impl Iterator<Item = OsString>) -> Result<Command, clap::Error> {
+    match Cli::try_parse_from(args)?.command {
+        CliCommand::Train { words, resume, dry_run } => {
+            Ok(Command::Train(TrainArgs { deck: words.into_deck(&["train"])?, resume, dry_run }))
+        }
+        CliCommand::Plan { words, ranks, ranks_per_node, json } => Ok(Command::Plan(PlanArgs {
+            deck: words.into_deck(&["plan"])?,
+            n_ranks: ranks as usize,
+            ranks_per_node: ranks_per_node.map(|k| k as usize),
+            json,
+        })),
+        CliCommand::Data { command: DataCommand::Info { words } } => {
+            Ok(Command::DataInfo(words.into_deck(&["data", "info"])?))
+        }
+        CliCommand::Ckpt { command: CkptCommand::Inspect { path, json } } => {
+            Ok(Command::CkptInspect(CkptInspectArgs { path, json }))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(line: &str) -> Result<Command, clap::Error> {
+        parse(std::iter::once("zero3").chain(line.split_whitespace()).map(OsString::from))
+    }
+
+    fn deck(path: &str, overrides: &[(&str, &str)]) -> DeckArgs {
+        DeckArgs {
+            path: path.into(),
+            overrides: overrides.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect(),
+        }
+    }
+
+    #[test]
+    fn definitions_are_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn train_takes_deck_flags_and_overrides_in_any_order() {
+        let want = Command::Train(TrainArgs {
+            deck: deck("a.toml", &[("optim.lr", "-1e-3"), ("data.train", "x=y,z")]),
+            resume: Resume::Path("runs/a".into()),
+            dry_run: true,
+        });
+        for line in [
+            "train a.toml optim.lr=-1e-3 data.train=x=y,z --resume runs/a --dry-run",
+            "train --dry-run optim.lr=-1e-3 a.toml --resume=runs/a data.train=x=y,z",
+            "train optim.lr=-1e-3 data.train=x=y,z --resume runs/a --dry-run a.toml",
+        ] {
+            assert_eq!(parsed(line).unwrap(), want, "{line}");
+        }
+    }
+
+    #[test]
+    fn resume_is_auto_unless_said_otherwise() {
+        for (line, want) in [
+            ("train a.toml", Resume::Auto),
+            ("train a.toml --resume auto", Resume::Auto),
+            ("train a.toml --resume none", Resume::None),
+            ("train a.toml --resume ./auto", Resume::Path("./auto".into())),
+        ] {
+            let Command::Train(args) = parsed(line).unwrap() else { panic!("{line}") };
+            assert_eq!((args.resume, args.dry_run), (want, false), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_path_with_an_equals_sign_is_still_a_deck() {
+        assert_eq!(parsed("data info runs/lr=1/deck.toml").unwrap(), {
+            Command::DataInfo(deck("runs/lr=1/deck.toml", &[]))
+        });
+    }
+
+    #[test]
+    fn plan_data_and_ckpt_parse() {
+        assert_eq!(
+            parsed("plan zero.prefetch_units=2 --ranks 5 a.toml --ranks-per-node 2 --json").unwrap(),
+            Command::Plan(PlanArgs {
+                deck: deck("a.toml", &[("zero.prefetch_units", "2")]),
+                n_ranks: 5,
+                ranks_per_node: Some(2),
+                json: true
+            })
+        );
+        assert_eq!(parsed("data info a.toml data.val=").unwrap(), {
+            Command::DataInfo(deck("a.toml", &[("data.val", "")]))
+        });
+        assert_eq!(
+            parsed("ckpt inspect runs/tiny --json").unwrap(),
+            Command::CkptInspect(CkptInspectArgs { path: "runs/tiny".into(), json: true })
+        );
+    }
+
+    #[test]
+    fn usage_errors_exit_with_two_and_say_what_would_do() {
+        for (line, says) in [
+            ("", "Usage: zero3"),
+            ("trian a.toml", "train"),
+            ("train", "DECK"),
+            ("train train.steps=3", "no deck"),
+            ("train a.toml b.toml", "more than one deck: a.toml, b.toml"),
+            ("train a.toml =3", "section.key=value"),
+            ("train a.toml --resume", "auto|none|PATH"),
+            ("train a.toml --dryrun", "--dry-run"),
+            ("plan a.toml", "--ranks"),
+            ("plan a.toml --ranks 0", "0"),
+            ("plan a.toml --ranks x", "x"),
+            ("data", "Usage"),
+            ("data info", "DECK"),
+            ("ckpt inspect", "PATH"),
+        ] {
+            let err = parsed(line).unwrap_err();
+            assert_eq!(err.exit_code(), 2, "{line}: {err}");
+            assert!(err.to_string().contains(says), "{line}: {err}");
+        }
+    }
+
+    #[test]
+    fn help_teaches_with_an_example_and_exit_codes() {
+        for line in ["", "train", "plan", "data", "data info", "ckpt", "ckpt inspect"] {
+            let help = parsed(&format!("{line} --help")).unwrap_err();
+            assert_eq!(help.exit_code(), 0);
+            let text = help.to_string();
+            assert!(
+                text.contains("zero3 ") && text.contains("inputs/tiny.toml") || text.contains("runs/tiny"),
+                "{text}"
+            );
+            assert!(text.contains("Exit codes"), "{text}");
+        }
+    }
+}

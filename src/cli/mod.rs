@@ -1,0 +1,2 @@
+//! The command line: arguments, and nothing that runs.
+pub mod args;

@@ -1,0 +1,205 @@
+//! The closed sets of values some keys take. Names in decks, checkpoints and messages are these and no others.
+//!
+//! Must not know: the keys that use them, nor which values work today (`mod.rs` says both).
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// An enum whose variants have deck names; the first variant is its `Default`.
+macro_rules! choice {
+    ($(#[$meta:meta])* $Name:ident { $($(#[$vmeta:meta])* $Variant:ident = $text:tt,)+ }) => {
+        $(#[$meta])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+        pub enum $Name { $($(#[$vmeta])* #[serde(rename = $text)] $Variant,)+ }
+
+        impl $Name {
+            /// The deck names of all variants, in order.
+            pub const NAMES: &'static [&'static str] = &[$($text),+];
+
+            /// The name used in decks.
+            pub const fn name(self) -> &'static str {
+                match self { $($Name::$Variant => $text,)+ }
+            }
+        }
+
+        impl Default for $Name {
+            fn default() -> Self {
+                [$($Name::$Variant),+][0]
+            }
+        }
+
+        impl fmt::Display for $Name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(self.name())
+            }
+        }
+    };
+}
+
+choice! {
+    /// What computes: `run.backend`.
+    BackendKind {
+        /// The best backend of this build and machine.
+        Auto = "auto",
+        /// CPU kernels, collectives over MPI.
+        Cpu = "cpu",
+        /// CUDA kernels, collectives over NCCL.
+        Cuda = "cuda",
+    }
+}
+
+choice! {
+    /// A published model size: `model.preset`.
+    Preset {
+        /// Free sizes: the size keys say everything.
+        None = "none",
+        /// 12 layers, 12 heads, width 768.
+        Gpt2_124m = "gpt2-124m",
+        /// 24 layers, 16 heads, width 1024.
+        Gpt2_355m = "gpt2-355m",
+        /// 36 layers, 20 heads, width 1280.
+        Gpt2_774m = "gpt2-774m",
+        /// 48 layers, 25 heads, width 1600.
+        Gpt2_1_5b = "gpt2-1.5b",
+    }
+}
+
+/// The sizes a preset stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PresetSizes {
+    /// Transformer blocks (L).
+    pub n_layer: usize,
+    /// Attention heads.
+    pub n_head: usize,
+    /// Width (C).
+    pub d_model: usize,
+    /// Tokens per sequence (T).
+    pub seq_len: usize,
+    /// Vocabulary (V).
+    pub vocab_size: usize,
+}
+
+impl Preset {
+    /// The sizes, or `None` for free sizes. Source: Radford et al. 2019, table 2.
+    pub const fn sizes(self) -> Option<PresetSizes> {
+        let (n_layer, n_head, d_model) = match self {
+            Preset::None => return None,
+            Preset::Gpt2_124m => (12, 12, 768),
+            Preset::Gpt2_355m => (24, 16, 1024),
+            Preset::Gpt2_774m => (36, 20, 1280),
+            Preset::Gpt2_1_5b => (48, 25, 1600),
+        };
+        Some(PresetSizes { n_layer, n_head, d_model, seq_len: 1024, vocab_size: 50257 })
+    }
+}
+
+choice! {
+    /// How bytes of a data file become tokens: `data.format`.
+    DataFormat {
+        /// By file name; a loaded deck never holds it: see [`DataFormat::of_path`].
+        Auto = "auto",
+        /// Text, for the tokenizer.
+        Text = "text",
+        /// Headerless little-endian u16 tokens, as nanoGPT writes them.
+        RawU16 = "raw_u16",
+        /// Headerless little-endian u32 tokens.
+        RawU32 = "raw_u32",
+        /// Token files with the 1024-byte header of llm.c.
+        Llmc = "llmc",
+    }
+}
+
+impl DataFormat {
+    /// The format that `auto` means for a path or glob: `*.bin` and `*.u16` are `raw_u16`, `*.u32` is `raw_u32`,
+    /// all else is text.
+    pub fn of_path(path: &str) -> DataFormat {
+        let name = path.rsplit('/').next().unwrap_or(path);
+        match name.rsplit_once('.').map(|(_, ending)| ending) {
+            Some("bin" | "u16") => DataFormat::RawU16,
+            Some("u32") => DataFormat::RawU32,
+            _ => DataFormat::Text,
+        }
+    }
+}
+
+choice! {
+    /// How text becomes tokens: `data.tokenizer`.
+    Tokenizer {
+        /// Each byte is a token.
+        Bytes = "bytes",
+        /// The files hold tokens already.
+        None = "none",
+    }
+}
+
+impl Tokenizer {
+    /// Number of different tokens, or `None` when the files alone know.
+    pub const fn vocab_size(self) -> Option<usize> {
+        match self {
+            Tokenizer::Bytes => Some(256),
+            Tokenizer::None => None,
+        }
+    }
+}
+
+choice! {
+    /// When gradients travel: `zero.reduce`.
+    ReduceWhen {
+        /// Into slices after each micro-step.
+        EveryMicroStep = "every_micro_step",
+        /// Full gradients are held, and reduced once per step.
+        LastMicroStep = "last_micro_step",
+    }
+}
+
+/// Which activations backward recomputes: `zero.activation_checkpointing`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum ActivationCheckpointing {
+    /// Nothing is recomputed.
+    #[default]
+    None,
+    /// Every block is recomputed.
+    All,
+    /// Every K-th block keeps its input; the blocks between are recomputed.
+    Every(u32),
+}
+
+impl std::str::FromStr for ActivationCheckpointing {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "none" => Ok(ActivationCheckpointing::None),
+            "all" => Ok(ActivationCheckpointing::All),
+            _ => match text.strip_prefix("every:").map(str::parse::<u32>) {
+                Some(Ok(k)) if k >= 1 => Ok(ActivationCheckpointing::Every(k)),
+                _ => Err(format!("`{text}` is none of none, all, every:K")),
+            },
+        }
+    }
+}
+
+impl TryFrom<String> for ActivationCheckpointing {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<ActivationCheckpointing> for String {
+    fn from(value: ActivationCheckpointing) -> String {
+        value.to_string()
+    }
+}
+
+impl fmt::Display for ActivationCheckpointing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ActivationCheckpointing::None => f.write_str("none"),
+            ActivationCheckpointing::All => f.write_str("all"),
+            ActivationCheckpointing::Every(k) => write!(f, "every:{k}"),
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! The deck and the table of keys as text. Must not know: how a deck is read.
+
+use super::key::render;
+use super::{Deck, KEYS, Key, Origin, SECTIONS};
+
+/// Comments start no further right than this; a longer value pushes its own comment along.
+const MAX_COMMENT_COLUMN: usize = 44;
+
+/// Every key of the deck in the table's order.
+pub(super) fn toml(deck: &Deck, commented: bool) -> String {
+    let table = match toml::Table::try_from(deck) {
+        Ok(table) => table,
+        Err(err) => panic!("a deck that TOML cannot hold (an integer of 2^63 or more?): {err}"),
+    };
+    let mut out = String::new();
+    for (section, help) in SECTIONS {
+        if !out.is_empty() {
+            out.push('\n');
+        }
+        if commented {
+            out.push_str(&format!("# {}\n", help.trim()));
+        }
+        out.push_str(&format!("[{section}]\n"));
+        let assignments: Vec<(String, &Key)> = KEYS
+            .iter()
+            .filter(|k| k.section() == *section)
+            .map(|k| (format!("{} = {}", k.field(), render(&table[*section][k.field()])), k))
+            .collect();
+        let column = assignments.iter().map(|(a, _)| a.chars().count()).max().unwrap_or(0).min(MAX_COMMENT_COLUMN);
+        for (assignment, key) in assignments {
+            match commented {
+                true => out.push_str(&format!("{assignment:<column$}  # {}\n", key.help)),
+                false => out.push_str(&format!("{assignment}\n")),
+            }
+        }
+    }
+    out
+}
+
+/// The reference of `docs/deck.md`: one Markdown table per section.
+pub fn markdown_table() -> String {
+    let mut out = String::new();
+    for (section, help) in SECTIONS {
+        out.push_str(&format!("### [{section}]\n\n{}\n\n", help.trim()));
+        out.push_str("| key | value | default | meaning |\n| --- | --- | --- | --- |\n");
+        for key in KEYS.iter().filter(|k| k.section() == *section) {
+            out.push_str(&format!(
+                "| `{}` | {} | {} | {} |\n",
+                key.field(),
+                key.kind.wants(),
+                default(key),
+                meaning(key)
+            ));
+        }
+        out.push('\n');
+    }
+    out.truncate(out.trim_end().len());
+    out.push('\n');
+    out
+}
+
+fn default(key: &Key) -> String {
+    match (key.origin, key.fixed_default()) {
+        (Origin::Required, _) => "**required**".into(),
+        (Origin::Derived(words), _) => words.into(),
+        (Origin::Fixed(_), value) => value.map_or_else(String::new, |v| format!("`{}`", render(&v))),
+    }
+}
+
+fn meaning(key: &Key) -> String {
+    if key.today.is_empty() {
+        return key.help.into();
+    }
+    let words: Vec<String> =
+        key.today.iter().filter_map(|t| key.kind.read_override(t)).map(|v| format!("`{}`", render(&v))).collect();
+    format!("{} Available now: {}.", key.help, words.join(", "))
+}

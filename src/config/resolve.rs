@@ -1,0 +1,361 @@
+//! From text to a resolved deck: read, override, check each key, derive the rest, check keys against each other.
+//!
+//! Every fault is collected; a key that is faulty itself causes no second fault in the keys that depend on it.
+//! Must not know: the ranges and defaults of single keys (`mod.rs` has them).
+
+use super::choices::{DataFormat, Preset, PresetSizes, Tokenizer};
+use super::key::render;
+use super::{Deck, KEYS, Key, Origin, SECTIONS, suggest};
+use crate::error::{Error, Fault, Result};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use toml::Spanned;
+use toml::Value;
+use toml::de::{DeTable, DeValue};
+
+/// Longer values are cut in messages.
+const MAX_SHOWN_CHARS: usize = 60;
+
+/// A value somebody wrote: the text, and what it means by the key's type (`None` = not of that type).
+struct Written {
+    text: String,
+    value: Option<Value>,
+}
+
+/// Where a key stands.
+enum Slot {
+    /// Not written, and no fixed default: to be derived.
+    Unset,
+    /// Faulty: the fault is listed.
+    Bad,
+    /// Good, with the text to show for it.
+    Set(Value, String),
+}
+
+pub(super) fn resolve(text: &str, overrides: &[(String, String)], origin: &str) -> Result<Deck> {
+    // `parse` has no depth limit of its own to report: too deep nesting is a syntax error like any other.
+    let document = DeTable::parse(text).map_err(|err| syntax_error(text, origin, &err))?;
+    let mut faults = Vec::new();
+    let mut written = BTreeMap::new();
+    read_document(text, document.get_ref(), &mut written, &mut faults);
+    read_overrides(overrides, &mut written, &mut faults);
+
+    let mut resolver = Resolver { slots: BTreeMap::new(), faults };
+    for key in KEYS {
+        resolver.check_key(key, written.remove(key.name));
+    }
+    resolver.derive_model_and_data();
+    resolver.derive_training();
+    resolver.check_consistency();
+    resolver.finish()
+}
+
+/// One message with line and column (both from 1, columns in characters) and the line itself.
+fn syntax_error(text: &str, origin: &str, err: &toml::de::Error) -> Error {
+    let message = err.message().trim().replace('\n', ", ");
+    let Some(before) = err.span().and_then(|span| text.get(..span.start)) else {
+        return Error::Input(format!("{origin} is not TOML: {message}"));
+    };
+    let line_start = before.rfind('\n').map_or(0, |i| i + 1);
+    let (line, column) = (before.matches('\n').count() + 1, text[line_start..before.len()].chars().count() + 1);
+    let shown = show(text[line_start..].lines().next().unwrap_or_default());
+    Error::Input(format!("{origin} is not TOML: line {line}, column {column}: {message}\n  {line} | {shown}"))
+}
+
+/// A text on one line, cut to a length that leaves the message readable.
+fn show(text: &str) -> String {
+    let one_line: String = text
+        .trim()
+        .chars()
+        .take(MAX_SHOWN_CHARS + 1)
+        .flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] })
+        .collect();
+    match one_line.char_indices().nth(MAX_SHOWN_CHARS) {
+        Some((cut, _)) => format!("{}...", &one_line[..cut]),
+        None => one_line,
+    }
+}
+
+fn show_source(text: &str, span: Range<usize>) -> String {
+    show(text.get(span).unwrap_or_default())
+}
+
+/// Sorts what a deck says into known keys and faults, in the deck's order.
+fn read_document(
+    text: &str,
+    document: &DeTable<'_>,
+    written: &mut BTreeMap<&'static str, Written>,
+    faults: &mut Vec<Fault>,
+) {
+    let mut found: Vec<(usize, Fault)> = Vec::new();
+    for (section, value) in document {
+        let (name, at) = (section.get_ref().as_ref(), section.span().start);
+        let known = SECTIONS.iter().any(|s| s.0 == name);
+        match value.get_ref() {
+            DeValue::Table(fields) if known => {
+                for (field, value) in fields {
+                    let dotted = format!("{name}.{}", field.get_ref());
+                    let shown = show_value(text, value);
+                    match KEYS.iter().find(|k| k.name == dotted) {
+                        Some(key) => {
+                            let value = key.kind.read_toml(value.get_ref());
+                            written.insert(key.name, Written { text: shown, value });
+                        }
+                        None => found.push((
+                            field.span().start,
+                            Fault { key: show(&dotted), value: shown, wants: suggest::for_key(&dotted) },
+                        )),
+                    }
+                }
+            }
+            DeValue::Table(fields) => {
+                let n_keys = fields.len();
+                let value = format!("{n_keys} key{}", if n_keys == 1 { "" } else { "s" });
+                let wants = suggest::for_section(name);
+                found.push((at, Fault { key: format!("[{}]", show(name)), value, wants }));
+            }
+            _ => {
+                let wants = if known { format!("a section, written [{name}]") } else { suggest::for_key(name) };
+                found.push((at, Fault { key: show(name), value: show_value(text, value), wants }));
+            }
+        }
+    }
+    found.sort_by_key(|(at, _)| *at);
+    faults.extend(found.into_iter().map(|(_, fault)| fault));
+}
+
+/// A value as the deck's text has it. A table's span may be its header alone, so tables are named, not shown.
+fn show_value(text: &str, value: &Spanned<DeValue<'_>>) -> String {
+    match value.get_ref() {
+        DeValue::Table(_) => "a table".into(),
+        DeValue::Array(items) if items.iter().any(|i| i.get_ref().is_table()) => "a list of tables".into(),
+        _ => show_source(text, value.span()),
+    }
+}
+
+/// Overrides beat the deck and each other, the last one counting.
+fn read_overrides(
+    overrides: &[(String, String)],
+    written: &mut BTreeMap<&'static str, Written>,
+    faults: &mut Vec<Fault>,
+) {
+    for (name, text) in overrides {
+        match KEYS.iter().find(|k| k.name == name.trim()) {
+            Some(key) => {
+                let value = key.kind.read_override(text);
+                let text = if text.trim().is_empty() { "empty".into() } else { show(text) };
+                written.insert(key.name, Written { text, value });
+            }
+            None => {
+                let wants = suggest::for_key(name.trim());
+                faults.push(Fault { key: show(name), value: show(text), wants });
+            }
+        }
+    }
+}
+
+struct Resolver {
+    slots: BTreeMap<&'static str, Slot>,
+    faults: Vec<Fault>,
+}
+
+impl Resolver {
+    fn check_key(&mut self, key: &'static Key, written: Option<Written>) {
+        let slot = match (written, key.origin) {
+            (Some(written), _) => match key.complaint(written.value.as_ref()) {
+                Some(wants) => {
+                    self.faults.push(Fault { key: key.name.into(), value: written.text, wants });
+                    Slot::Bad
+                }
+                None => written.value.map_or(Slot::Bad, |value| Slot::Set(value, written.text)),
+            },
+            (None, Origin::Required) => {
+                self.faults.push(Fault { key: key.name.into(), value: "missing".into(), wants: key.kind.wants() });
+                Slot::Bad
+            }
+            (None, Origin::Fixed(text)) => key.fixed_default().map_or(Slot::Bad, |v| Slot::Set(v, text.into())),
+            (None, Origin::Derived(_)) => Slot::Unset,
+        };
+        self.slots.insert(key.name, slot);
+    }
+
+    fn value(&self, name: &str) -> Option<&Value> {
+        match self.slots.get(name) {
+            Some(Slot::Set(value, _)) => Some(value),
+            Some(Slot::Unset | Slot::Bad) => None,
+            None => panic!("{name} is no key of the table"),
+        }
+    }
+
+    fn integer(&self, name: &str) -> Option<i64> {
+        self.value(name)?.as_integer()
+    }
+
+    fn float(&self, name: &str) -> Option<f64> {
+        self.value(name)?.as_float()
+    }
+
+    fn choice<T: serde::de::DeserializeOwned>(&self, name: &str) -> Option<T> {
+        self.value(name)?.clone().try_into().ok()
+    }
+
+    fn paths(&self, name: &str) -> Option<Vec<String>> {
+        self.choice(name)
+    }
+
+    fn is_unset(&self, name: &str) -> bool {
+        matches!(self.slots.get(name), Some(Slot::Unset))
+    }
+
+    fn set(&mut self, name: &'static str, value: Value) {
+        let text = render(&value);
+        self.slots.insert(name, Slot::Set(value, text));
+    }
+
+    /// Adds a fault of a key that is set, and marks it bad.
+    fn refuse(&mut self, name: &'static str, wants: String) {
+        let value = match self.slots.insert(name, Slot::Bad) {
+            Some(Slot::Set(_, text)) => text,
+            _ => "missing".into(),
+        };
+        self.faults.push(Fault { key: name.into(), value, wants });
+    }
+
+    /// Format, then tokenizer, then sizes: each may depend on the one before.
+    fn derive_model_and_data(&mut self) {
+        let format = self.derive_format();
+        if let Some(format) = format {
+            let text = format == DataFormat::Text;
+            if self.is_unset("data.tokenizer") {
+                let tokenizer = if text { Tokenizer::Bytes } else { Tokenizer::None };
+                self.set("data.tokenizer", Value::String(tokenizer.name().into()));
+            }
+            match self.choice::<Tokenizer>("data.tokenizer") {
+                Some(Tokenizer::None) if text => {
+                    self.refuse("data.tokenizer", "\"bytes\" for text (data.format), which holds no tokens yet".into());
+                }
+                Some(Tokenizer::Bytes) if !text => {
+                    let wants = format!("\"none\" for files of tokens (data.format = \"{format}\")");
+                    self.refuse("data.tokenizer", wants);
+                }
+                _ => {}
+            }
+        }
+
+        // A faulty preset is one fault, not five missing sizes.
+        let Some(preset) = self.choice::<Preset>("model.preset") else { return };
+        let sizes = preset.sizes();
+        self.derive_size("model.n_layer", sizes.map(|s: PresetSizes| s.n_layer));
+        self.derive_size("model.n_head", sizes.map(|s| s.n_head));
+        self.derive_size("model.d_model", sizes.map(|s| s.d_model));
+        self.derive_size("model.seq_len", sizes.map(|s| s.seq_len));
+        if let Some(tokenizer) = self.choice::<Tokenizer>("data.tokenizer") {
+            self.derive_size("model.vocab_size", tokenizer.vocab_size().or(sizes.map(|s| s.vocab_size)));
+        }
+    }
+
+    /// What `auto` stands for, by the names of all data paths; sets the key to it.
+    fn derive_format(&mut self) -> Option<DataFormat> {
+        let written = self.choice::<DataFormat>("data.format")?;
+        if written != DataFormat::Auto {
+            return Some(written);
+        }
+        let paths = [self.paths("data.train")?, self.paths("data.val")?].concat();
+        let format = DataFormat::of_path(paths.first()?);
+        if let Some(other) = paths.iter().find(|p| DataFormat::of_path(p) != format) {
+            let wants = format!(
+                "one format for all files: by name {} is {format} and {} is {}; say \"text\", \"raw_u16\" or \"raw_u32\"",
+                show(&paths[0]),
+                show(other),
+                DataFormat::of_path(other)
+            );
+            self.refuse("data.format", wants);
+            return None;
+        }
+        self.set("data.format", Value::String(format.name().into()));
+        Some(format)
+    }
+
+    fn derive_size(&mut self, name: &'static str, known: Option<usize>) {
+        if !self.is_unset(name) {
+            return;
+        }
+        match known {
+            Some(n) => self.set(name, Value::Integer(n as i64)),
+            None => {
+                let kind = KEYS.iter().find(|k| k.name == name).map(|k| k.kind.wants()).unwrap_or_default();
+                self.refuse(name, format!("{kind}, or a model.preset that brings it"));
+            }
+        }
+    }
+
+    fn derive_training(&mut self) {
+        if let (true, Some(micro)) = (self.is_unset("train.global_batch_size"), self.integer("train.micro_batch_size"))
+        {
+            self.set("train.global_batch_size", Value::Integer(8 * micro));
+        }
+        for (name, stands_for) in [("optim.decay_steps", "train.steps"), ("data.stride", "model.seq_len")] {
+            if let (Some(0), Some(n)) = (self.integer(name), self.integer(stands_for)) {
+                self.set(name, Value::Integer(n));
+            }
+        }
+    }
+
+    fn check_consistency(&mut self) {
+        if let (Some(n_head), Some(d_model)) = (self.integer("model.n_head"), self.integer("model.d_model"))
+            && d_model % n_head != 0
+        {
+            let divides = |n: &i64| d_model % n == 0;
+            let near: Vec<String> = [(1..n_head).rev().find(divides), (n_head..=d_model).find(divides)]
+                .iter()
+                .flatten()
+                .map(i64::to_string)
+                .collect();
+            self.refuse("model.n_head", format!("a divisor of model.d_model = {d_model}, e.g. {}", near.join(" or ")));
+        }
+        if let (Some(global), Some(micro)) =
+            (self.integer("train.global_batch_size"), self.integer("train.micro_batch_size"))
+            && global % micro != 0
+        {
+            let below = global / micro * micro;
+            let near = if below == 0 { format!("{micro}") } else { format!("{below} or {}", below + micro) };
+            let wants = format!("a multiple of train.micro_batch_size = {micro}, e.g. {near}");
+            self.refuse("train.global_batch_size", wants);
+        }
+        let tokenizer = self.choice::<Tokenizer>("data.tokenizer");
+        if let (Some(vocab), Some(tokenizer)) = (self.integer("model.vocab_size"), tokenizer)
+            && let Some(smallest) = tokenizer.vocab_size().filter(|n| vocab < *n as i64)
+        {
+            let wants = format!("at least {smallest}, the vocabulary of data.tokenizer = \"{tokenizer}\"");
+            self.refuse("model.vocab_size", wants);
+        }
+        if let (Some(1..), Some(val), Some(0.0)) =
+            (self.integer("train.eval_every"), self.paths("data.val"), self.float("data.val_fraction"))
+            && val.is_empty()
+        {
+            let wants = "validation data: set data.val, or data.val_fraction above 0; or 0 to never validate";
+            self.refuse("train.eval_every", wants.into());
+        }
+        if let (Some(min_lr), Some(lr)) = (self.float("optim.min_lr"), self.float("optim.lr"))
+            && min_lr > lr
+        {
+            self.refuse("optim.min_lr", format!("at most optim.lr = {lr:?}"));
+        }
+    }
+
+    /// The deck, or all faults.
+    fn finish(self) -> Result<Deck> {
+        if !self.faults.is_empty() {
+            return Err(Error::Deck(self.faults));
+        }
+        let mut sections = toml::Table::new();
+        for key in KEYS {
+            let value = self.value(key.name).unwrap_or_else(|| panic!("{} was never derived", key.name)).clone();
+            let section = sections.entry(key.section()).or_insert_with(|| Value::Table(toml::Table::new()));
+            if let Value::Table(section) = section {
+                section.insert(key.field().into(), value);
+            }
+        }
+        sections.try_into().map_err(|err| Error::Internal(format!("the table of keys and the deck disagree: {err}")))
+    }
+}

@@ -1,0 +1,495 @@
+//! Claims about decks: defaults, faults, overrides, presets, round trips, and that documents say what the table says.
+
+use super::*;
+use crate::error::Fault;
+use proptest::prelude::*;
+use std::path::PathBuf;
+
+/// The smallest deck: every key without a default.
+const SMALLEST: &str = r#"
+[run]
+dir = "r"
+[model]
+n_layer = 2
+n_head = 2
+d_model = 8
+seq_len = 4
+[data]
+train = ["a.txt"]
+[train]
+steps = 10
+"#;
+
+fn overrides(list: &[&str]) -> Vec<(String, String)> {
+    list.iter().map(|o| o.split_once('=').map(|(k, v)| (k.to_owned(), v.to_owned())).unwrap()).collect()
+}
+
+fn parsed(text: &str, list: &[&str]) -> Deck {
+    Deck::parse(text, &overrides(list), "test.toml").unwrap_or_else(|err| panic!("{list:?}: {err}"))
+}
+
+fn faults(text: &str, list: &[&str]) -> Vec<Fault> {
+    match Deck::parse(text, &overrides(list), "test.toml") {
+        Err(Error::Deck(faults)) => faults,
+        other => panic!("{list:?}: wanted faults, got {other:?}"),
+    }
+}
+
+/// The one fault of the smallest deck with one override, as printed.
+fn fault_of(list: &[&str]) -> String {
+    let faults = faults(SMALLEST, list);
+    assert_eq!(faults.len(), 1, "{list:?}: {faults:?}");
+    faults[0].to_string()
+}
+
+#[test]
+fn structs_hold_exactly_the_keys_of_the_table() {
+    let table = toml::Table::try_from(Deck::default()).unwrap();
+    let mut in_structs: Vec<String> = table
+        .iter()
+        .flat_map(|(section, fields)| fields.as_table().unwrap().keys().map(move |field| format!("{section}.{field}")))
+        .collect();
+    in_structs.sort();
+    let mut in_table: Vec<&str> = KEYS.iter().map(|k| k.name).collect();
+    in_table.sort_unstable();
+    assert_eq!(in_structs, in_table);
+}
+
+#[test]
+fn every_default_is_a_value_this_release_runs() {
+    for key in KEYS {
+        if let Origin::Fixed(text) = key.origin {
+            assert_eq!(key.complaint(key.kind.read_override(text).as_ref()), None, "{}", key.name);
+        }
+        for text in key.today {
+            assert_eq!(key.complaint(key.kind.read_override(text).as_ref()), None, "{} = {text}", key.name);
+        }
+    }
+}
+
+#[test]
+fn the_smallest_deck_gets_every_default() {
+    let deck = parsed(SMALLEST, &[]);
+    assert_eq!(deck.run.dir, "r");
+    assert_eq!(deck.run.backend, BackendKind::Auto);
+    assert_eq!((deck.model.preset, deck.model.vocab_size), (Preset::None, 256));
+    assert_eq!((deck.data.format, deck.data.tokenizer), (DataFormat::Text, Tokenizer::Bytes));
+    assert_eq!(deck.data.stride, 4, "0 stands for model.seq_len");
+    assert!(deck.data.val.is_empty() && deck.data.shuffle && !deck.data.allow_changed);
+    assert_eq!((deck.train.micro_batch_size, deck.train.global_batch_size), (4, 32));
+    assert_eq!((deck.optim.decay_steps, deck.optim.warmup_steps), (10, 100));
+    assert_eq!(
+        deck.zero,
+        ZeroSection { stage: 3, prefetch_units: 1, reduce_bucket_bytes: 32 << 20, ..Default::default() }
+    );
+    assert!(deck.zero.overlap && deck.zero.deterministic && deck.zero.release_after_forward);
+    assert_eq!((deck.checkpoint.every, deck.log.level.as_str()), (1000, "info"));
+}
+
+#[test]
+fn presets_have_the_published_sizes_and_explicit_keys_beat_them() {
+    let deck = "run.dir = 'r'\ndata.train = ['a.bin']\ntrain.steps = 1";
+    for (preset, n_layer, n_head, d_model) in [
+        ("gpt2-124m", 12, 12, 768),
+        ("gpt2-355m", 24, 16, 1024),
+        ("gpt2-774m", 36, 20, 1280),
+        ("gpt2-1.5b", 48, 25, 1600),
+    ] {
+        let model = parsed(deck, &[&format!("model.preset={preset}")]).model;
+        assert_eq!((model.n_layer, model.n_head, model.d_model), (n_layer, n_head, d_model));
+        assert_eq!((model.seq_len, model.vocab_size), (1024, 50257));
+    }
+    let model = parsed(deck, &["model.preset=gpt2-124m", "model.seq_len=256", "model.vocab_size=50304"]).model;
+    assert_eq!((model.n_layer, model.seq_len, model.vocab_size), (12, 256, 50304));
+    let bytes = parsed(deck, &["model.preset=gpt2-124m", "data.train=a.txt"]);
+    assert_eq!((bytes.model.vocab_size, bytes.data.tokenizer), (256, Tokenizer::Bytes));
+}
+
+#[test]
+fn format_goes_by_file_name_and_decides_the_tokenizer() {
+    for (paths, format, tokenizer) in [
+        ("a.txt,src/**/*.rs,README", DataFormat::Text, Tokenizer::Bytes),
+        ("data/*.bin,b.u16", DataFormat::RawU16, Tokenizer::None),
+        ("c.u32", DataFormat::RawU32, Tokenizer::None),
+    ] {
+        let deck = parsed(SMALLEST, &[&format!("data.train={paths}"), "model.vocab_size=300"]);
+        assert_eq!((deck.data.format, deck.data.tokenizer), (format, tokenizer), "{paths}");
+    }
+    assert!(fault_of(&["data.train=a.txt,b.bin"]).contains("by name a.txt is text and b.bin is raw_u16"));
+    assert!(fault_of(&["data.format=raw_u16"]).contains("model.vocab_size = missing"));
+    assert!(fault_of(&["data.format=raw_u16", "data.tokenizer=bytes", "model.vocab_size=300"]).contains("\"none\""));
+    assert!(fault_of(&["data.tokenizer=none", "model.vocab_size=300"]).contains("\"bytes\" for text"));
+}
+
+#[test]
+fn overrides_are_read_by_the_type_of_their_key() {
+    let deck = parsed(
+        SMALLEST,
+        &[
+            "run.dir=/tmp/x y",
+            "train.steps=1_000",
+            "optim.lr=1e-3",
+            "optim.beta1=.5",
+            "optim.grad_clip=2",
+            "zero.overlap=off",
+            "data.shuffle=no",
+            "data.train=[a-c]*.txt,d.txt",
+            "data.val=[\"v,1.txt\", 'v 2.txt']",
+            "model.init_from=\"a\\tb\"",
+            "model.init_seed=0xff",
+            "log.level=info,zero3::data=debug",
+            "log.every=7",
+            "log.every=0",
+        ],
+    );
+    assert_eq!((deck.run.dir.as_str(), deck.train.steps), ("/tmp/x y", 1000));
+    assert_eq!((deck.optim.lr, deck.optim.beta1, deck.optim.grad_clip), (1e-3, 0.5, 2.0));
+    assert!(!deck.zero.overlap && !deck.data.shuffle);
+    assert_eq!(deck.data.train, ["[a-c]*.txt", "d.txt"]);
+    assert_eq!(deck.data.val, ["v,1.txt", "v 2.txt"]);
+    assert_eq!((deck.model.init_from.as_str(), deck.model.init_seed), ("a\tb", 255));
+    assert_eq!(deck.log.every, 0, "the last override of a key counts");
+    assert!(parsed(SMALLEST, &["data.val="]).data.val.is_empty());
+}
+
+#[test]
+fn an_override_mends_a_faulty_deck() {
+    let text = SMALLEST.replace("steps = 10", "steps = 'many'");
+    assert_eq!(faults(&text, &[]).len(), 1);
+    assert_eq!(parsed(&text, &["train.steps=3"]).train.steps, 3);
+}
+
+#[test]
+fn integers_are_accepted_where_numbers_are_wanted_but_not_the_other_way_round() {
+    assert_eq!(parsed(&format!("{SMALLEST}[optim]\nlr = 1\n"), &[]).optim.lr, 1.0);
+    assert!(fault_of(&["train.steps=1e3"]).contains("train.steps = 1e3: an integer from 1"));
+    assert!(faults(&format!("{SMALLEST}micro_batch_size = 4.0"), &[])[0].to_string().contains("4.0: an integer"));
+}
+
+#[test]
+fn all_faults_are_listed_at_once_each_with_key_value_and_remedy() {
+    let text = r#"
+steps = 3
+run = 7
+[modle]
+n_layer = 2
+[model]
+n_layer = 0
+n_head = 3
+d_model = 8
+seq_len = "long"
+[data]
+train = "a.txt"
+[train]
+setps = 3
+micro_batch_size = 4
+global_batch_size = 10
+[optim]
+beta1 = 1.0
+eps = nan
+betta2 = 0.9
+"#;
+    let list = faults(text, &["zero.stage=9", "log.lvl=info"]);
+    let printed: Vec<String> = list.iter().map(Fault::to_string).collect();
+    assert_eq!(
+        printed,
+        [
+            "steps = 3: no such key; did you mean train.steps?",
+            "run = 7: a section, written [run]",
+            "[modle] = 1 key: no such section; did you mean [model]?",
+            "train.setps = 3: no such key; did you mean train.steps?",
+            "optim.betta2 = 0.9: no such key; did you mean optim.beta2?",
+            "log.lvl = info: no such key; did you mean log.level?",
+            "run.dir = missing: a string that is not empty",
+            "model.n_layer = 0: an integer from 1 to 4096",
+            "model.seq_len = \"long\": an integer from 1 to 1048576",
+            "data.train = \"a.txt\": a list of at least one path or glob, e.g. [\"text/*.txt\", \"more.txt\"]",
+            "train.steps = missing: an integer from 1 to 2^63 - 1",
+            "optim.beta1 = 1.0: a number from 0.0 to below 1.0",
+            "optim.eps = nan: a number from 1e-30 to 1.0",
+            "zero.stage = 9: an integer from 0 to 3",
+            "model.n_head = 3: a divisor of model.d_model = 8, e.g. 2 or 4",
+            "train.global_batch_size = 10: a multiple of train.micro_batch_size = 4, e.g. 8 or 12",
+        ]
+    );
+}
+
+#[test]
+fn inconsistent_values_are_refused() {
+    for (list, says) in [
+        (&["model.n_head=16"][..], "model.n_head = 16: a divisor of model.d_model = 8, e.g. 8"),
+        (&["train.global_batch_size=3"], "e.g. 4"),
+        (&["train.global_batch_size=0"], "train.global_batch_size = 0: an integer from 1"),
+        (&["train.eval_every=5"], "train.eval_every = 5: validation data"),
+        (&["optim.min_lr=1"], "optim.min_lr = 1: at most optim.lr = 0.0003"),
+        (&["model.vocab_size=255"], "at least 256"),
+        (&["data.val_fraction=1"], "data.val_fraction = 1: a number from 0.0 to below 1.0"),
+        (&["optim.grad_clip=-0.5"], "optim.grad_clip = -0.5"),
+        (&["optim.lr=inf"], "optim.lr = inf"),
+        (&["optim.lr=1e999"], "optim.lr = 1e999"),
+        (&["optim.lr=fast"], "optim.lr = fast"),
+        (&["model.init_seed=18446744073709551616"], "2^63 - 1"),
+        (&["train.steps=-1"], "train.steps = -1"),
+        (&["data.train="], "data.train = empty"),
+        (&["data.train=a.txt,,b.txt"], "data.train = a.txt,,b.txt"),
+        (&["data.train=[\"a.txt\""], "data.train = [\"a.txt\""),
+        (&["run.dir="], "run.dir = empty"),
+        (&["log.level=inof"], "log.level = inof"),
+        (&["log.level=info,zero3=loud"], "log.level = info,zero3=loud"),
+        (&["zero.overlap=maybe"], "true or false"),
+        (&["zero.reduce_bucket_bytes=100"], "from 4096"),
+        (&["model.preset=gpt3"], "model.preset = gpt3: one of \"none\", \"gpt2-124m\""),
+    ] {
+        let fault = fault_of(list);
+        assert!(fault.contains(says), "{list:?}: {fault}");
+    }
+    parsed(SMALLEST, &["train.eval_every=5", "data.val_fraction=0.1"]);
+    parsed(SMALLEST, &["train.eval_every=5", "data.val=v.txt"]);
+}
+
+#[test]
+fn values_of_later_releases_are_refused_as_such_and_impossible_ones_are_not() {
+    for (list, says) in [
+        ("run.backend=cuda", "not available yet: this build has no CUDA backend; use \"auto\" or \"cpu\""),
+        ("zero.stage=0", "zero.stage = 0: not available yet: it comes with a later release; use 3"),
+        ("zero.persistence_threshold_bytes=1000", "not available yet"),
+        ("zero.gather_bucket_bytes=1000", "not available yet"),
+        ("zero.release_after_forward=false", "not available yet: it comes with a later release; use true"),
+        ("zero.param_dtype=bf16", "not available yet: it comes with a later release; use \"f32\""),
+        ("zero.grad_dtype=bf16", "not available yet"),
+        ("zero.reduce_dtype=bf16", "not available yet"),
+        ("zero.activation_checkpointing=every:2", "not available yet"),
+        ("zero.reduce=last_micro_step", "not available yet"),
+        ("zero.deterministic=false", "not available yet"),
+        ("data.format=llmc", "not available yet"),
+        ("zero.stage=7", "an integer from 0 to 3"),
+        ("zero.param_dtype=f16", "one of \"f32\", \"bf16\""),
+        ("zero.activation_checkpointing=every:0", "\"every:K\" with K of at least 1"),
+        ("data.format=parquet", "one of \"auto\", \"text\""),
+    ] {
+        let fault = fault_of(&[list]);
+        assert!(fault.contains(says), "{list}: {fault}");
+        assert_eq!(fault.contains("not available yet"), says.contains("not available yet"), "{list}: {fault}");
+    }
+}
+
+#[test]
+fn a_syntax_error_names_line_and_column() {
+    let Err(Error::Input(message)) = Deck::parse("[run]\ndir = \"r\"\n[train]\nsteps = = 3\n", &[], "a.toml") else {
+        panic!("accepted")
+    };
+    assert!(message.starts_with("a.toml is not TOML: line 4, column 9: "), "{message}");
+    assert!(message.ends_with("\n  4 | steps = = 3"), "{message}");
+    for text in ["[run", "a = \"x", "[run]\n[run]", "a = 1\na = 2", "x = 99999999999999999999999e", "[a]\n\u{0}"] {
+        let err = Deck::parse(text, &[], "a.toml").unwrap_err();
+        assert!(matches!(&err, Error::Input(m) if m.contains("line ")), "{text:?}: {err}");
+    }
+}
+
+#[test]
+fn a_missing_deck_is_an_input_error_with_its_path() {
+    let err = Deck::load(Path::new("no/such.toml"), &[]).unwrap_err();
+    assert!(err.to_string().starts_with("cannot read the deck no/such.toml: "), "{err}");
+    assert_eq!(err.exit(), crate::error::Exit::BadInput);
+}
+
+#[test]
+fn deep_nesting_is_an_error_and_not_a_stack_overflow() {
+    let text = format!("x = {}", "[".repeat(100_000));
+    assert!(Deck::parse(&text, &[], "deep").is_err());
+    assert!(
+        Deck::parse(SMALLEST, &overrides(&[&format!("data.train=[\"a\", {}", "[".repeat(100_000))]), "deep").is_err()
+    );
+}
+
+#[test]
+fn digests_follow_the_meaning_and_not_the_spelling() {
+    let deck = parsed(SMALLEST, &[]);
+    let spelled = parsed(&SMALLEST.replace("steps = 10", "steps = 0xA # ten"), &["optim.lr=0.0003", "zero.stage=3"]);
+    assert_eq!(deck.digest(), spelled.digest());
+    assert_ne!(deck.digest(), parsed(SMALLEST, &["optim.lr=0.00031"]).digest());
+}
+
+#[test]
+fn the_commented_deck_parses_back_and_explains_every_key() {
+    let deck = parsed(SMALLEST, &["run.dir=a \"b\" \\ # c"]);
+    let text = deck.to_commented_toml();
+    assert_eq!(parsed(&text, &[]), deck);
+    for key in KEYS {
+        assert!(text.contains(key.help), "{}", key.name);
+    }
+}
+
+#[test]
+fn every_deck_in_inputs_is_valid() {
+    let mut n_decks = 0;
+    for entry in std::fs::read_dir(root("inputs")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|e| e == "toml") {
+            Deck::load(&path, &[]).unwrap_or_else(|err| panic!("{}: {err}", path.display()));
+            n_decks += 1;
+        }
+    }
+    assert!(n_decks >= 2, "found {n_decks}");
+    let tiny = Deck::load(&root("inputs/tiny.toml"), &[]).unwrap();
+    assert_eq!((tiny.model.vocab_size, tiny.train.steps, tiny.data.allow_changed), (256, 300, true));
+    let gpt2 = Deck::load(&root("inputs/gpt2-124m.toml"), &[]).unwrap();
+    assert_eq!((gpt2.model.n_layer, gpt2.model.vocab_size), (12, 50257));
+}
+
+fn root(relative: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(relative)
+}
+
+/// The text between two marker lines.
+fn region<'a>(doc: &'a str, name: &str) -> &'a str {
+    let (begin, end) = (format!("<!-- begin {name} -->\n"), format!("<!-- end {name} -->"));
+    let start = doc.find(&begin).unwrap_or_else(|| panic!("docs/deck.md lacks {begin}")) + begin.len();
+    let len = doc[start..].find(&end).unwrap_or_else(|| panic!("docs/deck.md lacks {end}"));
+    &doc[start..start + len]
+}
+
+/// The inside of a region that is one fenced block.
+fn block<'a>(doc: &'a str, name: &str) -> &'a str {
+    let fenced = region(doc, name).trim().trim_end_matches("```");
+    fenced.split_once('\n').map(|(_, inside)| inside).unwrap_or_default()
+}
+
+/// `UPDATE_DOCS=1 cargo test --lib config` rewrites the generated regions.
+#[test]
+fn docs_deck_md_says_what_the_table_and_the_program_say() {
+    let path = root("docs/deck.md");
+    let doc = std::fs::read_to_string(&path).unwrap();
+    let faulty = block(&doc, "faulty deck");
+    let Err(err @ Error::Deck(_)) = Deck::parse(faulty, &overrides(&["zero.stage=2"]), "faulty.toml") else {
+        panic!("the faulty deck of docs/deck.md is accepted")
+    };
+    let generated = [("keys", format!("\n{}\n", markdown_table())), ("faults", format!("```text\n{err}\n```\n"))];
+    let mut wanted = doc.clone();
+    for (name, text) in &generated {
+        wanted = wanted.replace(
+            &format!("<!-- begin {name} -->\n{}<!-- end {name} -->", region(&doc, name)),
+            &format!("<!-- begin {name} -->\n{text}<!-- end {name} -->"),
+        );
+    }
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(&path, &wanted).unwrap();
+    }
+    let written = std::fs::read_to_string(&path).unwrap();
+    for (i, (is, should)) in written.lines().zip(wanted.lines()).enumerate() {
+        assert_eq!(is, should, "docs/deck.md line {} (UPDATE_DOCS=1 cargo test --lib config rewrites it)", i + 1);
+    }
+    assert_eq!(written.len(), wanted.len());
+}
+
+/// Any text of any key's type and range that runs today, as an override.
+fn valid_text(key: &'static Key) -> BoxedStrategy<String> {
+    if !key.today.is_empty() {
+        return proptest::sample::select(key.today).prop_map(str::to_owned).boxed();
+    }
+    let quoted = |s: &str| toml::Value::String(s.to_owned()).to_string();
+    match key.kind {
+        Kind::Text { .. } => "[ -~é\t\n\u{7f}]{1,12}".prop_map(move |s| quoted(&s)).boxed(),
+        Kind::Choice(words) => proptest::sample::select(words).prop_map(str::to_owned).boxed(),
+        Kind::Checkpointing => Just("none".to_owned()).boxed(),
+        Kind::LogFilter => proptest::sample::select(&["off", "WARN", "zero3=debug", "info,a::b=off/x"][..])
+            .prop_map(str::to_owned)
+            .boxed(),
+        Kind::Flag => any::<bool>().prop_map(|b| b.to_string()).boxed(),
+        Kind::Integer { min, max } => (min..=max).prop_map(|i| i.to_string()).boxed(),
+        Kind::Float { min, max, .. } => prop_oneof![
+            (min..max).prop_map(|f| format!("{f:?}")),
+            // Small numbers of any exponent: the range above gives large ones only.
+            (min.max(1e-20).log10()..max.log10() - 0.01).prop_map(|e| format!("{:?}", 10f64.powf(e))),
+        ]
+        .boxed(),
+        Kind::Paths { .. } => proptest::collection::vec("[ -~]{1,8}\\.txt", 1..4)
+            .prop_map(move |p| format!("[{}]", p.iter().map(|p| quoted(p)).collect::<Vec<_>>().join(", ")))
+            .boxed(),
+    }
+}
+
+/// Random values for a random half of the keys; keys that others constrain are drawn to fit.
+fn valid_overrides() -> impl Strategy<Value = Vec<(String, String)>> {
+    const TIED: &[&str] = &[
+        "model.n_head",
+        "model.d_model",
+        "model.vocab_size",
+        "data.format",
+        "data.tokenizer",
+        "train.micro_batch_size",
+        "train.global_batch_size",
+        "train.eval_every",
+        "optim.min_lr",
+        "optim.lr",
+    ];
+    let free: Vec<_> = KEYS
+        .iter()
+        .filter(|k| !TIED.contains(&k.name))
+        .map(|k| (any::<bool>(), valid_text(k)).prop_map(|(on, text)| on.then(|| (k.name.to_owned(), text))))
+        .collect();
+    let tied = (1i64..64, 1i64..64, 256i64..70_000, 1i64..64, 1i64..64, 0.0..1.0f64, 0.0..1.0f64);
+    (free, tied).prop_map(|(free, (heads, width, vocab, micro, accum, lr, share))| {
+        let tied = [
+            ("model.n_head", heads.to_string()),
+            ("model.d_model", (heads * width).to_string()),
+            ("model.vocab_size", vocab.to_string()),
+            ("train.micro_batch_size", micro.to_string()),
+            ("train.global_batch_size", (micro * accum).to_string()),
+            ("optim.lr", format!("{lr:?}")),
+            ("optim.min_lr", format!("{:?}", lr * share)),
+        ];
+        free.into_iter().flatten().chain(tied.map(|(k, v)| (k.to_owned(), v))).collect()
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(300) })]
+
+    #[test]
+    fn a_resolved_deck_prints_as_toml_that_parses_back_to_it(list in valid_overrides()) {
+        let deck = Deck::parse(SMALLEST, &list, "test.toml").map_err(|e| TestCaseError::fail(e.to_string()))?;
+        for text in [deck.to_toml(), deck.to_commented_toml()] {
+            let again = Deck::parse(&text, &[], "again").map_err(|e| TestCaseError::fail(format!("{e}\n{text}")))?;
+            prop_assert_eq!(&again, &deck);
+            prop_assert_eq!(again.digest(), deck.digest());
+        }
+    }
+
+    #[test]
+    fn no_text_panics_the_parser(text in any::<String>(), key in any::<String>(), value in any::<String>()) {
+        let _ = Deck::parse(&text, &[(key, value)], "fuzz");
+    }
+
+    #[test]
+    fn no_nearly_right_deck_panics_the_parser(
+        lines in proptest::collection::vec((0..KEYS.len(), 0..6usize, "[ -~é\n]{0,12}"), 0..8),
+        cut in 0..400usize,
+    ) {
+        let mut text = String::from(SMALLEST);
+        let mut list = Vec::new();
+        for (key, form, value) in lines {
+            let (name, section, field) = (KEYS[key].name, KEYS[key].section(), KEYS[key].field());
+            match form {
+                0 => text.push_str(&format!("[{section}]\n{field} = {value}\n")),
+                1 => text.insert_str(0, &format!("{name} = {value}\n")),
+                2 => text.push_str(&format!("[[{section}]]\n{field} = [{value}]\n")),
+                3 => text.insert_str(0, &format!("{name} = {{ {value} = 1 }}\n")),
+                4 => text.insert_str(0, &format!("{section} = {value}\n")),
+                _ => list.push((name.to_owned(), value)),
+            }
+        }
+        let cut = (0..=cut.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+        let _ = Deck::parse(&text[cut..], &list, "fuzz");
+    }
+
+    #[test]
+    fn any_override_of_any_key_is_good_or_one_fault_naming_the_key(key in 0..KEYS.len(), value in "\\PC{0,20}") {
+        let name = KEYS[key].name;
+        match Deck::parse(SMALLEST, &[(name.to_owned(), value)], "test.toml") {
+            Ok(deck) => prop_assert_eq!(Deck::parse(&deck.to_toml(), &[], "again").unwrap(), deck),
+            Err(Error::Deck(faults)) => prop_assert!(faults.iter().any(|f| f.key == name), "{:?}", faults),
+            Err(err) => prop_assert!(false, "{err}"),
+        }
+    }
+}
