@@ -14,6 +14,7 @@
 #![warn(missing_docs)]
 
 pub mod config;
+pub mod data;
 pub mod dtype;
 pub mod error;
 pub mod exact_sum;
