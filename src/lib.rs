@@ -15,6 +15,7 @@
 
 pub mod cli;
 pub mod config;
+pub mod data;
 pub mod dtype;
 pub mod error;
 pub mod exact_sum;

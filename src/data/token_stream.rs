@@ -1,0 +1,233 @@
+//! Token files as one long array that is never loaded: memory-mapped and read where a sample needs it.
+//!
+//! Must not know: samples, vocabularies, ranks.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use memmap2::Mmap;
+
+use super::files::{TokenFormat, report};
+use crate::error::Result;
+
+/// A virtual concatenation of token files.
+#[derive(Debug)]
+pub struct TokenStream {
+    files: Vec<StreamFile>,
+    format: TokenFormat,
+    /// Tokens of all files.
+    n_tokens: u64,
+}
+
+/// One file of the stream.
+#[derive(Debug)]
+pub struct StreamFile {
+    path: PathBuf,
+    /// None for an empty file, which cannot be mapped.
+    map: Option<Mmap>,
+    /// Index in the stream of the file's first token.
+    first_token: u64,
+    n_tokens: u64,
+}
+
+impl StreamFile {
+    /// As it was given or found by a glob.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The whole content.
+    pub fn bytes(&self) -> &[u8] {
+        self.map.as_deref().unwrap_or(&[])
+    }
+
+    /// Tokens in the file.
+    pub fn n_tokens(&self) -> u64 {
+        self.n_tokens
+    }
+}
+
+impl TokenStream {
+    /// Maps the files in the given order. Every file that cannot be read or has a torn last token is reported at once.
+    pub fn open(key: &str, files: &[PathBuf], format: TokenFormat) -> Result<Self> {
+        let mut faults = Vec::new();
+        let mut stream = TokenStream { files: Vec::with_capacity(files.len()), format, n_tokens: 0 };
+        for path in files {
+            let map = match map_file(path) {
+                Ok(map) => map,
+                Err(err) => {
+                    faults.push(format!(
+                        "{key}: cannot read {}: {err}; check the path and its permissions",
+                        path.display()
+                    ));
+                    continue;
+                }
+            };
+            let n_bytes = map.as_ref().map_or(0, |m| m.len() as u64);
+            let token_bytes = format.token_bytes();
+            if n_bytes % token_bytes != 0 {
+                faults.push(format!(
+                    "{key}: {} has {n_bytes} bytes, which is no multiple of {token_bytes}: as {format} its last token, at byte \
+                     offset {}, is torn; copy the file again, or name its true data.format",
+                    path.display(),
+                    n_bytes / token_bytes * token_bytes
+                ));
+                continue;
+            }
+            let n_tokens = n_bytes / token_bytes;
+            stream.files.push(StreamFile { path: path.clone(), map, first_token: stream.n_tokens, n_tokens });
+            stream.n_tokens += n_tokens;
+        }
+        report(faults)?;
+        Ok(stream)
+    }
+
+    /// Tokens of all files.
+    pub fn len(&self) -> u64 {
+        self.n_tokens
+    }
+
+    /// Whether there is no token at all.
+    pub fn is_empty(&self) -> bool {
+        self.n_tokens == 0
+    }
+
+    /// How tokens lie in the files.
+    pub fn format(&self) -> TokenFormat {
+        self.format
+    }
+
+    /// The files in stream order.
+    pub fn files(&self) -> &[StreamFile] {
+        &self.files
+    }
+
+    /// Overwrites `out` with the tokens from `range_start` on, across file ends.
+    pub fn read(&self, range_start: u64, out: &mut [u32]) {
+        let range_end = range_start + out.len() as u64;
+        assert!(range_end <= self.n_tokens, "tokens {range_start}..{range_end} of a stream of {}", self.n_tokens);
+        let mut filled = 0;
+        self.for_bytes(range_start..range_end, |bytes| {
+            let n = bytes.len() / self.format.token_bytes() as usize;
+            decode(self.format, bytes, &mut out[filled..filled + n]);
+            filled += n;
+        });
+        assert_eq!(filled, out.len(), "tokens read from {range_start} on");
+    }
+
+    /// Calls `f` with the bytes of each file's part of a token range, in order.
+    pub(super) fn for_bytes<'s>(&'s self, range: std::ops::Range<u64>, mut f: impl FnMut(&'s [u8])) {
+        let token_bytes = self.format.token_bytes();
+        let mut at = range.start;
+        let first_file = self.files.partition_point(|file| file.first_token + file.n_tokens <= at);
+        for file in &self.files[first_file..] {
+            if at >= range.end {
+                break;
+            }
+            let from = at - file.first_token;
+            let to = file.n_tokens.min(range.end - file.first_token);
+            if from < to {
+                f(&file.bytes()[(from * token_bytes) as usize..(to * token_bytes) as usize]);
+                at = file.first_token + to;
+            }
+        }
+    }
+}
+
+/// Tokens from their little-endian bytes; overwrites `out`.
+fn decode(format: TokenFormat, bytes: &[u8], out: &mut [u32]) {
+    match format {
+        TokenFormat::Text => {
+            for (token, &byte) in out.iter_mut().zip(bytes) {
+                *token = u32::from(byte);
+            }
+        }
+        TokenFormat::RawU16 => {
+            for (token, b) in out.iter_mut().zip(bytes.as_chunks().0) {
+                *token = u32::from(u16::from_le_bytes(*b));
+            }
+        }
+        TokenFormat::RawU32 => {
+            for (token, b) in out.iter_mut().zip(bytes.as_chunks().0) {
+                *token = u32::from_le_bytes(*b);
+            }
+        }
+    }
+}
+
+fn map_file(path: &Path) -> std::io::Result<Option<Mmap>> {
+    let file = File::open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(std::io::Error::other("it is not a regular file"));
+    }
+    if file.metadata()?.len() == 0 {
+        return Ok(None);
+    }
+    // SAFETY: the map is read-only and lives as long as the StreamFile that owns it. Data files must not be changed during a
+    // run (README says so): a file cut short would end the process with SIGBUS, as it would any program that maps it. The
+    // bytes are only ever read as u8, for which every value is valid.
+    unsafe { Mmap::map(&file) }.map(Some)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Error;
+    use proptest::prelude::*;
+
+    fn write_files(dir: &Path, contents: &[Vec<u8>]) -> Vec<PathBuf> {
+        let paths: Vec<PathBuf> = (0..contents.len()).map(|i| dir.join(format!("{i:04}"))).collect();
+        for (path, content) in paths.iter().zip(contents) {
+            std::fs::write(path, content).unwrap();
+        }
+        paths
+    }
+
+    #[test]
+    fn torn_and_missing_files_are_all_named_with_offset() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut paths = write_files(dir.path(), &[vec![1; 7], vec![1; 4], vec![1; 9]]);
+        paths.push(dir.path().join("gone"));
+        let Err(Error::Input(text)) = TokenStream::open("data.val", &paths, TokenFormat::RawU16) else { panic!() };
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 3, "{text}");
+        assert!(lines[0].contains("0000 has 7 bytes") && lines[0].contains("byte offset 6"), "{text}");
+        assert!(lines[1].contains("0002 has 9 bytes") && lines[2].contains("gone"), "{text}");
+        let Err(Error::Input(text)) = TokenStream::open("data.val", &paths[..1], TokenFormat::RawU32) else { panic!() };
+        assert!(text.contains("multiple of 4") && text.contains("byte offset 4"), "{text}");
+    }
+
+    #[test]
+    #[should_panic(expected = "tokens 3..5 of a stream of 4")]
+    fn a_read_past_the_end_is_a_broken_invariant() {
+        let dir = tempfile::tempdir().unwrap();
+        let paths = write_files(dir.path(), &[b"abcd".to_vec()]);
+        TokenStream::open("data.train", &paths, TokenFormat::Text).unwrap().read(3, &mut [0; 2]);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+        /// Against a plain Vec of all tokens, empty files and one-token files included.
+        #[test]
+        fn a_read_across_file_ends_gives_the_tokens_of_the_plain_array(
+            files in proptest::collection::vec(proptest::collection::vec(any::<u32>(), 0..9), 1..6),
+            format in prop_oneof![Just(TokenFormat::Text), Just(TokenFormat::RawU16), Just(TokenFormat::RawU32)],
+        ) {
+            let keep = (format.token_limit() - 1) as u32;
+            let n = format.token_bytes() as usize;
+            let contents: Vec<Vec<u8>> =
+                files.iter().map(|f| f.iter().flat_map(|t| t.to_le_bytes()[..n].to_vec()).collect()).collect();
+            let all: Vec<u32> = files.iter().flatten().map(|t| t & keep).collect();
+            let dir = tempfile::tempdir().unwrap();
+            let stream = TokenStream::open("data.train", &write_files(dir.path(), &contents), format).unwrap();
+            prop_assert_eq!(stream.len(), all.len() as u64);
+            for from in 0..=all.len() {
+                for to in from..=all.len() {
+                    let mut out = vec![7; to - from];
+                    stream.read(from as u64, &mut out);
+                    prop_assert_eq!(&out, &all[from..to]);
+                }
+            }
+        }
+    }
+}
