@@ -7,14 +7,10 @@
 //! Must not know: what a transformer is, what a shard is, what a checkpoint is.
 
 pub mod buffer;
-pub mod comm;
 pub mod cpu;
-pub mod memory;
-pub mod mesh;
 pub mod ops;
 
 pub use buffer::{Arena, Buf, Space, View, ViewMut};
-pub use comm::{Comm, CommRecord, Pending};
 pub use ops::Ops;
 
 /// The four queues of a device. Work on one queue runs in order; queues are ordered against each other by events.
@@ -49,12 +45,4 @@ pub trait Device: Ops {
     fn fill_bytes(&self, dst: ViewMut<'_>, byte: u8);
     /// What the device is, for banners and logs.
     fn describe(&self) -> String;
-}
-
-/// A device and the communicator that goes with it; chosen once in `cli`.
-pub trait Backend {
-    /// Where kernels run.
-    type Device: Device;
-    /// How slices travel.
-    type Comm: Comm<Event = <Self::Device as Device>::Event>;
 }
