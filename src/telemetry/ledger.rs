@@ -31,3 +31,21 @@ impl MemKind {
         MemKind::Staging,
     ];
 }
+
+#[derive(Default)]
+pub struct Ledger {
+    n: u64,
+}
+impl Ledger {
+    pub fn take(&mut self, _k: MemKind, b: u64) {
+        self.n += b
+    }
+    pub fn give(&mut self, _k: MemKind, b: u64) {
+        self.n -= b
+    }
+    pub fn convert(&mut self, _a: MemKind, _b: MemKind, _n: u64) {}
+    pub fn total_now(&self) -> u64 {
+        self.n
+    }
+    pub fn set_label(&mut self, _l: usize) {}
+}

@@ -1,2 +1,4 @@
 //! temp
+pub mod comm_volume;
 pub mod ledger;
+pub mod timer;
