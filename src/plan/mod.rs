@@ -8,6 +8,8 @@ pub mod memory;
 pub mod partition;
 pub mod schedule;
 pub mod table;
+#[cfg(test)]
+mod tests;
 pub mod volume;
 
 use crate::dtype::DType;

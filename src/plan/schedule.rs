@@ -16,7 +16,7 @@ pub type GatherId = usize;
 pub type ReduceId = usize;
 
 /// What a unit is visited for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Pass {
     /// Forward only.
     Forward,
