@@ -1,7 +1,7 @@
 //! Properties of every plan, whatever the model, the rank count and the knobs.
 
 use super::memory::Slot;
-use super::schedule::{self, Instr, Knobs, Pass, gathered_bytes};
+use super::schedule::{Instr, Knobs, Pass, gathered_bytes};
 use super::*;
 use crate::params::{Init, ParamSpec, UnitSpec};
 use proptest::prelude::*;

@@ -1,4 +1,0 @@
-//! temp
-pub mod comm_volume;
-pub mod ledger;
-pub mod timer;
