@@ -19,3 +19,4 @@ pub mod dtype;
 pub mod error;
 pub mod exact_sum;
 pub mod params;
+pub mod telemetry;
