@@ -14,6 +14,7 @@
 #![warn(missing_docs)]
 
 pub mod backend;
+pub mod checkpoint;
 pub mod cli;
 pub mod config;
 pub mod data;
