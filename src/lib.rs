@@ -13,6 +13,7 @@
 //! | L7 | [`cli`] and `main` | arguments, MPI start, exit code |
 #![warn(missing_docs)]
 
+pub mod checkpoint;
 pub mod config;
 pub mod dtype;
 pub mod error;
