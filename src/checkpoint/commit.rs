@@ -1,6 +1,6 @@
 //! From a directory being written to a checkpoint that counts, and from old checkpoints to free space.
 //!
-//! [Note: commit protocol] A name tells what a directory is, at every instant and after a crash at any instant:
+//! \[Note: commit protocol\] A name tells what a directory is, at every instant and after a crash at any instant:
 //!
 //! | name | is |
 //! | --- | --- |
@@ -130,7 +130,7 @@ pub fn free_bytes(dir: &Path) -> Result<u64> {
     }
     // SAFETY: statvfs returned 0, so it filled `stat`.
     let stat = unsafe { stat.assume_init() };
-    Ok((stat.f_bavail as u64).saturating_mul(stat.f_frsize as u64))
+    Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 
 fn with_suffix(parent: &Path, step: u64, suffix: Suffix) -> PathBuf {

@@ -13,7 +13,7 @@ use super::manifest::{MAX_MANIFEST_BYTES, Manifest};
 use super::{MANIFEST_FILE, checkpoints_dir, step_dir_name};
 use crate::error::{Error, Result};
 
-/// What the end of a step directory's name says about it; see [Note: commit protocol].
+/// What the end of a step directory's name says about it; see \[Note: commit protocol\].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Suffix {
     Final,
@@ -115,14 +115,13 @@ pub(super) fn check_files(dir: &Path, manifest: &Manifest) -> std::result::Resul
 /// says (if it says one), and every file with its size.
 pub fn check_complete(dir: &Path) -> Result<Manifest> {
     let manifest = read_manifest(dir)?;
-    if let Some((step, _)) = dir.file_name().and_then(|n| n.to_str()).and_then(Suffix::parse) {
-        if step != manifest.step {
-            return Err(Error::Checkpoint(format!(
-                "{} holds step {}, not the step of its name",
-                dir.display(),
-                manifest.step
-            )));
-        }
+    let named = dir.file_name().and_then(|n| n.to_str()).and_then(Suffix::parse);
+    if named.is_some_and(|(step, _)| step != manifest.step) {
+        return Err(Error::Checkpoint(format!(
+            "{} holds step {}, not the step of its name",
+            dir.display(),
+            manifest.step
+        )));
     }
     check_files(dir, &manifest).map_err(Error::Checkpoint)?;
     Ok(manifest)

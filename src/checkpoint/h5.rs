@@ -1,10 +1,10 @@
 //! The one place that opens HDF5 files: library version, locks, and what is checked before a byte is read.
 //!
-//! [Note: library format] Files are written in the 1.10 format (`H5F_LIBVER_V110`), where superblock, object headers and
+//! \[Note: library format\] Files are written in the 1.10 format (`H5F_LIBVER_V110`), where superblock, object headers and
 //! group indices carry checksums: a flipped bit in them is an error instead of a wrong size or a wrong address. It is the
 //! newest format that every HDF5 in use on clusters still reads.
 //!
-//! [Note: locks] HDF5 takes an flock on open, which some network file systems refuse. A rank file has one writer, is
+//! \[Note: locks\] HDF5 takes an flock on open, which some network file systems refuse. A rank file has one writer, is
 //! read only after the commit, and is never changed afterwards, so the lock guards nothing and is switched off.
 //!
 //! The crate holds the library's own error printing off; errors reach people through `Error` alone.

@@ -1,10 +1,10 @@
 //! The manifest: what a checkpoint holds and where, its bytes on disk, and everything that makes one unacceptable.
 //!
-//! [Note: manifest digest] The file is JSON whose last member is `"digest"`. The digest is the xxh3-64 of every byte before
+//! \[Note: manifest digest\] The file is JSON whose last member is `"digest"`. The digest is the xxh3-64 of every byte before
 //! that member, so no canonical form has to be agreed on: a flip anywhere, white space included, is found. Members that
 //! a reader does not know are covered by the digest and ignored.
 //!
-//! [Note: block digests] A slice is digested in blocks of `digest_block` elements. A reader on another rank count checks what
+//! \[Note: block digests\] A slice is digested in blocks of `digest_block` elements. A reader on another rank count checks what
 //! it reads by reading at most one block more at each end of its range, never the whole slice of the old owner.
 //!
 //! Must not know: the file system, HDF5.
@@ -71,7 +71,7 @@ pub struct Manifest {
     pub optimizer: Optimizer,
     /// Digest algorithm of blocks and files.
     pub hash: String,
-    /// Elements per digest block; see [Note: block digests].
+    /// Elements per digest block; see \[Note: block digests\].
     pub digest_block: usize,
     /// Every parameter, once.
     pub params: Vec<Param>,

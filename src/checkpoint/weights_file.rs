@@ -154,9 +154,8 @@ fn boxes(shape: &[usize], range: Range<usize>) -> Vec<Vec<Range<usize>>> {
     let row: usize = inner.iter().product();
     let within = |i: usize, part: Range<usize>| {
         boxes(inner, part).into_iter().map(move |tail| {
-            let mut window = vec![i..i + 1];
-            window.extend(tail);
-            window
+            let row = i..i + 1;
+            std::iter::once(row).chain(tail).collect()
         })
     };
     let (first, last) = (range.start / row, range.end / row);
@@ -171,9 +170,8 @@ fn boxes(shape: &[usize], range: Range<usize>) -> Vec<Vec<Range<usize>>> {
         from += 1;
     }
     if from < last {
-        let mut window = vec![from..last];
-        window.extend(inner.iter().map(|&d| 0..d));
-        found.push(window);
+        let rows = from..last;
+        found.push(std::iter::once(rows).chain(inner.iter().map(|&d| 0..d)).collect());
     }
     found.extend(within(last, 0..rest));
     found

@@ -76,10 +76,16 @@ pub fn write_rank_file(
     let records = write_datasets(&path, rank, world_size, step, slices)
         .map_err(|e| Error::Io(format!("writing checkpoint file {}: {e}", path.display())))?;
 
-    // The library has closed the file; whatever it still had to say to the disk is said here.
+    // The library has closed the file. The disk takes its bytes while they are digested from the page cache.
     let mut file = File::open(&path).map_err(|e| Error::io("open", &path, &e))?;
-    let (bytes, digest) = digest_file(&mut file).map_err(|e| Error::io("read", &path, &e))?;
-    file.sync_all().map_err(|e| Error::io("fsync", &path, &e))?;
+    let to_sync = file.try_clone().map_err(|e| Error::io("open", &path, &e))?;
+    let (synced, digested) = std::thread::scope(|scope| {
+        let syncing = scope.spawn(move || to_sync.sync_all());
+        let digested = digest_file(&mut file);
+        (syncing.join().expect("fsync does not panic"), digested)
+    });
+    synced.map_err(|e| Error::io("fsync", &path, &e))?;
+    let (bytes, digest) = digested.map_err(|e| Error::io("read", &path, &e))?;
     Ok(FileRecord { rank, name, bytes, digest, slices: records })
 }
 
