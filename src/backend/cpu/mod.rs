@@ -23,6 +23,7 @@ use crate::backend::{Backend, Device, Queue, View, ViewMut};
 use crate::error::{Error, Result};
 use gemm::Parallelism;
 use rayon::prelude::*;
+use std::borrow::Cow;
 
 /// CPU kernels, collectives over MPI.
 pub struct Cpu;
@@ -99,6 +100,10 @@ impl Device for CpuDevice {
         let src = host::bytes(src);
         assert_eq!(dst.len(), src.len(), "bytes of a download");
         dst.copy_from_slice(src);
+    }
+
+    fn read<'a>(&self, src: View<'a>) -> Cow<'a, [f32]> {
+        Cow::Borrowed(host::f32s(src))
     }
 
     fn fill_bytes(&self, dst: ViewMut<'_>, byte: u8) {
