@@ -5,8 +5,8 @@
 //!
 //! Must not know: ranks (but for the communicator), what a transformer is.
 
-pub mod host;
-pub mod math;
+pub(crate) mod host;
+mod math;
 mod matmul;
 mod mpi_comm;
 mod ops;
