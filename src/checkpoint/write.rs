@@ -73,8 +73,14 @@ pub fn write_rank_file(
     check_slices(rank, world_size, slices)?;
     let name = rank_file_name(rank, world_size);
     let path = dir.join(&name);
-    let records = write_datasets(&path, rank, world_size, step, slices)
-        .map_err(|e| Error::Io(format!("writing checkpoint file {}: {e}", path.display())))?;
+    let records = write_datasets(&path, rank, world_size, step, slices).map_err(|e| {
+        Error::Io(format!(
+            "writing checkpoint file {} (about {} bytes): {}",
+            path.display(),
+            estimate_bytes(slices),
+            h5::one_line(&e)
+        ))
+    })?;
 
     // The library has closed the file. The disk takes its bytes while they are digested from the page cache.
     let mut file = File::open(&path).map_err(|e| Error::io("open", &path, &e))?;
