@@ -33,7 +33,7 @@ pub mod write;
 #[cfg(test)]
 mod tests;
 
-pub use commit::{check_free_space, commit, prepare, retain};
+pub use commit::{check_free_space, clean_up, commit, prepare, retain};
 pub use diff::{Diff, diff};
 pub use find::{complete_checkpoints, newest, resolve};
 pub use inspect::{Inspection, inspect};
