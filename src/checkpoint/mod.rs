@@ -9,7 +9,7 @@
 //! | file | lives there |
 //! | --- | --- |
 //! | [`manifest`] | the manifest: fields, bytes, digest, everything that makes one unacceptable |
-//! | [`write`] | a rank's file: datasets, digests, fsync |
+//! | [`write`](mod@write) | a rank's file: datasets, digests, fsync |
 //! | [`commit`](mod@commit) | prepare, commit, retain: which names exist on disk at every instant |
 //! | [`find`] | which checkpoints a run directory holds; what a person's PATH means |
 //! | [`read`] | from a parameter's range to file ranges, and the verified bytes |
