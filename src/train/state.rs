@@ -48,13 +48,14 @@ pub struct Position {
 const STORED: [(State, Kind); 3] =
     [(State::Param, Kind::Weight), (State::ExpAvg, Kind::ExpAvg), (State::ExpAvgSq, Kind::ExpAvgSq)];
 
-/// The step directory to restore, none for a start from scratch.
-pub fn find(run_dir: &Path, start: &Start) -> Result<Option<PathBuf>> {
-    match start {
-        Start::Auto => Ok(checkpoint::newest(run_dir)?.map(|(_, dir)| dir)),
-        Start::Scratch => Ok(None),
-        Start::Path(path) => checkpoint::resolve(path).map(Some),
-    }
+/// The step directory to restore and its step, none for a start from scratch.
+pub fn find(run_dir: &Path, start: &Start) -> Result<Option<(PathBuf, u64)>> {
+    let dir = match start {
+        Start::Auto => checkpoint::newest(run_dir)?.map(|(_, dir)| dir),
+        Start::Scratch => None,
+        Start::Path(path) => Some(checkpoint::resolve(path)?),
+    };
+    dir.map(|dir| checkpoint::find::read_manifest(&dir).map(|manifest| (dir, manifest.step))).transpose()
 }
 
 /// Moves what an earlier run left beyond the step resumed from (None: a start from scratch) to `RUN/previous_K`, so that
