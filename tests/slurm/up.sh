@@ -83,7 +83,7 @@ AccountingStorageType=accounting_storage/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerType=sched/backfill
-SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=2
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
 SlurmdParameters=config_overrides
 ReturnToService=2
 KillWait=5
@@ -107,5 +107,5 @@ for ((i = 1; i <= n_nodes; i++)); do
         mount -t tmpfs tmpfs /dev/shm
         exec slurmd -N "$1" -c' sh "n$i" "$root"
 done
-all_idle() { [ "$(sinfo -h -t idle -o %D)" = "$n_nodes" ]; }
+all_idle() { [ "$(sinfo -h --responding -t idle -o %D)" = "$n_nodes" ]; }
 wait_for "$n_nodes idle nodes" all_idle
