@@ -13,12 +13,18 @@
 //! | L7 | [`cli`] and `main` | arguments, MPI start, exit code |
 #![warn(missing_docs)]
 
+pub mod backend;
+pub mod checkpoint;
 pub mod cli;
 pub mod config;
 pub mod data;
 pub mod dtype;
 pub mod error;
 pub mod exact_sum;
+pub mod model;
+pub mod optim;
 pub mod params;
 pub mod plan;
 pub mod telemetry;
+pub mod train;
+pub mod zero;

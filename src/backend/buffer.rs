@@ -31,7 +31,12 @@ pub struct Arena {
 
 impl Arena {
     /// Wraps an allocation of `bytes` at `base` that lives as long as `owner`.
-    pub(in crate::backend) fn new(base: u64, bytes: usize, space: Space, owner: Box<dyn Any + Send + Sync>) -> Arc<Self> {
+    pub(in crate::backend) fn new(
+        base: u64,
+        bytes: usize,
+        space: Space,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> Arc<Self> {
         Arc::new(Arena { base, bytes, space, _owner: owner })
     }
 
@@ -53,7 +58,12 @@ impl Buf {
     /// Only `Memory` makes handles: it checks that the region overlaps no living one.
     pub(in crate::backend) fn new(arena: &Arc<Arena>, offset: usize, numel: usize, dtype: DType) -> Self {
         let bytes = numel * dtype.bytes();
-        assert!(offset + bytes <= arena.bytes, "buffer [{offset}, {}) leaves its arena of {} bytes", offset + bytes, arena.bytes);
+        assert!(
+            offset + bytes <= arena.bytes,
+            "buffer [{offset}, {}) leaves its arena of {} bytes",
+            offset + bytes,
+            arena.bytes
+        );
         assert_eq!(offset % 64, 0, "buffers start on cache lines");
         Buf { arena: Arc::clone(arena), offset, numel, dtype }
     }
@@ -80,12 +90,24 @@ impl Buf {
 
     /// Reads the whole buffer.
     pub fn view(&self) -> View<'_> {
-        View { addr: self.arena.base + self.offset as u64, numel: self.numel, dtype: self.dtype, space: self.arena.space, life: PhantomData }
+        View {
+            addr: self.arena.base + self.offset as u64,
+            numel: self.numel,
+            dtype: self.dtype,
+            space: self.arena.space,
+            life: PhantomData,
+        }
     }
 
     /// Writes the whole buffer.
     pub fn view_mut(&mut self) -> ViewMut<'_> {
-        ViewMut { addr: self.arena.base + self.offset as u64, numel: self.numel, dtype: self.dtype, space: self.arena.space, life: PhantomData }
+        ViewMut {
+            addr: self.arena.base + self.offset as u64,
+            numel: self.numel,
+            dtype: self.dtype,
+            space: self.arena.space,
+            life: PhantomData,
+        }
     }
 }
 
@@ -170,13 +192,25 @@ impl<'a> ViewMut<'a> {
     /// Only the elements of `range`.
     pub fn range(self, range: Range<usize>) -> ViewMut<'a> {
         assert!(range.start <= range.end && range.end <= self.numel, "range {range:?} of {} elements", self.numel);
-        ViewMut { addr: self.addr + (range.start * self.dtype.bytes()) as u64, numel: range.len(), dtype: self.dtype, space: self.space, life: PhantomData }
+        ViewMut {
+            addr: self.addr + (range.start * self.dtype.bytes()) as u64,
+            numel: range.len(),
+            dtype: self.dtype,
+            space: self.space,
+            life: PhantomData,
+        }
     }
 
     /// Two disjoint parts: `[0, mid)` and `[mid, numel)`.
     pub fn split_at(self, mid: usize) -> (ViewMut<'a>, ViewMut<'a>) {
         assert!(mid <= self.numel, "split at {mid} of {} elements", self.numel);
-        let right = ViewMut { addr: self.addr + (mid * self.dtype.bytes()) as u64, numel: self.numel - mid, dtype: self.dtype, space: self.space, life: PhantomData };
+        let right = ViewMut {
+            addr: self.addr + (mid * self.dtype.bytes()) as u64,
+            numel: self.numel - mid,
+            dtype: self.dtype,
+            space: self.space,
+            life: PhantomData,
+        };
         (ViewMut { numel: mid, ..self }, right)
     }
 }

@@ -74,33 +74,33 @@ pub trait Ops {
     /// `out[b,t,:] = wte[tokens[b,t],:] + wpe[t,:]`. Overwrites `out`.
     fn embedding_forward(
         &self,
-        out: ViewMut<'_>,   // (rows, C)
-        tokens: View<'_>,   // (rows) u32, each < V
-        wte: View<'_>,      // (V, C)
-        wpe: View<'_>,      // (T_max, C), T_max >= t
-        t: usize,           // tokens per sequence; rows = B * t
+        out: ViewMut<'_>, // (rows, C)
+        tokens: View<'_>, // (rows) u32, each < V
+        wte: View<'_>,    // (V, C)
+        wpe: View<'_>,    // (T_max, C), T_max >= t
+        t: usize,         // tokens per sequence; rows = B * t
     );
 
     /// Gradients of [`Ops::embedding_forward`], rows added in token order. Accumulates into `dwte` (the tied head
     /// has been there before); overwrites `dwpe`, rows at and after `t` with zeros.
     fn embedding_backward(
         &self,
-        dwte: ViewMut<'_>,  // (V, C)
-        dwpe: ViewMut<'_>,  // (T_max, C)
-        dout: View<'_>,     // (rows, C)
-        tokens: View<'_>,   // (rows) u32
+        dwte: ViewMut<'_>, // (V, C)
+        dwpe: ViewMut<'_>, // (T_max, C)
+        dout: View<'_>,    // (rows, C)
+        tokens: View<'_>,  // (rows) u32
         t: usize,
     );
 
     /// Layer normalisation over the last dimension, eps 1e-5, biased variance. Overwrites `out`, `mean`, `rstd`.
     fn layer_norm_forward(
         &self,
-        out: ViewMut<'_>,   // (rows, C)
-        mean: ViewMut<'_>,  // (rows)
-        rstd: ViewMut<'_>,  // (rows)
-        inp: View<'_>,      // (rows, C)
-        weight: View<'_>,   // (C)
-        bias: View<'_>,     // (C)
+        out: ViewMut<'_>,  // (rows, C)
+        mean: ViewMut<'_>, // (rows)
+        rstd: ViewMut<'_>, // (rows)
+        inp: View<'_>,     // (rows, C)
+        weight: View<'_>,  // (C)
+        bias: View<'_>,    // (C)
     );
 
     /// Gradients of [`Ops::layer_norm_forward`]. Accumulates into `dinp` (the residual path has been there before);
@@ -137,9 +137,9 @@ pub trait Ops {
     /// `dinp = dout * weight`. Overwrites `dinp`.
     fn linear_backward_input(
         &self,
-        dinp: ViewMut<'_>,  // (rows, n_in)
-        dout: View<'_>,     // (rows, n_out)
-        weight: View<'_>,   // (n_out, n_in)
+        dinp: ViewMut<'_>, // (rows, n_in)
+        dout: View<'_>,    // (rows, n_out)
+        weight: View<'_>,  // (n_out, n_in)
         shape: LinearShape,
     );
 
@@ -147,10 +147,10 @@ pub trait Ops {
     /// `accumulate` (row chunks of the head); `dbias` is always overwritten.
     fn linear_backward_weight(
         &self,
-        dweight: ViewMut<'_>,               // (n_out, n_in)
-        dbias: Option<ViewMut<'_>>,         // (n_out)
-        dout: View<'_>,                     // (rows, n_out)
-        inp: View<'_>,                      // (rows, n_in)
+        dweight: ViewMut<'_>,       // (n_out, n_in)
+        dbias: Option<ViewMut<'_>>, // (n_out)
+        dout: View<'_>,             // (rows, n_out)
+        inp: View<'_>,              // (rows, n_in)
         shape: LinearShape,
         accumulate: bool,
     );
@@ -158,8 +158,8 @@ pub trait Ops {
     /// GELU, tanh form (arXiv:1606.08415). Overwrites `out`.
     fn gelu_forward(
         &self,
-        out: ViewMut<'_>,   // (n)
-        inp: View<'_>,      // (n)
+        out: ViewMut<'_>, // (n)
+        inp: View<'_>,    // (n)
     );
 
     /// Multiplies the incoming gradient in place by GELU'(inp).
@@ -172,18 +172,18 @@ pub trait Ops {
     /// `out = a + b`. Overwrites `out`.
     fn add(
         &self,
-        out: ViewMut<'_>,   // (n)
-        a: View<'_>,        // (n)
-        b: View<'_>,        // (n)
+        out: ViewMut<'_>, // (n)
+        a: View<'_>,      // (n)
+        b: View<'_>,      // (n)
     );
 
     /// Causal softmax attention, scale `1/sqrt(d_head)`. Overwrites `out` and `lse`.
     fn attention_forward(
         &self,
-        out: ViewMut<'_>,   // (B, T, H * D)
-        lse: ViewMut<'_>,   // (B, H, T) log-sum-exp of the scaled scores
-        qkv: View<'_>,      // (B, T, (H + 2 Hkv) * D)
-        work: ViewMut<'_>,  // (attention_forward_work_numel)
+        out: ViewMut<'_>,  // (B, T, H * D)
+        lse: ViewMut<'_>,  // (B, H, T) log-sum-exp of the scaled scores
+        qkv: View<'_>,     // (B, T, (H + 2 Hkv) * D)
+        work: ViewMut<'_>, // (attention_forward_work_numel)
         shape: AttentionShape,
     );
 
@@ -191,12 +191,12 @@ pub trait Ops {
     #[allow(clippy::too_many_arguments)]
     fn attention_backward(
         &self,
-        dqkv: ViewMut<'_>,  // (B, T, (H + 2 Hkv) * D)
-        dout: View<'_>,     // (B, T, H * D)
-        qkv: View<'_>,      // (B, T, (H + 2 Hkv) * D)
-        out: View<'_>,      // (B, T, H * D)
-        lse: View<'_>,      // (B, H, T)
-        work: ViewMut<'_>,  // (attention_backward_work_numel)
+        dqkv: ViewMut<'_>, // (B, T, (H + 2 Hkv) * D)
+        dout: View<'_>,    // (B, T, H * D)
+        qkv: View<'_>,     // (B, T, (H + 2 Hkv) * D)
+        out: View<'_>,     // (B, T, H * D)
+        lse: View<'_>,     // (B, H, T)
+        work: ViewMut<'_>, // (attention_backward_work_numel)
         shape: AttentionShape,
     );
 
@@ -215,9 +215,9 @@ pub trait Ops {
     /// `(softmax(logits) - onehot(target)) * scale` (scale = 1 / tokens of the global batch).
     fn cross_entropy(
         &self,
-        logits: ViewMut<'_>,   // (rows, V): logits in, dlogits out
-        losses: ViewMut<'_>,   // (rows)
-        targets: View<'_>,     // (rows) u32, each < V
+        logits: ViewMut<'_>, // (rows, V): logits in, dlogits out
+        losses: ViewMut<'_>, // (rows)
+        targets: View<'_>,   // (rows) u32, each < V
         dlogits_scale: Option<f32>,
     );
 

@@ -30,13 +30,14 @@ Examples:
       train; the same line again resumes from the newest checkpoint
   mpirun -n 3 zero3 train inputs/tiny.toml train.steps=600
       go on with three ranks and more steps
-  mpirun -n 2 zero3 train inputs/tiny.toml run.dir=/tmp/b 'data.train=[\"a.txt\", \"b/*.txt\"]' --resume none
+  mpirun -n 2 zero3 train inputs/tiny.toml run.dir=/tmp/b 'data.train=a.txt,b/*.txt' --resume none
       somewhere else, on other text, from the start
   zero3 train inputs/tiny.toml --dry-run
       check the deck and print it with every default
 
-Exit codes: 0 finished; 2 bad deck, input or checkpoint; 4 training became non-finite; 5 communication or device
-failure; 70 internal error; 75 stopped early with a checkpoint saved: start the same command again.";
+Exit codes: 0 finished; 2 bad deck, input or checkpoint; 4 training became non-finite;
+5 communication or device failure; 70 internal error; 75 stopped early with a checkpoint saved:
+start the same command again.";
 
 const PLAN_HELP: &str = "\
 Examples:
@@ -131,7 +132,8 @@ pub enum Resume {
 /// Parameters, gradients and optimizer state are cut into one slice per rank; each layer's parameters are gathered just
 /// before they are needed and released right after. The result is the same bits on any number of ranks.
 #[derive(Parser, Debug)]
-#[command(name = "zero3", version, after_long_help = PROGRAM_HELP, after_help = "`zero3 --help` says more.")]
+#[command(name = "zero3", bin_name = "zero3", version)]
+#[command(after_long_help = PROGRAM_HELP, after_help = "`zero3 --help` says more.")]
 #[command(subcommand_required = true, arg_required_else_help = false)]
 struct Cli {
     #[command(subcommand)]
@@ -142,9 +144,9 @@ struct Cli {
 enum CliCommand {
     /// Train as a deck says, or go on where the last run stopped.
     ///
-    /// Reads a deck (a TOML file; docs/deck.md lists its keys), trains, validates, and writes logs and checkpoints under
-    /// run.dir. Started again, it goes on from the newest complete checkpoint, on any number of ranks, or says that the
-    /// run is finished.
+    /// Reads a deck (a TOML file; docs/deck.md lists its keys), trains, validates, and writes logs and checkpoints
+    /// under run.dir. Started again, it goes on from the newest complete checkpoint, on any number of ranks, or says
+    /// that the run is finished.
     #[command(override_usage = "zero3 train DECK [KEY=VALUE ...] [--resume auto|none|PATH] [--dry-run]")]
     #[command(after_help = TRAIN_HELP)]
     Train {

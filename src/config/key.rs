@@ -120,8 +120,10 @@ impl Kind {
             Kind::Flag => "true or false".into(),
             Kind::Integer { min, max: i64::MAX } => format!("an integer from {min} to 2^63 - 1"),
             Kind::Integer { min, max } => format!("an integer from {min} to {max}"),
-            Kind::Float { min, max, below_max: true } => format!("a number from {min:?} to below {max:?}"),
-            Kind::Float { min, max, below_max: false } => format!("a number from {min:?} to {max:?}"),
+            Kind::Float { min, max, below_max: true } => {
+                format!("a number from {} to below {}", bound(min), bound(max))
+            }
+            Kind::Float { min, max, below_max: false } => format!("a number from {} to {}", bound(min), bound(max)),
             Kind::Paths { may_be_empty: true } => "a list of paths or globs, e.g. [\"val.txt\"]".into(),
             Kind::Paths { may_be_empty: false } => {
                 "a list of at least one path or glob, e.g. [\"text/*.txt\", \"more.txt\"]".into()
@@ -228,6 +230,11 @@ pub(super) fn default_section<T: serde::de::DeserializeOwned>(keys: &[Key], sect
 /// A float value; a negative zero becomes zero, so that equal decks have equal texts.
 fn float(f: f64) -> Value {
     Value::Float(f + 0.0)
+}
+
+/// The end of a range as a person would write it: `0`, `1000`, `1e12`.
+fn bound(f: f64) -> String {
+    if f == 0.0 || (1e-3..1e6).contains(&f) { f.to_string() } else { format!("{f:e}") }
 }
 
 /// Whether env_logger reads this filter without dropping a part of it. A bare word that is no level is refused: it

@@ -96,7 +96,7 @@ macro_rules! deck {
         $(
             #[doc = $section_help]
             ///
-            /// `Default` gives the defaults of the table; required and derived keys are empty, zero or the first choice.
+            /// `Default` gives the table's defaults; required and derived keys are empty, zero or the first choice.
             #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
             #[serde(deny_unknown_fields)]
             pub struct $Section {
@@ -191,7 +191,7 @@ deck! {
 
     /// The training loop.
     train: TrainSection {
-        steps: u64 = (required), integer(1, i64::MAX),
+        steps: u64 = (required), integer(1, 1_000_000_000),
             "Optimizer steps of the whole run.";
         micro_batch_size: usize = (default "4"), integer(1, 1 << 20),
             "Sequences per rank and micro-step. It belongs to the numerics: another value, other rounding.";

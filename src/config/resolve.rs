@@ -33,8 +33,11 @@ enum Slot {
 }
 
 pub(super) fn resolve(text: &str, overrides: &[(String, String)], origin: &str) -> Result<Deck> {
-    // `parse` has no depth limit of its own to report: too deep nesting is a syntax error like any other.
-    let document = DeTable::parse(text).map_err(|err| syntax_error(text, origin, &err))?;
+    let (document, syntax_errors) = DeTable::parse_recoverable(text);
+    // The first in the text: the others mostly follow from it.
+    if let Some(first) = syntax_errors.iter().min_by_key(|err| err.span().map_or(0, |span| span.start)) {
+        return Err(syntax_error(text, origin, first));
+    }
     let mut faults = Vec::new();
     let mut written = BTreeMap::new();
     read_document(text, document.get_ref(), &mut written, &mut faults);
@@ -264,7 +267,8 @@ impl Resolver {
         let format = DataFormat::of_path(paths.first()?);
         if let Some(other) = paths.iter().find(|p| DataFormat::of_path(p) != format) {
             let wants = format!(
-                "one format for all files: by name {} is {format} and {} is {}; say \"text\", \"raw_u16\" or \"raw_u32\"",
+                "one format for all files: by name {} is {format} and {} is {}; say \"text\", \"raw_u16\" or \
+                 \"raw_u32\"",
                 show(&paths[0]),
                 show(other),
                 DataFormat::of_path(other)
@@ -335,6 +339,13 @@ impl Resolver {
         {
             let wants = "validation data: set data.val, or data.val_fraction above 0; or 0 to never validate";
             self.refuse("train.eval_every", wants.into());
+        }
+        if let (Some(steps), Some(batch), Some(seq_len)) =
+            (self.integer("train.steps"), self.integer("train.global_batch_size"), self.integer("model.seq_len"))
+            && steps.checked_mul(batch).and_then(|n| n.checked_mul(seq_len)).is_none()
+        {
+            let wants = format!("so few that all tokens ({batch} * {seq_len} per step) stay below 2^63");
+            self.refuse("train.steps", wants);
         }
         if let (Some(min_lr), Some(lr)) = (self.float("optim.min_lr"), self.float("optim.lr"))
             && min_lr > lr

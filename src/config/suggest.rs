@@ -9,27 +9,27 @@ const MAX_COMPARED_CHARS: usize = 64;
 
 /// The end of the sentence "no such key; ...", for a dotted or bare key.
 pub(super) fn for_key(name: &str) -> String {
-    let field = name.rsplit('.').next().unwrap_or(name);
+    let (section, field) = name.split_once('.').unwrap_or(("", name));
+    let in_section = fields_of(section);
+    if SECTIONS.iter().any(|s| s.0 == name) {
+        return format!("a section and no key; one of its keys is {name}.{}", fields_of(name)[0]);
+    }
     let namesakes: Vec<&str> = KEYS.iter().filter(|k| k.field() == field).map(|k| k.name).collect();
     if !namesakes.is_empty() {
         return format!("no such key; did you mean {}?", namesakes.join(" or "));
     }
-    if let Some(near) = nearest(name, KEYS.iter().map(|k| k.name)) {
-        return format!("no such key; did you mean {near}?");
+    // Fields are compared with fields: the section's name would make any short field look near.
+    if let Some(near) = nearest(field, in_section.iter().copied()) {
+        return format!("no such key; did you mean {section}.{near}?");
     }
-    let section = name.split('.').next().unwrap_or(name);
-    let fields: Vec<&str> = KEYS.iter().filter(|k| k.section() == section).map(|k| k.field()).collect();
-    // The section's own name is most of a short key: compare the fields alone too.
-    if let Some(near) = nearest(field, KEYS.iter().map(|k| k.field())) {
-        let near = KEYS.iter().find(|k| k.field() == near && (fields.is_empty() || k.section() == section));
-        if let Some(near) = near {
-            return format!("no such key; did you mean {}?", near.name);
-        }
+    let everywhere = nearest(field, KEYS.iter().map(|k| k.field()));
+    if let Some(key) = everywhere.and_then(|near| KEYS.iter().find(|k| k.field() == near)) {
+        return format!("no such key; did you mean {}?", key.name);
     }
-    if fields.is_empty() {
+    if in_section.is_empty() {
         return format!("no such key; keys are written section.key, and the sections are {}", section_names());
     }
-    format!("no such key; [{section}] has {}", fields.join(", "))
+    format!("no such key; [{section}] has {}", in_section.join(", "))
 }
 
 /// The end of the sentence for a section that does not exist.
@@ -40,18 +40,26 @@ pub(super) fn for_section(name: &str) -> String {
     }
 }
 
+fn fields_of(section: &str) -> Vec<&'static str> {
+    KEYS.iter().filter(|k| k.section() == section).map(|k| k.field()).collect()
+}
+
 fn section_names() -> String {
     SECTIONS.iter().map(|s| s.0).collect::<Vec<_>>().join(", ")
 }
 
-/// The candidate with the fewest edits, if these are at most a third of the word and at most three.
+/// The candidate with the fewest edits, if these are at most a third of the longer word and at most three.
 fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let n_chars = word.chars().count();
     if n_chars > MAX_COMPARED_CHARS {
         return None;
     }
-    let (edits, near) = candidates.map(|c| (edit_distance(word, c), c)).min_by_key(|(edits, _)| *edits)?;
-    (edits <= (n_chars / 3).clamp(1, 3)).then_some(near)
+    let allowed = |c: &str| n_chars.max(c.chars().count()).div_ceil(3).min(3);
+    candidates
+        .map(|c| (edit_distance(word, c), c))
+        .filter(|(edits, c)| *edits <= allowed(c))
+        .min_by_key(|(edits, _)| *edits)
+        .map(|(_, c)| c)
 }
 
 /// Insertions, deletions, substitutions and swaps of neighbours that turn one word into the other.

@@ -204,14 +204,35 @@ betta2 = 0.9
             "model.n_layer = 0: an integer from 1 to 4096",
             "model.seq_len = \"long\": an integer from 1 to 1048576",
             "data.train = \"a.txt\": a list of at least one path or glob, e.g. [\"text/*.txt\", \"more.txt\"]",
-            "train.steps = missing: an integer from 1 to 2^63 - 1",
-            "optim.beta1 = 1.0: a number from 0.0 to below 1.0",
-            "optim.eps = nan: a number from 1e-30 to 1.0",
+            "train.steps = missing: an integer from 1 to 1000000000",
+            "optim.beta1 = 1.0: a number from 0 to below 1",
+            "optim.eps = nan: a number from 1e-30 to 1",
             "zero.stage = 9: an integer from 0 to 3",
             "model.n_head = 3: a divisor of model.d_model = 8, e.g. 2 or 4",
             "train.global_batch_size = 10: a multiple of train.micro_batch_size = 4, e.g. 8 or 12",
         ]
     );
+}
+
+#[test]
+fn unknown_keys_get_the_nearest_one_or_the_list() {
+    for (key, says) in [
+        ("lr", "did you mean optim.lr?"),
+        ("seed", "did you mean data.seed?"),
+        ("every", "did you mean checkpoint.every or log.every?"),
+        ("optm.lr", "did you mean optim.lr?"),
+        ("train.lr", "did you mean optim.lr?"),
+        ("zero.prefech_units", "did you mean zero.prefetch_units?"),
+        ("zero.persistance_threshold_bytes", "did you mean zero.persistence_threshold_bytes?"),
+        ("train.batch", "[train] has steps, micro_batch_size"),
+        ("optim.foo", "[optim] has lr, min_lr"),
+        ("train", "a section and no key; one of its keys is train.steps"),
+        ("nonsense", "the sections are run, model, data"),
+        ("run.dir.x", "did you mean run.dir?"),
+    ] {
+        let fault = fault_of(&[&format!("{key}=1")]);
+        assert!(fault.contains(says), "{fault}");
+    }
 }
 
 #[test]
@@ -223,12 +244,16 @@ fn inconsistent_values_are_refused() {
         (&["train.eval_every=5"], "train.eval_every = 5: validation data"),
         (&["optim.min_lr=1"], "optim.min_lr = 1: at most optim.lr = 0.0003"),
         (&["model.vocab_size=255"], "at least 256"),
-        (&["data.val_fraction=1"], "data.val_fraction = 1: a number from 0.0 to below 1.0"),
+        (&["data.val_fraction=1"], "data.val_fraction = 1: a number from 0 to below 1"),
         (&["optim.grad_clip=-0.5"], "optim.grad_clip = -0.5"),
         (&["optim.lr=inf"], "optim.lr = inf"),
         (&["optim.lr=1e999"], "optim.lr = 1e999"),
         (&["optim.lr=fast"], "optim.lr = fast"),
         (&["model.init_seed=18446744073709551616"], "2^63 - 1"),
+        (
+            &["train.steps=1000000000", "train.global_batch_size=1048576", "model.seq_len=1048576"],
+            "train.steps = 1000000000: so few that all tokens",
+        ),
         (&["train.steps=-1"], "train.steps = -1"),
         (&["data.train="], "data.train = empty"),
         (&["data.train=a.txt,,b.txt"], "data.train = a.txt,,b.txt"),
@@ -280,6 +305,8 @@ fn a_syntax_error_names_line_and_column() {
     };
     assert!(message.starts_with("a.toml is not TOML: line 4, column 9: "), "{message}");
     assert!(message.ends_with("\n  4 | steps = = 3"), "{message}");
+    let Err(Error::Input(message)) = Deck::parse("run.dir = \"a\nb\"\n", &[], "a.toml") else { panic!("accepted") };
+    assert!(message.contains("line 1, "), "the first error of several: {message}");
     for text in ["[run", "a = \"x", "[run]\n[run]", "a = 1\na = 2", "x = 99999999999999999999999e", "[a]\n\u{0}"] {
         let err = Deck::parse(text, &[], "a.toml").unwrap_err();
         assert!(matches!(&err, Error::Input(m) if m.contains("line ")), "{text:?}: {err}");
@@ -360,6 +387,7 @@ fn block<'a>(doc: &'a str, name: &str) -> &'a str {
 fn docs_deck_md_says_what_the_table_and_the_program_say() {
     let path = root("docs/deck.md");
     let doc = std::fs::read_to_string(&path).unwrap();
+    parsed(block(&doc, "smallest deck"), &[]);
     let faulty = block(&doc, "faulty deck");
     let Err(err @ Error::Deck(_)) = Deck::parse(faulty, &overrides(&["zero.stage=2"]), "faulty.toml") else {
         panic!("the faulty deck of docs/deck.md is accepted")

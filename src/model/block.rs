@@ -14,7 +14,13 @@ use crate::params::TensorSpec;
 
 /// Shape of the block's attention.
 pub fn attention_shape(dims: &Dims) -> AttentionShape {
-    AttentionShape { b: dims.b, t: dims.t, n_heads: dims.n_heads, n_kv_heads: dims.n_heads, d_head: dims.c / dims.n_heads }
+    AttentionShape {
+        b: dims.b,
+        t: dims.t,
+        n_heads: dims.n_heads,
+        n_kv_heads: dims.n_heads,
+        d_head: dims.c / dims.n_heads,
+    }
 }
 
 /// Tensors kept from forward to backward.
@@ -104,7 +110,9 @@ pub fn backward<D: Device>(dev: &D, dims: &Dims, params: &[View<'_>], io: Backwa
     let [mean_1, rstd_1, ln_1, qkv, att, lse, x2, mean_2, rstd_2, ln_2, fc, gelu] = io.saved else {
         panic!("a block saves 12 tensors")
     };
-    let [dwide, dnarrow, attention_work, layer_norm_work] = io.work else { panic!("a block's backward has 4 work buffers") };
+    let [dwide, dnarrow, attention_work, layer_norm_work] = io.work else {
+        panic!("a block's backward has 4 work buffers")
+    };
     let [dln_1_w, dln_1_b, dqkv_w, dqkv_b, dattn_w, dattn_b, dln_2_w, dln_2_b, dfc_w, dfc_b, dmlp_w, dmlp_b] = io.grads
     else {
         panic!("a block has 12 gradients")
@@ -114,10 +122,24 @@ pub fn backward<D: Device>(dev: &D, dims: &Dims, params: &[View<'_>], io: Backwa
     let rows = dims.rows();
 
     // MLP branch; the residual path keeps dres.
-    dev.linear_backward_weight(dense(dmlp_w, 4 * c * c), Some(dense(dmlp_b, c)), dres.as_view(), gelu.view(), s.mlp_proj, false);
+    dev.linear_backward_weight(
+        dense(dmlp_w, 4 * c * c),
+        Some(dense(dmlp_b, c)),
+        dres.as_view(),
+        gelu.view(),
+        s.mlp_proj,
+        false,
+    );
     dev.linear_backward_input(dwide.view_mut(), dres.as_view(), *mlp_w, s.mlp_proj);
     dev.gelu_backward(dwide.view_mut(), fc.view());
-    dev.linear_backward_weight(dense(dfc_w, 4 * c * c), Some(dense(dfc_b, 4 * c)), dwide.view(), ln_2.view(), s.fc, false);
+    dev.linear_backward_weight(
+        dense(dfc_w, 4 * c * c),
+        Some(dense(dfc_b, 4 * c)),
+        dwide.view(),
+        ln_2.view(),
+        s.fc,
+        false,
+    );
     dev.linear_backward_input(dnarrow.view_mut(), dwide.view(), *fc_w, s.fc);
     dev.layer_norm_backward(
         dres.reborrow(),
@@ -132,7 +154,14 @@ pub fn backward<D: Device>(dev: &D, dims: &Dims, params: &[View<'_>], io: Backwa
     );
 
     // Attention branch.
-    dev.linear_backward_weight(dense(dattn_w, c * c), Some(dense(dattn_b, c)), dres.as_view(), att.view(), s.attn_proj, false);
+    dev.linear_backward_weight(
+        dense(dattn_w, c * c),
+        Some(dense(dattn_b, c)),
+        dres.as_view(),
+        att.view(),
+        s.attn_proj,
+        false,
+    );
     dev.linear_backward_input(dnarrow.view_mut(), dres.as_view(), *attn_w, s.attn_proj);
     let dqkv = 0..rows * 3 * c;
     dev.attention_backward(

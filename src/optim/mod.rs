@@ -32,7 +32,15 @@ pub fn clip_factor(norm: f64, max_norm: f64) -> f32 {
 }
 
 /// Updates this rank's slices of every parameter. `step` counts updates from 1.
-pub fn adamw<D: Device>(device: &D, shards: &mut Shards, spec: &ModelSpec, o: &OptimSection, step: u64, lr: f64, grad_scale: f32) {
+pub fn adamw<D: Device>(
+    device: &D,
+    shards: &mut Shards,
+    spec: &ModelSpec,
+    o: &OptimSection,
+    step: u64,
+    lr: f64,
+    grad_scale: f32,
+) {
     for (p, param) in spec.params.iter().enumerate() {
         let [weight, grad, m, v] = shards.owned_states(p);
         let hyper = AdamwStep {

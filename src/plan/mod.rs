@@ -8,6 +8,8 @@ pub mod memory;
 pub mod partition;
 pub mod schedule;
 pub mod table;
+#[cfg(test)]
+mod tests;
 pub mod volume;
 
 use crate::dtype::DType;
@@ -119,7 +121,9 @@ impl Plan {
         }
         let resident_end = memory::lay_in_a_row(&mut resident, 0);
         let build = |schedule: Schedule, train: bool| {
-            let mut program = Lifetimes { spec, partitions: &partitions, instrs: schedule.instrs.clone(), train, slots: Vec::new() }.program(schedule);
+            let mut program =
+                Lifetimes { spec, partitions: &partitions, instrs: schedule.instrs.clone(), train, slots: Vec::new() }
+                    .program(schedule);
             let end = memory::pack(&mut program.slots, resident_end);
             program.peaks = memory::peaks(&resident, &program.slots, program.schedule.instrs.len());
             (program, end)

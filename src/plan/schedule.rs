@@ -16,7 +16,7 @@ pub type GatherId = usize;
 pub type ReduceId = usize;
 
 /// What a unit is visited for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Pass {
     /// Forward only.
     Forward,
@@ -296,7 +296,7 @@ fn check_cap(spec: &ModelSpec, partitions: &[Partition], knobs: &Knobs, gathers:
 }
 
 /// Cuts the slices of `params` into exchanges whose receive staging, (N-1) slices, keeps to `cap_bytes`.
-fn buckets(params: &[ParamId], partitions: &[Partition], cap_bytes: u64) -> Vec<Bucket> {
+fn buckets(params: &[ParamId], partitions: &[Partition], cap_bytes: u64) -> Arc<[Bucket]> {
     let peers = (partitions[params[0]].world_size - 1).max(1) as u64;
     // At least one cache line per peer, so that a tiny cap still makes progress.
     let cap_numel = ((cap_bytes / 4 / peers) as usize).max(16);

@@ -1,2 +1,20 @@
-//! temp
+//! What a run says about itself: timers, the memory ledger, byte counters, the step log, progress and the summary.
+//!
+//! Plain counters and writers; they are told numbers and never ask for them. Must not know: MPI, models, backends, decks.
+
+pub mod comm_volume;
+pub mod human;
 pub mod ledger;
+pub mod logging;
+pub mod progress;
+mod replace_file;
+pub mod step_log;
+pub mod summary;
+pub mod timer;
+
+pub use comm_volume::{CommClass, CommVolume};
+pub use ledger::{Ledger, MemKind};
+pub use progress::Progress;
+pub use step_log::{RankStats, RankStep, StepLog, StepRow, combine};
+pub use summary::Summary;
+pub use timer::{Phase, PhaseTimer, PhaseTimes};

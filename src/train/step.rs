@@ -5,7 +5,7 @@
 //! the local slices. [`Stepper::run`] executes the planned instructions from top to bottom and decides nothing.
 
 use crate::backend::memory::Memory;
-use crate::backend::{Backend, Buf, Comm, Device, Queue, View};
+use crate::backend::{Backend, Buf, Comm, Device, Ops, Queue, View};
 use crate::config::OptimSection;
 use crate::error::Result;
 use crate::model::{BackwardIo, ForwardIo, LossGrad, LossIo, Model};
@@ -140,7 +140,8 @@ impl<B: Backend> Stepper<'_, B> {
             self.begin(program, at, *instr, &mut live);
             if let (0, Some(batch)) = (at, batch) {
                 self.device.upload(get_mut(&mut live, program.tokens).view_mut(), bytemuck::cast_slice(&batch.tokens));
-                self.device.upload(get_mut(&mut live, program.targets).view_mut(), bytemuck::cast_slice(&batch.targets));
+                self.device
+                    .upload(get_mut(&mut live, program.targets).view_mut(), bytemuck::cast_slice(&batch.targets));
             }
             match *instr {
                 Instr::Gather(g) => {
@@ -222,7 +223,15 @@ impl<B: Backend> Stepper<'_, B> {
     }
 
     /// Computes one visit of a unit.
-    fn compute(&mut self, program: &Program, unit: UnitId, pass: Pass, gather: Option<GatherId>, purpose: Purpose, live: &mut Live) {
+    fn compute(
+        &mut self,
+        program: &Program,
+        unit: UnitId,
+        pass: Pass,
+        gather: Option<GatherId>,
+        purpose: Purpose,
+        live: &mut Live,
+    ) {
         let (dev, spec) = (self.device, &self.model.spec);
         let unit_params = &spec.units[unit].params;
         let whole = gather.map(|g| take(live, &program.gathered[g])).unwrap_or_default();
@@ -272,7 +281,8 @@ impl<B: Backend> Stepper<'_, B> {
                 let input = (unit > 0).then(|| get(live, program.residual[unit - 1]).view());
                 let tokens = get(live, program.tokens).view();
                 let (work, grads_io) = (&mut work[..], &mut grads[..]);
-                let io = BackwardIo { tokens, input, saved: &saved, work, dresidual: dresidual.view_mut(), grads: grads_io };
+                let io =
+                    BackwardIo { tokens, input, saved: &saved, work, dresidual: dresidual.view_mut(), grads: grads_io };
                 self.model.backward(dev, unit, &params, io);
                 live[dresidual_id] = Some(dresidual);
                 put(live, &program.saved[unit], saved);

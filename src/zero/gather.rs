@@ -28,7 +28,15 @@ impl<C: Comm> Gathers<C> {
     }
 
     /// Starts gathering: the slices and the output buffers belong to the collective until [`Gathers::wait`].
-    pub fn start(&mut self, g: GatherId, gather: &Gather, comm: &C, after: C::Event, shards: &mut Shards, outs: Vec<Buf>) {
+    pub fn start(
+        &mut self,
+        g: GatherId,
+        gather: &Gather,
+        comm: &C,
+        after: C::Event,
+        shards: &mut Shards,
+        outs: Vec<Buf>,
+    ) {
         assert!(matches!(self.states[g], UnitState::Sharded), "gather {g} starts once");
         let inputs = gather.params.iter().map(|&p| shards.lend(p, State::Param)).collect();
         self.states[g] = UnitState::Gathering(comm.all_gather(after, inputs, outs));

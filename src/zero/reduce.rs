@@ -48,7 +48,12 @@ impl<C: Comm> Reductions<C> {
     }
 
     /// Waits until this rank's slices hold the sums; gives back the full gradients and the staging.
-    pub fn wait(&mut self, r: ReduceId, reduce: &Reduce, shards: &mut Shards) -> Result<(Vec<Buf>, Option<Buf>, CommRecord)> {
+    pub fn wait(
+        &mut self,
+        r: ReduceId,
+        reduce: &Reduce,
+        shards: &mut Shards,
+    ) -> Result<(Vec<Buf>, Option<Buf>, CommRecord)> {
         let pending = self.in_flight[r].take().expect("a reduction is waited for after its start, once");
         let landed = pending.wait()?;
         for (&p, slice) in reduce.params.iter().zip(landed.outputs) {

@@ -58,7 +58,9 @@ impl Shards {
     /// All four slices of a parameter for the optimizer: `[param, grad, exp_avg, exp_avg_sq]`, without padding.
     pub fn owned_states(&mut self, param: ParamId) -> [ViewMut<'_>; 4] {
         let n = self.ranges[param].len();
-        self.slices[param].each_mut().map(|buf| buf.as_mut().expect("no collective has the slice").view_mut().range(0..n))
+        self.slices[param]
+            .each_mut()
+            .map(|buf| buf.as_mut().expect("no collective has the slice").view_mut().range(0..n))
     }
 
     /// Hands a padded slice to a collective.

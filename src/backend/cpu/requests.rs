@@ -144,7 +144,8 @@ impl Requests {
             let mut request = null_request();
             let (addr, kind) = (part.addr() as usize as *mut _, datatype(part.dtype()));
             // SAFETY: as in `all_gather_part`.
-            let code = unsafe { ffi::MPI_Irecv(addr, count as c_int, kind, from as c_int, 0, self.comm.0, &mut request) };
+            let code =
+                unsafe { ffi::MPI_Irecv(addr, count as c_int, kind, from as c_int, 0, self.comm.0, &mut request) };
             check("MPI_Irecv", code)?;
             self.pending.push(request);
             self.received_bytes += (count * element) as u64;

@@ -1,0 +1,147 @@
+//! Views of host arenas as slices, and [`Shared`]: one mutable slice that tasks write disjoint parts of.
+//!
+//! The only place that reads through the address of a view. Must not know: operations.
+
+use crate::backend::buffer::{Space, View, ViewMut};
+use crate::dtype::DType;
+use std::marker::PhantomData;
+
+/// The address as a pointer, after checking that the view is host memory of this type.
+fn checked<T>(addr: u64, space: Space, dtype: DType, want: DType) -> *mut T {
+    assert_eq!(space, Space::Host, "a CPU kernel was given a view of device memory");
+    assert_eq!(dtype, want, "view of {} used as {}", dtype.name(), want.name());
+    let ptr: *mut T = std::ptr::with_exposed_provenance_mut(addr as usize);
+    assert!(ptr.is_aligned() && !ptr.is_null(), "view at {addr:#x} is not aligned for {}", want.name());
+    ptr
+}
+
+/// The f32 elements of a view.
+pub fn f32s<'a>(view: View<'a>) -> &'a [f32] {
+    let ptr: *const f32 = checked(view.addr(), view.space(), view.dtype(), DType::F32);
+    // SAFETY: `Buf::new` keeps the range inside its arena, the view borrows the Buf (which holds the arena) for 'a,
+    // and no exclusive view of the same elements lives meanwhile. Every bit pattern is an f32.
+    unsafe { std::slice::from_raw_parts(ptr, view.numel()) }
+}
+
+/// The f32 elements of an exclusive view.
+pub fn f32s_mut<'a>(view: ViewMut<'a>) -> &'a mut [f32] {
+    let ptr: *mut f32 = checked(view.addr(), view.space(), view.dtype(), DType::F32);
+    // SAFETY: as in `f32s`; the view was the exclusive borrow of these elements for 'a and is consumed.
+    unsafe { std::slice::from_raw_parts_mut(ptr, view.numel()) }
+}
+
+/// The u32 elements of a view.
+pub fn u32s<'a>(view: View<'a>) -> &'a [u32] {
+    let ptr: *const u32 = checked(view.addr(), view.space(), view.dtype(), DType::U32);
+    // SAFETY: as in `f32s`; every bit pattern is a u32.
+    unsafe { std::slice::from_raw_parts(ptr, view.numel()) }
+}
+
+/// The bytes of a view of any type.
+pub fn bytes<'a>(view: View<'a>) -> &'a [u8] {
+    let ptr: *const u8 = checked(view.addr(), view.space(), view.dtype(), view.dtype());
+    // SAFETY: as in `f32s`; bytes need no alignment.
+    unsafe { std::slice::from_raw_parts(ptr, view.numel() * view.dtype().bytes()) }
+}
+
+/// The bytes of an exclusive view of any type.
+pub fn bytes_mut<'a>(view: ViewMut<'a>) -> &'a mut [u8] {
+    let ptr: *mut u8 = checked(view.addr(), view.space(), view.dtype(), view.dtype());
+    // SAFETY: as in `f32s_mut`; any bytes are elements of every DType.
+    unsafe { std::slice::from_raw_parts_mut(ptr, view.numel() * view.dtype().bytes()) }
+}
+
+/// A mutable slice whose disjoint parts are written by concurrent tasks.
+#[derive(Clone, Copy)]
+pub struct Shared<'a> {
+    ptr: *mut f32,
+    numel: usize,
+    life: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: a Shared is a borrow of f32s; what may be touched from which thread is the contract of `part` and `ptr`.
+unsafe impl Send for Shared<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Shared<'_> {}
+
+impl<'a> Shared<'a> {
+    /// Borrows `slice` for tasks.
+    pub fn new(slice: &'a mut [f32]) -> Self {
+        Shared { ptr: slice.as_mut_ptr(), numel: slice.len(), life: PhantomData }
+    }
+
+    /// Elements.
+    pub fn numel(&self) -> usize {
+        self.numel
+    }
+
+    /// The elements `[start, start + n)`.
+    ///
+    /// # Safety
+    /// While the result lives, no other part and no other pointer into these elements may be used.
+    pub unsafe fn part(&self, start: usize, n: usize) -> &'a mut [f32] {
+        assert!(start + n <= self.numel, "part [{start}, {}) of {} elements", start + n, self.numel);
+        // SAFETY: inside the borrowed slice; exclusive by the contract above.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.add(start), n) }
+    }
+
+    /// Pointer to element `start`, of which `span` elements may be reached.
+    pub fn ptr(&self, start: usize, span: usize) -> *mut f32 {
+        assert!(start + span <= self.numel, "span [{start}, {}) of {} elements", start + span, self.numel);
+        self.ptr.wrapping_add(start)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod test_memory {
+    //! Buffers over vectors, for tests of kernels.
+
+    use crate::backend::buffer::{Arena, Buf, Space};
+    use crate::dtype::DType;
+
+    fn buf<T: Send + Sync + 'static>(mut xs: Vec<T>, dtype: DType) -> Buf {
+        let numel = xs.len();
+        let base = xs.as_mut_ptr().expose_provenance() as u64;
+        let arena = Arena::new(base, std::mem::size_of_val(xs.as_slice()), Space::Host, Box::new(xs));
+        Buf::new(&arena, 0, numel, dtype)
+    }
+
+    /// A host buffer with these elements.
+    pub(crate) fn buf_f32(xs: &[f32]) -> Buf {
+        buf(xs.to_vec(), DType::F32)
+    }
+
+    /// A host buffer with these token ids.
+    pub(crate) fn buf_u32(xs: &[u32]) -> Buf {
+        buf(xs.to_vec(), DType::U32)
+    }
+
+    /// What an f32 buffer holds.
+    pub(crate) fn read(buf: &Buf) -> Vec<f32> {
+        super::f32s(buf.view()).to_vec()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::test_memory::{buf_f32, buf_u32, read};
+    use super::*;
+
+    #[test]
+    fn views_show_the_elements_of_their_range() {
+        let mut buf = buf_f32(&[1.0, 2.0, 3.0, 4.0]);
+        assert_eq!(f32s(buf.view().range(1..3)), [2.0, 3.0]);
+        let (mut left, right) = buf.view_mut().split_at(3);
+        f32s_mut(left.reborrow())[2] = 7.0;
+        f32s_mut(right)[0] = 8.0;
+        assert_eq!(read(&buf), [1.0, 2.0, 7.0, 8.0]);
+        assert_eq!(bytes(buf.view().range(0..1)), 1.0f32.to_le_bytes());
+        assert!(u32s(buf_u32(&[]).view()).is_empty());
+    }
+
+    #[test]
+    #[should_panic(expected = "view of u32 used as f32")]
+    fn a_view_of_tokens_is_not_read_as_numbers() {
+        f32s(buf_u32(&[1]).view());
+    }
+}

@@ -1,0 +1,145 @@
+//! The CPU backend: kernels on the calling thread, or on a pool of its own.
+//!
+//! [Note: tasks] Every kernel cuts its work into tasks by shape alone; a pool decides who runs a task, never what
+//! a task is. So the bits of a result do not depend on the number of threads (rule 8).
+//!
+//! Must not know: ranks (but for the communicator), what a transformer is.
+
+pub mod host;
+pub mod math;
+mod matmul;
+mod mpi_comm;
+mod ops;
+#[cfg(test)]
+mod reference;
+mod requests;
+mod simd;
+mod worker;
+
+pub use mpi_comm::MpiComm;
+pub use simd::instruction_set;
+
+use crate::backend::{Backend, Device, Queue, View, ViewMut};
+use crate::error::{Error, Result};
+use gemm::Parallelism;
+use rayon::prelude::*;
+
+/// CPU kernels, collectives over MPI.
+pub struct Cpu;
+
+impl Backend for Cpu {
+    type Device = CpuDevice;
+    type Comm = MpiComm;
+}
+
+/// The processor cores of one rank.
+pub struct CpuDevice {
+    threads: usize,
+    /// None for one thread: then nothing leaves the calling thread.
+    pool: Option<rayon::ThreadPool>,
+}
+
+/// The event of a device whose calls return when their work is done.
+#[derive(Debug, Clone, Copy)]
+pub struct Done;
+
+impl CpuDevice {
+    /// A device that computes on `threads` threads.
+    ///
+    /// # Errors
+    /// `threads` is 0, or the threads cannot be started.
+    pub fn new(threads: usize) -> Result<Self> {
+        if threads == 0 {
+            return Err(Error::Input("0 compute threads: at least 1 is needed".into()));
+        }
+        let pool = (threads > 1)
+            .then(|| {
+                rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("compute-{i}")).build()
+            })
+            .transpose()
+            .map_err(|err| Error::Io(format!("starting {threads} compute threads: {err}")))?;
+        Ok(CpuDevice { threads, pool })
+    }
+
+    /// Runs `task(0)` to `task(n_tasks - 1)`, in any order and at once where there is a pool.
+    fn for_each_task(&self, n_tasks: usize, task: impl Fn(usize) + Sync + Send) {
+        match &self.pool {
+            Some(pool) if n_tasks > 1 => pool.install(|| (0..n_tasks).into_par_iter().for_each(task)),
+            _ => (0..n_tasks).for_each(task),
+        }
+    }
+
+    /// Runs `product` with the parallelism of this device.
+    fn with_parallelism(&self, product: impl FnOnce(Parallelism) + Send) {
+        match &self.pool {
+            Some(pool) => pool.install(|| product(Parallelism::Rayon(self.threads))),
+            None => product(Parallelism::None),
+        }
+    }
+}
+
+impl Device for CpuDevice {
+    type Event = Done;
+
+    fn record(&self, _queue: Queue) -> Done {
+        Done
+    }
+
+    fn wait(&self, _queue: Queue, _event: &Done) {}
+
+    fn sync(&self, _event: &Done) {}
+
+    fn upload(&self, dst: ViewMut<'_>, src: &[u8]) {
+        let dst = host::bytes_mut(dst);
+        assert_eq!(dst.len(), src.len(), "bytes of an upload");
+        dst.copy_from_slice(src);
+    }
+
+    fn download(&self, dst: &mut [u8], src: View<'_>) {
+        let src = host::bytes(src);
+        assert_eq!(dst.len(), src.len(), "bytes of a download");
+        dst.copy_from_slice(src);
+    }
+
+    fn fill_bytes(&self, dst: ViewMut<'_>, byte: u8) {
+        host::bytes_mut(dst).fill(byte);
+    }
+
+    fn describe(&self) -> String {
+        let plural = if self.threads == 1 { "" } else { "s" };
+        format!("{}, {} thread{plural}, {}", cpu_model(), self.threads, instruction_set())
+    }
+}
+
+/// The processor's name where the system tells it, its architecture otherwise.
+fn cpu_model() -> String {
+    let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    name.map_or_else(|| std::env::consts::ARCH.to_string(), |(_, name)| name.trim().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::host::test_memory::{buf_f32, read};
+    use super::*;
+
+    #[test]
+    fn upload_download_and_fill_move_bytes() {
+        let device = CpuDevice::new(1).unwrap();
+        let mut buf = buf_f32(&[0.0; 3]);
+        device.upload(buf.view_mut().range(1..3), bytemuck::cast_slice(&[5.0f32, 6.0]));
+        assert_eq!(read(&buf), [0.0, 5.0, 6.0]);
+        let mut bytes = [0; 4];
+        device.download(&mut bytes, buf.view().range(2..3));
+        assert_eq!(bytes, 6.0f32.to_ne_bytes());
+        device.fill_bytes(buf.view_mut(), 0xff);
+        assert!(read(&buf).iter().all(|x| x.is_nan()));
+    }
+
+    #[test]
+    fn zero_threads_are_refused_and_the_description_names_the_instruction_set() {
+        assert!(CpuDevice::new(0).is_err());
+        let text = CpuDevice::new(2).unwrap().describe();
+        assert!(text.contains("2 threads") && text.ends_with(instruction_set()), "{text}");
+    }
+}

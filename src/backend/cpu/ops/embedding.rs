@@ -1,0 +1,134 @@
+//! Token and position embedding. Must not know: views.
+
+use crate::backend::cpu::CpuDevice;
+use crate::backend::cpu::host::Shared;
+
+/// Columns of one task of the backward: tokens repeat, so rows cannot be shared out, columns can.
+const STRIPE: usize = 64;
+
+/// Rows of one task of the forward.
+const ROWS_PER_TASK: usize = 64;
+
+pub fn forward(device: &CpuDevice, out: &mut [f32], tokens: &[u32], wte: &[f32], wpe: &[f32], t: usize) {
+    let Some(c) = channels(out.len(), tokens, t) else { return };
+    assert!(wpe.len() >= t * c && wpe.len().is_multiple_of(c), "wpe has {} elements, {t} positions of {c}", wpe.len());
+    check_tokens(tokens, wte.len() / c);
+    let out = Shared::new(out);
+    device.for_each_task(tokens.len().div_ceil(ROWS_PER_TASK), |task| {
+        for row in task * ROWS_PER_TASK..tokens.len().min((task + 1) * ROWS_PER_TASK) {
+            let token = tokens[row] as usize;
+            let position = row % t;
+            // SAFETY: rows belong to one task each.
+            let out = unsafe { out.part(row * c, c) };
+            let (wte, wpe) = (&wte[token * c..][..c], &wpe[position * c..][..c]);
+            for ((o, &e), &p) in out.iter_mut().zip(wte).zip(wpe) {
+                *o = e + p;
+            }
+        }
+    });
+}
+
+pub fn backward(device: &CpuDevice, dwte: &mut [f32], dwpe: &mut [f32], dout: &[f32], tokens: &[u32], t: usize) {
+    let Some(c) = channels(dout.len(), tokens, t) else {
+        dwpe.fill(0.0);
+        return;
+    };
+    assert!(
+        dwpe.len() >= t * c && dwpe.len().is_multiple_of(c),
+        "dwpe has {} elements, {t} positions of {c}",
+        dwpe.len()
+    );
+    check_tokens(tokens, dwte.len() / c);
+    let (dwte, dwpe) = (Shared::new(dwte), Shared::new(dwpe));
+    device.for_each_task(c.div_ceil(STRIPE), |task| {
+        let start = task * STRIPE;
+        let n = STRIPE.min(c - start);
+        for position in 0..dwpe.numel() / c {
+            // SAFETY: columns [start, start + n) belong to this task in every row, here and below.
+            unsafe { dwpe.part(position * c + start, n) }.fill(0.0);
+        }
+        for (row, &token) in tokens.iter().enumerate() {
+            let dout = &dout[row * c + start..][..n];
+            // SAFETY: as above.
+            let dwte = unsafe { dwte.part(token as usize * c + start, n) };
+            // SAFETY: as above.
+            let dwpe = unsafe { dwpe.part((row % t) * c + start, n) };
+            for ((e, p), &d) in dwte.iter_mut().zip(dwpe).zip(dout) {
+                *e += d;
+                *p += d;
+            }
+        }
+    });
+}
+
+/// Columns of a (rows, C) matrix of `numel` elements; None where there are no rows.
+fn channels(numel: usize, tokens: &[u32], t: usize) -> Option<usize> {
+    let rows = tokens.len();
+    assert!(t > 0 && rows.is_multiple_of(t), "{rows} tokens are not sequences of {t}");
+    if rows == 0 {
+        return None;
+    }
+    assert!(numel.is_multiple_of(rows) && numel > 0, "{numel} elements in {rows} rows");
+    Some(numel / rows)
+}
+
+/// Every token has a row among `vocab`.
+pub(super) fn check_tokens(tokens: &[u32], vocab: usize) {
+    if let Some((row, &token)) = tokens.iter().enumerate().find(|&(_, &token)| token as usize >= vocab) {
+        panic!("token {token} at {row}, vocabulary {vocab}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::backend::Ops;
+    use crate::backend::cpu::host::test_memory::{buf_f32, buf_u32, read};
+    use crate::backend::cpu::ops::test_support::*;
+    use crate::backend::cpu::reference;
+
+    const SHAPES: [(usize, usize, usize, usize, usize); 4] =
+        [(1, 1, 1, 1, 1), (2, 3, 5, 7, 4), (3, 17, 101, 13, 17), (5, 64, 130, 11, 70)]; // b, t, c, v, t_max
+
+    fn inputs(b: usize, t: usize, c: usize, v: usize, t_max: usize) -> (Vec<u32>, Vec<f32>, Vec<f32>, Vec<f32>) {
+        (tokens(b * t, v, 1), random(v * c, 2), random(t_max * c, 3), random(b * t * c, 4))
+    }
+
+    #[test]
+    fn forward_and_backward_equal_the_reference_and_thread_counts_agree() {
+        for (b, t, c, v, t_max) in SHAPES {
+            let (toks, wte, wpe, dout) = inputs(b, t, c, v, t_max);
+            let start = random(v * c, 5);
+            let got = same_bits_on_1_2_3_threads(|device| {
+                let (mut out, mut dwte, mut dwpe) = (nan_buf(b * t * c), buf_f32(&start), nan_buf(t_max * c));
+                let (toks, dout) = (buf_u32(&toks), buf_f32(&dout));
+                device.embedding_forward(out.view_mut(), toks.view(), buf_f32(&wte).view(), buf_f32(&wpe).view(), t);
+                device.embedding_backward(dwte.view_mut(), dwpe.view_mut(), dout.view(), toks.view(), t);
+                vec![read(&out), read(&dwte), read(&dwpe)]
+            });
+            let name = format!("embedding b {b} t {t} c {c}");
+            assert_close(&name, &got[0], &reference::embedding_forward(&toks, &wide(&wte), &wide(&wpe), c, t), 1e-7);
+            let (mut dwte, dwpe) = reference::embedding_backward(&wide(&dout), &toks, v, t_max, c, t);
+            dwte.iter_mut().zip(&start).for_each(|(d, &s)| *d += s as f64);
+            // A row is a sum of at most b * t numbers below 1, each add rounds by half an ulp of the partial sum.
+            assert_close(&name, &got[1], &dwte, 1e-6);
+            assert_close(&name, &got[2], &dwpe, 1e-6);
+        }
+    }
+
+    #[test]
+    fn reference_gradients_are_central_differences() {
+        let (b, t, c, v, t_max) = (2, 3, 5, 7, 4);
+        let (toks, wte, wpe, dout) = inputs(b, t, c, v, t_max);
+        let (wte, wpe, dout) = (wide(&wte), wide(&wpe), wide(&dout));
+        let (dwte, dwpe) = reference::embedding_backward(&dout, &toks, v, t_max, c, t);
+        assert_gradient("dwte", &wte, &dwte, |x| weighted(&reference::embedding_forward(&toks, x, &wpe, c, t), &dout));
+        assert_gradient("dwpe", &wpe, &dwpe, |x| weighted(&reference::embedding_forward(&toks, &wte, x, c, t), &dout));
+    }
+
+    #[test]
+    #[should_panic(expected = "token 7 at 1, vocabulary 7")]
+    fn a_token_outside_the_vocabulary_is_named() {
+        let (mut out, toks, wte, wpe) = (nan_buf(6), buf_u32(&[6, 7]), nan_buf(21), nan_buf(6));
+        device(1).embedding_forward(out.view_mut(), toks.view(), wte.view(), wpe.view(), 2);
+    }
+}

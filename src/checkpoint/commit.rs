@@ -1,0 +1,191 @@
+//! From a directory being written to a checkpoint that counts, and from old checkpoints to free space.
+//!
+//! \[Note: commit protocol\] A name tells what a directory is, at every instant and after a crash at any instant:
+//!
+//! | name | is |
+//! | --- | --- |
+//! | `step_N` | committed: durable before it got this name |
+//! | `step_N.partial` | being written, or left by a save that died: never read |
+//! | `step_N.replaced` | the committed checkpoint that a re-save of step N is about to replace; it counts while `step_N` is absent |
+//! | `step_N.doomed` | being deleted: never read |
+//!
+//! One process (rank 0) calls what is in this file, one call at a time; other ranks only write their file into the
+//! partial directory between [`prepare`] and [`commit`].
+//!
+//! Must not know: HDF5, what is in the rank files.
+
+use std::fs::{self, File};
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+use super::find::{self, Suffix};
+use super::manifest::Manifest;
+use super::{MANIFEST_FILE, checkpoints_dir, partial_dir, step_dir, step_dir_name};
+use crate::error::{Error, Result};
+
+/// Makes the empty partial directory of a step, in place of one that a dead save left, and returns its path.
+pub fn prepare(run_dir: &Path, step: u64) -> Result<PathBuf> {
+    let parent = checkpoints_dir(run_dir);
+    if !parent.is_dir() {
+        fs::create_dir_all(&parent).map_err(|e| Error::io("mkdir", &parent, &e))?;
+        sync_dir(run_dir)?;
+    }
+    heal_replaced(&parent)?;
+    let partial = partial_dir(run_dir, step);
+    remove_tree(&partial)?;
+    fs::create_dir(&partial).map_err(|e| Error::io("mkdir", &partial, &e))?;
+    sync_dir(&parent)?;
+    Ok(partial)
+}
+
+/// Makes the partial directory of `manifest.step` a checkpoint, after every rank has finished its file. Returns its final
+/// path. When this returns, the checkpoint survives a power cut; when it fails or dies, whatever was committed before
+/// still is.
+pub fn commit(run_dir: &Path, manifest: &Manifest) -> Result<PathBuf> {
+    let step = manifest.step;
+    let parent = checkpoints_dir(run_dir);
+    let partial = partial_dir(run_dir, step);
+    let done = step_dir(run_dir, step);
+
+    // 1. Every file is there, whole.
+    find::check_files(&partial, manifest)
+        .map_err(|why| Error::Io(format!("step {step} cannot be committed: {why}")))?;
+    // 2. The manifest, durable.
+    let path = partial.join(MANIFEST_FILE);
+    let bytes = manifest.to_bytes()?;
+    let mut file = File::create(&path).map_err(|e| Error::io("create", &path, &e))?;
+    file.write_all(&bytes).map_err(|e| Error::io("write", &path, &e))?;
+    file.sync_all().map_err(|e| Error::io("fsync", &path, &e))?;
+    // 3. The names of all files, durable.
+    sync_dir(&partial)?;
+    // 4. A checkpoint of the same step steps aside under a name that still counts.
+    let replaced = with_suffix(&parent, step, Suffix::Replaced);
+    if present(&done) {
+        remove_tree(&replaced)?;
+        rename(&done, &replaced)?;
+        sync_dir(&parent)?;
+    }
+    // 5. The commit.
+    rename(&partial, &done)?;
+    sync_dir(&parent)?;
+    // 6. Only now is the old one gone for good.
+    doom(&parent, step, &replaced)?;
+    Ok(done)
+}
+
+/// Deletes complete checkpoints but the newest `keep_last` (0 keeps all), and what dead saves and dead deletions left.
+/// Returns the steps deleted. Call it after a commit, with no save under way. The newest complete checkpoint is never
+/// touched; a damaged one is neither counted nor deleted.
+pub fn retain(run_dir: &Path, keep_last: usize) -> Result<Vec<u64>> {
+    let parent = checkpoints_dir(run_dir);
+    if !parent.is_dir() {
+        return Ok(Vec::new());
+    }
+    heal_replaced(&parent)?;
+    for (step, suffix, path) in find::step_entries(&parent)? {
+        match suffix {
+            Suffix::Partial | Suffix::Doomed => remove_tree(&path)?,
+            Suffix::Replaced => doom(&parent, step, &path)?,
+            Suffix::Final => {}
+        }
+    }
+    if keep_last == 0 {
+        return Ok(Vec::new());
+    }
+    let complete = find::complete_checkpoints(run_dir)?;
+    let n_old = complete.len().saturating_sub(keep_last);
+    let mut deleted = Vec::with_capacity(n_old);
+    for (step, path) in &complete[..n_old] {
+        doom(&parent, *step, path)?;
+        deleted.push(*step);
+    }
+    Ok(deleted)
+}
+
+/// Refuses a save that the file system of `dir` has no room for. Quotas and other writers may still fill it before the save
+/// ends: this only says early what would fail late.
+pub fn check_free_space(dir: &Path, needed_bytes: u64) -> Result<()> {
+    let available_bytes = free_bytes(dir)?;
+    if needed_bytes <= available_bytes {
+        return Ok(());
+    }
+    Err(Error::Io(format!(
+        "{}: a checkpoint needs {needed_bytes} bytes, the file system has {available_bytes} left; free some space, lower \
+         checkpoint.keep_last, or set run.dir to another file system",
+        dir.display()
+    )))
+}
+
+/// Bytes an unprivileged process may still write to the file system of `dir`.
+pub fn free_bytes(dir: &Path) -> Result<u64> {
+    use std::os::unix::ffi::OsStrExt;
+    let path = std::ffi::CString::new(dir.as_os_str().as_bytes())
+        .map_err(|_| Error::Input(format!("{} holds a NUL byte", dir.display())))?;
+    let mut stat = std::mem::MaybeUninit::<libc::statvfs>::uninit();
+    // SAFETY: `path` is a NUL-terminated string and `stat` is room for one statvfs; both live past the call, which is
+    // synchronous and keeps neither.
+    let rc = unsafe { libc::statvfs(path.as_ptr(), stat.as_mut_ptr()) };
+    if rc != 0 {
+        return Err(Error::io("statvfs", dir, &std::io::Error::last_os_error()));
+    }
+    // SAFETY: statvfs returned 0, so it filled `stat`.
+    let stat = unsafe { stat.assume_init() };
+    Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+}
+
+fn with_suffix(parent: &Path, step: u64, suffix: Suffix) -> PathBuf {
+    parent.join(format!("{}{}", step_dir_name(step), suffix.text()))
+}
+
+/// Gives a replaced checkpoint its name back if the save that was to replace it died half way.
+fn heal_replaced(parent: &Path) -> Result<()> {
+    for (step, suffix, path) in find::step_entries(parent)? {
+        let done = parent.join(step_dir_name(step));
+        if suffix == Suffix::Replaced && !present(&done) {
+            rename(&path, &done)?;
+            sync_dir(parent)?;
+        }
+    }
+    Ok(())
+}
+
+/// Deletes a checkpoint: first it loses its name for good, then its files.
+fn doom(parent: &Path, step: u64, path: &Path) -> Result<()> {
+    if !present(path) {
+        return Ok(());
+    }
+    let doomed = with_suffix(parent, step, Suffix::Doomed);
+    remove_tree(&doomed)?;
+    rename(path, &doomed)?;
+    sync_dir(parent)?;
+    remove_tree(&doomed)
+}
+
+/// Something has this name, be it a link to nothing.
+fn present(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok()
+}
+
+fn rename(from: &Path, to: &Path) -> Result<()> {
+    fs::rename(from, to).map_err(|e| Error::io(&format!("rename {} to", from.display()), to, &e))
+}
+
+/// Removes a directory and what is in it; a link to one loses the link alone. Absent is fine.
+fn remove_tree(path: &Path) -> Result<()> {
+    match fs::remove_dir_all(path) {
+        Err(e) if e.kind() != ErrorKind::NotFound => Err(Error::io("remove", path, &e)),
+        _ => Ok(()),
+    }
+}
+
+/// Makes the names in a directory durable. File systems that cannot sync a directory (some network ones answer EINVAL)
+/// make renames durable on their own terms; there is nothing more to ask of them.
+fn sync_dir(path: &Path) -> Result<()> {
+    let dir = File::open(path).map_err(|e| Error::io("open", path, &e))?;
+    match dir.sync_all() {
+        Err(e) if !matches!(e.kind(), ErrorKind::InvalidInput | ErrorKind::Unsupported) => {
+            Err(Error::io("fsync", path, &e))
+        }
+        _ => Ok(()),
+    }
+}

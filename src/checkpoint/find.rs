@@ -1,0 +1,187 @@
+//! Which checkpoints a run directory holds, and which one a person's PATH means. Only reads.
+//!
+//! Checkpoints are found by scanning, never by a pointer that could be stale. One that has its final name was durable when it
+//! got it, so a damaged one is a fault to report, not something to step over in silence.
+//!
+//! Must not know: HDF5, who asks and why.
+
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read};
+use std::path::{Path, PathBuf};
+
+use super::manifest::{MAX_MANIFEST_BYTES, Manifest};
+use super::{MANIFEST_FILE, checkpoints_dir, step_dir_name};
+use crate::error::{Error, Result};
+
+/// What the end of a step directory's name says about it; see \[Note: commit protocol\].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Suffix {
+    Final,
+    Partial,
+    Replaced,
+    Doomed,
+}
+
+impl Suffix {
+    pub(super) fn text(self) -> &'static str {
+        match self {
+            Suffix::Final => "",
+            Suffix::Partial => ".partial",
+            Suffix::Replaced => ".replaced",
+            Suffix::Doomed => ".doomed",
+        }
+    }
+
+    /// Takes a directory name apart; None for a name that is not ours.
+    fn parse(name: &str) -> Option<(u64, Suffix)> {
+        let (stem, suffix) = [Suffix::Partial, Suffix::Replaced, Suffix::Doomed]
+            .into_iter()
+            .find_map(|s| name.strip_suffix(s.text()).map(|stem| (stem, s)))
+            .unwrap_or((name, Suffix::Final));
+        let step: u64 = stem.strip_prefix("step_")?.parse().ok()?;
+        (step_dir_name(step) == stem).then_some((step, suffix))
+    }
+}
+
+/// The step directories of a checkpoints directory under all their names, by step.
+pub(super) fn step_entries(parent: &Path) -> Result<Vec<(u64, Suffix, PathBuf)>> {
+    let mut entries = Vec::new();
+    for entry in fs::read_dir(parent).map_err(|e| Error::io("list", parent, &e))? {
+        let entry = entry.map_err(|e| Error::io("list", parent, &e))?;
+        if let Some((step, suffix)) = entry.file_name().to_str().and_then(Suffix::parse) {
+            entries.push((step, suffix, entry.path()));
+        }
+    }
+    entries.sort_by_key(|e| (e.0, e.1.text()));
+    Ok(entries)
+}
+
+/// The directories that count as committed, by step.
+fn committed(parent: &Path) -> Result<Vec<(u64, PathBuf)>> {
+    if !parent.is_dir() {
+        return Ok(Vec::new());
+    }
+    let mut found: Vec<(u64, PathBuf)> = Vec::new();
+    for (step, suffix, path) in step_entries(parent)? {
+        match suffix {
+            Suffix::Final => found.push((step, path)),
+            Suffix::Replaced if found.last().is_none_or(|(s, _)| *s != step) => {
+                found.push((step, path));
+            }
+            _ => {}
+        }
+    }
+    Ok(found)
+}
+
+/// Reads and checks the manifest of a step directory.
+pub fn read_manifest(dir: &Path) -> Result<Manifest> {
+    let path = dir.join(MANIFEST_FILE);
+    let damaged = |why: String| Error::Checkpoint(format!("{} {why}", path.display()));
+    let file = match File::open(&path) {
+        Err(e) if e.kind() == ErrorKind::NotFound => {
+            return Err(damaged("is missing: this is not a complete checkpoint".to_string()));
+        }
+        other => other.map_err(|e| damaged(format!("cannot be opened: {e}")))?,
+    };
+    let mut bytes = Vec::new();
+    file.take(MAX_MANIFEST_BYTES + 1).read_to_end(&mut bytes).map_err(|e| damaged(format!("cannot be read: {e}")))?;
+    Manifest::from_bytes(&bytes).map_err(damaged)
+}
+
+/// Checks that every file the manifest names is in `dir` with its size.
+pub(super) fn check_files(dir: &Path, manifest: &Manifest) -> std::result::Result<(), String> {
+    for record in &manifest.files {
+        let path = dir.join(&record.name);
+        // Opened, not just asked for: a network file system answers an open with what is on the server now.
+        let file = match File::open(&path) {
+            Err(e) if e.kind() == ErrorKind::NotFound => {
+                return Err(format!("{} is missing", path.display()));
+            }
+            other => other.map_err(|e| format!("{} cannot be opened: {e}", path.display()))?,
+        };
+        let metadata = file.metadata().map_err(|e| format!("{} cannot be read: {e}", path.display()))?;
+        if !metadata.is_file() {
+            return Err(format!("{} is not a file", path.display()));
+        }
+        if metadata.len() != record.bytes {
+            return Err(format!("{} has {} bytes, the manifest says {}", path.display(), metadata.len(), record.bytes));
+        }
+    }
+    Ok(())
+}
+
+/// Checks that a step directory is complete: a manifest that holds together and is of the step that the directory's name
+/// says (if it says one), and every file with its size.
+pub fn check_complete(dir: &Path) -> Result<Manifest> {
+    let manifest = read_manifest(dir)?;
+    let named = dir.file_name().and_then(|n| n.to_str()).and_then(Suffix::parse);
+    if named.is_some_and(|(step, _)| step != manifest.step) {
+        return Err(Error::Checkpoint(format!(
+            "{} holds step {}, not the step of its name",
+            dir.display(),
+            manifest.step
+        )));
+    }
+    check_files(dir, &manifest).map_err(Error::Checkpoint)?;
+    Ok(manifest)
+}
+
+/// The complete checkpoints of a run directory, oldest first. Damaged ones are left out: this is for lists and clean-up;
+/// a resume goes through [`newest`] or [`resolve`], which say so.
+pub fn complete_checkpoints(run_dir: &Path) -> Result<Vec<(u64, PathBuf)>> {
+    complete_in(&checkpoints_dir(run_dir))
+}
+
+fn complete_in(parent: &Path) -> Result<Vec<(u64, PathBuf)>> {
+    let mut found = committed(parent)?;
+    found.retain(|(_, dir)| check_complete(dir).is_ok());
+    Ok(found)
+}
+
+/// The newest checkpoint of a run directory, None if there is none yet. Errors: the newest one is damaged; the message
+/// names what is wrong and the newest one that could be resumed instead.
+pub fn newest(run_dir: &Path) -> Result<Option<(u64, PathBuf)>> {
+    newest_in(&checkpoints_dir(run_dir))
+}
+
+fn newest_in(parent: &Path) -> Result<Option<(u64, PathBuf)>> {
+    let Some((step, dir)) = committed(parent)?.pop() else { return Ok(None) };
+    let Err(why) = check_complete(&dir) else { return Ok(Some((step, dir))) };
+    let remedy = match complete_in(parent)?.pop() {
+        Some((_, older)) => format!("to go on from an older one, resume with --resume {}", older.display()),
+        None => "there is no older complete one; to start over, resume with --resume none".to_string(),
+    };
+    Err(Error::Checkpoint(format!("the newest checkpoint, step {step}, is damaged: {why}; {remedy}")))
+}
+
+/// The complete step directory that PATH means: a step directory, or the newest of a checkpoints or run directory.
+pub fn resolve(path: &Path) -> Result<PathBuf> {
+    let no = |why: &str| Error::Checkpoint(format!("{}: {why}", path.display()));
+    let wanted = "a run directory, a checkpoints directory or a step directory would do";
+    if !path.exists() {
+        return Err(no(&format!("no such directory; {wanted}")));
+    }
+    if !path.is_dir() {
+        return Err(no(&format!("not a directory; {wanted}")));
+    }
+    // The name may be hidden behind `.` or a link.
+    let real = path.canonicalize().map_err(|e| Error::io("resolve", path, &e))?;
+    match real.file_name().and_then(|n| n.to_str()).and_then(Suffix::parse) {
+        Some((_, Suffix::Partial)) => {
+            return Err(no("a save that did not finish; it holds no checkpoint"));
+        }
+        Some((_, Suffix::Doomed)) => return Err(no("a checkpoint that is being deleted")),
+        Some(_) => return check_complete(path).map(|_| path.to_path_buf()),
+        None if path.join(MANIFEST_FILE).exists() => {
+            return check_complete(path).map(|_| path.to_path_buf());
+        }
+        None => {}
+    }
+    let nested = checkpoints_dir(path);
+    let parent = if nested.is_dir() { nested } else { path.to_path_buf() };
+    match newest_in(&parent)? {
+        Some((_, dir)) => Ok(dir),
+        None => Err(no(&format!("holds no complete checkpoint (looked for {}/step_*); {wanted}", parent.display()))),
+    }
+}

@@ -1,0 +1,56 @@
+//! The one place that opens HDF5 files: library version, locks, and what is checked before a byte is read.
+//!
+//! \[Note: library format\] Files are written in the 1.10 format (`H5F_LIBVER_V110`), where superblock, object headers and
+//! group indices carry checksums: a flipped bit in them is an error instead of a wrong size or a wrong address. It is the
+//! newest format that every HDF5 in use on clusters still reads.
+//!
+//! \[Note: locks\] HDF5 takes an flock on open, which some network file systems refuse. A rank file has one writer, is
+//! read only after the commit, and is never changed afterwards, so the lock guards nothing and is switched off.
+//!
+//! The crate holds the library's own error printing off; errors reach people through `Error` alone.
+
+use std::ops::Range;
+use std::path::Path;
+
+use hdf5::plist::dataset_create::Layout;
+use hdf5::types::{FloatSize, TypeDescriptor};
+
+/// Creates a file that must not exist yet.
+pub(super) fn create(path: &Path) -> hdf5::Result<hdf5::File> {
+    hdf5::File::with_options().with_fapl(|fapl| fapl.libver_v110().file_locking(false)).create_excl(path)
+}
+
+/// Opens a file for reading.
+pub(super) fn open(path: &Path) -> hdf5::Result<hdf5::File> {
+    hdf5::File::with_options().with_fapl(|fapl| fapl.file_locking(false)).open(path)
+}
+
+/// The dataset, if it is what a rank file may hold: f32, 1-D of `numel` elements, contiguous, wholly allocated. Nothing is
+/// allocated by what the header says; a header that says something else is an error.
+pub(super) fn slice_dataset(file: &hdf5::File, name: &str, numel: usize) -> Result<hdf5::Dataset, String> {
+    let dataset = file.dataset(name).map_err(|e| format!("cannot be opened: {e}"))?;
+    let dtype = dataset.dtype().and_then(|t| t.to_descriptor()).map_err(|e| e.to_string())?;
+    if dtype != TypeDescriptor::Float(FloatSize::U4) {
+        return Err(format!("has type {dtype}, not 32-bit float"));
+    }
+    let shape = dataset.space().map_err(|e| e.to_string())?.shape();
+    if shape != [numel] {
+        return Err(format!("has shape {shape:?}, the manifest says [{numel}]"));
+    }
+    let layout = dataset.dcpl().map_err(|e| e.to_string())?.layout();
+    if layout != Layout::Contiguous {
+        return Err(format!("has layout {layout:?}, not contiguous"));
+    }
+    let (stored, expected) = (dataset.storage_size(), numel as u64 * 4);
+    if stored != expected {
+        return Err(format!("stores {stored} bytes, the manifest says {expected}"));
+    }
+    Ok(dataset)
+}
+
+/// Reads a range of a 1-D f32 dataset. The crate hands out an array of its own, so callers keep ranges bounded.
+pub(super) fn read_range(dataset: &hdf5::Dataset, range: Range<usize>, out: &mut [f32]) -> hdf5::Result<()> {
+    let values = dataset.read_slice_1d::<f32, _>(range)?;
+    out.copy_from_slice(values.as_slice().expect("a fresh 1-D array is contiguous"));
+    Ok(())
+}

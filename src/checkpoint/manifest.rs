@@ -1,0 +1,519 @@
+//! The manifest: what a checkpoint holds and where, its bytes on disk, and everything that makes one unacceptable.
+//!
+//! \[Note: manifest digest\] The file is JSON whose last member is `"digest"`. The digest is the xxh3-64 of every byte before
+//! that member, so no canonical form has to be agreed on: a flip anywhere, white space included, is found. Members that
+//! a reader does not know are covered by the digest and ignored.
+//!
+//! \[Note: block digests\] A slice is digested in blocks of `digest_block` elements. A reader on another rank count checks what
+//! it reads by reading at most one block more at each end of its range, never the whole slice of the old owner.
+//!
+//! Must not know: the file system, HDF5.
+
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::Kind;
+use crate::error::{Error, Result};
+
+/// The format this program writes, and the newest it reads.
+pub const FORMAT_VERSION: u32 = 1;
+/// Features this program can honour. A manifest that requires another one is refused by name.
+pub const KNOWN_FEATURES: [&str; 0] = [];
+/// The digest of blocks and files.
+pub const HASH: &str = "xxh3-64";
+/// Elements per digest block that this program writes: 4 MiB of f32.
+pub const DIGEST_BLOCK: usize = 1 << 20;
+/// No larger manifest is written or read. Room for 4096 ranks of 500 parameters.
+pub const MAX_MANIFEST_BYTES: u64 = 1 << 30;
+/// No larger digest block is accepted: a reader holds one in memory.
+const MAX_DIGEST_BLOCK: usize = 1 << 24;
+/// No longer parameter name is written or read.
+const MAX_NAME_BYTES: usize = 1024;
+/// No larger shard group is accepted.
+const MAX_WORLD_SIZE: usize = 1 << 20;
+
+/// Everything needed to restore, but the values themselves.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// Version of the format; see `docs/checkpoint_format.md`.
+    pub format_version: u32,
+    /// Features a reader must know to read this checkpoint rightly.
+    pub required_features: Vec<String>,
+    /// Who wrote it. For people; readers do not act on it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub writer: Option<Writer>,
+    /// Optimizer step after which the state was saved.
+    pub step: u64,
+    /// Training attempts: steps taken plus steps skipped.
+    pub attempts: u64,
+    /// Global sample index reached: the next sample to train on.
+    pub samples: u64,
+    /// Tokens trained on.
+    pub tokens: u64,
+    /// Digest of the training data.
+    pub data_digest: String,
+    /// Seeds of the counter-based generators. With `samples` they are the whole random state.
+    pub seeds: Seeds,
+    /// The resolved deck as TOML text.
+    pub deck: String,
+    /// Number of parameters Psi, without padding; aliases count once.
+    pub psi: usize,
+    /// Ranks N of the shard group that wrote it.
+    pub world_size: usize,
+    /// Dimensions of the mesh.
+    pub mesh: Vec<MeshDim>,
+    /// Order in which gradient contributions were added.
+    pub reduction_order: String,
+    /// The optimizer whose moments are stored.
+    pub optimizer: Optimizer,
+    /// Digest algorithm of blocks and files.
+    pub hash: String,
+    /// Elements per digest block; see \[Note: block digests\].
+    pub digest_block: usize,
+    /// Every parameter, once.
+    pub params: Vec<Param>,
+    /// Names that mean a parameter stored under another name.
+    pub aliases: Vec<Alias>,
+    /// Every file, with the slices it holds.
+    pub files: Vec<FileRecord>,
+}
+
+/// The program that wrote a checkpoint.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Writer {
+    /// Program name.
+    pub program: String,
+    /// Program version.
+    pub version: String,
+}
+
+/// Seeds of the counter-based generators.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Seeds {
+    /// Seed of the initial weights.
+    pub init_seed: u64,
+    /// Seed of the sample order.
+    pub data_seed: u64,
+}
+
+/// One dimension of the mesh.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct MeshDim {
+    /// Name, e.g. `shard`.
+    pub dim: String,
+    /// Number of ranks along it.
+    pub extent: usize,
+}
+
+/// The optimizer whose moments are stored.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Optimizer {
+    /// Name, e.g. `adamw`.
+    pub name: String,
+    /// Updates taken: the `t` of the bias correction.
+    pub step: u64,
+}
+
+/// One stored parameter.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Param {
+    /// Name as the ecosystem knows it.
+    pub name: String,
+    /// Whole shape, row-major.
+    pub global_shape: Vec<usize>,
+    /// The box of it that this shard group holds. Format 1: all of it.
+    pub local_box: LocalBox,
+    /// Elements of the box, unpadded.
+    pub numel: usize,
+    /// Weight decay applies.
+    pub decay: bool,
+}
+
+impl Param {
+    /// A parameter held whole by the shard group.
+    pub fn whole(name: &str, global_shape: &[usize], decay: bool) -> Self {
+        Param {
+            name: name.to_string(),
+            global_shape: global_shape.to_vec(),
+            local_box: LocalBox { starts: vec![0; global_shape.len()], lengths: global_shape.to_vec() },
+            numel: global_shape.iter().product(),
+            decay,
+        }
+    }
+}
+
+/// A box of a parameter: what a shard group holds of it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LocalBox {
+    /// First index along each dimension.
+    pub starts: Vec<usize>,
+    /// Extent along each dimension.
+    pub lengths: Vec<usize>,
+}
+
+/// A second name of a stored parameter, e.g. a tied head.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Alias {
+    /// The other name.
+    pub name: String,
+    /// The parameter it means.
+    pub param: String,
+}
+
+/// One rank's file.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct FileRecord {
+    /// Rank that wrote it.
+    pub rank: usize,
+    /// File name within the step directory.
+    pub name: String,
+    /// Size in bytes.
+    pub bytes: u64,
+    /// Digest of the whole file.
+    pub digest: String,
+    /// Slices in it, empty ones included.
+    pub slices: Vec<Slice>,
+}
+
+/// One parameter's flat range in one file.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Slice {
+    /// Parameter name.
+    pub param: String,
+    /// First element, in the flattened unpadded box.
+    pub start: usize,
+    /// One past the last element; `start == end` is a normal, empty slice.
+    pub end: usize,
+    /// Digests of the three datasets.
+    pub digests: SliceDigests,
+}
+
+impl Slice {
+    /// Elements in it.
+    pub fn numel(&self) -> usize {
+        self.end - self.start
+    }
+}
+
+/// Digests of a slice's datasets, one per started block.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct SliceDigests {
+    /// Of the weights.
+    pub weight: Vec<String>,
+    /// Of the first moments.
+    pub exp_avg: Vec<String>,
+    /// Of the second moments.
+    pub exp_avg_sq: Vec<String>,
+}
+
+impl SliceDigests {
+    /// The digests of one kind.
+    pub fn of(&self, kind: Kind) -> &[String] {
+        match kind {
+            Kind::Weight => &self.weight,
+            Kind::ExpAvg => &self.exp_avg,
+            Kind::ExpAvgSq => &self.exp_avg_sq,
+        }
+    }
+
+    /// The digests of one kind, to fill.
+    pub(super) fn of_mut(&mut self, kind: Kind) -> &mut Vec<String> {
+        match kind {
+            Kind::Weight => &mut self.weight,
+            Kind::ExpAvg => &mut self.exp_avg,
+            Kind::ExpAvgSq => &mut self.exp_avg_sq,
+        }
+    }
+}
+
+/// A digest as it is written: 16 lower-case hex digits.
+pub fn hex(digest: u64) -> String {
+    format!("{digest:016x}")
+}
+
+/// Where a slice of one parameter lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Placed {
+    /// Index into [`Manifest::files`].
+    pub file_idx: usize,
+    /// Index into that file's slices.
+    pub slice_idx: usize,
+    /// First element.
+    pub start: usize,
+    /// One past the last element.
+    pub end: usize,
+}
+
+/// A piece of a wanted range: where it lies and where it goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Part {
+    /// Index into [`Manifest::files`].
+    pub file_idx: usize,
+    /// Index into that file's slices.
+    pub slice_idx: usize,
+    /// Elements within the dataset.
+    pub file_range: Range<usize>,
+    /// Elements within the output.
+    pub out_range: Range<usize>,
+}
+
+/// Cuts `range` by the slices that hold it. `placed` is sorted by `start`, as [`Manifest::placed`] gives it; every element
+/// of `range` that some slice holds comes up once, in order.
+pub fn ranges(placed: &[Placed], range: Range<usize>) -> Vec<Part> {
+    let first = placed.partition_point(|p| p.end <= range.start);
+    placed[first..]
+        .iter()
+        .take_while(|p| p.start < range.end)
+        .filter_map(|p| {
+            let (from, to) = (p.start.max(range.start), p.end.min(range.end));
+            (from < to).then(|| Part {
+                file_idx: p.file_idx,
+                slice_idx: p.slice_idx,
+                file_range: from - p.start..to - p.start,
+                out_range: from - range.start..to - range.start,
+            })
+        })
+        .collect()
+}
+
+impl Default for Manifest {
+    /// An empty manifest of the format this program writes: fill in the rest.
+    fn default() -> Self {
+        Manifest {
+            format_version: FORMAT_VERSION,
+            required_features: Vec::new(),
+            writer: Some(Writer {
+                program: env!("CARGO_PKG_NAME").to_string(),
+                version: env!("CARGO_PKG_VERSION").to_string(),
+            }),
+            step: 0,
+            attempts: 0,
+            samples: 0,
+            tokens: 0,
+            data_digest: String::new(),
+            seeds: Seeds::default(),
+            deck: String::new(),
+            psi: 0,
+            world_size: 1,
+            mesh: Vec::new(),
+            reduction_order: "left fold over micro-batch index".to_string(),
+            optimizer: Optimizer::default(),
+            hash: HASH.to_string(),
+            digest_block: DIGEST_BLOCK,
+            params: Vec::new(),
+            aliases: Vec::new(),
+            files: Vec::new(),
+        }
+    }
+}
+
+/// The members that say whether the rest can be understood.
+#[derive(Deserialize)]
+struct Header {
+    format_version: u32,
+    #[serde(default)]
+    required_features: Vec<String>,
+}
+
+/// The last member of the file, closing brace included.
+fn digest_tail(head: &[u8]) -> String {
+    format!("\"digest\": \"{}\"\n}}\n", hex(xxh3_64(head)))
+}
+
+impl Manifest {
+    /// The bytes of `manifest.json`. Errors: a manifest that [`Manifest::from_bytes`] would refuse.
+    pub fn to_bytes(&self) -> Result<Vec<u8>> {
+        self.validate().map_err(|why| Error::Internal(format!("manifest to write: {why}")))?;
+        let mut bytes =
+            serde_json::to_vec_pretty(self).map_err(|e| Error::Internal(format!("manifest to JSON: {e}")))?;
+        let closing = bytes.split_off(bytes.len() - "\n}".len());
+        assert_eq!(closing, b"\n}", "a JSON object ends with its brace");
+        bytes.extend_from_slice(b",\n  ");
+        let tail = digest_tail(&bytes);
+        bytes.extend_from_slice(tail.as_bytes());
+        if bytes.len() as u64 > MAX_MANIFEST_BYTES {
+            return Err(Error::Checkpoint(format!(
+                "the manifest would have {} bytes; format {FORMAT_VERSION} allows {MAX_MANIFEST_BYTES}",
+                bytes.len()
+            )));
+        }
+        Ok(bytes)
+    }
+
+    /// Parses and checks `manifest.json`. Errors say what is wrong, without the path, which the caller knows. Memory used is
+    /// bounded by a small multiple of the bytes given.
+    pub fn from_bytes(bytes: &[u8]) -> std::result::Result<Self, String> {
+        if bytes.len() as u64 > MAX_MANIFEST_BYTES {
+            return Err(format!("has {} bytes, more than the {MAX_MANIFEST_BYTES} a manifest may have", bytes.len()));
+        }
+        let header: Header = serde_json::from_slice(bytes).map_err(|e| format!("is damaged: {e}"))?;
+        if header.format_version != FORMAT_VERSION {
+            return Err(format!(
+                "has format_version {}; this program reads version {FORMAT_VERSION}",
+                header.format_version
+            ));
+        }
+        let unknown: Vec<&str> =
+            header.required_features.iter().map(String::as_str).filter(|f| !KNOWN_FEATURES.contains(f)).collect();
+        if !unknown.is_empty() {
+            return Err(format!(
+                "requires the feature{} {}, unknown to this program (version {}); read it with the program that wrote it, or \
+                 a newer one",
+                if unknown.len() == 1 { "" } else { "s" },
+                unknown.iter().map(|f| format!("{f:?}")).collect::<Vec<_>>().join(", "),
+                env!("CARGO_PKG_VERSION"),
+            ));
+        }
+        let head = &bytes[..bytes.len().saturating_sub(digest_tail(b"").len())];
+        if &bytes[head.len()..] != digest_tail(head).as_bytes() {
+            return Err("is damaged: its bytes do not match its digest".to_string());
+        }
+        let manifest: Manifest = serde_json::from_slice(bytes).map_err(|e| format!("is not a manifest: {e}"))?;
+        manifest.validate()?;
+        Ok(manifest)
+    }
+
+    /// The slices of every parameter, by name, sorted by where they start; empty ones left out.
+    pub fn placed(&self) -> HashMap<&str, Vec<Placed>> {
+        let mut by_param: HashMap<&str, Vec<Placed>> =
+            self.params.iter().map(|p| (p.name.as_str(), Vec::new())).collect();
+        for (file_idx, file) in self.files.iter().enumerate() {
+            for (slice_idx, slice) in file.slices.iter().enumerate() {
+                if slice.start < slice.end {
+                    by_param.entry(slice.param.as_str()).or_default().push(Placed {
+                        file_idx,
+                        slice_idx,
+                        start: slice.start,
+                        end: slice.end,
+                    });
+                }
+            }
+        }
+        by_param.values_mut().for_each(|placed| placed.sort_by_key(|p| p.start));
+        by_param
+    }
+
+    /// The parameter a name means, aliases followed.
+    pub fn param(&self, name: &str) -> Option<&Param> {
+        let stored = self.aliases.iter().find(|a| a.name == name).map_or(name, |a| a.param.as_str());
+        self.params.iter().find(|p| p.name == stored)
+    }
+
+    /// Everything format 1 promises about a manifest's content. Errors say what is broken.
+    pub fn validate(&self) -> std::result::Result<(), String> {
+        let check = |ok: bool, why: String| if ok { Ok(()) } else { Err(why) };
+        check(self.hash == HASH, format!("uses hash {:?}; only {HASH:?} is known", self.hash))?;
+        check(
+            (1..=MAX_DIGEST_BLOCK).contains(&self.digest_block),
+            format!("has digest_block = {}, not in 1..={MAX_DIGEST_BLOCK}", self.digest_block),
+        )?;
+        check(
+            (1..=MAX_WORLD_SIZE).contains(&self.world_size),
+            format!("has world_size = {}, not in 1..={MAX_WORLD_SIZE}", self.world_size),
+        )?;
+
+        let mut names = HashSet::new();
+        let mut psi = 0usize;
+        for param in &self.params {
+            let name = &param.name;
+            check_param_name(name)?;
+            check(names.insert(name.as_str()), format!("names parameter {name} twice"))?;
+            let numel = checked_numel(&param.global_shape)
+                .ok_or_else(|| format!("has a parameter {name} whose shape overflows"))?;
+            check(
+                param.local_box.starts.iter().all(|&s| s == 0)
+                    && param.local_box.starts.len() == param.global_shape.len()
+                    && param.local_box.lengths == param.global_shape,
+                format!("has a parameter {name} of which only a box is stored"),
+            )?;
+            check(
+                param.numel == numel,
+                format!("has a parameter {name} of {} elements in shape of {numel}", param.numel),
+            )?;
+            psi = psi.checked_add(numel).ok_or("has a psi that overflows")?;
+        }
+        check(psi == self.psi, format!("has psi = {}, its parameters have {psi} elements", self.psi))?;
+        for alias in &self.aliases {
+            check(
+                self.params.iter().any(|p| p.name == alias.param),
+                format!("has an alias {} of {}, which is not stored", alias.name, alias.param),
+            )?;
+            check(names.insert(alias.name.as_str()), format!("has an alias {}, a name already in use", alias.name))?;
+        }
+        self.validate_files()
+    }
+
+    fn validate_files(&self) -> std::result::Result<(), String> {
+        let check = |ok: bool, why: String| if ok { Ok(()) } else { Err(why) };
+        let (mut files, mut ranks) = (HashSet::new(), HashSet::new());
+        for file in &self.files {
+            check(is_plain_file_name(&file.name), format!("names a file {:?}, not a plain file name", file.name))?;
+            check(files.insert(file.name.as_str()), format!("names file {} twice", file.name))?;
+            check(ranks.insert(file.rank), format!("has two files of rank {}", file.rank))?;
+            check_digest(&file.digest).map_err(|why| format!("has file {} {why}", file.name))?;
+            for slice in &file.slices {
+                let label = format!("has slice {} in {}", slice.param, file.name);
+                check(slice.start <= slice.end, format!("{label} that ends before it starts"))?;
+                for kind in Kind::ALL {
+                    let digests = slice.digests.of(kind);
+                    let n_blocks = slice.numel().div_ceil(self.digest_block);
+                    check(
+                        digests.len() == n_blocks,
+                        format!("{label} with {} {kind} digests for {n_blocks} blocks", digests.len()),
+                    )?;
+                    digests.iter().try_for_each(|d| check_digest(d)).map_err(|why| format!("{label} {why}"))?;
+                }
+            }
+        }
+        let placed = self.placed();
+        check(placed.len() == self.params.len(), "has slices of parameters it does not list".to_string())?;
+        for param in &self.params {
+            let mut covered = 0;
+            for p in &placed[param.name.as_str()] {
+                check(
+                    p.start == covered,
+                    format!("has no slice of {} for elements {covered}..{}, or two", param.name, p.start.max(covered)),
+                )?;
+                covered = p.end;
+            }
+            check(
+                covered == param.numel,
+                format!("has slices of {} up to element {covered} of {}", param.name, param.numel),
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// Number of elements of a shape, unless it overflows what can be addressed in bytes.
+pub(super) fn checked_numel(shape: &[usize]) -> Option<usize> {
+    let numel = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d))?;
+    numel.checked_mul(16).map(|_| numel)
+}
+
+/// A parameter name is one component of an HDF5 path.
+pub(super) fn check_param_name(name: &str) -> std::result::Result<(), String> {
+    let fits = !name.is_empty()
+        && name.len() <= MAX_NAME_BYTES
+        && name != "."
+        && !name.chars().any(|c| c == '/' || c.is_control());
+    if fits { Ok(()) } else { Err(format!("has a parameter name {name:?} that HDF5 cannot hold as one name")) }
+}
+
+fn check_digest(digest: &str) -> std::result::Result<(), String> {
+    if digest.len() == 16 && digest.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
+        Ok(())
+    } else {
+        Err(format!("with digest {digest:?}, not 16 hex digits"))
+    }
+}
+
+fn is_plain_file_name(name: &str) -> bool {
+    !name.is_empty()
+        && name.len() <= 255
+        && !name.starts_with('.')
+        && !name.chars().any(|c| c == '/' || c == '\\' || c.is_control())
+}

@@ -1,0 +1,107 @@
+//! Checkpoints: one HDF5 file per rank, one manifest, one atomic rename.
+//!
+//! ```text
+//! RUN/checkpoints/step_00000100/manifest.json            what is here, and where
+//!                               rank_0000_of_0004.h5     /weight/<param>, /exp_avg/<param>, /exp_avg_sq/<param>
+//! RUN/checkpoints/step_00000200.partial/                 being written: nobody reads it
+//! ```
+//!
+//! | file | lives there |
+//! | --- | --- |
+//! | [`manifest`] | the manifest: fields, bytes, digest, everything that makes one unacceptable |
+//! | [`write`] | a rank's file: datasets, digests, fsync |
+//! | [`commit`](mod@commit) | prepare, commit, retain: which names exist on disk at every instant |
+//! | [`find`] | which checkpoints a run directory holds; what a person's PATH means |
+//! | [`read`] | from a parameter's range to file ranges, and the verified bytes |
+//! | [`weights_file`] | initial weights from somebody else's HDF5 file |
+//! | [`inspect`](mod@inspect), [`diff`](mod@diff) | what a checkpoint holds; where two differ |
+//!
+//! The format and the commit protocol are specified in `docs/checkpoint_format.md`.
+//!
+//! Must not know: MPI, devices, decks, plans. It takes and gives host slices, and the deck is an opaque string.
+
+pub mod commit;
+pub mod diff;
+pub mod find;
+mod h5;
+pub mod inspect;
+pub mod manifest;
+pub mod read;
+pub mod weights_file;
+pub mod write;
+
+#[cfg(test)]
+mod tests;
+
+pub use commit::{check_free_space, commit, prepare, retain};
+pub use diff::{Diff, diff};
+pub use find::{complete_checkpoints, newest, resolve};
+pub use inspect::{Inspection, inspect};
+pub use manifest::{Manifest, Part, Slice};
+pub use read::Reader;
+pub use weights_file::WeightsFile;
+pub use write::{ParamSlice, estimate_bytes, write_rank_file};
+
+use std::path::{Path, PathBuf};
+
+/// Directory under the run directory that holds the step directories.
+pub const CHECKPOINTS_DIR: &str = "checkpoints";
+/// File name of the manifest in a step directory.
+pub const MANIFEST_FILE: &str = "manifest.json";
+
+/// What is stored of each parameter element.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// Fp32 master weight.
+    Weight,
+    /// First Adam moment (m).
+    ExpAvg,
+    /// Second Adam moment (v).
+    ExpAvgSq,
+}
+
+impl Kind {
+    /// All kinds, in file order.
+    pub const ALL: [Kind; 3] = [Kind::Weight, Kind::ExpAvg, Kind::ExpAvgSq];
+
+    /// Name of the HDF5 group that holds it, which is also its name in messages.
+    pub fn group(self) -> &'static str {
+        match self {
+            Kind::Weight => "weight",
+            Kind::ExpAvg => "exp_avg",
+            Kind::ExpAvgSq => "exp_avg_sq",
+        }
+    }
+}
+
+impl std::fmt::Display for Kind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.group())
+    }
+}
+
+/// `RUN/checkpoints`.
+pub fn checkpoints_dir(run_dir: &Path) -> PathBuf {
+    run_dir.join(CHECKPOINTS_DIR)
+}
+
+/// Final name of a step's directory, e.g. `step_00000100`.
+pub fn step_dir_name(step: u64) -> String {
+    format!("step_{step:08}")
+}
+
+/// Where a step lies once committed.
+pub fn step_dir(run_dir: &Path, step: u64) -> PathBuf {
+    checkpoints_dir(run_dir).join(step_dir_name(step))
+}
+
+/// Where every rank writes its file of this step before the commit.
+pub fn partial_dir(run_dir: &Path, step: u64) -> PathBuf {
+    checkpoints_dir(run_dir).join(format!("{}.partial", step_dir_name(step)))
+}
+
+/// Name of a rank's file, ranks counted from 0, e.g. `rank_0001_of_0004.h5`. Writers use it; readers follow the manifest.
+pub fn rank_file_name(rank: usize, world_size: usize) -> String {
+    format!("rank_{rank:04}_of_{world_size:04}.h5")
+}

@@ -1,0 +1,165 @@
+//! Reading any range of any parameter from whichever files hold it, checked.
+//!
+//! A reader does not know its own rank, nor how many there are: it is asked for a range and follows the manifest. So a restore
+//! on another world size is not a case of its own.
+//!
+//! Must not know: partition rules, world sizes.
+
+use std::collections::{HashMap, VecDeque};
+use std::fs::File;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::manifest::{self, DIGEST_BLOCK, Manifest, Part, Placed};
+use super::{Kind, find, h5, write};
+use crate::error::{Error, Result};
+
+/// Files held open at once, well under the usual limit of 1024.
+const MAX_OPEN_FILES: usize = 256;
+
+/// A complete checkpoint, open for reading.
+pub struct Reader {
+    dir: PathBuf,
+    manifest: Manifest,
+    placed: HashMap<String, Vec<Placed>>,
+    open: VecDeque<(usize, hdf5::File)>,
+    verify: bool,
+    scratch: Vec<f32>,
+    bytes_read: u64,
+}
+
+impl Reader {
+    /// Opens a step directory ([`resolve`](super::resolve) finds it). Errors: the manifest is damaged or not understood; a file
+    /// is missing or has another size.
+    pub fn open(step_dir: &Path) -> Result<Self> {
+        let manifest = find::check_complete(step_dir)?;
+        let placed = manifest.placed().into_iter().map(|(k, v)| (k.to_string(), v)).collect();
+        Ok(Reader {
+            dir: step_dir.to_path_buf(),
+            manifest,
+            placed,
+            open: VecDeque::new(),
+            verify: true,
+            scratch: Vec::new(),
+            bytes_read: 0,
+        })
+    }
+
+    /// What the checkpoint holds.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// The step directory.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Whether each block that is read is checked against its digest (the default). Without it exactly the bytes asked for
+    /// are read; with it at most one block more at each end of each part.
+    pub fn verify(&mut self, on: bool) {
+        self.verify = on;
+    }
+
+    /// Bytes of values read from files so far.
+    pub fn bytes_read(&self) -> u64 {
+        self.bytes_read
+    }
+
+    /// Reads elements `range` of the flattened parameter (aliases are followed) into `out`, which it overwrites. Errors name
+    /// the file, the dataset and the elements; `out` is then part old, part new.
+    pub fn read(&mut self, param: &str, kind: Kind, range: Range<usize>, out: &mut [f32]) -> Result<()> {
+        let Some(stored) = self.manifest.param(param) else {
+            return Err(Error::Checkpoint(format!("{}: holds no parameter {param}", self.dir.display())));
+        };
+        assert!(
+            range.start <= range.end && range.end <= stored.numel,
+            "range {range:?} of {param} with {} elements",
+            stored.numel
+        );
+        assert_eq!(out.len(), range.len(), "output for {range:?} of {param}");
+        for part in manifest::ranges(&self.placed[&stored.name], range) {
+            let out = &mut out[part.out_range.clone()];
+            self.read_part(&part, kind, out).map_err(|why| self.damaged(&part, kind, &why))?;
+        }
+        Ok(())
+    }
+
+    /// Checks size and digest of one whole file, values and structure alike.
+    pub fn verify_file(&self, file_idx: usize) -> Result<()> {
+        let record = &self.manifest.files[file_idx];
+        let path = self.dir.join(&record.name);
+        let damaged = |why: String| Error::Checkpoint(format!("{} {why}", path.display()));
+        let (bytes, digest) = File::open(&path)
+            .and_then(|mut file| write::digest_file(&mut file))
+            .map_err(|e| damaged(format!("cannot be read: {e}")))?;
+        if bytes != record.bytes {
+            return Err(damaged(format!("has {bytes} bytes, the manifest says {}", record.bytes)));
+        }
+        if digest != record.digest {
+            return Err(damaged("is damaged: its bytes do not match its digest".to_string()));
+        }
+        Ok(())
+    }
+
+    fn damaged(&self, part: &Part, kind: Kind, why: &str) -> Error {
+        let file = &self.manifest.files[part.file_idx];
+        let slice = &file.slices[part.slice_idx];
+        Error::Checkpoint(format!(
+            "{}: dataset /{kind}/{} (elements {}..{} of the parameter) {why}",
+            self.dir.join(&file.name).display(),
+            slice.param,
+            slice.start,
+            slice.end
+        ))
+    }
+
+    fn read_part(&mut self, part: &Part, kind: Kind, out: &mut [f32]) -> std::result::Result<(), String> {
+        let file = self.file(part.file_idx)?;
+        let slice = &self.manifest.files[part.file_idx].slices[part.slice_idx];
+        let name = format!("{}/{}", kind.group(), slice.param);
+        let dataset = h5::slice_dataset(&file, &name, slice.numel())?;
+        let wanted = &part.file_range;
+        let block = if self.verify { self.manifest.digest_block } else { DIGEST_BLOCK };
+        for block_idx in wanted.start / block..wanted.end.div_ceil(block) {
+            let whole = block_idx * block..((block_idx + 1) * block).min(slice.numel());
+            let from = whole.start.max(wanted.start);
+            let to = whole.end.min(wanted.end);
+            let out = &mut out[from - wanted.start..to - wanted.start];
+            let what = |e: hdf5::Error| format!("cannot be read: {e}");
+            if !self.verify {
+                h5::read_range(&dataset, from..to, out).map_err(what)?;
+                self.bytes_read += (to - from) as u64 * 4;
+                continue;
+            }
+            self.scratch.resize(whole.len(), 0.0);
+            h5::read_range(&dataset, whole.clone(), &mut self.scratch).map_err(what)?;
+            self.bytes_read += whole.len() as u64 * 4;
+            let digest = manifest::hex(xxh3_64(bytemuck::cast_slice(&self.scratch)));
+            let expected = &slice.digests.of(kind)[block_idx];
+            if digest != *expected {
+                return Err(format!(
+                    "is damaged: elements {whole:?} of the dataset have digest {digest}, the manifest says {expected}"
+                ));
+            }
+            out.copy_from_slice(&self.scratch[from - whole.start..to - whole.start]);
+        }
+        Ok(())
+    }
+
+    /// The file, opened now or before; the one opened longest ago makes room.
+    fn file(&mut self, file_idx: usize) -> std::result::Result<hdf5::File, String> {
+        if let Some((_, file)) = self.open.iter().find(|(idx, _)| *idx == file_idx) {
+            return Ok(file.clone());
+        }
+        let path = self.dir.join(&self.manifest.files[file_idx].name);
+        let file = h5::open(&path).map_err(|e| format!("is out of reach: {e}"))?;
+        if self.open.len() == MAX_OPEN_FILES {
+            self.open.pop_front();
+        }
+        self.open.push_back((file_idx, file.clone()));
+        Ok(file)
+    }
+}

@@ -1,0 +1,244 @@
+use std::fs;
+
+use super::find::{check_complete, read_manifest};
+use super::*;
+
+/// Directory of a run whose step 100 is committed on 2 ranks, with values of tag 100.
+fn run_with_step_100() -> tempfile::TempDir {
+    let run = tempfile::tempdir().unwrap();
+    save(run.path(), 100, 100, 2);
+    run
+}
+
+fn newest_step(run_dir: &Path) -> u64 {
+    newest(run_dir).unwrap().unwrap().0
+}
+
+/// After a save died: step 100 is what a resume finds, and the next save and clean-up leave exactly what they should.
+fn check_survives(run_dir: &Path, what: &str) {
+    assert_eq!(newest_step(run_dir), 100, "{what}");
+    assert_eq!(complete_checkpoints(run_dir).unwrap().len(), 1, "{what}");
+    check_restores(&resolve(run_dir).unwrap(), 100, 3);
+    save(run_dir, 200, 200, 3);
+    assert_eq!(newest_step(run_dir), 200, "{what}");
+    check_restores(&resolve(run_dir).unwrap(), 200, 2);
+    assert_eq!(retain(run_dir, 2).unwrap(), [0u64; 0], "{what}");
+    assert_eq!(names(run_dir), ["step_00000100", "step_00000200"], "{what}");
+}
+
+#[test]
+fn death_before_the_rename_leaves_the_previous_checkpoint() {
+    type Stage = (&'static str, fn(&Path));
+    let stages: [Stage; 6] = [
+        ("directory made", |run| {
+            prepare(run, 200).unwrap();
+        }),
+        ("one rank's file half written", |run| {
+            let dir = prepare(run, 200).unwrap();
+            fs::write(dir.join(rank_file_name(0, 2)), b"\x89HDF").unwrap();
+        }),
+        ("one rank's file missing", |run| {
+            let dir = prepare(run, 200).unwrap();
+            write_rank(&dir, 1, 200, 2, 0);
+        }),
+        ("no manifest", |run| {
+            write_partial(run, 1, 200, 2);
+        }),
+        ("half a manifest", |run| {
+            let bytes = write_partial(run, 1, 200, 2).to_bytes().unwrap();
+            let path = partial_dir(run, 200).join(MANIFEST_FILE);
+            fs::write(path, &bytes[..bytes.len() / 2]).unwrap();
+        }),
+        ("all but the rename", |run| {
+            let bytes = write_partial(run, 1, 200, 2).to_bytes().unwrap();
+            fs::write(partial_dir(run, 200).join(MANIFEST_FILE), bytes).unwrap();
+        }),
+    ];
+    for (what, die) in stages {
+        let run = run_with_step_100();
+        die(run.path());
+        check_survives(run.path(), what);
+    }
+}
+
+#[test]
+fn death_during_a_re_save_keeps_the_old_one_until_the_new_one_counts() {
+    let replaced = |run: &Path| checkpoints_dir(run).join(format!("{}.replaced", step_dir_name(100)));
+
+    // Before the old one stepped aside.
+    let run = run_with_step_100();
+    write_partial(run.path(), 1, 100, 3);
+    check_survives(run.path(), "re-save: files written");
+
+    // Between the two renames: the old one counts under its other name, and gets its name back with the next save.
+    let run = run_with_step_100();
+    let bytes = write_partial(run.path(), 1, 100, 3).to_bytes().unwrap();
+    fs::write(partial_dir(run.path(), 100).join(MANIFEST_FILE), bytes).unwrap();
+    fs::rename(step_dir(run.path(), 100), replaced(run.path())).unwrap();
+    assert_eq!(resolve(run.path()).unwrap(), replaced(run.path()));
+    check_survives(run.path(), "re-save: old one aside");
+
+    // The same, and the clean-up comes first.
+    let run = run_with_step_100();
+    fs::rename(step_dir(run.path(), 100), replaced(run.path())).unwrap();
+    assert_eq!(retain(run.path(), 1).unwrap(), [0u64; 0]);
+    check_survives(run.path(), "re-save: old one aside, then clean-up");
+
+    // After the commit: the new one counts, the old one goes with the next clean-up.
+    let run = run_with_step_100();
+    fs::rename(step_dir(run.path(), 100), replaced(run.path())).unwrap();
+    let manifest = {
+        let dir = partial_dir(run.path(), 100);
+        fs::create_dir(&dir).unwrap();
+        let files = (0..3).map(|rank| write_rank(&dir, 100, 100, 3, rank)).collect();
+        manifest(100, 3, files)
+    };
+    fs::write(partial_dir(run.path(), 100).join(MANIFEST_FILE), manifest.to_bytes().unwrap()).unwrap();
+    fs::rename(partial_dir(run.path(), 100), step_dir(run.path(), 100)).unwrap();
+    assert_eq!(resolve(run.path()).unwrap(), step_dir(run.path(), 100));
+    check_survives(run.path(), "re-save: old one not yet gone");
+}
+
+#[test]
+fn death_during_a_deletion_leaves_nothing_that_counts() {
+    let run = run_with_step_100();
+    let old = save(run.path(), 50, 50, 2);
+    let doomed = checkpoints_dir(run.path()).join("step_00000050.doomed");
+    fs::rename(&old, &doomed).unwrap();
+    fs::remove_file(doomed.join(MANIFEST_FILE)).unwrap();
+    assert!(message(resolve(&doomed)).contains("being deleted"));
+    check_survives(run.path(), "deletion");
+}
+
+#[test]
+fn re_save_of_a_step_replaces_it() {
+    let run = run_with_step_100();
+    let dir = save(run.path(), 7, 100, 5);
+    check_restores(&dir, 7, 2);
+    assert_eq!(read_manifest(&dir).unwrap().world_size, 5);
+    assert_eq!(names(run.path()), ["step_00000100"]);
+    assert!(!dir.join(rank_file_name(0, 2)).exists());
+}
+
+#[test]
+fn commit_refuses_what_is_not_whole_and_keeps_the_old_one() {
+    let run = run_with_step_100();
+    let manifest = write_partial(run.path(), 1, 100, 2);
+    let path = partial_dir(run.path(), 100).join(rank_file_name(1, 2));
+    let bytes = fs::read(&path).unwrap();
+    fs::write(&path, &bytes[1..]).unwrap();
+    let why = commit(run.path(), &manifest).unwrap_err().to_string();
+    assert!(why.contains("rank_0001_of_0002.h5"), "{why}");
+    fs::remove_file(&path).unwrap();
+    let why = commit(run.path(), &manifest).unwrap_err().to_string();
+    assert!(why.contains("rank_0001_of_0002.h5 is missing"), "{why}");
+    check_restores(&step_dir(run.path(), 100), 100, 1);
+}
+
+#[test]
+fn a_rank_file_is_never_written_over() {
+    let run = tempfile::tempdir().unwrap();
+    let dir = prepare(run.path(), 1).unwrap();
+    write_rank(&dir, 1, 1, 1, 0);
+    let why = write_rank_file(&dir, 0, 1, 1, &[]).unwrap_err();
+    assert!(matches!(why, Error::Io(_)), "{why:?}");
+    assert!(why.to_string().contains("rank_0000_of_0001.h5"), "{why}");
+}
+
+#[test]
+fn retention_keeps_the_newest_and_counts_only_complete_ones() {
+    let run = tempfile::tempdir().unwrap();
+    for step in [1, 2, 3, 4, 5] {
+        save(run.path(), step, step, 1);
+    }
+    assert_eq!(retain(run.path(), 0).unwrap(), [0u64; 0]);
+    assert_eq!(retain(run.path(), 9).unwrap(), [0u64; 0]);
+    // The newest is damaged: the newest complete one is step 4, and nobody deletes evidence.
+    fs::remove_file(step_dir(run.path(), 5).join(MANIFEST_FILE)).unwrap();
+    assert_eq!(retain(run.path(), 2).unwrap(), [1, 2]);
+    assert_eq!(names(run.path()), ["step_00000003", "step_00000004", "step_00000005"]);
+    assert_eq!(retain(run.path(), 1).unwrap(), [3]);
+    check_restores(&step_dir(run.path(), 4), 4, 2);
+    assert_eq!(retain(run.path(), 1).unwrap(), [0u64; 0]);
+}
+
+#[test]
+fn clean_up_leaves_what_is_not_ours() {
+    let run = run_with_step_100();
+    let parent = checkpoints_dir(run.path());
+    for name in ["step_100", "step_00000100.bak", "notes.partial", "step_x.partial"] {
+        fs::create_dir(parent.join(name)).unwrap();
+    }
+    retain(run.path(), 1).unwrap();
+    assert_eq!(names(run.path()).len(), 5);
+    assert_eq!(newest_step(run.path()), 100);
+}
+
+#[test]
+fn path_may_be_run_checkpoints_or_step_directory() {
+    let run = run_with_step_100();
+    save(run.path(), 1, 123_456_789, 1);
+    let newest = step_dir(run.path(), 123_456_789);
+    assert!(newest.ends_with("step_123456789"));
+    assert_eq!(resolve(run.path()).unwrap(), newest);
+    assert_eq!(resolve(&checkpoints_dir(run.path())).unwrap(), newest);
+    assert_eq!(resolve(&newest).unwrap(), newest);
+    let older = step_dir(run.path(), 100);
+    assert_eq!(resolve(&older).unwrap(), older);
+    // A copy elsewhere, under a name of its own.
+    let copy = run.path().join("kept");
+    fs::rename(&older, &copy).unwrap();
+    assert_eq!(resolve(&copy).unwrap(), copy);
+}
+
+#[test]
+fn path_without_a_checkpoint_is_an_error_that_says_what_would_do() {
+    let run = tempfile::tempdir().unwrap();
+    assert_eq!(newest(run.path()).unwrap(), None);
+    assert_eq!(complete_checkpoints(run.path()).unwrap(), []);
+    let why = message(resolve(run.path()));
+    assert!(why.contains("holds no complete checkpoint"), "{why}");
+    assert!(why.contains("run directory"), "{why}");
+    let why = message(resolve(&run.path().join("gone")));
+    assert!(why.contains("gone") && why.contains("no such directory"), "{why}");
+    fs::write(run.path().join("file"), b"").unwrap();
+    assert!(message(resolve(&run.path().join("file"))).contains("not a directory"));
+    let partial = prepare(run.path(), 3).unwrap();
+    assert!(message(resolve(&partial)).contains("did not finish"));
+    assert!(message(resolve(run.path())).contains("holds no complete checkpoint"));
+}
+
+#[test]
+fn damaged_newest_is_an_error_that_names_the_older_one() {
+    let run = run_with_step_100();
+    let newest_dir = save(run.path(), 1, 200, 2);
+    fs::remove_file(newest_dir.join(rank_file_name(1, 2))).unwrap();
+    for why in [message(newest(run.path())), message(resolve(run.path()))] {
+        assert!(why.contains("rank_0001_of_0002.h5 is missing"), "{why}");
+        let older = format!("--resume {}", step_dir(run.path(), 100).display());
+        assert!(why.contains(&older), "{why}");
+    }
+    assert!(message(resolve(&newest_dir)).contains("rank_0001_of_0002.h5 is missing"));
+    fs::remove_dir_all(step_dir(run.path(), 100)).unwrap();
+    assert!(message(newest(run.path())).contains("no older complete one"));
+}
+
+#[test]
+fn step_directory_under_another_step_s_name_is_refused() {
+    let run = run_with_step_100();
+    let other = step_dir(run.path(), 300);
+    fs::rename(step_dir(run.path(), 100), &other).unwrap();
+    assert!(message(check_complete(&other)).contains("holds step 100"));
+}
+
+#[test]
+fn too_little_space_names_both_sizes() {
+    let run = tempfile::tempdir().unwrap();
+    check_free_space(run.path(), 1).unwrap();
+    let why = check_free_space(run.path(), u64::MAX).unwrap_err();
+    assert!(matches!(why, Error::Io(_)));
+    let why = why.to_string();
+    assert!(why.contains("needs 18446744073709551615 bytes"), "{why}");
+    assert!(why.contains(&run.path().display().to_string()), "{why}");
+    assert!(check_free_space(&run.path().join("gone"), 1).is_err());
+}

@@ -1,0 +1,251 @@
+use proptest::prelude::*;
+
+use super::manifest::{Placed, ranges};
+use super::*;
+
+#[test]
+fn every_world_size_restores_on_every_other_bit_for_bit() {
+    for n in [1, 2, 3, 4, 5, 8] {
+        let run = tempfile::tempdir().unwrap();
+        let dir = save(run.path(), 1, 100, n);
+        assert_eq!(dir, run.path().join("checkpoints/step_00000100"));
+        assert!(dir.join(format!("rank_0000_of_{n:04}.h5")).exists());
+        for m in [1, 2, 3, 4, 5, 8] {
+            check_restores(&dir, 1, m);
+        }
+    }
+}
+
+#[test]
+fn any_range_reads_the_saved_bits_across_file_borders() {
+    let run = tempfile::tempdir().unwrap();
+    let dir = save(run.path(), 3, 1, 4);
+    let mut reader = Reader::open(&dir).unwrap();
+    let (idx, (name, shape)) = (3, PARAMS[3]);
+    for start in 0..=numel(shape) {
+        for end in start..=numel(shape) {
+            let mut out = vec![0.0; end - start];
+            reader.read(name, Kind::ExpAvg, start..end, &mut out).unwrap();
+            assert_eq!(bits(&out), bits(&values(3, idx, Kind::ExpAvg, start..end)));
+        }
+    }
+}
+
+#[test]
+fn alias_reads_the_parameter_it_means() {
+    let run = tempfile::tempdir().unwrap();
+    let dir = save(run.path(), 3, 1, 2);
+    let mut reader = Reader::open(&dir).unwrap();
+    let mut out = vec![0.0; 505];
+    reader.read("lm_head.weight", Kind::Weight, 0..505, &mut out).unwrap();
+    assert_eq!(bits(&out), bits(&values(3, 4, Kind::Weight, 0..505)));
+    assert_eq!(reader.manifest().aliases, manifest(1, 2, Vec::new()).aliases);
+    let why = message(reader.read("h.9.bias", Kind::Weight, 0..1, &mut [0.0]));
+    assert!(why.contains("h.9.bias"), "{why}");
+}
+
+#[test]
+fn unverified_ranks_together_read_the_state_once() {
+    let run = tempfile::tempdir().unwrap();
+    let dir = save(run.path(), 5, 1, 3);
+    for m in [1, 2, 4, 7] {
+        let mut total = 0;
+        for rank in 0..m {
+            let mut reader = Reader::open(&dir).unwrap();
+            reader.verify(false);
+            let mut own = 0;
+            for (name, shape) in PARAMS {
+                let range = shard_range(numel(shape), m, rank);
+                own += range.len() as u64 * 12;
+                for kind in Kind::ALL {
+                    let mut out = vec![0.0; range.len()];
+                    reader.read(name, kind, range.clone(), &mut out).unwrap();
+                }
+            }
+            assert_eq!(reader.bytes_read(), own);
+            total += own;
+        }
+        assert_eq!(total, 12 * manifest(1, 1, Vec::new()).psi as u64);
+    }
+}
+
+/// One parameter of several digest blocks, its borders nowhere near a block's.
+#[test]
+fn verified_read_of_a_long_slice_reads_at_most_a_block_more_at_each_end() {
+    let (n, block) = (2 * manifest::DIGEST_BLOCK + 12_345, manifest::DIGEST_BLOCK);
+    let run = tempfile::tempdir().unwrap();
+    let dir = prepare(run.path(), 1).unwrap();
+    let held = Kind::ALL.map(|kind| values(9, 0, kind, 0..n));
+    let slice = ParamSlice {
+        name: "wte",
+        global_shape: &[n],
+        numel: n,
+        start: 0,
+        end: n,
+        weight: &held[0],
+        exp_avg: &held[1],
+        exp_avg_sq: &held[2],
+    };
+    let estimate = estimate_bytes(&[slice]);
+    let file = write_rank_file(&dir, 0, 1, 1, &[slice]).unwrap();
+    assert!((file.bytes..file.bytes + (64 << 10)).contains(&estimate), "{estimate} for {file:?}");
+    let manifest = Manifest {
+        step: 1,
+        psi: n,
+        params: vec![Param::whole("wte", &[n], true)],
+        files: vec![file],
+        ..Manifest::default()
+    };
+    let dir = commit(run.path(), &manifest).unwrap();
+    let mut reader = Reader::open(&dir).unwrap();
+    let mut before = 0;
+    for range in [0..n, 1..2, block - 1..block + 1, block..2 * block, n - 20_000..n] {
+        let mut out = vec![0.0; range.len()];
+        reader.read("wte", Kind::ExpAvgSq, range.clone(), &mut out).unwrap();
+        assert_eq!(bits(&out), bits(&held[2][range.clone()]), "{range:?}");
+        let read = reader.bytes_read() - before;
+        assert!(read >= 4 * range.len() as u64, "{range:?} read {read}");
+        assert!(read <= 4 * (range.len() + 2 * (block - 1)) as u64, "{range:?} read {read}");
+        before = reader.bytes_read();
+    }
+}
+
+/// Slices of one parameter of `n_elements` on `n` ranks, in a manifest whose files are in another order than its ranks.
+fn placed(n_elements: usize, n: usize) -> Vec<Placed> {
+    let files = (0..n)
+        .rev()
+        .map(|rank| {
+            let range = shard_range(n_elements, n, rank);
+            FileRecord {
+                rank,
+                name: rank_file_name(rank, n),
+                bytes: 0,
+                digest: String::new(),
+                slices: vec![manifest::Slice {
+                    param: "p".to_string(),
+                    start: range.start,
+                    end: range.end,
+                    digests: manifest::SliceDigests::default(),
+                }],
+            }
+        })
+        .collect();
+    let manifest = Manifest { params: vec![Param::whole("p", &[n_elements], false)], files, ..Manifest::default() };
+    manifest.placed().remove("p").unwrap()
+}
+
+/// Walks the ranges of all m readers; every element must come up exactly once, from the file and place that hold it.
+fn check_exactly_once(n_elements: usize, n: usize, m: usize) {
+    let placed = placed(n_elements, n);
+    let mut next = 0;
+    for rank in 0..m {
+        let wanted = shard_range(n_elements, m, rank);
+        let mut filled = 0;
+        for part in ranges(&placed, wanted.clone()) {
+            let owner = n - 1 - part.file_idx;
+            let held = shard_range(n_elements, n, owner);
+            assert_eq!(part.slice_idx, 0);
+            assert_eq!(part.out_range.start, filled, "{part:?}");
+            assert_eq!(part.out_range.len(), part.file_range.len(), "{part:?}");
+            assert!(part.file_range.end <= held.len(), "{part:?} in {held:?}");
+            assert_eq!(held.start + part.file_range.start, next, "{part:?}");
+            assert!(!part.file_range.is_empty(), "{part:?}");
+            next += part.file_range.len();
+            filled = part.out_range.end;
+        }
+        assert_eq!(filled, wanted.len(), "rank {rank} of {m}");
+    }
+    assert_eq!(next, n_elements);
+}
+
+proptest! {
+    #[test]
+    fn every_element_comes_from_exactly_one_place(
+        n_elements in 0usize..3000, n in 1usize..=64, m in 1usize..=64,
+    ) {
+        check_exactly_once(n_elements, n, m);
+    }
+
+    #[test]
+    fn any_range_is_covered_in_order(
+        n_elements in 1usize..3000, n in 1usize..=64, cut in (0usize..3000, 0usize..3000),
+    ) {
+        let (a, b) = (cut.0 % (n_elements + 1), cut.1 % (n_elements + 1));
+        let wanted = a.min(b)..a.max(b);
+        let parts = ranges(&placed(n_elements, n), wanted.clone());
+        let sources: Vec<usize> = parts
+            .iter()
+            .flat_map(|p| {
+                let start = shard_range(n_elements, n, n - 1 - p.file_idx).start;
+                p.file_range.clone().map(move |i| start + i)
+            })
+            .collect();
+        prop_assert_eq!(sources, wanted.collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn every_element_comes_from_exactly_one_place_on_thousands_of_ranks() {
+    for n_elements in [1, 4095, 4096, 4097, 50_257 * 3, 1_000_003] {
+        for (n, m) in [(4096, 4096), (4096, 1), (1, 4096), (4093, 3001), (7, 4096)] {
+            check_exactly_once(n_elements, n, m);
+        }
+    }
+}
+
+#[test]
+fn diff_finds_the_one_flipped_bit_and_nothing_on_another_world_size() {
+    let run = tempfile::tempdir().unwrap();
+    let (a, b) = (save(run.path(), 1, 1, 3), save(run.path(), 1, 2, 5));
+    let equal = diff(&a, &b).unwrap();
+    assert!(equal.is_equal(), "{equal}");
+    assert_eq!(equal.n_compared, 3 * manifest(1, 1, Vec::new()).psi as u64);
+
+    let dir = prepare(run.path(), 3).unwrap();
+    let held = [vec![1.0f32; 3], vec![2.0; 3], vec![3.0, 3.5, 3.0]];
+    let files = vec![
+        write_rank_file(
+            &dir,
+            0,
+            1,
+            3,
+            &[ParamSlice {
+                name: "h.0.ln_1.bias",
+                global_shape: &[3],
+                numel: 3,
+                start: 0,
+                end: 3,
+                weight: &held[0],
+                exp_avg: &held[1],
+                exp_avg_sq: &held[2],
+            }],
+        )
+        .unwrap(),
+    ];
+    let params = vec![Param::whole("h.0.ln_1.bias", &[3], false)];
+    let small = Manifest { step: 3, psi: 3, params, files, ..Manifest::default() };
+    let c = commit(run.path(), &small).unwrap();
+    let d = {
+        let other = run.path().join("other");
+        let dir = prepare(&other, 3).unwrap();
+        let flipped = [3.0, 3.25, 3.0];
+        let slice = ParamSlice {
+            name: "h.0.ln_1.bias",
+            global_shape: &[3],
+            numel: 3,
+            start: 0,
+            end: 3,
+            weight: &held[0],
+            exp_avg: &held[1],
+            exp_avg_sq: &flipped,
+        };
+        let files = vec![write_rank_file(&dir, 0, 1, 3, &[slice]).unwrap()];
+        commit(&other, &Manifest { files, ..small.clone() }).unwrap()
+    };
+    let found = diff(&c, &d).unwrap();
+    assert_eq!(found.differing.len(), 1);
+    let only = &found.differing[0];
+    assert_eq!((only.kind, only.n_differing, only.first), (Kind::ExpAvgSq, 1, 1));
+    assert_eq!(only.max_abs_diff, 0.25);
+    assert_eq!(diff(&a, &c).unwrap().only_in_a.len(), PARAMS.len() - 1);
+}

@@ -1,0 +1,209 @@
+//! Initial weights from an HDF5 file of any origin: whole parameters, one dataset each, named as the model names them.
+//!
+//! Must not know: our own checkpoint layout.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use hdf5::types::{FloatSize, H5Type, TypeDescriptor};
+use hdf5::{Hyperslab, SliceOrIndex};
+
+use super::h5;
+use super::manifest::checked_numel;
+use crate::error::{Error, Result};
+
+/// Elements read at once.
+const MAX_READ: usize = 1 << 20;
+
+/// An open file whose datasets have been checked against the parameters wanted.
+pub struct WeightsFile {
+    label: String,
+    params: HashMap<String, Entry>,
+}
+
+struct Entry {
+    dataset: hdf5::Dataset,
+    shape: Vec<usize>,
+    numel: usize,
+    f64: bool,
+}
+
+impl WeightsFile {
+    /// Opens `FILE` or `FILE:GROUP` and checks that it holds a dataset of f32 or f64 for each (name, shape). Errors list all that
+    /// are missing, misshapen or of another type.
+    pub fn open<N: AsRef<str>, S: AsRef<[usize]>>(spec: &str, params: &[(N, S)]) -> Result<Self> {
+        let (path, group_name) = split_spec(spec);
+        let no = |why: String| Error::Input(format!("{}: {why}", path.display()));
+        if !path.is_file() {
+            return Err(no("no such file; FILE or FILE:GROUP of an HDF5 file would do".to_string()));
+        }
+        let file = h5::open(&path).map_err(|e| no(format!("not a readable HDF5 file: {e}")))?;
+        let group = match &group_name {
+            None => file.as_group().map_err(|e| no(e.to_string()))?,
+            Some(name) => file.group(name).map_err(|_| no(format!("holds no group {name}")))?,
+        };
+        let label = match &group_name {
+            None => path.display().to_string(),
+            Some(name) => format!("{}:{name}", path.display()),
+        };
+        let mut entries = HashMap::with_capacity(params.len());
+        let mut faults = Vec::new();
+        for (name, shape) in params {
+            match entry(&group, name.as_ref(), shape.as_ref()) {
+                Ok(entry) => {
+                    entries.insert(name.as_ref().to_string(), entry);
+                }
+                Err(why) => faults.push(format!("  {}: {why}", name.as_ref())),
+            }
+        }
+        if faults.is_empty() {
+            return Ok(WeightsFile { label, params: entries });
+        }
+        Err(Error::Input(format!(
+            "{label} does not hold the weights of this model; {} of {} parameters are amiss:\n{}",
+            faults.len(),
+            params.len(),
+            faults.join("\n")
+        )))
+    }
+
+    /// Reads elements `range` of the flattened (row-major) parameter into `out`, which it overwrites; f64 is rounded to f32.
+    pub fn read(&self, name: &str, range: Range<usize>, out: &mut [f32]) -> Result<()> {
+        let entry = self.params.get(name).ok_or_else(|| {
+            Error::Internal(format!("{name} was not among the parameters {} was opened for", self.label))
+        })?;
+        assert!(
+            range.start <= range.end && range.end <= entry.numel,
+            "range {range:?} of {name} with {} elements",
+            entry.numel
+        );
+        assert_eq!(out.len(), range.len(), "output for {range:?} of {name}");
+        let read =
+            if entry.f64 { entry.read::<f64>(range, out, |x| x as f32) } else { entry.read::<f32>(range, out, |x| x) };
+        read.map_err(|e| Error::Input(format!("{}: reading {name}: {e}", self.label)))
+    }
+}
+
+impl Entry {
+    fn read<T: H5Type + Copy>(
+        &self,
+        range: Range<usize>,
+        out: &mut [f32],
+        to_f32: impl Fn(T) -> f32,
+    ) -> hdf5::Result<()> {
+        let mut filled = 0;
+        let mut put = |values: ndarray::ArrayD<T>| {
+            for value in values {
+                out[filled] = to_f32(value);
+                filled += 1;
+            }
+        };
+        let mut from = range.start;
+        while from < range.end {
+            let to = range.end.min(from + MAX_READ);
+            if self.shape.is_empty() {
+                put(self.dataset.read_dyn::<T>()?);
+            } else {
+                for window in boxes(&self.shape, from..to) {
+                    let slab: Vec<SliceOrIndex> = window.into_iter().map(SliceOrIndex::from).collect();
+                    put(self.dataset.read_slice(Hyperslab::from(slab))?);
+                }
+            }
+            from = to;
+        }
+        Ok(())
+    }
+}
+
+/// `FILE` or `FILE:GROUP`; a colon in a file that exists belongs to its name.
+fn split_spec(spec: &str) -> (PathBuf, Option<String>) {
+    match spec.rsplit_once(':') {
+        Some((file, group)) if !Path::new(spec).exists() && !group.is_empty() => {
+            (PathBuf::from(file), Some(group.to_string()))
+        }
+        _ => (PathBuf::from(spec), None),
+    }
+}
+
+fn entry(group: &hdf5::Group, name: &str, shape: &[usize]) -> std::result::Result<Entry, String> {
+    if !group.link_exists(name) {
+        return Err("missing".to_string());
+    }
+    let dataset = group.dataset(name).map_err(|_| "not a dataset".to_string())?;
+    let dtype = dataset.dtype().and_then(|t| t.to_descriptor()).map_err(|e| e.to_string())?;
+    let f64 = match dtype {
+        TypeDescriptor::Float(FloatSize::U4) => false,
+        TypeDescriptor::Float(FloatSize::U8) => true,
+        other => return Err(format!("of type {other}; float32 or float64 would do")),
+    };
+    let found = dataset.space().map_err(|e| e.to_string())?.shape();
+    if found != shape {
+        return Err(format!("of shape {found:?}, the model wants {shape:?}"));
+    }
+    let numel = checked_numel(shape).ok_or_else(|| format!("shape {shape:?} overflows"))?;
+    Ok(Entry { dataset, shape: shape.to_vec(), numel, f64 })
+}
+
+/// The boxes that make up a flat row-major range, in order: at most `2 * rank - 1` of them.
+fn boxes(shape: &[usize], range: Range<usize>) -> Vec<Vec<Range<usize>>> {
+    if range.is_empty() {
+        return Vec::new();
+    }
+    let [_, inner @ ..] = shape else { return vec![Vec::new()] };
+    let row: usize = inner.iter().product();
+    let within = |i: usize, part: Range<usize>| {
+        boxes(inner, part).into_iter().map(move |tail| {
+            let row = i..i + 1;
+            std::iter::once(row).chain(tail).collect()
+        })
+    };
+    let (first, last) = (range.start / row, range.end / row);
+    let (head, rest) = (range.start % row, range.end % row);
+    if first == last {
+        return within(first, head..rest).collect();
+    }
+    let mut found = Vec::new();
+    let mut from = first;
+    if head > 0 {
+        found.extend(within(first, head..row));
+        from += 1;
+    }
+    if from < last {
+        let rows = from..last;
+        found.push(std::iter::once(rows).chain(inner.iter().map(|&d| 0..d)).collect());
+    }
+    found.extend(within(last, 0..rest));
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Flat indices of a box, slowly.
+    fn flat(shape: &[usize], window: &[Range<usize>]) -> Vec<usize> {
+        let mut indices = vec![0];
+        for (d, range) in shape.iter().zip(window) {
+            indices = indices.iter().flat_map(|i| range.clone().map(move |j| i * d + j)).collect();
+        }
+        indices
+    }
+
+    proptest! {
+        #[test]
+        fn boxes_are_the_flat_range_in_order(
+            shape in prop::collection::vec(1usize..6, 1..5),
+            cut in (0usize..1000, 0usize..1000),
+        ) {
+            let numel: usize = shape.iter().product();
+            let (a, b) = (cut.0 % (numel + 1), cut.1 % (numel + 1));
+            let range = a.min(b)..a.max(b);
+            let found = boxes(&shape, range.clone());
+            prop_assert!(found.len() < 2 * shape.len());
+            let indices: Vec<usize> = found.iter().flat_map(|w| flat(&shape, w)).collect();
+            prop_assert_eq!(indices, range.collect::<Vec<_>>());
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! Properties of every plan, whatever the model, the rank count and the knobs.
+
+use super::memory::Slot;
+use super::schedule::{Instr, Knobs, Pass, gathered_bytes};
+use super::*;
+use crate::params::{Init, ParamSpec, UnitSpec};
+use proptest::prelude::*;
+use std::collections::HashSet;
+
+/// A model of the same build as GPT-2 with parameters of arbitrary size; the head is tied to parameter 0.
+fn model(sizes: &[Vec<usize>]) -> ModelSpec {
+    let mut params = Vec::new();
+    let mut units = Vec::new();
+    for (u, sizes) in sizes.iter().enumerate() {
+        let ids = sizes
+            .iter()
+            .map(|&numel| {
+                let name = format!("u{u}.p{}", params.len());
+                params.push(ParamSpec { name, shape: vec![numel], init: Init::Zeros, decay: false });
+                params.len() - 1
+            })
+            .collect();
+        units.push(UnitSpec {
+            name: format!("u{u}"),
+            role: if u == 0 { UnitRole::Embedding } else { UnitRole::Block },
+            params: ids,
+            saved: vec![TensorSpec::f32("saved", 7 * (u + 1))],
+            forward_work: vec![TensorSpec::f32("forward_work", 5)],
+            backward_work: vec![TensorSpec::f32("backward_work", 9)],
+        });
+    }
+    let head = units.last_mut().expect("at least two units");
+    head.role = UnitRole::Head;
+    head.params.push(0);
+    ModelSpec {
+        params,
+        units,
+        aliases: Vec::new(),
+        residual_numel: 12,
+        tokens_per_micro_batch: 4,
+        flops_per_token: 1.0,
+    }
+}
+
+fn knobs(prefetch_units: usize, overlap: bool) -> Knobs {
+    Knobs {
+        prefetch_units,
+        prefetch_max_bytes: u64::MAX,
+        max_live_bytes: u64::MAX,
+        reduce_bucket_bytes: 1 << 20,
+        overlap,
+    }
+}
+
+prop_compose! {
+    fn any_model()(sizes in prop::collection::vec(prop::collection::vec(1usize..60, 1..4), 2..7)) -> ModelSpec {
+        model(&sizes)
+    }
+}
+
+prop_compose! {
+    fn any_knobs()(prefetch_units in 0usize..5, overlap: bool, bucket in 4u64..3000, ahead in prop::option::of(0u64..600))
+        -> Knobs {
+        Knobs { reduce_bucket_bytes: bucket, prefetch_max_bytes: ahead.unwrap_or(u64::MAX), ..knobs(prefetch_units, overlap) }
+    }
+}
+
+/// Checks one schedule from top to bottom; returns the largest number of gathered bytes alive at once.
+fn walk(spec: &ModelSpec, partitions: &[Partition], s: &Schedule) -> u64 {
+    #[derive(PartialEq, Debug, Clone, Copy)]
+    enum At {
+        Sharded,
+        Gathering,
+        Live,
+        Used,
+    }
+    let mut at = vec![At::Sharded; s.gathers.len()];
+    let mut released = HashSet::new();
+    let mut lent: HashSet<ParamId> = HashSet::new();
+    let (mut live, mut peak) = (0, 0);
+    let mut reduced: Vec<bool> = vec![false; s.reduces.len()];
+    let mut visited = HashSet::new();
+    for instr in &s.instrs {
+        match *instr {
+            Instr::Gather(g) => {
+                assert!(at[g] == At::Sharded && !released.contains(&g), "gather {g} starts once");
+                for &p in &s.gathers[g].params {
+                    assert!(lent.insert(p), "parameter {p} is in one collective at a time");
+                }
+                at[g] = At::Gathering;
+                live += gathered_bytes(&s.gathers[g], partitions);
+                peak = peak.max(live);
+            }
+            Instr::Wait(g) => {
+                assert_eq!(at[g], At::Gathering);
+                at[g] = At::Live;
+                s.gathers[g].params.iter().for_each(|p| assert!(lent.remove(p)));
+            }
+            Instr::Compute { unit, pass, gather } => {
+                if let Some(g) = gather {
+                    assert_eq!(
+                        (at[g], s.gathers[g].unit, s.gathers[g].pass),
+                        (At::Live, unit, pass),
+                        "gathered before use"
+                    );
+                    at[g] = At::Used;
+                } else {
+                    assert_eq!(spec.units[unit].role, UnitRole::Embedding);
+                }
+                if pass == Pass::Backward {
+                    assert!(visited.contains(&(unit, Pass::Forward)), "forward before backward");
+                }
+                assert!(visited.insert((unit, pass)), "a unit is visited once a pass");
+            }
+            Instr::Release(g) => {
+                assert_eq!(at[g], At::Used, "released after its last use");
+                at[g] = At::Sharded;
+                released.insert(g);
+                live -= gathered_bytes(&s.gathers[g], partitions);
+            }
+            Instr::Reduce(r) => {
+                for &p in &s.reduces[r].params {
+                    let users = spec.units.iter().enumerate().filter(|(_, u)| u.params.contains(&p));
+                    for (u, unit) in users {
+                        let pass = if unit.role == UnitRole::Head { Pass::Loss } else { Pass::Backward };
+                        assert!(visited.contains(&(u, pass)), "gradient of {p} is complete when it is reduced");
+                    }
+                }
+            }
+            Instr::ReduceWait(r) => assert!(!std::mem::replace(&mut reduced[r], true)),
+        }
+    }
+    assert!(reduced.iter().all(|&r| r), "every reduction is waited for");
+    assert_eq!(live, 0, "nothing is gathered between steps");
+    peak
+}
+
+proptest! {
+    #[test]
+    fn every_gather_precedes_its_use_and_ends_after_it(spec in any_model(), n in 1usize..9, knobs in any_knobs()) {
+        let plan = Plan::new(&spec, n, &knobs).unwrap();
+        walk(&spec, &plan.partitions, &plan.train.schedule);
+        walk(&spec, &plan.partitions, &plan.eval.schedule);
+    }
+
+    #[test]
+    fn gathered_bytes_never_pass_the_cap(spec in any_model(), n in 1usize..9, knobs in any_knobs(), slack in 0u64..500) {
+        let free = Plan::new(&spec, n, &knobs).unwrap();
+        let largest = free.train.schedule.gathers.iter().map(|g| gathered_bytes(g, &free.partitions)).max().unwrap();
+        let capped = Knobs { max_live_bytes: largest + slack, ..knobs };
+        let plan = Plan::new(&spec, n, &capped).unwrap();
+        prop_assert!(walk(&spec, &plan.partitions, &plan.train.schedule) <= largest + slack);
+        let refused = Plan::new(&spec, n, &Knobs { max_live_bytes: largest - 1, ..knobs });
+        prop_assert!(refused.unwrap_err().to_string().contains(&largest.to_string()), "the error names what would do");
+    }
+
+    #[test]
+    fn moved_bytes_are_two_gathers_and_one_reduction_less_what_is_named(
+        spec in any_model(), n in 1usize..9, knobs in any_knobs(), n_micro in 1usize..20
+    ) {
+        let plan = Plan::new(&spec, n, &knobs).unwrap();
+        let padded: u64 = plan.partitions.iter().map(|p| p.padded_numel() as u64).sum();
+        let saved: u64 = plan.savings(&spec).iter().map(|s| s.elements).sum();
+        let a = volume::micro_steps(n_micro, n) as u64;
+        // Psi^ (N-1)/N elements, in integers.
+        let once = padded / n as u64 * (n as u64 - 1);
+        let mut reduced = 0;
+        for rank in 0..n {
+            let volume = plan.step_volume(rank, n_micro);
+            prop_assert_eq!(volume.all_gather_bytes, 4 * a * (2 * once - saved));
+            prop_assert!(volume.total() <= 4 * a * 3 * once, "rule 6");
+            reduced += volume.reduce_scatter_bytes;
+        }
+        // Each micro-batch's gradient reaches every owner but the one that computed it, once.
+        prop_assert_eq!(reduced, 4 * n_micro as u64 * once);
+    }
+
+    #[test]
+    fn exchanges_cover_every_slice_once_and_keep_to_the_staging_cap(spec in any_model(), n in 1usize..9, knobs in any_knobs()) {
+        let plan = Plan::new(&spec, n, &knobs).unwrap();
+        let mut seen: Vec<usize> = vec![0; spec.params.len()];
+        for reduce in &plan.train.schedule.reduces {
+            for bucket in reduce.buckets.iter() {
+                let floor = 16; // elements per peer that a bucket may always have
+                prop_assert!(bucket.numel() <= floor.max(knobs.reduce_bucket_bytes as usize / 4 / (n - 1).max(1)));
+                for piece in &bucket.pieces {
+                    let param = reduce.params[piece.param];
+                    prop_assert_eq!(piece.range.start, seen[param], "in order, without a gap");
+                    seen[param] = piece.range.end;
+                }
+            }
+        }
+        for (partition, seen) in plan.partitions.iter().zip(seen) {
+            prop_assert_eq!(partition.shard_numel(), seen);
+        }
+    }
+
+    #[test]
+    fn living_buffers_lie_apart_in_the_arena(spec in any_model(), n in 1usize..9, knobs in any_knobs()) {
+        let plan = Plan::new(&spec, n, &knobs).unwrap();
+        for program in [&plan.train, &plan.eval] {
+            let all: Vec<&Slot> = plan.resident.iter().chain(&program.slots).collect();
+            for (i, a) in all.iter().enumerate() {
+                prop_assert!(a.offset + a.bytes() <= plan.arena_bytes);
+                for b in &all[..i] {
+                    let in_time = a.first <= b.last && b.first <= a.last;
+                    let in_space = a.offset < b.offset + b.bytes() && b.offset < a.offset + a.bytes();
+                    prop_assert!(!(in_time && in_space), "{} and {}", a.name, b.name);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn resident_state_is_sixteen_bytes_per_padded_element(spec in any_model(), n in 1usize..9) {
+        let plan = Plan::new(&spec, n, &knobs(1, true)).unwrap();
+        let slots: u64 = plan.resident.iter().map(|s| s.bytes() as u64).sum();
+        let padded: u64 = plan.partitions.iter().map(|p| p.padded_numel() as u64).sum();
+        prop_assert_eq!(slots, plan.resident_bytes());
+        prop_assert_eq!(slots, 16 * padded / n as u64);
+        prop_assert!(slots < 16 * (spec.numel() as u64 / n as u64 + 1 + spec.params.len() as u64));
+    }
+}
+
+#[test]
+fn prefetch_starts_the_next_gather_before_the_current_unit_computes() {
+    let spec = model(&[vec![8], vec![8], vec![8], vec![8]]);
+    let plan = Plan::new(&spec, 2, &knobs(1, true)).unwrap();
+    let instrs = &plan.train.schedule.instrs;
+    let start = instrs.iter().position(|i| *i == Instr::Gather(2)).unwrap();
+    let previous =
+        instrs.iter().position(|i| matches!(i, Instr::Compute { unit: 1, pass: Pass::Forward, .. })).unwrap();
+    assert!(start < previous);
+    let without = Plan::new(&spec, 2, &knobs(0, true)).unwrap();
+    let peak = |p: &Plan| p.train.peaks.by_kind.iter().find(|(k, _)| *k == MemKind::Prefetched).unwrap().1;
+    assert!(peak(&plan) > peak(&without), "prefetching costs memory, and the plan says how much");
+}
+
+#[test]
+fn the_last_unit_and_the_embedding_are_gathered_once_and_named() {
+    let spec = model(&[vec![10, 3], vec![8], vec![5]]);
+    let plan = Plan::new(&spec, 2, &knobs(0, false)).unwrap();
+    let savings = plan.savings(&spec);
+    let names: Vec<(&str, u64)> = savings.iter().map(|s| (s.param.as_str(), s.elements)).collect();
+    // The tied parameter 0 is gathered for the embedding and for the head: twice, nothing saved.
+    assert_eq!(names, [("u0.p1", 2), ("u2.p3", 3)]);
+}

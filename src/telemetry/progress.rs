@@ -1,0 +1,201 @@
+//! What a person sees while a run goes on: a bar on a terminal, plain aligned lines elsewhere.
+//!
+//! Lines go to stdout, the bar to stderr, so that a redirected stdout holds the lines alone. A closed stdout (`| head`) does not
+//! end a run. Must not know: what a step does.
+
+use std::io::Write;
+use std::time::Instant;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::human;
+use super::step_log::StepRow;
+
+/// Lines after which the header comes again.
+const LINES_PER_HEADER: u64 = 50;
+
+/// Progress of training, on rank 0.
+#[derive(Debug)]
+pub struct Progress {
+    total_steps: u64,
+    start_step: u64,
+    started: Instant,
+    /// None where no terminal is.
+    bar: Option<ProgressBar>,
+    n_lines: u64,
+}
+
+impl Progress {
+    /// A run that has done `start_step` of `total_steps`. `is_terminal`: stderr is one.
+    pub fn new(total_steps: u64, start_step: u64, is_terminal: bool) -> Self {
+        let bar = is_terminal.then(|| {
+            let bar = ProgressBar::new(total_steps).with_position(start_step);
+            bar.set_style(style(&format!("{} {{pos}}/{{len}} steps  {{msg}}", colored_bar())));
+            bar.tick();
+            bar
+        });
+        Progress { total_steps, start_step, started: Instant::now(), bar, n_lines: 0 }
+    }
+
+    /// Step `row.step` is done; `print` asks for its line.
+    pub fn step(&mut self, row: &StepRow, print: bool) {
+        let eta = self.eta_seconds(row.step, self.started.elapsed().as_secs_f64());
+        if print {
+            if self.n_lines % LINES_PER_HEADER == 0 {
+                self.note(&header());
+            }
+            self.note(&line(row, eta));
+            self.n_lines += 1;
+        }
+        if let Some(bar) = &self.bar {
+            let rate = human::count(row.tokens_per_s());
+            bar.set_message(format!("loss {:.4}  {rate} tokens/s  {} left", row.loss, human::seconds(eta)));
+            bar.set_position(row.step);
+        }
+    }
+
+    /// Prints a line without breaking the bar.
+    pub fn note(&self, text: &str) {
+        let print = || {
+            // Nobody may be reading any more; the files have it all.
+            writeln!(std::io::stdout().lock(), "{text}").ok();
+        };
+        match &self.bar {
+            Some(bar) => bar.suspend(print),
+            None => print(),
+        }
+    }
+
+    /// Takes the bar away. The lines stay.
+    pub fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+
+    /// Time left at the mean pace of this process, evaluation and checkpoints included; NaN before its first step.
+    fn eta_seconds(&self, step: u64, elapsed_seconds: f64) -> f64 {
+        let n_done = step.saturating_sub(self.start_step);
+        elapsed_seconds / n_done as f64 * self.total_steps.saturating_sub(step) as f64
+    }
+}
+
+/// A bar over bytes, for the scan of a large data set; nothing for a small one or without a terminal.
+#[derive(Debug)]
+pub struct BytesBar(Option<ProgressBar>);
+
+impl BytesBar {
+    /// Below this a scan takes no time worth showing.
+    const SHOWN_FROM_BYTES: u64 = 256 << 20;
+
+    /// `title` says what is done to the bytes.
+    pub fn new(title: &'static str, n_bytes: u64, is_terminal: bool) -> Self {
+        BytesBar((is_terminal && n_bytes >= Self::SHOWN_FROM_BYTES).then(|| {
+            let bar = ProgressBar::new(n_bytes).with_message(title);
+            bar.set_style(style(&format!("{} {{msg}} {{bytes}} of {{total_bytes}}, {{eta}} left", colored_bar())));
+            bar
+        }))
+    }
+
+    /// `n_bytes` are done. Any thread may say so, in any order.
+    pub fn set(&self, n_bytes: u64) {
+        if let Some(bar) = &self.0 {
+            bar.set_position(n_bytes.max(bar.position()));
+        }
+    }
+
+    /// Takes the bar away.
+    pub fn finish(&self) {
+        if let Some(bar) = &self.0 {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).expect("a constant template").progress_chars("=> ")
+}
+
+/// See <https://no-color.org>.
+fn colored_bar() -> &'static str {
+    let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    if no_color { "[{bar:30}]" } else { "[{bar:30.cyan}]" }
+}
+
+/// The words over [`line`].
+fn header() -> String {
+    format!(
+        "{:>8} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>10} {:>7}",
+        "step", "loss", "val loss", "grad norm", "lr", "ms/step", "tokens/s", "wait ms", "live peak", "left"
+    )
+}
+
+/// One step in one line. Times and peak are the slowest and the largest rank's; `wait ms` is exposed communication.
+fn line(row: &StepRow, eta_seconds: f64) -> String {
+    let slowest = &row.ranks.max;
+    format!(
+        "{:>8} {:>9.4} {:>9} {:>9.4} {:>9.3e} {:>9.2} {:>9} {:>9.2} {:>10} {:>7}",
+        row.step,
+        row.loss,
+        row.val_loss.map_or("-".into(), |loss| format!("{loss:.4}")),
+        row.grad_norm,
+        row.lr,
+        slowest.step_ms,
+        human::count(row.tokens_per_s()),
+        slowest.exposed_comm_ms,
+        human::bytes(slowest.live_peak_bytes as u64),
+        human::seconds(eta_seconds),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::telemetry::step_log::{RankStep, combine};
+
+    fn row(step: u64) -> StepRow {
+        let rank =
+            RankStep { step_ms: 250.0, exposed_comm_ms: 1.5, live_peak_bytes: 3.0 * 1048576.0, ..RankStep::default() };
+        StepRow {
+            step,
+            tokens: 8192,
+            loss: 5.54321,
+            grad_norm: 1.25,
+            lr: 3e-4,
+            ranks: combine(&[rank]),
+            ..StepRow::default()
+        }
+    }
+
+    #[test]
+    fn a_line_stands_under_its_header_even_with_odd_numbers() {
+        let mut odd = row(99_999_999);
+        (odd.loss, odd.grad_norm, odd.val_loss) = (f64::NAN, f64::INFINITY, Some(11.0));
+        for row in [row(1), odd] {
+            assert_eq!(line(&row, 90_061.0).len(), header().len(), "{}\n{}", header(), line(&row, 90_061.0));
+        }
+        let shown = line(&row(12), 75.0);
+        for part in ["12", "5.5432", " - ", "1.2500", "3.000e-4", "250.00", "32.8k", "1.50", "3.0 MiB", "1m15s"] {
+            assert!(shown.contains(part), "{part:?} is not in {shown}");
+        }
+    }
+
+    #[test]
+    fn the_time_left_follows_the_pace_since_the_resume() {
+        let progress = Progress::new(100, 40, false);
+        assert_eq!(progress.eta_seconds(50, 20.0), 100.0);
+        assert_eq!(progress.eta_seconds(100, 20.0), 0.0);
+        assert!(!progress.eta_seconds(40, 1.0).is_finite());
+    }
+
+    #[test]
+    fn bars_without_a_terminal_are_silent() {
+        let mut progress = Progress::new(10, 0, true);
+        progress.step(&row(1), false);
+        progress.finish();
+        let bar = BytesBar::new("reading", 1 << 40, false);
+        bar.set(5);
+        bar.finish();
+        assert!(bar.0.is_none());
+    }
+}

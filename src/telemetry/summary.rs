@@ -1,0 +1,255 @@
+//! `summary.json` and the closing words of a run: what was done, and whether it moved and held what the plan said.
+//!
+//! The trainer fills it. Must not know: where the numbers come from.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::Write;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::human;
+use super::ledger::MemKind;
+use super::replace_file::replace_file;
+use crate::error::Result;
+
+/// Everything about a finished or stopped run.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Summary {
+    /// Why the process ended, in words.
+    pub exit_reason: String,
+    /// The exit code it ended with.
+    pub exit_code: i32,
+    /// The run directory.
+    pub run_dir: String,
+    /// Ranks.
+    pub world_size: u64,
+    /// Optimizer step reached.
+    pub step: u64,
+    /// Optimizer steps of the whole run.
+    pub total_steps: u64,
+    /// Step this process started from: 0, or a checkpoint's.
+    pub start_step: u64,
+    /// Tokens trained on by this process, over all ranks.
+    pub tokens: u64,
+    /// Time from start to end of this process.
+    pub wall_seconds: f64,
+    /// Tokens per second of the training steps, evaluation and checkpoints apart.
+    pub tokens_per_s: Option<f64>,
+    /// Where the time of this process went.
+    pub phases: Vec<PhaseTotal>,
+    /// Last training loss in nats per token.
+    pub loss: Option<f64>,
+    /// Last validation loss in nats per token.
+    pub val_loss: Option<f64>,
+    /// Entropy of the validation tokens' frequencies in nats: what a model that learned frequencies alone would reach.
+    pub unigram_entropy: Option<f64>,
+    /// Received payload per rank in one training step.
+    pub all_gather_bytes_per_step: Planned,
+    /// Received payload per rank in one training step.
+    pub reduce_scatter_bytes_per_step: Planned,
+    /// Received payload of all evaluations together.
+    pub evaluation_bytes: u64,
+    /// Model state of one rank between steps.
+    pub resident: Resident,
+    /// The most bytes held together.
+    pub peak_bytes: Planned,
+    /// The instruction at which they were held.
+    pub peak_at: String,
+    /// Peak of each kind of memory, on the rank with the highest total peak.
+    pub peak_bytes_by_kind: Vec<KindBytes>,
+    /// The newest complete checkpoint.
+    pub last_checkpoint: Option<String>,
+    /// Program, MPI, HDF5, instruction set and the like.
+    pub versions: BTreeMap<String, String>,
+    /// What to try next; closing words only.
+    #[serde(skip)]
+    pub hints: Vec<String>,
+}
+
+/// Time of one phase over all steps.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct PhaseTotal {
+    /// E.g. `forward`.
+    pub name: String,
+    /// Mean over ranks.
+    pub mean_ms: f64,
+    /// The slowest rank's.
+    pub max_ms: f64,
+}
+
+/// What the plan said and what the counters saw, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Planned {
+    /// From the plan, before step 0.
+    pub planned: u64,
+    /// From the counters or the ledger.
+    pub measured: u64,
+}
+
+/// One rank's model state at rest.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct Resident {
+    /// Parameters of the model (Psi), padding apart.
+    pub n_params: u64,
+    /// Bytes of state per parameter: 16 for fp32 and for bf16 with bf16 gradients.
+    pub bytes_per_param: u64,
+    /// `bytes_per_param * n_params / world_size`, a real number.
+    pub formula_bytes: f64,
+    /// What padding and whole (persistent) parameters add to it.
+    pub padding_bytes: f64,
+    /// Plan against ledger.
+    pub bytes: Planned,
+}
+
+/// Peak of one kind of memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KindBytes {
+    /// The kind.
+    pub kind: MemKind,
+    /// Plan against ledger.
+    #[serde(flatten)]
+    pub bytes: Planned,
+}
+
+impl Summary {
+    /// Writes `summary.json` in one piece. Numbers that are not finite become null.
+    pub fn write(&self, run_dir: &Path) -> Result<()> {
+        replace_file(&run_dir.join("summary.json"), |out| {
+            serde_json::to_writer_pretty(&mut *out, self)?;
+            out.write_all(b"\n")
+        })
+    }
+}
+
+impl fmt::Display for Planned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let verdict = if self.planned == self.measured { "equal" } else { "DIFFERENT" };
+        write!(f, "planned {:>14}  measured {:>14}  {verdict}", self.planned, self.measured)
+    }
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let label = |name: &str| format!("  {name:<22}");
+        writeln!(f, "{} (exit code {})", self.exit_reason, self.exit_code)?;
+        let ranks = if self.world_size == 1 { "rank" } else { "ranks" };
+        let (world_size, step, total) = (self.world_size, self.step, self.total_steps);
+        writeln!(f, "{}{step} of {total}, from step {} on, {world_size} {ranks}", label("step"), self.start_step)?;
+        let time = human::seconds(self.wall_seconds);
+        let rate = self.tokens_per_s.map_or(String::new(), |rate| format!(", {} tokens/s", human::count(rate)));
+        writeln!(f, "{}{} in {time}{rate}", label("tokens"), self.tokens)?;
+        if let Some(loss) = self.loss {
+            writeln!(f, "{}{loss:.4} nats/token", label("training loss"))?;
+        }
+        if let Some(val_loss) = self.val_loss {
+            let beside = self.unigram_entropy.map_or(String::new(), |entropy| {
+                let side = if val_loss < entropy { "below" } else { "not below" };
+                format!(", {side} the {entropy:.4} of token frequencies alone")
+            });
+            writeln!(f, "{}{val_loss:.4} nats/token{beside}", label("validation loss"))?;
+        }
+        let phase = |p: &PhaseTotal| format!("{} {}", p.name, human::seconds(p.mean_ms / 1e3));
+        let phases: Vec<String> = self.phases.iter().filter(|p| p.mean_ms >= 500.0).map(phase).collect();
+        if !phases.is_empty() {
+            writeln!(f, "{}{}", label("time"), phases.join(", "))?;
+        }
+        writeln!(f, "bytes of one rank")?;
+        writeln!(f, "{}{}", label("all-gather per step"), self.all_gather_bytes_per_step)?;
+        writeln!(f, "{}{}", label("reduce-scatter per step"), self.reduce_scatter_bytes_per_step)?;
+        writeln!(f, "{}{}", label("resident at rest"), self.resident.bytes)?;
+        let Resident { n_params, bytes_per_param, formula_bytes, padding_bytes, .. } = self.resident;
+        let formula = format!("{bytes_per_param} x {n_params} / {world_size} = {formula_bytes:.1}");
+        writeln!(f, "{}{formula}, + {padding_bytes:.1} padding", label(""))?;
+        writeln!(f, "{}{}", label("peak"), self.peak_bytes)?;
+        if !self.peak_at.is_empty() {
+            writeln!(f, "{}at {}", label(""), self.peak_at)?;
+        }
+        for KindBytes { kind, bytes } in self.peak_bytes_by_kind.iter().filter(|k| k.bytes != Planned::default()) {
+            writeln!(f, "    {:<20}{bytes}", kind.name())?;
+        }
+        writeln!(f, "files")?;
+        writeln!(f, "{}{}/steps.csv, steps.jsonl, summary.json", label("logs"), self.run_dir)?;
+        write!(f, "{}{}", label("checkpoint"), self.last_checkpoint.as_deref().unwrap_or("none"))?;
+        if !self.hints.is_empty() {
+            write!(f, "\nnext")?;
+        }
+        for hint in &self.hints {
+            write!(f, "\n  {hint}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn summary() -> Summary {
+        Summary {
+            exit_reason: "finished: all 200 steps are done".into(),
+            run_dir: "runs/tiny".into(),
+            world_size: 3,
+            step: 200,
+            total_steps: 200,
+            tokens: 1_638_400,
+            wall_seconds: 95.0,
+            tokens_per_s: Some(18_000.0),
+            phases: vec![PhaseTotal { name: "forward".into(), mean_ms: 30_000.0, max_ms: 31_000.0 }],
+            loss: Some(2.5),
+            val_loss: Some(2.6),
+            unigram_entropy: Some(3.2),
+            all_gather_bytes_per_step: Planned { planned: 1000, measured: 1000 },
+            reduce_scatter_bytes_per_step: Planned { planned: 1000, measured: 1001 },
+            resident: Resident {
+                n_params: 1000,
+                bytes_per_param: 16,
+                formula_bytes: 16_000.0 / 3.0,
+                padding_bytes: 32.0 / 3.0,
+                bytes: Planned { planned: 5344, measured: 5344 },
+            },
+            peak_at: "backward of unit h.3".into(),
+            peak_bytes_by_kind: vec![
+                KindBytes { kind: MemKind::Gathered, bytes: Planned { planned: 7, measured: 7 } },
+                KindBytes { kind: MemKind::Master, bytes: Planned::default() },
+            ],
+            hints: vec!["mpirun -n 3 ...".into()],
+            ..Summary::default()
+        }
+    }
+
+    #[test]
+    fn the_closing_words_put_plan_and_measurement_side_by_side() {
+        let shown = summary().to_string();
+        for part in [
+            "2.6000 nats/token, below the 3.2000 of token frequencies alone",
+            "measured           1000  equal",
+            "measured           1001  DIFFERENT",
+            "16 x 1000 / 3 = 5333.3, + 10.7 padding",
+            "gathered params",
+            "backward of unit h.3",
+            "checkpoint            none",
+            "runs/tiny/steps.csv",
+            "next\n  mpirun -n 3 ...",
+        ] {
+            assert!(shown.contains(part), "{part:?} is not in\n{shown}");
+        }
+        assert!(!shown.contains("master"), "kinds without bytes are left out\n{shown}");
+        assert!(shown.lines().all(|line| line == line.trim_end()), "{shown}");
+    }
+
+    #[test]
+    fn the_file_reads_back_and_not_a_number_is_null() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut written = summary();
+        written.hints.clear();
+        written.write(dir.path()).unwrap();
+        let text = std::fs::read_to_string(dir.path().join("summary.json")).unwrap();
+        assert_eq!(serde_json::from_str::<Summary>(&text).unwrap(), written);
+        written.loss = Some(f64::NAN);
+        written.write(dir.path()).unwrap();
+        let text = std::fs::read_to_string(dir.path().join("summary.json")).unwrap();
+        assert_eq!(serde_json::from_str::<Summary>(&text).unwrap().loss, None);
+    }
+}
