@@ -22,15 +22,18 @@ for program in slurmctld slurmd sbatch srun munged unshare; do
 done
 [ "$(id -u)" = 0 ] || fail "slurmd and its nodes' namespaces need root: sudo -E make test-slurm"
 
-# Below the range from which the kernel hands out ports on its own.
-free_port() {
-    local port
+listens() { (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; }
+
+# Prints the first of $1 free ports in a row, below the range from which the kernel hands out ports on its own.
+free_ports() {
+    local first port
     while :; do
-        port=$((20000 + RANDOM % 12000))
-        if ! (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; then
-            echo "$port"
-            return
-        fi
+        first=$((20000 + RANDOM % 12000))
+        for ((port = first; port < first + $1; port++)); do
+            listens "$port" && continue 2
+        done
+        echo "$first"
+        return
     done
 }
 
@@ -58,11 +61,12 @@ munged --force --socket="$root/munge/socket" --key-file="$root/munge.key" --pid-
     --log-file="$root/log/munged" --seed-file="$root/munge.seed" 2>/dev/null
 wait_for munged munge -n --socket="$root/munge/socket"
 
+first_port=$(free_ports $((n_nodes + 1)))
 export SLURM_CONF="$root/slurm.conf"
 cat >"$SLURM_CONF" <<CONF
 ClusterName=zero3test
 SlurmctldHost=$(hostname)(127.0.0.1)
-SlurmctldPort=$(free_port)
+SlurmctldPort=$first_port
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
@@ -94,7 +98,7 @@ for ((i = 1; i <= n_nodes; i++)); do
     echo "127.0.0.1 n$i" >>"$root/hosts"
     mkdir -p "$root/n$i"/{spool,tmp}
     # More cores than the machine may have: it is tests that run here, not work.
-    echo "NodeName=n$i NodeAddr=127.0.0.1 Port=$(free_port) CPUs=8 RealMemory=1000 State=UNKNOWN" >>"$SLURM_CONF"
+    echo "NodeName=n$i NodeAddr=127.0.0.1 Port=$((first_port + i)) CPUs=8 RealMemory=1000 State=UNKNOWN" >>"$SLURM_CONF"
 done
 echo "PartitionName=main Nodes=n[1-$n_nodes] Default=YES MaxTime=60 State=UP" >>"$SLURM_CONF"
 
