@@ -2,6 +2,7 @@
 //!
 //! Must not know: MPI, HDF5, decks. It is the bottom of the layer table.
 
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// What the process tells the scheduler. Documented in README and `zero3 --help`.
@@ -34,7 +35,7 @@ impl Exit {
 }
 
 /// One wrong key of a deck: what was written, and what would do.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fault {
     /// Dotted key, e.g. `train.micro_batch_size`.
     pub key: String,
@@ -50,8 +51,9 @@ impl fmt::Display for Fault {
     }
 }
 
-/// Every way the program can fail; the variant decides the exit code.
-#[derive(Debug, Clone, thiserror::Error)]
+/// Every way the program can fail; the variant decides the exit code. It travels between ranks, so that all learn the
+/// verdict of one.
+#[derive(Debug, Clone, thiserror::Error, Serialize, Deserialize)]
 pub enum Error {
     /// All faults of a deck at once. Exit code 2.
     #[error("the deck has {} fault{}:\n{}", .0.len(), if .0.len() == 1 { "" } else { "s" },

@@ -10,6 +10,9 @@
 /// 32-bit digits of the fixed-point number. Digit 0 has weight 2^(2 * MIN_EXP).
 pub const DIGITS: usize = 20;
 
+/// Sets of bins that neighbouring addends are spread over.
+const WAYS: usize = 4;
+
 /// Exponent of the last bit of the smallest subnormal f32.
 const MIN_EXP: i32 = -149;
 
@@ -31,14 +34,24 @@ impl Default for ExactSum {
 impl ExactSum {
     /// The exact sum of the squares of `xs`.
     pub fn of_squares(xs: &[f32]) -> Self {
-        // One integer bin per exponent: m^2 < 2^48, so a u128 bin cannot overflow for any slice that fits memory.
+        // One integer bin per exponent: m^2 < 2^48, so a u64 bin holds 2^16 squares and a u128 bin all that fit memory.
         let mut bins = [0u128; 256];
-        for &x in xs {
-            let bits = x.to_bits();
-            let exponent = (bits >> 23) & 0xff;
-            let hidden = u32::from(exponent != 0) << 23;
-            let mantissa = u64::from((bits & 0x7f_ffff) | hidden);
-            bins[exponent as usize] += u128::from(mantissa * mantissa);
+        for chunk in xs.chunks(WAYS << 16) {
+            // Neighbours have the same exponent more often than not: in turn they go to bins of their own, so that
+            // an addition need not wait for the one before.
+            let mut ways = [[0u64; 256]; WAYS];
+            let (groups, rest) = chunk.as_chunks::<WAYS>();
+            let mut add = |way: usize, x: f32| {
+                let (exponent, square) = exponent_and_square(x);
+                ways[way][exponent] += square;
+            };
+            for group in groups {
+                (0..WAYS).for_each(|way| add(way, group[way]));
+            }
+            rest.iter().enumerate().for_each(|(way, &x)| add(way, x));
+            for way in &ways {
+                bins.iter_mut().zip(way).for_each(|(bin, &squares)| *bin += u128::from(squares));
+            }
         }
         let mut sum = ExactSum::default();
         if bins[255] != 0 {
@@ -124,6 +137,16 @@ impl ExactSum {
     }
 }
 
+/// The exponent field of `x` and the square of its mantissa, hidden bit included.
+#[inline(always)]
+fn exponent_and_square(x: f32) -> (usize, u64) {
+    let bits = x.to_bits();
+    let exponent = (bits >> 23) & 0xff;
+    let hidden = u32::from(exponent != 0) << 23;
+    let mantissa = u64::from((bits & 0x7f_ffff) | hidden);
+    (exponent as usize, mantissa * mantissa)
+}
+
 /// `x * 2^exponent`, exact for every sum of f32 squares (they lie well inside the normal range of f64).
 fn scale_by_power_of_two(x: f64, exponent: i32) -> f64 {
     let half = exponent / 2;
@@ -174,6 +197,14 @@ mod tests {
         }
         let plain: f64 = xs.iter().map(|&x| (x as f64) * (x as f64)).sum();
         assert!((whole - plain).abs() <= 1e-12 * plain, "{whole} against {plain}");
+    }
+
+    #[test]
+    fn full_bins_of_the_largest_mantissa_do_not_overflow() {
+        let x = 2.0f32.next_down();
+        let n = 2 * (WAYS << 16) + 3;
+        // 2^-23 (2^24 - 1) squared has 48 bits, n has 20: rounded once at the end, like the product in f64.
+        assert_eq!(ExactSum::of_squares(&vec![x; n]).to_f64(), n as f64 * (x as f64 * x as f64));
     }
 
     #[test]

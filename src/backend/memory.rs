@@ -78,11 +78,6 @@ impl<D: Device> Memory<D> {
         &self.ledger
     }
 
-    /// For resetting peaks and setting labels.
-    pub fn ledger_mut(&mut self) -> &mut Ledger {
-        &mut self.ledger
-    }
-
     /// The ledger and the arena agree.
     fn check(&self) {
         if cfg!(debug_assertions) {

@@ -6,6 +6,7 @@
 //!
 //! Must not know: what a transformer is, what a shard is, what a checkpoint is.
 
+pub mod agree;
 pub mod buffer;
 pub mod comm;
 pub mod cpu;
@@ -16,6 +17,8 @@ pub mod ops;
 pub use buffer::{Arena, Buf, Space, View, ViewMut};
 pub use comm::{Comm, CommRecord, Pending};
 pub use ops::Ops;
+
+use std::borrow::Cow;
 
 /// The four queues of a device. Work on one queue runs in order; queues are ordered against each other by events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,6 +48,8 @@ pub trait Device: Ops {
     fn upload(&self, dst: ViewMut<'_>, src: &[u8]);
     /// Copies `src` to host memory and waits for it.
     fn download(&self, dst: &mut [u8], src: View<'_>);
+    /// The elements for the host to read: borrowed where the host can see them, copied (and waited for) where not.
+    fn read<'a>(&self, src: View<'a>) -> Cow<'a, [f32]>;
     /// Sets every byte of `dst`: 0 for zeros, 0xff for f32/bf16 NaN (use after release then shows).
     fn fill_bytes(&self, dst: ViewMut<'_>, byte: u8);
     /// What the device is, for banners and logs.

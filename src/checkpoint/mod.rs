@@ -20,6 +20,7 @@
 //!
 //! Must not know: MPI, devices, decks, plans. It takes and gives host slices, and the deck is an opaque string.
 
+pub mod aside;
 pub mod commit;
 pub mod diff;
 pub mod find;
@@ -33,6 +34,7 @@ pub mod write;
 #[cfg(test)]
 mod tests;
 
+pub use aside::set_aside;
 pub use commit::{check_free_space, commit, prepare, retain};
 pub use diff::{Diff, diff};
 pub use find::{complete_checkpoints, newest, resolve};

@@ -7,7 +7,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::files::TokenFormat;
-use super::scan::{Progress, entropy_nats, histogram};
+use super::scan::{ScanProgress, entropy_nats, histogram};
 use super::{Dataset, SampleSpace};
 use crate::error::Result;
 
@@ -68,7 +68,7 @@ pub struct FileInfo {
 
 impl DataInfo {
     /// Scans the data ([`Dataset::scan`]) and counts its tokens. The run is `steps` steps of `global_batch_size` samples.
-    pub fn gather(data: &Dataset, steps: u64, global_batch_size: u64, progress: Progress) -> Result<Self> {
+    pub fn gather(data: &Dataset, steps: u64, global_batch_size: u64, progress: ScanProgress) -> Result<Self> {
         let scan = data.scan(progress)?;
         let train = &data.train;
         Ok(DataInfo {

@@ -16,7 +16,7 @@ use std::sync::atomic::AtomicU64;
 
 pub use files::{ResolvedFiles, TokenFormat};
 pub use info::DataInfo;
-pub use scan::{DIGEST, Progress};
+pub use scan::{DIGEST, ScanProgress};
 pub use token_stream::{StreamFile, TokenStream};
 
 use crate::error::{Error, Result};
@@ -193,7 +193,7 @@ impl Dataset {
     }
 
     /// Reads every page once: the digest, and every file with a token that the vocabulary lacks, at once. One rank does it.
-    pub fn scan(&self, progress: Progress) -> Result<ScanReport> {
+    pub fn scan(&self, progress: ScanProgress) -> Result<ScanReport> {
         let done = AtomicU64::new(0);
         let mut faults = Vec::new();
         let mut hasher = xxhash_rust::xxh3::Xxh3::new();
@@ -386,6 +386,22 @@ mod tests {
         let data = data.unwrap();
         assert_eq!(data.train().n_tokens(), 6);
         assert_eq!(sample(data.train(), 0).1, b"bcde".map(u32::from));
+    }
+
+    #[test]
+    fn a_rank_that_opens_the_broadcast_list_sees_the_samples_of_the_rank_that_resolved_it() {
+        let mut cfg = None;
+        let (dir, data) = text(&[b"the quick brown fox", b"jumps over the lazy dog"], |c| {
+            c.shuffle = true;
+            cfg = Some(c.clone());
+        });
+        let (cfg, data) = (cfg.unwrap(), data.unwrap());
+        let list = ResolvedFiles::resolve(&cfg.train, &cfg.val).unwrap().to_bytes();
+        std::fs::write(dir.path().join("0_late.txt"), "a file that appears meanwhile").unwrap();
+        let other = Dataset::open_files(&cfg, &ResolvedFiles::from_bytes(&list).unwrap()).unwrap();
+        for g in 0..3 * data.train().n_windows() {
+            assert_eq!(sample(data.train(), g), sample(other.train(), g), "sample {g}");
+        }
     }
 
     #[test]

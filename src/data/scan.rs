@@ -28,7 +28,7 @@ const BLOCK_BYTES: usize = 256 << 10;
 const HISTOGRAM_TOKENS: u64 = 16 << 20;
 
 /// Is told the bytes done so far, from any thread; the numbers need not arrive in order.
-pub type Progress<'a> = &'a (dyn Fn(u64) + Sync);
+pub type ScanProgress<'a> = &'a (dyn Fn(u64) + Sync);
 
 /// What one pass over a stream found.
 pub(super) struct StreamScan {
@@ -53,7 +53,7 @@ pub(super) fn scan(
     stream: &TokenStream,
     vocab_size: u64,
     done: &AtomicU64,
-    progress: Progress,
+    progress: ScanProgress,
 ) -> StreamScan {
     scan_by(CHUNK_BYTES, key, stream, vocab_size, done, progress)
 }
@@ -64,7 +64,7 @@ fn scan_by(
     stream: &TokenStream,
     vocab_size: u64,
     done: &AtomicU64,
-    progress: Progress,
+    progress: ScanProgress,
 ) -> StreamScan {
     let format = stream.format();
     let chunks: Vec<(usize, u64, &[u8])> = stream
@@ -121,7 +121,7 @@ fn scan_chunk(
     bytes: &[u8],
     vocab_size: u64,
     done: &AtomicU64,
-    progress: Progress,
+    progress: ScanProgress,
 ) -> ChunkScan {
     let mut hasher = Xxh3::new();
     let mut chunk = ChunkScan { digest: 0, max_token: None, first_bad: None, n_bad: 0 };

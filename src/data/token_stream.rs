@@ -65,7 +65,7 @@ impl TokenStream {
             };
             let n_bytes = map.as_ref().map_or(0, |m| m.len() as u64);
             let token_bytes = format.token_bytes();
-            if n_bytes % token_bytes != 0 {
+            if !n_bytes.is_multiple_of(token_bytes) {
                 faults.push(format!(
                     "{key}: {} has {n_bytes} bytes, which is no multiple of {token_bytes}: as {format} its last token, at byte \
                      offset {}, is torn; copy the file again, or name its true data.format",

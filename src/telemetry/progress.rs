@@ -40,17 +40,17 @@ impl Progress {
     /// Step `row.step` is done; `print` asks for its line.
     pub fn step(&mut self, row: &StepRow, print: bool) {
         let eta = self.eta_seconds(row.step, self.started.elapsed().as_secs_f64());
-        if print {
-            if self.n_lines % LINES_PER_HEADER == 0 {
-                self.note(&header());
-            }
-            self.note(&line(row, eta));
-            self.n_lines += 1;
-        }
         if let Some(bar) = &self.bar {
             let rate = human::count(row.tokens_per_s());
             bar.set_message(format!("loss {:.4}  {rate} tokens/s  {} left", row.loss, human::seconds(eta)));
             bar.set_position(row.step);
+        }
+        if print {
+            if self.n_lines.is_multiple_of(LINES_PER_HEADER) {
+                self.note(&header());
+            }
+            self.note(&line(row, eta));
+            self.n_lines += 1;
         }
     }
 

@@ -435,7 +435,7 @@ mod tests {
             step,
             tokens: 1024,
             loss: 5.5 / step as f64,
-            val_loss: (step % 2 == 0).then_some(3.25),
+            val_loss: step.is_multiple_of(2).then_some(3.25),
             grad_norm: 0.1,
             lr: 3e-7,
             mfu: None,

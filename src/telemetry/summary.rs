@@ -49,8 +49,10 @@ pub struct Summary {
     pub all_gather_bytes_per_step: Planned,
     /// Received payload per rank in one training step.
     pub reduce_scatter_bytes_per_step: Planned,
-    /// Received payload of all evaluations together.
-    pub evaluation_bytes: u64,
+    /// Received payload of every rank over the whole process.
+    pub received_bytes: Vec<RankBytes>,
+    /// Steps of any rank whose measured bytes were not the planned ones; 0 unless the program is broken.
+    pub steps_off_plan: u64,
     /// Model state of one rank between steps.
     pub resident: Resident,
     /// The most bytes held together.
@@ -77,6 +79,17 @@ pub struct PhaseTotal {
     pub mean_ms: f64,
     /// The slowest rank's.
     pub max_ms: f64,
+}
+
+/// Payload one rank received over the whole process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct RankBytes {
+    /// All-gathers of training steps.
+    pub train_all_gather: u64,
+    /// Gradient reductions of training steps.
+    pub train_reduce_scatter: u64,
+    /// All-gathers of evaluations.
+    pub eval_all_gather: u64,
 }
 
 /// What the plan said and what the counters saw, in bytes.

@@ -176,6 +176,7 @@ mod tests {
 
     #[test]
     fn an_inner_phase_stops_the_clock_of_the_outer_one() {
+        let start = Instant::now();
         let timer = PhaseTimer::new();
         timer.time(Phase::Forward, || {
             timer.time(Phase::ExposedComm, || {
@@ -185,7 +186,9 @@ mod tests {
         });
         let times = timer.take();
         assert!(times.ms(Phase::ExposedComm) >= 35.0, "{times:?}");
-        assert!(times.ms(Phase::Forward) < 30.0, "{times:?}");
+        // With the outer clock running on, the two would add up to twice the sleep.
+        let elapsed = start.elapsed().as_nanos() as u64;
+        assert!(times.ns(Phase::Forward) + times.ns(Phase::ExposedComm) <= elapsed, "{times:?} of {elapsed} ns");
     }
 
     #[test]

@@ -1,2 +1,179 @@
-//! temp
+//! The training run: where it starts from, the loop, what it writes, why it ends.
+//!
+//! Reading order: [`step`] (the algorithm), then [`run`] here, then `state.rs` (save and restore).
+
+pub mod report;
+pub mod source;
+pub mod state;
 pub mod step;
+
+use crate::backend::agree::{all_or_none, decided_by_rank_0};
+use crate::backend::memory::Memory;
+use crate::backend::{Backend, Comm};
+use crate::checkpoint;
+use crate::config::Deck;
+use crate::error::{Exit, Result};
+use crate::model::gpt2;
+use crate::plan::Plan;
+use crate::plan::schedule::Knobs;
+use crate::telemetry::{CommVolume, PhaseTimer, StepLog};
+use crate::zero::Shards;
+use report::Report;
+use source::Source;
+use state::{Position, Start};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+use step::Stepper;
+
+/// Everything a run needs besides its backend.
+pub struct Job {
+    /// The resolved deck, the same on every rank.
+    pub deck: Deck,
+    /// Where to start from.
+    pub start: Start,
+    /// Program, MPI, HDF5 and the like, for the summary.
+    pub versions: BTreeMap<String, String>,
+    /// The command line that would start this run on `{ranks}` ranks, for hints.
+    pub relaunch: String,
+    /// Standard error is a terminal: draw a progress bar.
+    pub is_terminal: bool,
+    /// Fill released buffers with NaN.
+    pub poison: bool,
+    /// When the process started.
+    pub started: Instant,
+}
+
+/// Runs a job to its end on the shard group `comm`. Errors of the deck, the data or a checkpoint are the same on
+/// every rank; any other error is this rank's own, and the caller has to abort the job.
+pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<Exit> {
+    let deck = &job.deck;
+    let run_dir = Path::new(&deck.run.dir);
+    let source = Source::open(comm, deck, job.is_terminal)?;
+    let model = gpt2::model::<B::Device>(deck);
+    let plan = Plan::new(&model.spec, comm.size(), &Knobs::from_deck(&deck.zero))?;
+    let restored = decided_by_rank_0(comm, || state::find(run_dir, &job.start))?;
+    if let Some(done) = finished_already(deck, restored.as_deref())? {
+        if comm.rank() == 0 {
+            println!("{done}");
+        }
+        return Ok(Exit::Finished);
+    }
+
+    let mut memory = Memory::new(comm.alloc(plan.arena_bytes)?, job.poison);
+    let shards = Shards::allocate(device, &mut memory, &plan, comm.rank());
+    let timer = PhaseTimer::new();
+    let mut stepper: Stepper<'_, B> =
+        Stepper { device, comm, model: &model, plan: &plan, memory, shards, timer, volume: CommVolume::new() };
+    let position = match &restored {
+        Some(dir) => state::restore(&mut stepper, deck, &source, dir)?,
+        None => {
+            state::initialise(&mut stepper, deck)?;
+            Position::default()
+        }
+    };
+    let resumed_after = restored.is_some().then_some(position.step);
+    decided_by_rank_0(comm, || state::set_aside_later(run_dir, resumed_after))?;
+    let mut log = open_log(comm, run_dir, resumed_after)?;
+
+    let mut report = Report::new(job, &stepper, &source, position);
+    let ending = train(&mut stepper, deck, &source, position, log.as_mut(), &mut report)?;
+    report.finish(job, &stepper, ending)
+}
+
+/// The words to say where the checkpoint is already at the last step.
+fn finished_already(deck: &Deck, restored: Option<&Path>) -> Result<Option<String>> {
+    let Some(dir) = restored else { return Ok(None) };
+    let step = checkpoint::find::read_manifest(dir)?.step;
+    Ok((step >= deck.train.steps).then(|| {
+        format!(
+            "finished: {} holds step {step} and train.steps is {}; raise train.steps to go on, or start over with --resume none",
+            dir.display(),
+            deck.train.steps
+        )
+    }))
+}
+
+/// Rank 0 has the log; all ranks learn whether it could be opened.
+fn open_log<C: Comm>(comm: &C, run_dir: &Path, resume_after: Option<u64>) -> Result<Option<StepLog>> {
+    let mut log = None;
+    let opened = if comm.rank() == 0 { StepLog::open(run_dir, resume_after).map(|l| log = Some(l)) } else { Ok(()) };
+    all_or_none(comm, opened)?;
+    Ok(log)
+}
+
+/// Why the loop ended, and where.
+pub struct Ending {
+    /// How far it came.
+    pub position: Position,
+    /// The last complete checkpoint.
+    pub last_checkpoint: Option<PathBuf>,
+    /// Exit code.
+    pub exit: Exit,
+    /// In words.
+    pub reason: String,
+}
+
+/// The loop: step, validate, save, log.
+fn train<B: Backend>(
+    stepper: &mut Stepper<'_, B>,
+    deck: &Deck,
+    source: &Source,
+    mut at: Position,
+    mut log: Option<&mut StepLog>,
+    report: &mut Report,
+) -> Result<Ending> {
+    let t = &deck.train;
+    let n_micro = t.global_batch_size / t.micro_batch_size;
+    let mut last_checkpoint = None;
+    let mut skipped_in_a_row = 0;
+    report.begin_steps(stepper);
+    while at.step < t.steps {
+        let load = |j| source.training_micro_batch(at.samples, j, t.micro_batch_size);
+        let outcome = stepper.step(n_micro, at.step + 1, &deck.optim, load)?;
+        at.attempts += 1;
+        at.samples += t.global_batch_size as u64;
+        at.tokens += (t.global_batch_size * deck.model.seq_len) as u64;
+        if !outcome.updated {
+            skipped_in_a_row += 1;
+            report.skipped(at, &outcome, skipped_in_a_row);
+            if skipped_in_a_row >= t.max_skipped_steps {
+                let reason = format!(
+                    "{skipped_in_a_row} steps in a row were not finite (loss {}, gradient norm {}); weights are those of step {}",
+                    outcome.loss, outcome.grad_norm, at.step
+                );
+                return Ok(Ending { position: at, last_checkpoint, exit: Exit::NonFinite, reason });
+            }
+            continue;
+        }
+        skipped_in_a_row = 0;
+        at.step += 1;
+
+        let is_last = at.step == t.steps;
+        let due = |every: u64| every > 0 && (at.step.is_multiple_of(every) || is_last);
+        let val_loss = if due(t.eval_every) { Some(validate(stepper, deck, source)?) } else { None };
+        let saved = if due(deck.checkpoint.every) { Some(state::write_files(stepper, deck, at)?) } else { None };
+        // The row reaches the disk before the checkpoint counts: no checkpoint is newer than the log.
+        let row = report.row(stepper, deck, at, &outcome, val_loss)?;
+        if let Some(log) = log.as_deref_mut() {
+            log.write(&row)?;
+        }
+        report.show(&row, due(deck.log.every) || val_loss.is_some() && deck.log.every > 0);
+        if let Some(files) = saved {
+            let sync = match log.as_deref_mut() {
+                Some(log) => log.sync(),
+                None => Ok(()),
+            };
+            all_or_none(stepper.comm, sync)?;
+            last_checkpoint = Some(state::commit(stepper, deck, source, at, files)?);
+        }
+    }
+    let reason = format!("finished: all {} steps are done", t.steps);
+    Ok(Ending { position: at, last_checkpoint, exit: Exit::Finished, reason })
+}
+
+/// Mean validation loss in nats per token.
+fn validate<B: Backend>(stepper: &mut Stepper<'_, B>, deck: &Deck, source: &Source) -> Result<f64> {
+    let b = deck.train.micro_batch_size;
+    stepper.evaluate(deck.train.eval_batches as usize, |i| source.validation_micro_batch(i, b))
+}

@@ -16,9 +16,7 @@ use crate::plan::memory::SlotId;
 use crate::plan::schedule::{GatherId, Instr, Pass};
 use crate::plan::volume::{contributors, micro_steps};
 use crate::plan::{Plan, Program};
-use crate::telemetry::comm_volume::CommVolume;
-use crate::telemetry::ledger::MemKind;
-use crate::telemetry::timer::{Phase, PhaseTimer};
+use crate::telemetry::{CommClass, CommVolume, MemKind, Phase, PhaseTimer};
 use crate::zero::reduce::Contributions;
 use crate::zero::{Gathers, Reductions, Shards};
 
@@ -42,6 +40,33 @@ pub enum Purpose {
     },
     /// A loss and nothing else.
     Evaluate,
+}
+
+impl Purpose {
+    /// The phase that a wait for a collective belongs to.
+    fn waiting(self) -> Phase {
+        match self {
+            Purpose::Train { .. } => Phase::ExposedComm,
+            Purpose::Evaluate => Phase::Evaluation,
+        }
+    }
+
+    /// The phase that a visit belongs to. The head's one visit is counted as backward: two thirds of it are.
+    fn computing(self, pass: Pass) -> Phase {
+        match (self, pass) {
+            (Purpose::Evaluate, _) => Phase::Evaluation,
+            (_, Pass::Forward) => Phase::Forward,
+            (_, Pass::Loss | Pass::Backward) => Phase::Backward,
+        }
+    }
+
+    /// The counter that an all-gather belongs to.
+    fn gathering(self) -> CommClass {
+        match self {
+            Purpose::Train { .. } => CommClass::TrainAllGather,
+            Purpose::Evaluate => CommClass::EvalAllGather,
+        }
+    }
 }
 
 /// Outcome of one step, the same on every rank.
@@ -102,7 +127,7 @@ impl<B: Backend> Stepper<'_, B> {
         }
         let loss = self.sum_in_order(&losses, n_micro)? / n_tokens as f64;
 
-        self.timer.start(Phase::Optimizer);
+        let outer = self.timer.switch(Phase::Optimizer);
         let grad_norm = optim::grad_norm(self.device, self.comm, &self.shards, &self.model.spec)?;
         let lr = lr_at(update, o);
         // The norm and the loss are the same bits on every rank, so all skip alike.
@@ -111,7 +136,7 @@ impl<B: Backend> Stepper<'_, B> {
             let grad_scale = optim::clip_factor(grad_norm, o.grad_clip);
             optim::adamw(self.device, &mut self.shards, &self.model.spec, o, update, lr, grad_scale);
         }
-        self.timer.stop(Phase::Optimizer);
+        self.timer.switch(outer);
         Ok(StepOutcome { loss, grad_norm, lr, updated })
     }
 
@@ -150,13 +175,10 @@ impl<B: Backend> Stepper<'_, B> {
                     gathers.start(g, &program.schedule.gathers[g], self.comm, after, &mut self.shards, outs);
                 }
                 Instr::Wait(g) => {
-                    self.timer.start(Phase::ExposedComm);
+                    let outer = self.timer.switch(purpose.waiting());
                     let (bufs, record) = gathers.wait(g, &program.schedule.gathers[g], &mut self.shards)?;
-                    self.timer.stop(Phase::ExposedComm);
-                    match purpose {
-                        Purpose::Train { .. } => self.volume.add_train_all_gather(record.received_bytes),
-                        Purpose::Evaluate => self.volume.add_eval_all_gather(record.received_bytes),
-                    }
+                    self.timer.switch(outer);
+                    self.volume.add(purpose.gathering(), record.received_bytes);
                     for buf in &bufs {
                         self.memory.convert(buf, MemKind::Prefetched, MemKind::Gathered);
                     }
@@ -165,10 +187,9 @@ impl<B: Backend> Stepper<'_, B> {
                 Instr::Compute { unit, pass, gather } => {
                     assert!(gather.is_none_or(|g| gathers.is_live(g)), "unit {unit} is used after its gather landed");
                     if batch.is_some() {
-                        let phase = if pass == Pass::Forward { Phase::Forward } else { Phase::Backward };
-                        self.timer.start(phase);
+                        let outer = self.timer.switch(purpose.computing(pass));
                         self.compute(program, unit, pass, gather, purpose, &mut live);
-                        self.timer.stop(phase);
+                        self.timer.switch(outer);
                     }
                 }
                 Instr::Release(g) => gathers.release(g),
@@ -181,11 +202,11 @@ impl<B: Backend> Stepper<'_, B> {
                     reductions.start(r, reduce, self.comm, after, &mut self.shards, full, staging, who);
                 }
                 Instr::ReduceWait(r) => {
-                    self.timer.start(Phase::ExposedComm);
+                    let outer = self.timer.switch(purpose.waiting());
                     let reduce = &program.schedule.reduces[r];
                     let (full, staging, record) = reductions.wait(r, reduce, &mut self.shards)?;
-                    self.timer.stop(Phase::ExposedComm);
-                    self.volume.add_train_reduce_scatter(record.received_bytes);
+                    self.timer.switch(outer);
+                    self.volume.add(CommClass::TrainReduceScatter, record.received_bytes);
                     put(&mut live, &reduce.params.iter().map(|&p| program.grads[p]).collect::<Vec<_>>(), full);
                     if let (Some(id), staging) = (program.staging[r], staging) {
                         live[id] = staging;
@@ -207,7 +228,8 @@ impl<B: Backend> Stepper<'_, B> {
             Instr::Reduce(_) => Queue::Reduce,
             _ => Queue::Compute,
         };
-        self.memory.ledger_mut().set_label(at);
+        let (what, unit) = describe(program, instr);
+        self.memory.ledger().set_label(what, unit);
         for &id in &program.begins[at] {
             let slot = &program.slots[id];
             live[id] = Some(self.memory.take(self.device, slot, slot.kind_at(at), queue));
@@ -306,6 +328,21 @@ impl<B: Backend> Stepper<'_, B> {
         let (n, per_rank) = (self.comm.size(), own.len());
         let all = self.comm.all_gather_f64(own)?;
         Ok((0..n_micro).map(|j| all[(j % n) * per_rank + j / n]).sum())
+    }
+}
+
+/// An instruction in words, and its unit, for the ledger.
+fn describe(program: &Program, instr: Instr) -> (&'static str, Option<UnitId>) {
+    let schedule = &program.schedule;
+    match instr {
+        Instr::Gather(g) => ("gather", Some(schedule.gathers[g].unit)),
+        Instr::Wait(g) => ("wait", Some(schedule.gathers[g].unit)),
+        Instr::Compute { unit, pass: Pass::Forward, .. } => ("forward", Some(unit)),
+        Instr::Compute { unit, pass: Pass::Loss, .. } => ("loss", Some(unit)),
+        Instr::Compute { unit, pass: Pass::Backward, .. } => ("backward", Some(unit)),
+        Instr::Release(g) => ("release", Some(schedule.gathers[g].unit)),
+        Instr::Reduce(r) => ("reduce", Some(schedule.reduces[r].unit)),
+        Instr::ReduceWait(r) => ("wait for the reduction", Some(schedule.reduces[r].unit)),
     }
 }
 

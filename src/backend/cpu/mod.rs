@@ -5,8 +5,8 @@
 //!
 //! Must not know: ranks (but for the communicator), what a transformer is.
 
-pub mod host;
-pub mod math;
+pub(crate) mod host;
+mod math;
 mod matmul;
 mod mpi_comm;
 mod ops;
@@ -23,6 +23,7 @@ use crate::backend::{Backend, Device, Queue, View, ViewMut};
 use crate::error::{Error, Result};
 use gemm::Parallelism;
 use rayon::prelude::*;
+use std::borrow::Cow;
 
 /// CPU kernels, collectives over MPI.
 pub struct Cpu;
@@ -99,6 +100,10 @@ impl Device for CpuDevice {
         let src = host::bytes(src);
         assert_eq!(dst.len(), src.len(), "bytes of a download");
         dst.copy_from_slice(src);
+    }
+
+    fn read<'a>(&self, src: View<'a>) -> Cow<'a, [f32]> {
+        Cow::Borrowed(host::f32s(src))
     }
 
     fn fill_bytes(&self, dst: ViewMut<'_>, byte: u8) {

@@ -15,12 +15,11 @@ pub fn forward(device: &CpuDevice, out: &mut [f32], tokens: &[u32], wte: &[f32],
     check_tokens(tokens, wte.len() / c);
     let out = Shared::new(out);
     device.for_each_task(tokens.len().div_ceil(ROWS_PER_TASK), |task| {
-        for row in task * ROWS_PER_TASK..tokens.len().min((task + 1) * ROWS_PER_TASK) {
-            let token = tokens[row] as usize;
-            let position = row % t;
+        let start = task * ROWS_PER_TASK;
+        for (row, &token) in (start..).zip(tokens[start..].iter().take(ROWS_PER_TASK)) {
             // SAFETY: rows belong to one task each.
             let out = unsafe { out.part(row * c, c) };
-            let (wte, wpe) = (&wte[token * c..][..c], &wpe[position * c..][..c]);
+            let (wte, wpe) = (&wte[token as usize * c..][..c], &wpe[(row % t) * c..][..c]);
             for ((o, &e), &p) in out.iter_mut().zip(wte).zip(wpe) {
                 *o = e + p;
             }

@@ -1,0 +1,29 @@
+//! One verdict for all ranks: nobody goes on where another has stopped.
+
+use super::Comm;
+use crate::error::{Error, Result};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// Rank 0 does the work; every rank gets its result or its error.
+pub fn decided_by_rank_0<C: Comm, T: Serialize + DeserializeOwned>(
+    comm: &C,
+    work: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    let own = if comm.rank() == 0 { encode(&work()) } else { Vec::new() };
+    decode(&comm.broadcast_bytes(&own)?)
+}
+
+/// Every rank has tried: all results in rank order, or the error of the lowest rank that failed, on every rank.
+pub fn all_or_none<C: Comm, T: Serialize + DeserializeOwned>(comm: &C, own: Result<T>) -> Result<Vec<T>> {
+    comm.all_gather_bytes(&encode(&own))?.iter().map(|bytes| decode(bytes)).collect()
+}
+
+fn encode<T: Serialize>(result: &Result<T>) -> Vec<u8> {
+    serde_json::to_vec(result).expect("results are plain data")
+}
+
+fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
+    serde_json::from_slice(bytes)
+        .unwrap_or_else(|e| Err(Error::Comm(format!("a rank sent {} bytes that are no verdict: {e}", bytes.len()))))
+}

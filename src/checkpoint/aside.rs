@@ -1,0 +1,63 @@
+//! Making room in a run directory without losing anything: what an earlier run left is moved, never deleted.
+
+use super::find::{self, Suffix};
+use super::{CHECKPOINTS_DIR, checkpoints_dir};
+use crate::error::{Error, Result};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// What a run leaves besides its checkpoints.
+const LOGS: [&str; 3] = ["steps.csv", "steps.jsonl", "summary.json"];
+
+/// Moves checkpoints later than step `after` (None: all of them, and the logs) to `RUN/previous_K`, K the first free
+/// number. Returns that directory, or None where there was nothing to move.
+pub fn set_aside(run_dir: &Path, after: Option<u64>) -> Result<Option<PathBuf>> {
+    let checkpoints = checkpoints_dir(run_dir);
+    let mut moves: Vec<PathBuf> = Vec::new();
+    if checkpoints.is_dir() {
+        // Unfinished saves and deletions are cleared by the next save.
+        let counts = |suffix: &Suffix| matches!(suffix, Suffix::Final | Suffix::Replaced);
+        let later = |step: u64| after.is_none_or(|after| step > after);
+        let entries = find::step_entries(&checkpoints)?.into_iter();
+        moves.extend(entries.filter(|(step, suffix, _)| counts(suffix) && later(*step)).map(|(_, _, path)| path));
+    }
+    let n_checkpoints = moves.len();
+    if after.is_none() {
+        moves.extend(LOGS.iter().map(|name| run_dir.join(name)).filter(|path| path.exists()));
+    }
+    if moves.is_empty() {
+        return Ok(None);
+    }
+    let place = (1..).map(|k| run_dir.join(format!("previous_{k}"))).find(|p| !p.exists()).expect("numbers do not end");
+    let kept = place.join(CHECKPOINTS_DIR);
+    fs::create_dir_all(&kept).map_err(|e| Error::io("mkdir", &kept, &e))?;
+    // Newest first: were this cut short, what stays would still be a run's beginning.
+    for (i, from) in moves.iter().enumerate().rev() {
+        let name = from.file_name().expect("entries of a directory have names");
+        let to = if i < n_checkpoints { kept.join(name) } else { place.join(name) };
+        fs::rename(from, &to).map_err(|e| Error::io("rename", from, &e))?;
+    }
+    Ok(Some(place))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn later_checkpoints_and_logs_are_moved_and_nothing_is_lost() {
+        let run = tempfile::tempdir().unwrap();
+        let dirs = [100, 200, 300].map(|step| checkpoints_dir(run.path()).join(super::super::step_dir_name(step)));
+        for dir in &dirs {
+            fs::create_dir_all(dir).unwrap();
+        }
+        fs::write(run.path().join("steps.csv"), "rows").unwrap();
+        let place = set_aside(run.path(), Some(100)).unwrap().unwrap();
+        assert!(dirs[0].is_dir() && !dirs[1].exists() && place.join("checkpoints/step_00000300").is_dir());
+        assert!(run.path().join("steps.csv").exists(), "a resume cuts the log itself");
+        assert_eq!(set_aside(run.path(), Some(100)).unwrap(), None);
+        let second = set_aside(run.path(), None).unwrap().unwrap();
+        assert_ne!(second, place);
+        assert_eq!(fs::read_to_string(second.join("steps.csv")).unwrap(), "rows");
+    }
+}

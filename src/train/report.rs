@@ -1,0 +1,328 @@
+//! What a run tells: its banner, a row per step, its closing words. Collective where numbers of all ranks meet.
+
+use super::source::Source;
+use super::state::Position;
+use super::step::{StepOutcome, Stepper};
+use super::{Ending, Job};
+use crate::backend::{Backend, Comm, Device};
+use crate::config::Deck;
+use crate::error::{Exit, Result};
+use crate::params::ModelSpec;
+use crate::plan::memory::Peaks;
+use crate::plan::volume::Volume;
+use crate::telemetry::ledger::Label;
+use crate::telemetry::summary::{KindBytes, PhaseTotal, Planned, RankBytes, Resident};
+use crate::telemetry::{
+    CommClass, MemKind, Phase, PhaseTimes, Progress, RankStep, StepRow, Summary, combine, comm_volume::CommCounts,
+    human,
+};
+use std::path::Path;
+
+/// Collects what the steps of one process say.
+pub struct Report {
+    /// Rank 0 shows progress.
+    progress: Option<Progress>,
+    start: Position,
+    unigram_entropy: Option<f64>,
+    /// What one step moves on this rank, from the plan.
+    planned: Volume,
+    /// Counters when the current step began.
+    counted: CommCounts,
+    last_step: Volume,
+    steps_off_plan: u64,
+    phases: PhaseTimes,
+    peak_by_kind: [u64; MemKind::ALL.len()],
+    peak_total: u64,
+    peak_label: Label,
+    last_row: Option<StepRow>,
+    last_val_loss: Option<f64>,
+    /// Tokens and slowest rank's time of all steps.
+    stepped: (u64, f64),
+}
+
+impl Report {
+    /// Opens the report; rank 0 prints the banner.
+    pub fn new<B: Backend>(job: &Job, stepper: &Stepper<'_, B>, source: &Source, start: Position) -> Self {
+        let t = &job.deck.train;
+        let rank = stepper.comm.rank();
+        if rank == 0 {
+            banner(job, stepper, source, start);
+        }
+        Report {
+            progress: (rank == 0).then(|| Progress::new(t.steps, start.step, job.is_terminal)),
+            start,
+            unigram_entropy: source.unigram_entropy,
+            planned: stepper.plan.step_volume(rank, t.global_batch_size / t.micro_batch_size),
+            counted: CommCounts::default(),
+            last_step: Volume::default(),
+            steps_off_plan: 0,
+            phases: PhaseTimes::default(),
+            peak_by_kind: [0; MemKind::ALL.len()],
+            peak_total: 0,
+            peak_label: Label::default(),
+            last_row: None,
+            last_val_loss: None,
+            stepped: (0, 0.0),
+        }
+    }
+
+    /// Start-up is over: times, counters and peaks begin here.
+    pub fn begin_steps<B: Backend>(&mut self, stepper: &Stepper<'_, B>) {
+        stepper.timer.take();
+        stepper.memory.ledger().reset_peaks();
+        self.counted = stepper.volume.counts();
+    }
+
+    /// A step was not finite and changed nothing.
+    pub fn skipped(&mut self, at: Position, outcome: &StepOutcome, in_a_row: u64) {
+        if let Some(progress) = &self.progress {
+            progress.note(&format!(
+                "attempt {} skipped: loss {}, gradient norm {}; step {} stands, {in_a_row} skipped in a row",
+                at.attempts, outcome.loss, outcome.grad_norm, at.step
+            ));
+        }
+    }
+
+    /// Gathers every rank's numbers of the step since the last row. Collective.
+    pub fn row<B: Backend>(
+        &mut self,
+        stepper: &Stepper<'_, B>,
+        deck: &Deck,
+        at: Position,
+        outcome: &StepOutcome,
+        val_loss: Option<f64>,
+    ) -> Result<StepRow> {
+        let times = stepper.timer.take();
+        let counts = stepper.volume.counts();
+        let moved = counts.since(&self.counted);
+        self.counted = counts;
+        let attempts = moved.calls(CommClass::TrainAllGather) / self.gathers_per_attempt(stepper, deck).max(1);
+        self.last_step = Volume {
+            all_gather_bytes: moved.bytes(CommClass::TrainAllGather) / attempts.max(1),
+            reduce_scatter_bytes: moved.bytes(CommClass::TrainReduceScatter) / attempts.max(1),
+        };
+        if self.last_step != self.planned {
+            log::error!("step {}: moved {:?}, planned {:?}", at.step, self.last_step, self.planned);
+            self.steps_off_plan += 1;
+        }
+        let ledger = stepper.memory.ledger();
+        let own = RankStep {
+            step_ms: times.step_ms(),
+            data_ms: times.ms(Phase::Data),
+            forward_ms: times.ms(Phase::Forward),
+            backward_ms: times.ms(Phase::Backward),
+            optimizer_ms: times.ms(Phase::Optimizer),
+            checkpoint_ms: times.ms(Phase::Checkpoint),
+            exposed_comm_ms: times.ms(Phase::ExposedComm),
+            all_gather_bytes: moved.bytes(CommClass::TrainAllGather) as f64,
+            reduce_scatter_bytes: moved.bytes(CommClass::TrainReduceScatter) as f64,
+            live_peak_bytes: ledger.total_peak() as f64,
+            resident_bytes: ledger.resident() as f64,
+        };
+        self.phases.add(&times);
+        for (peak, kind) in self.peak_by_kind.iter_mut().zip(MemKind::ALL) {
+            *peak = (*peak).max(ledger.peak(kind));
+        }
+        if ledger.total_peak() > self.peak_total {
+            (self.peak_total, self.peak_label) = (ledger.total_peak(), ledger.peak_label());
+        }
+        ledger.reset_peaks();
+
+        let all = stepper.comm.all_gather_f64(&own.to_array())?;
+        let ranks: Vec<RankStep> = all
+            .chunks_exact(own.to_array().len())
+            .map(|c| RankStep::from_array(c.try_into().expect("one rank's")))
+            .collect();
+        let mut row = StepRow {
+            step: at.step,
+            tokens: (deck.train.global_batch_size * deck.model.seq_len) as u64,
+            loss: outcome.loss,
+            val_loss,
+            grad_norm: outcome.grad_norm,
+            lr: outcome.lr,
+            mfu: None,
+            ranks: combine(&ranks),
+        };
+        if deck.run.peak_gflops > 0.0 {
+            let peak = deck.run.peak_gflops * 1e9 * stepper.comm.size() as f64;
+            row.mfu = Some(row.tokens_per_s() * stepper.model.spec.flops_per_token / peak);
+        }
+        self.stepped.0 += row.tokens;
+        self.stepped.1 += row.ranks.max.step_ms;
+        self.last_val_loss = val_loss.or(self.last_val_loss);
+        self.last_row = Some(row);
+        Ok(row)
+    }
+
+    fn gathers_per_attempt<B: Backend>(&self, stepper: &Stepper<'_, B>, deck: &Deck) -> u64 {
+        let n_micro = deck.train.global_batch_size / deck.train.micro_batch_size;
+        (stepper.plan.train.schedule.gathers.len() * n_micro.div_ceil(stepper.comm.size())) as u64
+    }
+
+    /// Shows a row on rank 0.
+    pub fn show(&mut self, row: &StepRow, print: bool) {
+        if let Some(progress) = &mut self.progress {
+            progress.step(row, print);
+        }
+    }
+
+    /// Gathers the totals, writes `summary.json`, prints the closing words. Collective.
+    pub fn finish<B: Backend>(self, job: &Job, stepper: &Stepper<'_, B>, ending: Ending) -> Result<Exit> {
+        let Stepper { comm, plan, .. } = stepper;
+        let counts = stepper.volume.counts();
+        let mut own: Vec<f64> = CommClass::ALL.iter().take(3).map(|&class| counts.bytes(class) as f64).collect();
+        own.push(self.steps_off_plan as f64);
+        own.extend(Phase::ALL.iter().map(|&p| self.phases.ms(p)));
+        let all = comm.all_gather_f64(&own)?;
+        let ranks: Vec<&[f64]> = all.chunks_exact(own.len()).collect();
+        if comm.rank() != 0 {
+            return Ok(ending.exit);
+        }
+        let evaluated = self.last_val_loss.is_some();
+        let planned = planned_peaks(&plan.train.peaks, evaluated.then_some(&plan.eval.peaks));
+        let n_params = stepper.model.spec.numel() as u64;
+        let formula_bytes = 16.0 * n_params as f64 / comm.size() as f64;
+        let phase = |i: usize, p: &Phase| {
+            let times = ranks.iter().map(|r| r[4 + i]);
+            let mean_ms = times.clone().sum::<f64>() / ranks.len() as f64;
+            PhaseTotal { name: p.name().into(), mean_ms, max_ms: times.fold(0.0, f64::max) }
+        };
+        let hints = hints(job, &ending);
+        let summary = Summary {
+            exit_reason: ending.reason,
+            exit_code: ending.exit.code(),
+            run_dir: job.deck.run.dir.clone(),
+            world_size: comm.size() as u64,
+            step: ending.position.step,
+            total_steps: job.deck.train.steps,
+            start_step: self.start.step,
+            tokens: ending.position.tokens - self.start.tokens,
+            wall_seconds: job.started.elapsed().as_secs_f64(),
+            tokens_per_s: (self.stepped.0 > 0).then(|| self.stepped.0 as f64 / (self.stepped.1 / 1e3)),
+            phases: Phase::ALL.iter().enumerate().map(|(i, p)| phase(i, p)).collect(),
+            loss: self.last_row.map(|row| row.loss),
+            val_loss: self.last_val_loss,
+            unigram_entropy: self.unigram_entropy,
+            all_gather_bytes_per_step: Planned {
+                planned: self.planned.all_gather_bytes,
+                measured: self.last_step.all_gather_bytes,
+            },
+            reduce_scatter_bytes_per_step: Planned {
+                planned: self.planned.reduce_scatter_bytes,
+                measured: self.last_step.reduce_scatter_bytes,
+            },
+            received_bytes: ranks
+                .iter()
+                .map(|r| RankBytes {
+                    train_all_gather: r[0] as u64,
+                    train_reduce_scatter: r[1] as u64,
+                    eval_all_gather: r[2] as u64,
+                })
+                .collect(),
+            steps_off_plan: ranks.iter().map(|r| r[3] as u64).sum(),
+            resident: Resident {
+                n_params,
+                bytes_per_param: 16,
+                formula_bytes,
+                padding_bytes: plan.resident_bytes() as f64 - formula_bytes,
+                bytes: Planned { planned: plan.resident_bytes(), measured: stepper.memory.ledger().total_now() },
+            },
+            peak_bytes: Planned { planned: planned.total, measured: self.peak_total },
+            peak_at: label_in_words(self.peak_label, &stepper.model.spec),
+            peak_bytes_by_kind: planned
+                .by_kind
+                .iter()
+                .zip(self.peak_by_kind)
+                .map(|(&(kind, planned), measured)| KindBytes { kind, bytes: Planned { planned, measured } })
+                .collect(),
+            last_checkpoint: ending.last_checkpoint.as_ref().map(|dir| dir.display().to_string()),
+            versions: job.versions.clone(),
+            hints,
+        };
+        summary.write(Path::new(&job.deck.run.dir))?;
+        if let Some(progress) = &self.progress {
+            progress.finish();
+            progress.note(&format!("\n{summary}"));
+        }
+        Ok(ending.exit)
+    }
+}
+
+/// The peaks of whichever programs ran.
+fn planned_peaks(train: &Peaks, eval: Option<&Peaks>) -> Peaks {
+    let mut peaks = train.clone();
+    if let Some(eval) = eval {
+        for (a, b) in peaks.by_kind.iter_mut().zip(&eval.by_kind) {
+            a.1 = a.1.max(b.1);
+        }
+        peaks.total = peaks.total.max(eval.total);
+    }
+    peaks
+}
+
+fn label_in_words(label: Label, spec: &ModelSpec) -> String {
+    match label.unit_idx {
+        Some(unit) => format!("{} of unit {}", label.what, spec.units[unit].name),
+        None => label.what.to_string(),
+    }
+}
+
+/// What to try next.
+fn hints(job: &Job, ending: &Ending) -> Vec<String> {
+    let mut hints = Vec::new();
+    if let Some(dir) = &ending.last_checkpoint {
+        let more = ending.position.step + (job.deck.train.steps / 3).max(1);
+        hints.push("go on from this checkpoint on 3 ranks, to the same bits as on any other number:".to_string());
+        hints.push(format!("  mpirun -n 3 --oversubscribe {} train.steps={more}", job.relaunch));
+        hints.push(format!("look into it:  zero3 ckpt inspect {}", dir.display()));
+    }
+    hints.push(format!(
+        "the same run on paper, for 8 ranks:  {} --ranks 8",
+        job.relaunch.replacen(" train ", " plan ", 1)
+    ));
+    hints
+}
+
+fn banner<B: Backend>(job: &Job, stepper: &Stepper<'_, B>, source: &Source, start: Position) {
+    let (deck, plan, spec) = (&job.deck, stepper.plan, &stepper.model.spec);
+    let n = stepper.comm.size();
+    let t = &deck.train;
+    let dims = &stepper.model.dims;
+    let n_micro = t.global_batch_size / t.micro_batch_size;
+    log::info!("{n} rank{}, each {}", if n == 1 { "" } else { "s" }, stepper.device.describe());
+    log::info!(
+        "model: {} parameters, {} layers, {} heads, width {}, {} tokens, vocabulary {}",
+        spec.numel(),
+        dims.n_layer,
+        dims.n_heads,
+        dims.c,
+        dims.t,
+        dims.vocab
+    );
+    log::info!(
+        "data: {} training tokens, {} validation tokens, digest {}",
+        source.train().n_tokens(),
+        source.val().map_or(0, |v| v.n_tokens()),
+        source.digest
+    );
+    log::info!(
+        "step: {} sequences = {n_micro} micro-batches of {}, in {} micro-step{} of {n} rank{}",
+        t.global_batch_size,
+        t.micro_batch_size,
+        n_micro.div_ceil(n),
+        if n_micro.div_ceil(n) == 1 { "" } else { "s" },
+        if n == 1 { "" } else { "s" },
+    );
+    let volume = plan.step_volume(0, n_micro);
+    log::info!(
+        "plan: {} at rest and {} at peak on each rank; {} gathered and {} reduced per step",
+        human::bytes(plan.resident_bytes()),
+        human::bytes(plan.train.peaks.total),
+        human::bytes(volume.all_gather_bytes),
+        human::bytes(volume.reduce_scatter_bytes)
+    );
+    match start.step {
+        0 => log::info!("training to step {}, logs and checkpoints in {}", t.steps, deck.run.dir),
+        step => log::info!("training from step {step} to {}, logs and checkpoints in {}", t.steps, deck.run.dir),
+    }
+}

@@ -1,0 +1,92 @@
+//! The run's data: opened on every rank, read through once by rank 0, micro-batches by index.
+
+use super::step::MicroBatch;
+use crate::backend::Comm;
+use crate::backend::agree::{all_or_none, decided_by_rank_0};
+use crate::config::Deck;
+use crate::data::{DataConfig, Dataset, ResolvedFiles, SampleSpace, micro_batch_samples};
+use crate::error::{Error, Result};
+use crate::telemetry::progress::BytesBar;
+
+/// Training and validation samples, and what rank 0 found when it read them.
+pub struct Source {
+    dataset: Dataset,
+    /// Digest of all data, 32 hex digits.
+    pub digest: String,
+    /// Entropy of the validation tokens' frequencies in nats; none without validation data.
+    pub unigram_entropy: Option<f64>,
+    seq_len: usize,
+}
+
+/// The part of the deck that decides what a sample is.
+pub fn data_config(deck: &Deck) -> DataConfig {
+    let d = &deck.data;
+    DataConfig {
+        train: d.train.clone(),
+        val: d.val.clone(),
+        val_fraction: d.val_fraction,
+        format: d.format.name().to_string(),
+        vocab_size: deck.model.vocab_size,
+        seq_len: deck.model.seq_len,
+        stride: d.stride,
+        seed: d.seed,
+        shuffle: d.shuffle,
+    }
+}
+
+impl Source {
+    /// Rank 0 expands the globs and reads every token once; all ranks open the same files.
+    pub fn open<C: Comm>(comm: &C, deck: &Deck, is_terminal: bool) -> Result<Self> {
+        let config = data_config(deck);
+        let files =
+            decided_by_rank_0(comm, || ResolvedFiles::resolve(&config.train, &config.val).map(|f| f.to_bytes()))?;
+        let opened = ResolvedFiles::from_bytes(&files).and_then(|files| Dataset::open_files(&config, &files));
+        let mut dataset = None;
+        let sizes = all_or_none(comm, opened.map(|d| (d.n_bytes(), dataset.insert(d).train().n_tokens())))?;
+        if let Some((rank, other)) = sizes.iter().enumerate().find(|(_, s)| **s != sizes[0]) {
+            return Err(Error::Input(format!(
+                "rank {rank} sees {} bytes of data and rank 0 sees {}: the file system has not settled, or the ranks see \
+                 different files",
+                other.0, sizes[0].0
+            )));
+        }
+        let dataset = dataset.expect("no rank failed");
+        let (digest, unigram_entropy) = decided_by_rank_0(comm, || {
+            dataset.warnings().iter().for_each(|w| log::warn!("{w}"));
+            let bar = BytesBar::new("reading data", dataset.n_bytes(), is_terminal);
+            let report = dataset.scan(&|done| bar.set(done))?;
+            bar.finish();
+            let entropy = dataset.val().map(|val| val.unigram_entropy_nats(0..u64::MAX));
+            Ok((report.digest, entropy))
+        })?;
+        Ok(Source { dataset, digest, unigram_entropy, seq_len: deck.model.seq_len })
+    }
+
+    /// Training samples.
+    pub fn train(&self) -> &SampleSpace {
+        self.dataset.train()
+    }
+
+    /// Validation samples, where there are any.
+    pub fn val(&self) -> Option<&SampleSpace> {
+        self.dataset.val()
+    }
+
+    /// Micro-batch `j` of the step that starts at global sample `step_base`.
+    pub fn training_micro_batch(&self, step_base: u64, j: usize, micro_batch_size: usize) -> MicroBatch {
+        self.fill(self.dataset.train(), step_base, j, micro_batch_size)
+    }
+
+    /// Validation micro-batch `i`, in file order.
+    pub fn validation_micro_batch(&self, i: usize, micro_batch_size: usize) -> MicroBatch {
+        let val = self.dataset.val().expect("eval_every needs validation data, which the deck's check saw to");
+        self.fill(val, 0, i, micro_batch_size)
+    }
+
+    fn fill(&self, space: &SampleSpace, base: u64, j: usize, micro_batch_size: usize) -> MicroBatch {
+        let numel = micro_batch_size * self.seq_len;
+        let mut batch = MicroBatch { tokens: vec![0; numel], targets: vec![0; numel] };
+        space.fill(micro_batch_samples(base, j, micro_batch_size), &mut batch.tokens, &mut batch.targets);
+        batch
+    }
+}

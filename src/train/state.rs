@@ -1,0 +1,270 @@
+//! The state of a run: fresh, saved, restored. Slices go between the arena and `checkpoint/`; ranks agree on each
+//! stage.
+
+use super::source::Source;
+use super::step::Stepper;
+use crate::backend::agree::{all_or_none, decided_by_rank_0};
+use crate::backend::mesh::{Dim, Mesh};
+use crate::backend::{Backend, Comm, Device};
+use crate::checkpoint::manifest::{Alias, FileRecord, MeshDim, Optimizer, Param, Seeds, Writer};
+use crate::checkpoint::{self, Kind, Manifest, ParamSlice, Reader, WeightsFile};
+use crate::config::Deck;
+use crate::error::{Error, Result};
+use crate::model::init;
+use crate::params::ModelSpec;
+use crate::plan::State;
+use crate::telemetry::Phase;
+use std::borrow::Cow;
+use std::path::{Path, PathBuf};
+
+/// How gradient contributions are added today; recorded so that another order is never taken for this one.
+pub const REDUCTION_ORDER: &str = "left fold over micro-batch index";
+
+/// Where a run starts from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Start {
+    /// The newest complete checkpoint of the run directory, or from scratch.
+    Auto,
+    /// From scratch; what the run directory holds is set aside.
+    Scratch,
+    /// A run or step directory.
+    Path(PathBuf),
+}
+
+/// How far a run has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Position {
+    /// Optimizer updates made.
+    pub step: u64,
+    /// Steps tried, skipped ones included.
+    pub attempts: u64,
+    /// Next global sample index.
+    pub samples: u64,
+    /// Tokens seen.
+    pub tokens: u64,
+}
+
+/// The states a checkpoint holds, and their names there.
+const STORED: [(State, Kind); 3] =
+    [(State::Param, Kind::Weight), (State::ExpAvg, Kind::ExpAvg), (State::ExpAvgSq, Kind::ExpAvgSq)];
+
+/// The step directory to restore, none for a start from scratch.
+pub fn find(run_dir: &Path, start: &Start) -> Result<Option<PathBuf>> {
+    match start {
+        Start::Auto => Ok(checkpoint::newest(run_dir)?.map(|(_, dir)| dir)),
+        Start::Scratch => Ok(None),
+        Start::Path(path) => checkpoint::resolve(path).map(Some),
+    }
+}
+
+/// Moves what an earlier run left beyond the step resumed from (None: a start from scratch) to `RUN/previous_K`, so that
+/// its checkpoints are never taken for this run's. Nothing is deleted.
+pub fn set_aside_later(run_dir: &Path, resumed_after: Option<u64>) -> Result<()> {
+    if let Some(place) = checkpoint::set_aside(run_dir, resumed_after)? {
+        log::warn!("what an earlier run left beyond step {} is now in {}", resumed_after.unwrap_or(0), place.display());
+    }
+    Ok(())
+}
+
+/// Fills the slices with initial weights: from `model.init_from`, or from the generator.
+pub fn initialise<B: Backend>(stepper: &mut Stepper<'_, B>, deck: &Deck) -> Result<()> {
+    let spec = &stepper.model.spec;
+    let from = &deck.model.init_from;
+    let file = if from.is_empty() {
+        None
+    } else {
+        let wanted: Vec<(&str, &[usize])> = spec.params.iter().map(|p| (p.name.as_str(), p.shape.as_slice())).collect();
+        let opened = WeightsFile::open(from, &wanted);
+        let mut file = None;
+        all_or_none(stepper.comm, opened.map(|f| _ = file.insert(f)))?;
+        file
+    };
+    let mut failed = Ok(());
+    for (p, param) in spec.params.iter().enumerate() {
+        let range = stepper.shards.range(p);
+        let mut values = vec![0.0; range.len()];
+        match &file {
+            Some(file) => failed = failed.and(file.read(&param.name, range, &mut values)),
+            None => init::fill(param, deck.model.init_seed, range, &mut values),
+        }
+        stepper.device.upload(stepper.shards.owned_mut(p, State::Param), bytemuck::cast_slice(&values));
+    }
+    all_or_none(stepper.comm, failed).map(|_| ())
+}
+
+/// Reads this rank's slices from a checkpoint of any rank count.
+pub fn restore<B: Backend>(stepper: &mut Stepper<'_, B>, deck: &Deck, source: &Source, dir: &Path) -> Result<Position> {
+    let mut reader = None;
+    all_or_none(stepper.comm, Reader::open(dir).map(|r| _ = reader.insert(r)))?;
+    let mut reader = reader.expect("no rank failed");
+    let manifest = reader.manifest().clone();
+    check_fits(dir, &manifest, &stepper.model.spec, deck, source)?;
+    let read = restore_slices(stepper, &mut reader);
+    all_or_none(stepper.comm, read)?;
+    if stepper.comm.rank() == 0 {
+        log::info!("restored step {} from {} (written by {} ranks)", manifest.step, dir.display(), manifest.world_size);
+        for change in deck_changes(&manifest.deck, deck) {
+            log::info!("deck changed since then: {change}");
+        }
+    }
+    let Manifest { step, attempts, samples, tokens, .. } = manifest;
+    Ok(Position { step, attempts, samples, tokens })
+}
+
+fn restore_slices<B: Backend>(stepper: &mut Stepper<'_, B>, reader: &mut Reader) -> Result<()> {
+    for (p, param) in stepper.model.spec.params.iter().enumerate() {
+        let range = stepper.shards.range(p);
+        let mut values = vec![0.0; range.len()];
+        for (state, kind) in STORED {
+            reader.read(&param.name, kind, range.clone(), &mut values)?;
+            stepper.device.upload(stepper.shards.owned_mut(p, state), bytemuck::cast_slice(&values));
+        }
+    }
+    Ok(())
+}
+
+/// The checkpoint is of this model and, unless the deck allows otherwise, of these data.
+fn check_fits(dir: &Path, manifest: &Manifest, spec: &ModelSpec, deck: &Deck, source: &Source) -> Result<()> {
+    let mut faults = Vec::new();
+    for param in &spec.params {
+        match manifest.params.iter().find(|p| p.name == param.name) {
+            None => faults.push(format!("{} is not in the checkpoint", param.name)),
+            Some(p) if p.global_shape != param.shape => {
+                faults.push(format!(
+                    "{} is {:?} in the checkpoint and {:?} in the deck",
+                    param.name, p.global_shape, param.shape
+                ));
+            }
+            Some(_) => {}
+        }
+    }
+    for p in manifest.params.iter().filter(|p| !spec.params.iter().any(|q| q.name == p.name)) {
+        faults.push(format!("{} is in the checkpoint but not in the deck's model", p.name));
+    }
+    if manifest.reduction_order != REDUCTION_ORDER {
+        faults.push(format!(
+            "gradients were added as `{}`, this program adds as `{REDUCTION_ORDER}`",
+            manifest.reduction_order
+        ));
+    }
+    if manifest.data_digest != source.digest {
+        if deck.data.allow_changed {
+            log::warn!("the data are not those the checkpoint was trained on; data.allow_changed lets the run go on");
+        } else {
+            faults.push(format!(
+                "the data differ: digest {} now, {} in the checkpoint; restore the files, or set data.allow_changed=true",
+                source.digest, manifest.data_digest
+            ));
+        }
+    }
+    if faults.is_empty() {
+        return Ok(());
+    }
+    Err(Error::Checkpoint(format!("{} does not fit this run:\n  {}", dir.display(), faults.join("\n  "))))
+}
+
+/// Keys whose values differ between the deck in a checkpoint and the deck of this run, as `key: old -> new`.
+fn deck_changes(saved: &str, deck: &Deck) -> Vec<String> {
+    let parse = |text: &str| text.parse::<toml::Table>().unwrap_or_default();
+    let (old, new) = (parse(saved), parse(&deck.to_toml()));
+    let mut changes = Vec::new();
+    for (section, keys) in &new {
+        for (key, value) in keys.as_table().into_iter().flatten() {
+            let before = old.get(section).and_then(|s| s.get(key));
+            if before != Some(value) {
+                let before = before.map_or("(absent)".to_string(), ToString::to_string);
+                changes.push(format!("{section}.{key}: {before} -> {value}"));
+            }
+        }
+    }
+    changes
+}
+
+/// Every rank writes its file into the partial directory. Collective; returns all records in rank order.
+pub fn write_files<B: Backend>(stepper: &mut Stepper<'_, B>, deck: &Deck, at: Position) -> Result<Vec<FileRecord>> {
+    let outer = stepper.timer.switch(Phase::Checkpoint);
+    let (rank, n) = (stepper.comm.rank(), stepper.comm.size());
+    let run_dir = Path::new(&deck.run.dir);
+    let spec = &stepper.model.spec;
+    let owned: Vec<[Cow<'_, [f32]>; 3]> = (0..spec.params.len())
+        .map(|p| STORED.map(|(state, _)| stepper.device.read(stepper.shards.owned(p, state))))
+        .collect();
+    let slices: Vec<ParamSlice<'_>> = spec
+        .params
+        .iter()
+        .zip(&owned)
+        .enumerate()
+        .map(|(p, (param, [weight, exp_avg, exp_avg_sq]))| {
+            let range = stepper.shards.range(p);
+            let (name, global_shape, numel) = (param.name.as_str(), param.shape.as_slice(), param.numel());
+            ParamSlice { name, global_shape, numel, start: range.start, end: range.end, weight, exp_avg, exp_avg_sq }
+        })
+        .collect();
+    let needed: u64 = all_or_none(stepper.comm, Ok(checkpoint::estimate_bytes(&slices)))?.iter().sum();
+    let partial = decided_by_rank_0(stepper.comm, || {
+        std::fs::create_dir_all(run_dir).map_err(|e| Error::io("mkdir", run_dir, &e))?;
+        checkpoint::check_free_space(run_dir, needed)?;
+        checkpoint::prepare(run_dir, at.step)
+    })?;
+    let own = checkpoint::write_rank_file(&partial, rank, n, at.step, &slices);
+    let records = all_or_none(stepper.comm, own)?;
+    stepper.timer.switch(outer);
+    Ok(records)
+}
+
+/// Rank 0 makes the written files a checkpoint and clears old ones away. Collective; returns its directory.
+pub fn commit<B: Backend>(
+    stepper: &mut Stepper<'_, B>,
+    deck: &Deck,
+    source: &Source,
+    at: Position,
+    files: Vec<FileRecord>,
+) -> Result<PathBuf> {
+    let run_dir = Path::new(&deck.run.dir);
+    let outer = stepper.timer.switch(Phase::Checkpoint);
+    let manifest = manifest(&stepper.model.spec, stepper.comm.size(), deck, source, at, files);
+    let dir = decided_by_rank_0(stepper.comm, || {
+        let dir = checkpoint::commit(run_dir, &manifest)?;
+        checkpoint::retain(run_dir, deck.checkpoint.keep_last)?;
+        Ok(dir)
+    })?;
+    stepper.timer.switch(outer);
+    Ok(dir)
+}
+
+fn manifest(
+    spec: &ModelSpec,
+    world_size: usize,
+    deck: &Deck,
+    source: &Source,
+    at: Position,
+    files: Vec<FileRecord>,
+) -> Manifest {
+    let mesh = Mesh::sharded(world_size);
+    Manifest {
+        format_version: checkpoint::manifest::FORMAT_VERSION,
+        required_features: Vec::new(),
+        writer: Some(Writer { program: env!("CARGO_PKG_NAME").into(), version: env!("CARGO_PKG_VERSION").into() }),
+        step: at.step,
+        attempts: at.attempts,
+        samples: at.samples,
+        tokens: at.tokens,
+        data_digest: source.digest.clone(),
+        seeds: Seeds { init_seed: deck.model.init_seed, data_seed: deck.data.seed },
+        deck: deck.to_toml(),
+        psi: spec.numel(),
+        world_size,
+        mesh: Dim::ALL.map(|dim| MeshDim { dim: dim.name().into(), extent: mesh.extent(dim) }).into(),
+        reduction_order: REDUCTION_ORDER.into(),
+        optimizer: Optimizer { name: "adamw".into(), step: at.step },
+        hash: checkpoint::manifest::HASH.into(),
+        digest_block: checkpoint::manifest::DIGEST_BLOCK,
+        params: spec.params.iter().map(|p| Param::whole(&p.name, &p.shape, p.decay)).collect(),
+        aliases: spec
+            .aliases
+            .iter()
+            .map(|(name, p)| Alias { name: name.clone(), param: spec.params[*p].name.clone() })
+            .collect(),
+        files,
+    }
+}
