@@ -14,6 +14,8 @@ n_ranks=$1
 shift
 launch=("${MPIRUN:-mpirun}" -n "$n_ranks")
 if "${launch[0]}" --version 2>/dev/null | grep -q 'Open MPI'; then
+    # Two ranks would be bound to one core each; zero3 divides the cores that its ranks share.
+    launch+=(--bind-to none)
     if [ "$n_ranks" -gt "$(nproc)" ]; then
         launch+=(--oversubscribe)
     fi

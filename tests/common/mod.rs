@@ -185,14 +185,15 @@ struct Mpirun {
     args: Vec<&'static str>,
 }
 
-/// The launcher, and what it needs to start more ranks than there are cores.
+/// The launcher, told that more ranks than cores are fine, and that ranks of tests side by side must not all be bound to
+/// the first cores.
 fn mpirun() -> Mpirun {
     let program = std::env::var_os("MPIRUN").unwrap_or_else(|| "mpirun".into());
     let version = Command::new(&program).arg("--version").output().unwrap_or_else(|e| {
         panic!("the tests need {}: {e}. `make setup` installs Open MPI; MPIRUN names another", program.display())
     });
     let open_mpi = String::from_utf8_lossy(&version.stdout).contains("Open MPI");
-    Mpirun { program, args: if open_mpi { vec!["--oversubscribe"] } else { vec![] } }
+    Mpirun { program, args: if open_mpi { vec!["--oversubscribe", "--bind-to", "none"] } else { vec![] } }
 }
 
 /// How a run ended.
