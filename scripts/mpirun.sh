@@ -14,11 +14,9 @@ n_ranks=$1
 shift
 launch=("${MPIRUN:-mpirun}" -n "$n_ranks")
 if "${launch[0]}" --version 2>/dev/null | grep -q 'Open MPI'; then
-    # Two ranks would be bound to one core each; zero3 divides the cores that its ranks share.
-    launch+=(--bind-to none)
-    if [ "$n_ranks" -gt "$(nproc)" ]; then
-        launch+=(--oversubscribe)
-    fi
+    # Not bound, because two ranks would get one core each; zero3 divides the cores that its ranks share. More ranks than
+    # cores are slow and otherwise fine.
+    launch+=(--bind-to none --oversubscribe)
 fi
 echo "+ ${launch[*]} $*" >&2
 exec "${launch[@]}" "$@"
