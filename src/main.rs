@@ -1,1 +1,5 @@
-fn main() {}
+//! The binary: arguments in, exit code out.
+
+fn main() {
+    std::process::exit(zero3::cli::main(std::env::args_os()).code());
+}

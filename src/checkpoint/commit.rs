@@ -23,16 +23,16 @@ use super::manifest::Manifest;
 use super::{MANIFEST_FILE, checkpoints_dir, partial_dir, step_dir, step_dir_name};
 use crate::error::{Error, Result};
 
-/// Makes the empty partial directory of a step, in place of one that a dead save left, and returns its path.
+/// Makes the empty partial directory of a step and returns its path. Cleans up first ([`clean_up`]), so that saves that
+/// died or failed do not take the room that this one needs.
 pub fn prepare(run_dir: &Path, step: u64) -> Result<PathBuf> {
     let parent = checkpoints_dir(run_dir);
     if !parent.is_dir() {
         fs::create_dir_all(&parent).map_err(|e| Error::io("mkdir", &parent, &e))?;
         sync_dir(run_dir)?;
     }
-    heal_replaced(&parent)?;
+    clean_up(run_dir)?;
     let partial = partial_dir(run_dir, step);
-    remove_tree(&partial)?;
     fs::create_dir(&partial).map_err(|e| Error::io("mkdir", &partial, &e))?;
     sync_dir(&parent)?;
     Ok(partial)
@@ -73,22 +73,34 @@ pub fn commit(run_dir: &Path, manifest: &Manifest) -> Result<PathBuf> {
     Ok(done)
 }
 
-/// Deletes complete checkpoints but the newest `keep_last` (0 keeps all), and what dead saves and dead deletions left.
-/// Returns the steps deleted. Call it after a commit, with no save under way. The newest complete checkpoint is never
-/// touched; a damaged one is neither counted nor deleted.
-pub fn retain(run_dir: &Path, keep_last: usize) -> Result<Vec<u64>> {
+/// Removes what dead or failed saves and dead deletions left, and gives a replaced checkpoint its name back if the re-save
+/// that was to replace it died half way. No save may be under way. After a save that failed, call it to free the room.
+pub fn clean_up(run_dir: &Path) -> Result<()> {
     let parent = checkpoints_dir(run_dir);
     if !parent.is_dir() {
-        return Ok(Vec::new());
+        return Ok(());
     }
-    heal_replaced(&parent)?;
     for (step, suffix, path) in find::step_entries(&parent)? {
+        let done = parent.join(step_dir_name(step));
         match suffix {
-            Suffix::Partial | Suffix::Doomed => remove_tree(&path)?,
-            Suffix::Replaced => doom(&parent, step, &path)?,
             Suffix::Final => {}
+            Suffix::Partial | Suffix::Doomed => remove_tree(&path)?,
+            Suffix::Replaced if present(&done) => doom(&parent, step, &path)?,
+            Suffix::Replaced => {
+                rename(&path, &done)?;
+                sync_dir(&parent)?;
+            }
         }
     }
+    Ok(())
+}
+
+/// Cleans up ([`clean_up`]), then deletes the complete checkpoints but the newest `keep_last` (0 keeps all). Returns the
+/// steps deleted. Call it after a commit, with no save under way. The newest complete checkpoint is never touched; a
+/// damaged one is neither counted nor deleted.
+pub fn retain(run_dir: &Path, keep_last: usize) -> Result<Vec<u64>> {
+    clean_up(run_dir)?;
+    let parent = checkpoints_dir(run_dir);
     if keep_last == 0 {
         return Ok(Vec::new());
     }
@@ -135,18 +147,6 @@ pub fn free_bytes(dir: &Path) -> Result<u64> {
 
 fn with_suffix(parent: &Path, step: u64, suffix: Suffix) -> PathBuf {
     parent.join(format!("{}{}", step_dir_name(step), suffix.text()))
-}
-
-/// Gives a replaced checkpoint its name back if the save that was to replace it died half way.
-fn heal_replaced(parent: &Path) -> Result<()> {
-    for (step, suffix, path) in find::step_entries(parent)? {
-        let done = parent.join(step_dir_name(step));
-        if suffix == Suffix::Replaced && !present(&done) {
-            rename(&path, &done)?;
-            sync_dir(parent)?;
-        }
-    }
-    Ok(())
 }
 
 /// Deletes a checkpoint: first it loses its name for good, then its files.

@@ -152,7 +152,7 @@ fn newest_in(parent: &Path) -> Result<Option<(u64, PathBuf)>> {
         Some((_, older)) => format!("to go on from an older one, resume with --resume {}", older.display()),
         None => "there is no older complete one; to start over, resume with --resume none".to_string(),
     };
-    Err(Error::Checkpoint(format!("the newest checkpoint, step {step}, is damaged: {why}; {remedy}")))
+    Err(Error::Checkpoint(format!("the newest checkpoint, step {step}, cannot be used: {why}; {remedy}")))
 }
 
 /// The complete step directory that PATH means: a step directory, or the newest of a checkpoints or run directory.

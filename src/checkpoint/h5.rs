@@ -15,6 +15,11 @@ use std::path::Path;
 use hdf5::plist::dataset_create::Layout;
 use hdf5::types::{FloatSize, TypeDescriptor};
 
+/// The library's message on one line: it puts a line break after a time.
+pub(super) fn one_line(err: &hdf5::Error) -> String {
+    err.to_string().split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
 /// Creates a file that must not exist yet.
 pub(super) fn create(path: &Path) -> hdf5::Result<hdf5::File> {
     hdf5::File::with_options().with_fapl(|fapl| fapl.libver_v110().file_locking(false)).create_excl(path)
@@ -28,16 +33,16 @@ pub(super) fn open(path: &Path) -> hdf5::Result<hdf5::File> {
 /// The dataset, if it is what a rank file may hold: f32, 1-D of `numel` elements, contiguous, wholly allocated. Nothing is
 /// allocated by what the header says; a header that says something else is an error.
 pub(super) fn slice_dataset(file: &hdf5::File, name: &str, numel: usize) -> Result<hdf5::Dataset, String> {
-    let dataset = file.dataset(name).map_err(|e| format!("cannot be opened: {e}"))?;
-    let dtype = dataset.dtype().and_then(|t| t.to_descriptor()).map_err(|e| e.to_string())?;
+    let dataset = file.dataset(name).map_err(|e| format!("cannot be opened: {}", one_line(&e)))?;
+    let dtype = dataset.dtype().and_then(|t| t.to_descriptor()).map_err(|e| one_line(&e))?;
     if dtype != TypeDescriptor::Float(FloatSize::U4) {
         return Err(format!("has type {dtype}, not 32-bit float"));
     }
-    let shape = dataset.space().map_err(|e| e.to_string())?.shape();
+    let shape = dataset.space().map_err(|e| one_line(&e))?.shape();
     if shape != [numel] {
         return Err(format!("has shape {shape:?}, the manifest says [{numel}]"));
     }
-    let layout = dataset.dcpl().map_err(|e| e.to_string())?.layout();
+    let layout = dataset.dcpl().map_err(|e| one_line(&e))?.layout();
     if layout != Layout::Contiguous {
         return Err(format!("has layout {layout:?}, not contiguous"));
     }

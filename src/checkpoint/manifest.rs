@@ -436,9 +436,10 @@ impl Manifest {
             psi = psi.checked_add(numel).ok_or("has a psi that overflows")?;
         }
         check(psi == self.psi, format!("has psi = {}, its parameters have {psi} elements", self.psi))?;
+        let stored = names.clone();
         for alias in &self.aliases {
             check(
-                self.params.iter().any(|p| p.name == alias.param),
+                stored.contains(alias.param.as_str()),
                 format!("has an alias {} of {}, which is not stored", alias.name, alias.param),
             )?;
             check(names.insert(alias.name.as_str()), format!("has an alias {}, a name already in use", alias.name))?;

@@ -9,7 +9,7 @@
 //! | file | lives there |
 //! | --- | --- |
 //! | [`manifest`] | the manifest: fields, bytes, digest, everything that makes one unacceptable |
-//! | [`write`] | a rank's file: datasets, digests, fsync |
+//! | [`write`](mod@write) | a rank's file: datasets, digests, fsync |
 //! | [`commit`](mod@commit) | prepare, commit, retain: which names exist on disk at every instant |
 //! | [`find`] | which checkpoints a run directory holds; what a person's PATH means |
 //! | [`read`] | from a parameter's range to file ranges, and the verified bytes |
@@ -35,7 +35,7 @@ pub mod write;
 mod tests;
 
 pub use aside::set_aside;
-pub use commit::{check_free_space, commit, prepare, retain};
+pub use commit::{check_free_space, clean_up, commit, prepare, retain};
 pub use diff::{Diff, diff};
 pub use find::{complete_checkpoints, newest, resolve};
 pub use inspect::{Inspection, inspect};

@@ -128,7 +128,7 @@ impl Reader {
             let from = whole.start.max(wanted.start);
             let to = whole.end.min(wanted.end);
             let out = &mut out[from - wanted.start..to - wanted.start];
-            let what = |e: hdf5::Error| format!("cannot be read: {e}");
+            let what = |e: hdf5::Error| format!("cannot be read: {}", h5::one_line(&e));
             if !self.verify {
                 h5::read_range(&dataset, from..to, out).map_err(what)?;
                 self.bytes_read += (to - from) as u64 * 4;
@@ -155,7 +155,7 @@ impl Reader {
             return Ok(file.clone());
         }
         let path = self.dir.join(&self.manifest.files[file_idx].name);
-        let file = h5::open(&path).map_err(|e| format!("is out of reach: {e}"))?;
+        let file = h5::open(&path).map_err(|e| format!("is out of reach: {}", h5::one_line(&e)))?;
         if self.open.len() == MAX_OPEN_FILES {
             self.open.pop_front();
         }

@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use hdf5::types::FixedUnicode;
+use hdf5::types::VarLenUnicode;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use super::manifest::{self, DIGEST_BLOCK, FORMAT_VERSION, FileRecord, Slice, SliceDigests, check_param_name};
@@ -73,8 +73,14 @@ pub fn write_rank_file(
     check_slices(rank, world_size, slices)?;
     let name = rank_file_name(rank, world_size);
     let path = dir.join(&name);
-    let records = write_datasets(&path, rank, world_size, step, slices)
-        .map_err(|e| Error::Io(format!("writing checkpoint file {}: {e}", path.display())))?;
+    let records = write_datasets(&path, rank, world_size, step, slices).map_err(|e| {
+        Error::Io(format!(
+            "writing checkpoint file {} (about {} bytes): {}",
+            path.display(),
+            estimate_bytes(slices),
+            h5::one_line(&e)
+        ))
+    })?;
 
     // The library has closed the file. The disk takes its bytes while they are digested from the page cache.
     let mut file = File::open(&path).map_err(|e| Error::io("open", &path, &e))?;
@@ -126,8 +132,8 @@ fn write_datasets(
 ) -> hdf5::Result<Vec<Slice>> {
     let file = h5::create(path)?;
     let about = format!("zero3 checkpoint, step {step}: slices of rank {rank} of {world_size}");
-    let about: FixedUnicode<128> = about.parse().expect("three numbers and 50 letters fit");
-    file.new_attr::<FixedUnicode<128>>().create("about")?.write_scalar(&about)?;
+    let about: VarLenUnicode = about.parse().expect("letters and numbers hold no NUL");
+    file.new_attr::<VarLenUnicode>().create("about")?.write_scalar(&about)?;
     for (name, value) in [
         ("format_version", u64::from(FORMAT_VERSION)),
         ("rank", rank as u64),

@@ -1,1 +1,304 @@
-//! Tables.
+//! The plan as people and programs read it: `zero3 plan`.
+
+use super::partition::Partition;
+use super::schedule::{Instr, Pass, Schedule};
+use super::volume::{Saving, Volume, contributors, micro_steps};
+use super::{Plan, Program};
+use crate::params::ModelSpec;
+use crate::telemetry::human;
+use serde::Serialize;
+use std::fmt;
+
+/// What a plan on paper needs besides the plan.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Shape {
+    /// Micro-batches of a step.
+    pub n_micro: usize,
+    /// Ranks of one node.
+    pub ranks_per_node: usize,
+}
+
+/// A plan on paper. All sizes are bytes of one rank unless said otherwise.
+#[derive(Debug, Clone, Serialize)]
+pub struct Paper {
+    /// Ranks in the shard group (N).
+    pub world_size: usize,
+    /// Ranks of one node.
+    pub ranks_per_node: usize,
+    /// Parameters of the model (Psi).
+    pub n_params: usize,
+    /// The same with padding (Psi^).
+    pub n_params_padded: usize,
+    /// Micro-batches of a step.
+    pub n_micro: usize,
+    /// Micro-steps of a step (A).
+    pub micro_steps: usize,
+    /// Ranks with a micro-batch in the last micro-step.
+    pub ranks_in_last_micro_step: usize,
+    /// The cut of each parameter.
+    pub params: Vec<ParamRow>,
+    /// One micro-step, instruction by instruction.
+    pub schedule: Vec<String>,
+    /// Resident model state: 16 bytes per padded element over N.
+    pub resident_bytes: u64,
+    /// 16 * Psi / N.
+    pub formula_bytes: f64,
+    /// Peak of each kind of memory in training.
+    pub peak_bytes_by_kind: Vec<KindRow>,
+    /// Largest sum of all kinds at once.
+    pub peak_bytes: u64,
+    /// Where it is needed.
+    pub peak_at: String,
+    /// Size of the arena: the peak and what packing costs.
+    pub arena_bytes: u64,
+    /// Received per step by each rank.
+    pub step_volume: Vec<VolumeRow>,
+    /// A * 3 * Psi^ * (N-1)/N elements, in bytes.
+    pub upper_bound_bytes: u64,
+    /// What one micro-step gathers less than everything twice.
+    pub savings: Vec<SavingRow>,
+    /// Received from other nodes by all ranks of one full node per step.
+    pub node: NodeVolume,
+}
+
+/// The cut of one parameter.
+#[derive(Debug, Clone, Serialize)]
+pub struct ParamRow {
+    /// Name.
+    pub name: String,
+    /// Shape.
+    pub shape: Vec<usize>,
+    /// Elements.
+    pub numel: usize,
+    /// Elements of a slice, padding included.
+    pub shard_numel: usize,
+    /// Elements of padding over all ranks.
+    pub padding: usize,
+    /// Ranks whose slice is empty.
+    pub empty_slices: usize,
+}
+
+/// Peak of one kind.
+#[derive(Debug, Clone, Serialize)]
+pub struct KindRow {
+    /// Kind of memory.
+    pub kind: &'static str,
+    /// Peak bytes.
+    pub bytes: u64,
+}
+
+/// Received per step by some ranks.
+#[derive(Debug, Clone, Serialize)]
+pub struct VolumeRow {
+    /// First rank with these figures.
+    pub first_rank: usize,
+    /// Last rank with these figures.
+    pub last_rank: usize,
+    /// All-gathers.
+    pub all_gather_bytes: u64,
+    /// Gradient reductions.
+    pub reduce_scatter_bytes: u64,
+}
+
+/// One saving.
+#[derive(Debug, Clone, Serialize)]
+pub struct SavingRow {
+    /// Parameter.
+    pub param: String,
+    /// Reason.
+    pub reason: &'static str,
+    /// Bytes not received per micro-step.
+    pub bytes: u64,
+}
+
+/// Traffic into a node.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct NodeVolume {
+    /// Gathers, every rank fetching for itself.
+    pub all_gather_bytes: u64,
+    /// Reductions by exchange of slices (rule 8).
+    pub reduce_scatter_bytes: u64,
+    /// What a ring over nodes would bring in for the same reductions.
+    pub ring_reduce_scatter_bytes: u64,
+}
+
+impl Paper {
+    /// Puts a plan on paper.
+    pub fn new(spec: &ModelSpec, plan: &Plan, shape: Shape) -> Self {
+        let n = plan.world_size;
+        let psi_hat: usize = plan.partitions.iter().map(Partition::padded_numel).sum();
+        let a = micro_steps(shape.n_micro, n);
+        let volumes: Vec<Volume> = (0..n).map(|r| plan.step_volume(r, shape.n_micro)).collect();
+        let mut step_volume: Vec<VolumeRow> = Vec::new();
+        for (rank, v) in volumes.iter().enumerate() {
+            match step_volume.last_mut() {
+                Some(row)
+                    if (row.all_gather_bytes, row.reduce_scatter_bytes)
+                        == (v.all_gather_bytes, v.reduce_scatter_bytes) =>
+                {
+                    row.last_rank = rank;
+                }
+                _ => step_volume.push(VolumeRow {
+                    first_rank: rank,
+                    last_rank: rank,
+                    all_gather_bytes: v.all_gather_bytes,
+                    reduce_scatter_bytes: v.reduce_scatter_bytes,
+                }),
+            }
+        }
+        Paper {
+            world_size: n,
+            ranks_per_node: shape.ranks_per_node.min(n),
+            n_params: spec.numel(),
+            n_params_padded: psi_hat,
+            n_micro: shape.n_micro,
+            micro_steps: a,
+            ranks_in_last_micro_step: contributors(shape.n_micro, n, a - 1),
+            params: spec
+                .params
+                .iter()
+                .zip(&plan.partitions)
+                .map(|(param, p)| ParamRow {
+                    name: param.name.clone(),
+                    shape: param.shape.clone(),
+                    numel: p.numel,
+                    shard_numel: p.shard_numel(),
+                    padding: p.padded_numel() - p.numel,
+                    empty_slices: (0..n).filter(|&r| p.shard_range(r).is_empty()).count(),
+                })
+                .collect(),
+            schedule: instructions(spec, &plan.train.schedule),
+            resident_bytes: plan.resident_bytes(),
+            formula_bytes: 16.0 * spec.numel() as f64 / n as f64,
+            peak_bytes_by_kind: plan
+                .train
+                .peaks
+                .by_kind
+                .iter()
+                .filter(|(_, bytes)| *bytes > 0)
+                .map(|(kind, bytes)| KindRow { kind: kind.name(), bytes: *bytes })
+                .collect(),
+            peak_bytes: plan.train.peaks.total,
+            peak_at: peak_at(spec, &plan.train),
+            arena_bytes: plan.arena_bytes as u64,
+            step_volume,
+            upper_bound_bytes: 4 * a as u64 * 3 * (psi_hat / n) as u64 * (n as u64 - 1),
+            savings: plan
+                .savings(spec)
+                .into_iter()
+                .map(|Saving { param, reason, elements }| SavingRow { param, reason, bytes: 4 * elements })
+                .collect(),
+            node: node_volume(plan, shape),
+        }
+    }
+}
+
+/// Every rank of a full node receives slices of every rank outside it.
+fn node_volume(plan: &Plan, shape: Shape) -> NodeVolume {
+    let n = plan.world_size;
+    let k = shape.ranks_per_node.min(n);
+    let outside = (n - k) as u64;
+    let slices: u64 = plan.partitions.iter().map(|p| 4 * p.shard_numel() as u64).sum();
+    let gathered = plan.gather_bytes(&plan.train.schedule).checked_div(n as u64 - 1).unwrap_or(0);
+    let (mut gather, mut exchange, mut ring) = (0, 0, 0);
+    for a in 0..micro_steps(shape.n_micro, n) {
+        let active = contributors(shape.n_micro, n, a);
+        let outside_active = active.saturating_sub(k) as u64; // seen from the first node, which is active longest
+        gather += k as u64 * outside * gathered;
+        exchange += k as u64 * outside_active * slices;
+        ring += if outside_active > 0 { k as u64 * slices * outside.div_ceil(k as u64) } else { 0 };
+    }
+    NodeVolume { all_gather_bytes: gather, reduce_scatter_bytes: exchange, ring_reduce_scatter_bytes: ring }
+}
+
+/// One line per instruction.
+fn instructions(spec: &ModelSpec, schedule: &Schedule) -> Vec<String> {
+    let unit = |u: usize| &spec.units[u].name;
+    let pass = |p: Pass| match p {
+        Pass::Forward => "forward",
+        Pass::Loss => "loss",
+        Pass::Backward => "backward",
+    };
+    schedule
+        .instrs
+        .iter()
+        .map(|instr| match *instr {
+            Instr::Gather(g) => {
+                format!("gather   {} for {}", unit(schedule.gathers[g].unit), pass(schedule.gathers[g].pass))
+            }
+            Instr::Wait(g) => format!("wait     {}", unit(schedule.gathers[g].unit)),
+            Instr::Compute { unit: u, pass: Pass::Loss, .. } => format!("compute  {} loss and backward", unit(u)),
+            Instr::Compute { unit: u, pass: p, .. } => format!("compute  {} {}", unit(u), pass(p)),
+            Instr::Release(g) => format!("release  {}", unit(schedule.gathers[g].unit)),
+            Instr::Reduce(r) => format!("reduce   gradients of {}", unit(schedule.reduces[r].unit)),
+            Instr::ReduceWait(r) => format!("reduced  gradients of {}", unit(schedule.reduces[r].unit)),
+        })
+        .collect()
+}
+
+fn peak_at(spec: &ModelSpec, program: &Program) -> String {
+    instructions(spec, &program.schedule)[program.peaks.at].split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+impl fmt::Display for Paper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let n = self.world_size;
+        writeln!(f, "plan for {n} rank{}, {} on a node", if n == 1 { "" } else { "s" }, self.ranks_per_node)?;
+        writeln!(f, "\npartition: {} parameters, {} with padding", self.n_params, self.n_params_padded)?;
+        let width = self.params.iter().map(|p| p.name.len()).max().unwrap_or(9).max(9);
+        writeln!(
+            f,
+            "  {:<width$} {:>16} {:>12} {:>12} {:>8} {:>6}",
+            "parameter", "shape", "numel", "slice", "padding", "empty"
+        )?;
+        for p in &self.params {
+            let shape = format!("{:?}", p.shape);
+            let (name, numel, slice) = (&p.name, p.numel, p.shard_numel);
+            writeln!(f, "  {name:<width$} {shape:>16} {numel:>12} {slice:>12} {:>8} {:>6}", p.padding, p.empty_slices)?;
+        }
+        writeln!(
+            f,
+            "\nschedule: {} micro-batches in {} micro-steps, the last one of {} ranks; each micro-step is",
+            self.n_micro, self.micro_steps, self.ranks_in_last_micro_step
+        )?;
+        for line in &self.schedule {
+            writeln!(f, "  {line}")?;
+        }
+        writeln!(f, "\nmemory of one rank, at peak")?;
+        for KindRow { kind, bytes } in &self.peak_bytes_by_kind {
+            writeln!(f, "  {kind:<18} {bytes:>16}  {:>10}", human::bytes(*bytes))?;
+        }
+        let row = |name: &str, bytes: u64| format!("  {name:<18} {bytes:>16}  {:>10}", human::bytes(bytes));
+        writeln!(f, "{}  at {}", row("all together", self.peak_bytes), self.peak_at)?;
+        writeln!(f, "{}", row("arena", self.arena_bytes))?;
+        writeln!(
+            f,
+            "{}  16 x {} / {n} = {:.1}, + padding",
+            row("at rest", self.resident_bytes),
+            self.n_params,
+            self.formula_bytes
+        )?;
+        writeln!(f, "\nbytes received in one step")?;
+        writeln!(f, "  {:<12} {:>16} {:>16} {:>16}", "ranks", "all-gather", "reduce-scatter", "together")?;
+        for v in &self.step_volume {
+            let ranks = if v.first_rank == v.last_rank {
+                v.first_rank.to_string()
+            } else {
+                format!("{}..={}", v.first_rank, v.last_rank)
+            };
+            let (gather, reduce) = (v.all_gather_bytes, v.reduce_scatter_bytes);
+            writeln!(f, "  {ranks:<12} {gather:>16} {reduce:>16} {:>16}", gather + reduce)?;
+        }
+        writeln!(f, "  at most      {:>50}  (micro-steps x 3 x padded parameters x (N-1)/N)", self.upper_bound_bytes)?;
+        for s in &self.savings {
+            writeln!(f, "  saved        {:>50}  {} per micro-step: {}", s.bytes, s.param, s.reason)?;
+        }
+        writeln!(f, "\nbytes a node of {} ranks receives from other nodes in one step", self.ranks_per_node)?;
+        writeln!(f, "  all-gather     {:>16}", self.node.all_gather_bytes)?;
+        write!(
+            f,
+            "  reduce-scatter {:>16}  (a ring: {}; the exchange buys the same bits on every rank count)",
+            self.node.reduce_scatter_bytes, self.node.ring_reduce_scatter_bytes
+        )
+    }
+}

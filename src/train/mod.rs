@@ -10,7 +10,6 @@ pub mod step;
 use crate::backend::agree::{all_or_none, decided_by_rank_0};
 use crate::backend::memory::Memory;
 use crate::backend::{Backend, Comm};
-use crate::checkpoint;
 use crate::config::Deck;
 use crate::error::{Exit, Result};
 use crate::model::gpt2;
@@ -53,9 +52,11 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
     let model = gpt2::model::<B::Device>(deck);
     let plan = Plan::new(&model.spec, comm.size(), &Knobs::from_deck(&deck.zero))?;
     let restored = decided_by_rank_0(comm, || state::find(run_dir, &job.start))?;
-    if let Some(done) = finished_already(deck, restored.as_deref())? {
+    if let Some((dir, step)) = restored.as_ref().filter(|(_, step)| *step >= deck.train.steps) {
         if comm.rank() == 0 {
-            println!("{done}");
+            let dir = dir.display();
+            println!("finished: {dir} holds step {step} of train.steps = {}", deck.train.steps);
+            println!("raise train.steps to go on, or start over with --resume none (what is there is set aside)");
         }
         return Ok(Exit::Finished);
     }
@@ -66,7 +67,7 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
     let mut stepper: Stepper<'_, B> =
         Stepper { device, comm, model: &model, plan: &plan, memory, shards, timer, volume: CommVolume::new() };
     let position = match &restored {
-        Some(dir) => state::restore(&mut stepper, deck, &source, dir)?,
+        Some((dir, _)) => state::restore(&mut stepper, deck, &source, dir)?,
         None => {
             state::initialise(&mut stepper, deck)?;
             Position::default()
@@ -79,19 +80,6 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
     let mut report = Report::new(job, &stepper, &source, position);
     let ending = train(&mut stepper, deck, &source, position, log.as_mut(), &mut report)?;
     report.finish(job, &stepper, ending)
-}
-
-/// The words to say where the checkpoint is already at the last step.
-fn finished_already(deck: &Deck, restored: Option<&Path>) -> Result<Option<String>> {
-    let Some(dir) = restored else { return Ok(None) };
-    let step = checkpoint::find::read_manifest(dir)?.step;
-    Ok((step >= deck.train.steps).then(|| {
-        format!(
-            "finished: {} holds step {step} and train.steps is {}; raise train.steps to go on, or start over with --resume none",
-            dir.display(),
-            deck.train.steps
-        )
-    }))
 }
 
 /// Rank 0 has the log; all ranks learn whether it could be opened.

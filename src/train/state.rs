@@ -6,7 +6,7 @@ use super::step::Stepper;
 use crate::backend::agree::{all_or_none, decided_by_rank_0};
 use crate::backend::mesh::{Dim, Mesh};
 use crate::backend::{Backend, Comm, Device};
-use crate::checkpoint::manifest::{Alias, FileRecord, MeshDim, Optimizer, Param, Seeds, Writer};
+use crate::checkpoint::manifest::{Alias, FileRecord, MeshDim, Optimizer, Param, Seeds};
 use crate::checkpoint::{self, Kind, Manifest, ParamSlice, Reader, WeightsFile};
 use crate::config::Deck;
 use crate::error::{Error, Result};
@@ -48,13 +48,14 @@ pub struct Position {
 const STORED: [(State, Kind); 3] =
     [(State::Param, Kind::Weight), (State::ExpAvg, Kind::ExpAvg), (State::ExpAvgSq, Kind::ExpAvgSq)];
 
-/// The step directory to restore, none for a start from scratch.
-pub fn find(run_dir: &Path, start: &Start) -> Result<Option<PathBuf>> {
-    match start {
-        Start::Auto => Ok(checkpoint::newest(run_dir)?.map(|(_, dir)| dir)),
-        Start::Scratch => Ok(None),
-        Start::Path(path) => checkpoint::resolve(path).map(Some),
-    }
+/// The step directory to restore and its step, none for a start from scratch.
+pub fn find(run_dir: &Path, start: &Start) -> Result<Option<(PathBuf, u64)>> {
+    let dir = match start {
+        Start::Auto => checkpoint::newest(run_dir)?.map(|(_, dir)| dir),
+        Start::Scratch => None,
+        Start::Path(path) => Some(checkpoint::resolve(path)?),
+    };
+    dir.map(|dir| checkpoint::find::read_manifest(&dir).map(|manifest| (dir, manifest.step))).transpose()
 }
 
 /// Moves what an earlier run left beyond the step resumed from (None: a start from scratch) to `RUN/previous_K`, so that
@@ -203,8 +204,9 @@ pub fn write_files<B: Backend>(stepper: &mut Stepper<'_, B>, deck: &Deck, at: Po
     let needed: u64 = all_or_none(stepper.comm, Ok(checkpoint::estimate_bytes(&slices)))?.iter().sum();
     let partial = decided_by_rank_0(stepper.comm, || {
         std::fs::create_dir_all(run_dir).map_err(|e| Error::io("mkdir", run_dir, &e))?;
-        checkpoint::check_free_space(run_dir, needed)?;
-        checkpoint::prepare(run_dir, at.step)
+        let partial = checkpoint::prepare(run_dir, at.step)?; // frees what dead saves left
+        checkpoint::check_free_space(&partial, needed)?;
+        Ok(partial)
     })?;
     let own = checkpoint::write_rank_file(&partial, rank, n, at.step, &slices);
     let records = all_or_none(stepper.comm, own)?;
@@ -242,9 +244,6 @@ fn manifest(
 ) -> Manifest {
     let mesh = Mesh::sharded(world_size);
     Manifest {
-        format_version: checkpoint::manifest::FORMAT_VERSION,
-        required_features: Vec::new(),
-        writer: Some(Writer { program: env!("CARGO_PKG_NAME").into(), version: env!("CARGO_PKG_VERSION").into() }),
         step: at.step,
         attempts: at.attempts,
         samples: at.samples,
@@ -257,8 +256,6 @@ fn manifest(
         mesh: Dim::ALL.map(|dim| MeshDim { dim: dim.name().into(), extent: mesh.extent(dim) }).into(),
         reduction_order: REDUCTION_ORDER.into(),
         optimizer: Optimizer { name: "adamw".into(), step: at.step },
-        hash: checkpoint::manifest::HASH.into(),
-        digest_block: checkpoint::manifest::DIGEST_BLOCK,
         params: spec.params.iter().map(|p| Param::whole(&p.name, &p.shape, p.decay)).collect(),
         aliases: spec
             .aliases
@@ -266,5 +263,6 @@ fn manifest(
             .map(|(name, p)| Alias { name: name.clone(), param: spec.params[*p].name.clone() })
             .collect(),
         files,
+        ..Manifest::default()
     }
 }

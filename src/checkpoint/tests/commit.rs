@@ -111,6 +111,18 @@ fn death_during_a_deletion_leaves_nothing_that_counts() {
 }
 
 #[test]
+fn a_failed_save_gives_its_room_back_at_the_latest_to_the_next_one() {
+    let run = run_with_step_100();
+    write_partial(run.path(), 1, 200, 2);
+    clean_up(run.path()).unwrap();
+    assert_eq!(names(run.path()), ["step_00000100"]);
+    write_partial(run.path(), 1, 200, 2);
+    write_partial(run.path(), 1, 300, 2);
+    assert_eq!(names(run.path()), ["step_00000100", "step_00000300.partial"]);
+    clean_up(&run.path().join("nothing yet")).unwrap();
+}
+
+#[test]
 fn re_save_of_a_step_replaces_it() {
     let run = run_with_step_100();
     let dir = save(run.path(), 7, 100, 5);

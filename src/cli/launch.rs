@@ -1,0 +1,152 @@
+//! MPI from start to end: threads, panics, aborts, what a rank may use of its node.
+//!
+//! Besides logging, this is the one place that sees the world rank.
+
+use crate::backend::agree::all_or_none;
+use crate::backend::cpu::{MpiComm, instruction_set};
+use crate::backend::mesh::{Dim, Mesh};
+use crate::error::{Error, Exit, Result};
+use mpi::Threading;
+use mpi::environment::Universe;
+use mpi::topology::SimpleCommunicator;
+use mpi::traits::*;
+use std::collections::BTreeMap;
+
+/// A running MPI library. Dropping it finalises MPI, which waits for all ranks.
+pub struct Launch {
+    universe: Universe,
+    world: SimpleCommunicator,
+}
+
+impl Launch {
+    /// Starts MPI and turns every later panic into an abort of the whole job.
+    pub fn start() -> Result<Self> {
+        let (universe, granted) = mpi::initialize_with_threading(Threading::Multiple)
+            .ok_or_else(|| Error::Comm("MPI was already initialised in this process".into()))?;
+        let world = universe.world();
+        abort_on_panic(world.rank());
+        let launch = Launch { universe, world };
+        if granted != Threading::Multiple {
+            return Err(Error::Comm(format!(
+                "this MPI library grants {granted:?}, zero3 needs MPI_THREAD_MULTIPLE: collectives run on helper threads \
+                 beside compute; use a build of MPI with thread support"
+            )));
+        }
+        Ok(launch)
+    }
+
+    /// World rank.
+    pub fn rank(&self) -> usize {
+        self.world.rank() as usize
+    }
+
+    /// The name of this rank's node.
+    pub fn host(&self) -> String {
+        mpi::environment::processor_name().unwrap_or_else(|_| "an unnamed host".into())
+    }
+
+    /// The group of ranks that share the slices of every parameter: today all of them.
+    pub fn shard_group(&self) -> Result<MpiComm> {
+        let mesh = Mesh::sharded(self.world.size() as usize);
+        let comm =
+            MpiComm::split(&self.world, mesh.color(self.rank(), Dim::Shard), mesh.coordinate(self.rank(), Dim::Shard))?;
+        Ok(match test_max_message_numel() {
+            Some(numel) => comm.with_max_message_numel(numel),
+            None => comm,
+        })
+    }
+
+    /// Ranks that would compute different bits are refused: another program, or another instruction set.
+    pub fn check_agreement(&self, comm: &MpiComm) -> Result<()> {
+        let own = (env!("CARGO_PKG_VERSION").to_string(), instruction_set().to_string(), self.host());
+        let all = all_or_none(comm, Ok(own))?;
+        let (version, instructions, host) = &all[0];
+        for (rank, (v, i, h)) in all.iter().enumerate() {
+            if (v, i) != (version, instructions) {
+                return Err(Error::Input(format!(
+                    "rank {rank} on {h} is zero3 {v} with {i} kernels, rank 0 on {host} is zero3 {version} with {instructions}: \
+                     their results would differ; start ranks on nodes of one kind"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Compute threads of this rank: what the deck says, or its share of the cores it may run on. Collective.
+    pub fn threads(&self, from_deck: usize) -> usize {
+        let cpus = allowed_cpus();
+        let node = self.world.split_shared(self.world.rank());
+        let mut own = [0u64; MAX_CPUS / 64];
+        cpus.iter().for_each(|&cpu| own[cpu / 64] |= 1 << (cpu % 64));
+        let mut all = vec![0u64; own.len() * node.size() as usize];
+        node.all_gather_into(&own[..], &mut all);
+        let sharing = all.chunks_exact(own.len()).filter(|mask| **mask == own).count();
+        match from_deck {
+            0 => (cpus.len() / sharing.max(1)).max(1),
+            n => {
+                if n > cpus.len() {
+                    log::warn!("run.threads_per_rank = {n}, but this rank may use {} cores", cpus.len());
+                }
+                n
+            }
+        }
+    }
+
+    /// What ran, for the summary.
+    pub fn versions(&self) -> BTreeMap<String, String> {
+        let (major, minor, micro) = hdf5::library_version();
+        let mpi = mpi::environment::library_version().unwrap_or_default();
+        BTreeMap::from([
+            ("zero3".into(), env!("CARGO_PKG_VERSION").into()),
+            ("mpi".into(), mpi.split(',').next().unwrap_or("").trim().trim_end_matches('\0').to_string()),
+            ("hdf5".into(), format!("{major}.{minor}.{micro}")),
+            ("instruction_set".into(), instruction_set().into()),
+        ])
+    }
+
+    /// Ends the job on every rank, now. Finalising would wait for ranks that wait for this one.
+    pub fn abort(&self, exit: Exit) -> ! {
+        self.universe.world().abort(exit.code())
+    }
+}
+
+/// A panic is a broken invariant: nobody may go on, and nobody may be left waiting.
+fn abort_on_panic(rank: i32) {
+    let print = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        eprint!("zero3: rank {rank}: internal error: ");
+        print(info);
+        // SAFETY: MPI is initialised, and the call does not return.
+        unsafe { mpi::ffi::MPI_Abort(mpi::ffi::RSMPI_COMM_WORLD, Exit::Internal.code()) };
+    }));
+}
+
+/// The rank a launcher has given this process, before MPI is started; 0 where nobody has.
+pub fn rank_from_environment() -> usize {
+    ["OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"]
+        .iter()
+        .find_map(|name| std::env::var(name).ok()?.parse().ok())
+        .unwrap_or(0)
+}
+
+/// Tests lower the message limit to see messages cut.
+fn test_max_message_numel() -> Option<usize> {
+    std::env::var("ZERO3_TEST_MAX_MESSAGE_NUMEL").ok()?.parse().ok().filter(|&n| n > 0)
+}
+
+/// Processors beyond this are not counted.
+const MAX_CPUS: usize = libc::CPU_SETSIZE as usize;
+
+/// The processors the launcher allows this process; all of them where the system does not say.
+fn allowed_cpus() -> Vec<usize> {
+    // SAFETY: a cpu_set_t is plain bits, and the call fills in the one it is given.
+    let set = unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        if libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set) != 0 {
+            return (0..std::thread::available_parallelism().map_or(1, |n| n.get())).collect();
+        }
+        set
+    };
+    // SAFETY: every index is below CPU_SETSIZE.
+    (0..MAX_CPUS).filter(|&cpu| unsafe { libc::CPU_ISSET(cpu, &set) }).collect()
+}

@@ -1,0 +1,29 @@
+//! `zero3 plan`: the plan of a deck on paper. No MPI, no data, no device.
+
+use super::args::PlanArgs;
+use crate::backend::cpu::CpuDevice;
+use crate::config::Deck;
+use crate::error::Result;
+use crate::model::{Model, gpt2};
+use crate::plan::Plan;
+use crate::plan::schedule::Knobs;
+use crate::plan::table::{Paper, Shape};
+
+/// The plan of a deck's model on `n_ranks` ranks.
+pub fn of_deck(deck: &Deck, n_ranks: usize) -> Result<(Model, Plan)> {
+    let model = gpt2::model::<CpuDevice>(deck);
+    let plan = Plan::new(&model.spec, n_ranks, &Knobs::from_deck(&deck.zero))?;
+    Ok((model, plan))
+}
+
+/// The printed plan, as text or JSON.
+pub fn run(args: &PlanArgs) -> Result<String> {
+    let deck = Deck::load(&args.deck.path, &args.deck.overrides)?;
+    let (model, plan) = of_deck(&deck, args.n_ranks)?;
+    let shape = Shape {
+        n_micro: deck.train.global_batch_size / deck.train.micro_batch_size,
+        ranks_per_node: args.ranks_per_node.unwrap_or(args.n_ranks),
+    };
+    let paper = Paper::new(&model.spec, &plan, shape);
+    Ok(if args.json { serde_json::to_string_pretty(&paper).expect("plain data") } else { paper.to_string() })
+}
