@@ -1,0 +1,46 @@
+# zero3: build, run, test. `make` lists the targets and what was found on this machine.
+# Variables: NP ranks, DECK and ARGS (key=value overrides, flags) of `make run`; MPICC, MPIRUN, HDF5_DIR of the machine.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+NP ?= 2
+DECK ?= inputs/tiny.toml
+ARGS ?=
+RELEASE = $${CARGO_TARGET_DIR:-target}/release/zero3
+# Read by the shell of each recipe, not by make: `setup` may have changed what there is to find.
+CARGO = . scripts/env.sh && cargo
+
+.PHONY: help setup setup-test build run test test-slurm lint doc clean
+
+help: ## what can be made, and what this machine has
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo; scripts/deps.sh show
+
+setup: ## install what building and running need (Debian, Ubuntu); nothing if all is there
+	@scripts/deps.sh install
+
+setup-test: ## the same, and what the tests need: Slurm, shellcheck, h5dump
+	@scripts/deps.sh install test
+
+build: setup ## target/release/zero3
+	$(CARGO) build --release
+
+run: build ## train inputs/tiny.toml: make run NP=3 ARGS="train.steps=500 optim.lr=2e-3"
+	@scripts/mpirun.sh $(NP) "$(RELEASE)" train $(DECK) $(ARGS)
+
+test: setup-test ## every test: units, documents, many ranks under mpirun, a two-node Slurm
+	$(CARGO) test --no-fail-fast
+
+test-slurm: setup-test ## the tests on Slurm alone
+	$(CARGO) test --test slurm
+
+lint: setup-test ## rustfmt, clippy, rustdoc and shellcheck, warnings refused
+	$(CARGO) fmt --check
+	$(CARGO) clippy --all-targets -- -D warnings
+	. scripts/env.sh && RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --document-private-items
+	shellcheck -x scripts/*.sh tests/slurm/*.sh slurm/*.sbatch .ci/run
+
+doc: setup ## the documents of the sources: target/doc/zero3/index.html
+	$(CARGO) doc --no-deps --document-private-items
+
+clean: ## remove what was built; runs/ stays
+	cargo clean
