@@ -127,7 +127,7 @@ fn train<B: Backend>(
         at.tokens += (t.global_batch_size * deck.model.seq_len) as u64;
         if !outcome.updated {
             skipped_in_a_row += 1;
-            report.skipped(at, &outcome, skipped_in_a_row);
+            report.skipped(stepper, at, &outcome, skipped_in_a_row);
             if skipped_in_a_row >= t.max_skipped_steps {
                 let reason = format!(
                     "{skipped_in_a_row} steps in a row were not finite (loss {}, gradient norm {}); weights are those of step {}",
