@@ -105,6 +105,8 @@ pub struct ModelSpec {
     pub units: Vec<UnitSpec>,
     /// Other names of stored parameters, e.g. (`lm_head.weight`, id of `wte.weight`).
     pub aliases: Vec<(String, ParamId)>,
+    /// Element type of activations and their gradients.
+    pub activation_dtype: DType,
     /// Elements of the residual stream of one micro-batch: B * T * C.
     pub residual_numel: usize,
     /// Tokens of one micro-batch: B * T.

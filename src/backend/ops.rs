@@ -221,6 +221,20 @@ pub trait Ops {
         dlogits_scale: Option<f32>,
     );
 
+    /// `out = inp` in the element type of `out`. Overwrites `out`.
+    fn cast(
+        &self,
+        out: ViewMut<'_>, // (n)
+        inp: View<'_>,    // (n)
+    );
+
+    /// `out += inp`. Accumulates into `out`.
+    fn accumulate(
+        &self,
+        out: ViewMut<'_>, // (n) f32
+        inp: View<'_>,    // (n)
+    );
+
     /// Sum of the elements in f64, in the order of the elements. Waits for the result.
     fn sum(&self, inp: View<'_>) -> f64;
 

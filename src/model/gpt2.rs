@@ -4,6 +4,7 @@
 use super::{Dims, Model, block, head};
 use crate::backend::Ops;
 use crate::config::Deck;
+use crate::dtype::DType;
 use crate::params::{Init, ModelSpec, ParamSpec, UnitRole, UnitSpec};
 
 /// Standard deviation of initial weights.
@@ -84,6 +85,7 @@ pub fn spec<D: Ops>(dims: &Dims) -> ModelSpec {
         params,
         units,
         aliases: vec![("lm_head.weight".into(), wte)],
+        activation_dtype: DType::F32,
         residual_numel: dims.rows() * c,
         tokens_per_micro_batch: dims.rows(),
         flops_per_token: 6.0 * (12.0 * lf * cf * cf + vf * cf) + 12.0 * lf * tf * cf,

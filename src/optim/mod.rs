@@ -42,7 +42,8 @@ pub fn adamw<D: Device>(
     grad_scale: f32,
 ) {
     for (p, param) in spec.params.iter().enumerate() {
-        let [weight, grad, m, v] = shards.owned_states(p);
+        let [weight, _, grad, m, v] = shards.updated(p).map(|view| view);
+        let (weight, grad, m, v) = (weight.unwrap(), grad.unwrap(), m.unwrap(), v.unwrap());
         let hyper = AdamwStep {
             lr: lr as f32,
             beta1: o.beta1 as f32,

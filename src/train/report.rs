@@ -9,6 +9,7 @@ use crate::config::Deck;
 use crate::error::{Exit, Result};
 use crate::params::ModelSpec;
 use crate::plan::memory::Peaks;
+use crate::plan::placement::bytes_per_param;
 use crate::plan::volume::Volume;
 use crate::telemetry::ledger::Label;
 use crate::telemetry::summary::{KindBytes, PhaseTotal, Planned, RankBytes, Resident};
@@ -186,9 +187,10 @@ impl Report {
             return Ok(ending.exit);
         }
         let evaluated = self.last_val_loss.is_some();
-        let planned = planned_peaks(&plan.train.peaks, evaluated.then_some(&plan.eval.peaks));
+        let planned = planned_peaks(plan.training_peaks(), evaluated.then_some(&plan.eval.peaks));
         let n_params = stepper.model.spec.numel() as u64;
-        let formula_bytes = 16.0 * n_params as f64 / comm.size() as f64;
+        let formula_bytes = plan.formula_bytes(n_params as usize);
+        let (whole_bytes, cut_bytes) = bytes_per_param(&plan.knobs);
         let phase = |i: usize, p: &Phase| {
             let times = ranks.iter().map(|r| r[4 + i]);
             let mean_ms = times.clone().sum::<f64>() / ranks.len() as f64;
@@ -229,11 +231,13 @@ impl Report {
             steps_off_plan: ranks.iter().map(|r| r[3] as u64).sum(),
             resident: Resident {
                 n_params,
-                bytes_per_param: 16,
+                whole_bytes_per_param: whole_bytes as u64,
+                cut_bytes_per_param: cut_bytes as u64,
                 formula_bytes,
                 padding_bytes: plan.resident_bytes() as f64 - formula_bytes,
                 bytes: Planned { planned: plan.resident_bytes(), measured: stepper.memory.ledger().total_now() },
             },
+            persistent: plan.knobs.persistence_threshold_bytes > 0,
             peak_bytes: Planned { planned: planned.total, measured: self.peak_total },
             peak_at: label_in_words(self.peak_label, &stepper.model.spec),
             peak_bytes_by_kind: planned
@@ -256,15 +260,11 @@ impl Report {
 }
 
 /// The peaks of whichever programs ran.
-fn planned_peaks(train: &Peaks, eval: Option<&Peaks>) -> Peaks {
-    let mut peaks = train.clone();
+fn planned_peaks(mut train: Peaks, eval: Option<&Peaks>) -> Peaks {
     if let Some(eval) = eval {
-        for (a, b) in peaks.by_kind.iter_mut().zip(&eval.by_kind) {
-            a.1 = a.1.max(b.1);
-        }
-        peaks.total = peaks.total.max(eval.total);
+        train.raise(eval);
     }
-    peaks
+    train
 }
 
 fn label_in_words(label: Label, spec: &ModelSpec) -> String {
@@ -324,7 +324,7 @@ fn banner<B: Backend>(job: &Job, stepper: &Stepper<'_, B>, source: &Source, star
     log::info!(
         "plan: {} at rest and {} at peak on each rank; {} gathered and {} reduced per step",
         human::bytes(plan.resident_bytes()),
-        human::bytes(plan.train.peaks.total),
+        human::bytes(plan.training_peaks().total),
         human::bytes(volume.all_gather_bytes),
         human::bytes(volume.reduce_scatter_bytes)
     );

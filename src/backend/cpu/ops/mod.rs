@@ -101,6 +101,14 @@ impl Ops for CpuDevice {
         elementwise::add(self, f32s_mut(out), f32s(a), f32s(b));
     }
 
+    fn cast(&self, out: ViewMut<'_>, inp: View<'_>) {
+        f32s_mut(out).copy_from_slice(f32s(inp));
+    }
+
+    fn accumulate(&self, out: ViewMut<'_>, inp: View<'_>) {
+        f32s_mut(out).iter_mut().zip(f32s(inp)).for_each(|(o, &i)| *o += i);
+    }
+
     fn attention_forward(
         &self,
         out: ViewMut<'_>,
