@@ -13,8 +13,8 @@ const STEPS: u64 = 5;
 /// How many times PyTorch's own f32-to-f64 distance ours may be.
 ///
 /// Both programs round in f32 at every operation, but add in other orders, so ours is another draw of the same noise, not
-/// the same draw. The yardstick is the largest of few draws in a small tensor: the largest of others may well be twice that,
-/// and hardly ever four times. A mistake in a formula shows in the third digit: thousands of times the yardstick.
+/// the same draw. The yardstick is the largest of few draws in a small tensor; that of others may well be twice as large (here
+/// up to 2.4 times), hardly ever four times. A mistake in a formula shows in the third digit, thousands of times the yardstick.
 const MANY_TIMES: f64 = 4.0;
 
 /// Relative rounding of one f32 operation. Added to the yardstick, which is 0 where PyTorch was lucky: the values compared are
