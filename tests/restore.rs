@@ -260,6 +260,53 @@ fn a_run_goes_on_from_another_run_directory() {
     assert_eq!(second.column("loss"), whole.column("loss")[4..]);
 }
 
+#[test]
+fn a_run_from_elsewhere_is_not_mixed_with_what_the_directory_held() {
+    let case = Case::tiny();
+    train(&case, 1, "first", &SAVE_ALL);
+    train(&case, 2, "second", &[&SAVE_ALL[..], &["model.init_seed=2"]].concat());
+    let of_second = Steps::read(&case.path("second"));
+    let earlier = step_dir(&case.path("first"), 3).display().to_string();
+    let words = ["--resume", &earlier, "checkpoint.every=0"];
+    train(&case, 3, "second", &words).expect_text("previous_1");
+    let second = Steps::read(&case.path("second"));
+    assert_eq!(second.column("step"), ["4"], "rows of another run are not its own");
+    assert_eq!(second.column("loss"), Steps::read(&case.path("first")).column("loss")[3..]);
+    assert!(
+        !step_dir(&case.path("second"), 3).exists(),
+        "a later resume would take another run's checkpoint for its own"
+    );
+    let aside = case.path("second").join("previous_1");
+    assert_eq!(Steps::read(&aside), of_second);
+    assert_eq!(State::read(&aside, 3).manifest.seeds.init_seed, 2);
+}
+
+#[test]
+fn a_run_without_checkpoints_starts_anew_and_keeps_the_old_log() {
+    let case = Case::tiny();
+    let run = case.path("run");
+    train(&case, 2, "run", &["checkpoint.every=0"]);
+    let before = Steps::read(&run);
+    train(&case, 2, "run", &["checkpoint.every=0"]).expect_text("previous_1");
+    assert_same_curve(&before, &Steps::read(&run));
+    assert_eq!(before, Steps::read(&run.join("previous_1")));
+}
+
+#[test]
+fn a_skipped_step_stays_skipped_over_a_restore() {
+    let case = Case::tiny();
+    let spoilt = |n_ranks: usize, run: &str, words: &[&str]| {
+        case.train(n_ranks, run, words).env("ZERO3_TEST_SPOIL", "0:1").output().expect_success();
+    };
+    spoilt(1, "whole", &SAVE_ALL);
+    copy_as_of(&case, "whole", "resumed", 2);
+    spoilt(3, "resumed", &SAVE_ALL);
+    assert_same_curve(&Steps::read(&case.path("whole")), &Steps::read(&case.path("resumed")));
+    let state = State::read(&case.path("resumed"), 4);
+    assert_eq!((state.manifest.attempts, state.manifest.samples), (5, 5 * 6));
+    assert_same_state(&State::read(&case.path("whole"), 4), &state);
+}
+
 /// A resume that must be refused: exit code 2, a message with these parts, nothing touched.
 #[track_caller]
 fn refused(case: &Case, n_ranks: usize, words: &[&str], parts: &[&str]) {
