@@ -61,8 +61,12 @@ impl Model {
         extra(self.case.train(n_ranks, &run, &self.words(more))).output().expect_success();
         let run_dir = self.case.path(&run);
         let steps = Steps::read(&run_dir);
+        let state = State::read(&run_dir, self.last_step);
         measured_is_planned(&summary(&run_dir), &steps);
-        Trained { steps, state: State::read(&run_dir, self.last_step) }
+        // 16 bytes per element of a slice, from nothing but the shapes.
+        let slices: usize = state.manifest.params.iter().map(|param| param.numel.div_ceil(n_ranks)).sum();
+        assert_eq!(summary(&run_dir)["resident"]["bytes"]["measured"], 16 * slices, "at rest on {n_ranks} ranks");
+        Trained { steps, state }
     }
 
     /// The plan on paper.
@@ -226,6 +230,20 @@ fn small_buckets_and_cut_messages_give_the_same_bits() {
 }
 
 #[test]
+fn a_skipped_step_is_skipped_alike_on_any_number_of_ranks() {
+    let model = Model::tiny();
+    // Rank and attempt, both from 0: the second step is tried twice, the second time with the next samples.
+    let spoil = |n_ranks: usize, whom: &str| {
+        let trained = model.train_with(n_ranks, &[], |run| run.env("ZERO3_TEST_SPOIL", whom));
+        assert_eq!((trained.state.manifest.attempts, trained.state.manifest.samples), (5, 5 * 6));
+        trained
+    };
+    let one = spoil(1, "0:1");
+    assert_same(&one, &spoil(3, "2:1"));
+    assert_same(&one, &spoil(4, "1:1"));
+}
+
+#[test]
 fn another_seed_gives_other_bits() {
     // What all the others compare can differ.
     let model = Model::tiny();
@@ -256,6 +274,16 @@ fn the_plan_on_paper_is_what_the_ranks_measure() {
         };
         assert!(list(&paper, "bytes").len() >= 8, "{context}");
         assert_eq!(list(&paper, "bytes"), list(&summary, "measured"), "{context}");
+
+        // At most two gathers and one reduction of everything (padded) per micro-step.
+        let numels = paper["params"].as_array().expect("a list").iter().map(|param| param["numel"].as_u64().unwrap());
+        let slices: u64 = numels.map(|numel| numel.div_ceil(n_ranks as u64)).sum();
+        let micro_steps = paper["n_micro"].as_u64().unwrap().div_ceil(n_ranks as u64);
+        let bound = micro_steps * 3 * 4 * slices * (n_ranks as u64 - 1);
+        assert_eq!(paper["upper_bound_bytes"], bound, "{context}");
+        let per_step = |name: &str| summary[name]["measured"].as_u64().expect("bytes");
+        let moved = per_step("all_gather_bytes_per_step") + per_step("reduce_scatter_bytes_per_step");
+        assert!(moved <= bound && (n_ranks == 1 || 2 * moved > bound), "{moved} of at most {bound}");
 
         let received = summary["received_bytes"].as_array().expect("a list");
         assert_eq!(received.len(), n_ranks);
