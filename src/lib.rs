@@ -4,7 +4,7 @@
 //!
 //! | layer | modules | knows |
 //! | --- | --- | --- |
-//! | L0 | [`error`], [`dtype`], [`params`], [`exact_sum`] | nothing above |
+//! | L0 | [`error`], [`dtype`], [`params`], [`exact_sum`], [`test_hooks`] | nothing above |
 //! | L1 | [`config`], [`plan`], [`telemetry`], [`data`] | decks, pure plans, counters, token files |
 //! | L2 | [`backend`], [`checkpoint`] | devices and MPI; HDF5 and host slices |
 //! | L3 | [`model`], [`zero`] | transformer math; shards, gathers, reductions (neither knows the other) |
@@ -26,5 +26,6 @@ pub mod optim;
 pub mod params;
 pub mod plan;
 pub mod telemetry;
+pub mod test_hooks;
 pub mod train;
 pub mod zero;

@@ -6,6 +6,7 @@ use crate::backend::agree::all_or_none;
 use crate::backend::cpu::{MpiComm, instruction_set};
 use crate::backend::mesh::{Dim, Mesh};
 use crate::error::{Error, Exit, Result};
+use crate::test_hooks;
 use mpi::Threading;
 use mpi::environment::Universe;
 use mpi::topology::SimpleCommunicator;
@@ -50,7 +51,7 @@ impl Launch {
         let mesh = Mesh::sharded(self.world.size() as usize);
         let comm =
             MpiComm::split(&self.world, mesh.color(self.rank(), Dim::Shard), mesh.coordinate(self.rank(), Dim::Shard))?;
-        Ok(match test_max_message_numel() {
+        Ok(match test_hooks::max_message_numel() {
             Some(numel) => comm.with_max_message_numel(numel),
             None => comm,
         })
@@ -127,11 +128,6 @@ pub fn rank_from_environment() -> usize {
         .iter()
         .find_map(|name| std::env::var(name).ok()?.parse().ok())
         .unwrap_or(0)
-}
-
-/// Tests lower the message limit to see messages cut.
-fn test_max_message_numel() -> Option<usize> {
-    std::env::var("ZERO3_TEST_MAX_MESSAGE_NUMEL").ok()?.parse().ok().filter(|&n| n > 0)
 }
 
 /// Processors beyond this are not counted.

@@ -132,10 +132,11 @@ fn train_on(launch: &Launch, args: &TrainArgs, started: Instant) -> Result<Exit>
     train::run::<Cpu>(&device, &comm, &job)
 }
 
-/// The command line that starts this run again, for hints.
+/// The command line that starts this run again, for hints; without `train.steps`, which they set.
 fn relaunch(args: &TrainArgs) -> String {
     let program = std::env::args().next().unwrap_or_else(|| "zero3".into());
     let mut words = vec![program, "train".into(), args.deck.path.display().to_string()];
-    words.extend(args.deck.overrides.iter().map(|(key, value)| format!("{key}={value}")));
+    let kept = args.deck.overrides.iter().filter(|(key, _)| key != "train.steps");
+    words.extend(kept.map(|(key, value)| format!("{key}={value}")));
     words.join(" ")
 }

@@ -145,7 +145,7 @@ impl fmt::Display for Planned {
 
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let label = |name: &str| format!("  {name:<22}");
+        let label = |name: &str| format!("  {name:<25}");
         writeln!(f, "{} (exit code {})", self.exit_reason, self.exit_code)?;
         let ranks = if self.world_size == 1 { "rank" } else { "ranks" };
         let (world_size, step, total) = (self.world_size, self.step, self.total_steps);
@@ -180,7 +180,7 @@ impl fmt::Display for Summary {
             writeln!(f, "{}at {}", label(""), self.peak_at)?;
         }
         for KindBytes { kind, bytes } in self.peak_bytes_by_kind.iter().filter(|k| k.bytes != Planned::default()) {
-            writeln!(f, "    {:<20}{bytes}", kind.name())?;
+            writeln!(f, "    {:<23}{bytes}", kind.name())?;
         }
         writeln!(f, "files")?;
         writeln!(f, "{}{}/steps.csv, steps.jsonl, summary.json", label("logs"), self.run_dir)?;
@@ -242,7 +242,7 @@ mod tests {
             "16 x 1000 / 3 = 5333.3, + 10.7 padding",
             "gathered params",
             "backward of unit h.3",
-            "checkpoint            none",
+            "checkpoint               none",
             "runs/tiny/steps.csv",
             "next\n  mpirun -n 3 ...",
         ] {

@@ -16,6 +16,7 @@ use crate::model::gpt2;
 use crate::plan::Plan;
 use crate::plan::schedule::Knobs;
 use crate::telemetry::{CommVolume, PhaseTimer, StepLog};
+use crate::test_hooks::{self, fault_point};
 use crate::zero::Shards;
 use report::Report;
 use source::Source;
@@ -117,14 +118,16 @@ fn train<B: Backend>(
     let mut skipped_in_a_row = 0;
     report.begin_steps(stepper);
     while at.step < t.steps {
+        fault_point("step", stepper.comm.rank(), at.step + 1);
         let load = |j| source.training_micro_batch(at.samples, j, t.micro_batch_size);
-        let outcome = stepper.step(n_micro, at.step + 1, &deck.optim, load)?;
+        let spoilt = test_hooks::spoils(stepper.comm.rank(), at.attempts);
+        let outcome = stepper.step(n_micro, at.step + 1, &deck.optim, spoilt, load)?;
         at.attempts += 1;
         at.samples += t.global_batch_size as u64;
         at.tokens += (t.global_batch_size * deck.model.seq_len) as u64;
         if !outcome.updated {
             skipped_in_a_row += 1;
-            report.skipped(at, &outcome, skipped_in_a_row);
+            report.skipped(stepper, at, &outcome, skipped_in_a_row);
             if skipped_in_a_row >= t.max_skipped_steps {
                 let reason = format!(
                     "{skipped_in_a_row} steps in a row were not finite (loss {}, gradient norm {}); weights are those of step {}",

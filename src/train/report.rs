@@ -74,7 +74,14 @@ impl Report {
     }
 
     /// A step was not finite and changed nothing.
-    pub fn skipped(&mut self, at: Position, outcome: &StepOutcome, in_a_row: u64) {
+    pub fn skipped<B: Backend>(
+        &mut self,
+        stepper: &Stepper<'_, B>,
+        at: Position,
+        outcome: &StepOutcome,
+        in_a_row: u64,
+    ) {
+        self.measure(stepper, at);
         if let Some(progress) = &self.progress {
             progress.note(&format!(
                 "attempt {} skipped: loss {}, gradient norm {}; step {} stands, {in_a_row} skipped in a row",
@@ -92,19 +99,7 @@ impl Report {
         outcome: &StepOutcome,
         val_loss: Option<f64>,
     ) -> Result<StepRow> {
-        let times = stepper.timer.take();
-        let counts = stepper.volume.counts();
-        let moved = counts.since(&self.counted);
-        self.counted = counts;
-        let attempts = moved.calls(CommClass::TrainAllGather) / self.gathers_per_attempt(stepper, deck).max(1);
-        self.last_step = Volume {
-            all_gather_bytes: moved.bytes(CommClass::TrainAllGather) / attempts.max(1),
-            reduce_scatter_bytes: moved.bytes(CommClass::TrainReduceScatter) / attempts.max(1),
-        };
-        if self.last_step != self.planned {
-            log::error!("step {}: moved {:?}, planned {:?}", at.step, self.last_step, self.planned);
-            self.steps_off_plan += 1;
-        }
+        let (times, moved) = self.measure(stepper, at);
         let ledger = stepper.memory.ledger();
         let own = RankStep {
             step_ms: times.step_ms(),
@@ -119,7 +114,6 @@ impl Report {
             live_peak_bytes: ledger.total_peak() as f64,
             resident_bytes: ledger.resident() as f64,
         };
-        self.phases.add(&times);
         for (peak, kind) in self.peak_by_kind.iter_mut().zip(MemKind::ALL) {
             *peak = (*peak).max(ledger.peak(kind));
         }
@@ -154,9 +148,22 @@ impl Report {
         Ok(row)
     }
 
-    fn gathers_per_attempt<B: Backend>(&self, stepper: &Stepper<'_, B>, deck: &Deck) -> u64 {
-        let n_micro = deck.train.global_batch_size / deck.train.micro_batch_size;
-        (stepper.plan.train.schedule.gathers.len() * n_micro.div_ceil(stepper.comm.size())) as u64
+    /// Times and bytes of the attempt that has just ended; the bytes are held against the plan.
+    fn measure<B: Backend>(&mut self, stepper: &Stepper<'_, B>, at: Position) -> (PhaseTimes, CommCounts) {
+        let times = stepper.timer.take();
+        self.phases.add(&times);
+        let counts = stepper.volume.counts();
+        let moved = counts.since(&self.counted);
+        self.counted = counts;
+        self.last_step = Volume {
+            all_gather_bytes: moved.bytes(CommClass::TrainAllGather),
+            reduce_scatter_bytes: moved.bytes(CommClass::TrainReduceScatter),
+        };
+        if self.last_step != self.planned {
+            log::error!("attempt {}: moved {:?}, planned {:?}", at.attempts, self.last_step, self.planned);
+            self.steps_off_plan += 1;
+        }
+        (times, moved)
     }
 
     /// Shows a row on rank 0.

@@ -14,6 +14,7 @@ use crate::model::init;
 use crate::params::ModelSpec;
 use crate::plan::State;
 use crate::telemetry::Phase;
+use crate::test_hooks::fault_point;
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
@@ -208,7 +209,9 @@ pub fn write_files<B: Backend>(stepper: &mut Stepper<'_, B>, deck: &Deck, at: Po
         checkpoint::check_free_space(&partial, needed)?;
         Ok(partial)
     })?;
+    fault_point("save.begin", rank, at.step);
     let own = checkpoint::write_rank_file(&partial, rank, n, at.step, &slices);
+    fault_point("save.written", rank, at.step);
     let records = all_or_none(stepper.comm, own)?;
     stepper.timer.switch(outer);
     Ok(records)
@@ -224,12 +227,14 @@ pub fn commit<B: Backend>(
 ) -> Result<PathBuf> {
     let run_dir = Path::new(&deck.run.dir);
     let outer = stepper.timer.switch(Phase::Checkpoint);
+    fault_point("save.commit", stepper.comm.rank(), at.step);
     let manifest = manifest(&stepper.model.spec, stepper.comm.size(), deck, source, at, files);
     let dir = decided_by_rank_0(stepper.comm, || {
         let dir = checkpoint::commit(run_dir, &manifest)?;
         checkpoint::retain(run_dir, deck.checkpoint.keep_last)?;
         Ok(dir)
     })?;
+    fault_point("save.done", stepper.comm.rank(), at.step);
     stepper.timer.switch(outer);
     Ok(dir)
 }

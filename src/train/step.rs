@@ -104,11 +104,13 @@ pub struct Stepper<'a, B: Backend> {
 
 impl<B: Backend> Stepper<'_, B> {
     /// One optimizer step over `n_micro` micro-batches; `load(j)` reads micro-batch `j`. `update` counts from 1.
+    /// `spoilt` makes this rank's gradients NaN, for tests.
     pub fn step(
         &mut self,
         n_micro: usize,
         update: u64,
         o: &OptimSection,
+        spoilt: bool,
         mut load: impl FnMut(usize) -> MicroBatch,
     ) -> Result<StepOutcome> {
         let (rank, n) = (self.comm.rank(), self.comm.size());
@@ -122,7 +124,8 @@ impl<B: Backend> Stepper<'_, B> {
             let who = Contributions { contributors: contributors(n_micro, n, a), first: a == 0 };
             let j = a * n + rank;
             let batch = (j < n_micro).then(|| self.timer.time(Phase::Data, || load(j)));
-            let purpose = Purpose::Train { dlogits_scale: (1.0 / n_tokens as f64) as f32, who };
+            let dlogits_scale = if spoilt { f32::NAN } else { (1.0 / n_tokens as f64) as f32 };
+            let purpose = Purpose::Train { dlogits_scale, who };
             losses.push(self.run(&plan.train, batch.as_ref(), purpose)?);
         }
         let loss = self.sum_in_order(&losses, n_micro)? / n_tokens as f64;
