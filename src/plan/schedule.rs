@@ -266,20 +266,21 @@ fn build(
     }
     let last_use = |g: GatherId| gather_of_visit.iter().rposition(|&v| v == Some(g)).expect("a gather is for a visit");
 
+    let no_room = |OverCap| over_cap(spec, partitions, knobs, visits, &gathers);
     let mut order =
-        Order { instrs: Vec::new(), started: 0, waited: 0, live_bytes: 0, spec, partitions, gathers: &gathers, knobs };
+        Order { instrs: Vec::new(), started: 0, waited: 0, live_bytes: 0, partitions, gathers: &gathers, knobs };
     let mut reduces: Vec<Reduce> = Vec::new();
     let mut in_flight: Option<ReduceId> = None;
     for (i, &(unit, pass)) in visits.iter().enumerate() {
         let gather = gather_of_visit[i];
         if let Some(g) = gather {
-            order.start_up_to(g, true)?;
+            order.start_up_to(g, true).map_err(no_room)?;
         }
         // The next visits whose parameters may be on their way while this one computes.
         if knobs.overlap {
             let ahead = gather_of_visit[i + 1..].iter().flatten().take(knobs.prefetch_units);
             if let Some(last) = ahead.copied().max() {
-                order.start_up_to(last, false)?;
+                order.start_up_to(last, false).map_err(no_room)?;
             }
         }
         if let Some(g) = gather.filter(|&g| g >= order.waited) {
@@ -325,6 +326,9 @@ fn build(
     Ok(Schedule { instrs: order.instrs, gathers, reduces })
 }
 
+/// A gather that is needed now would pass `max_live_bytes`.
+struct OverCap;
+
 /// The instruction list while it grows.
 struct Order<'a> {
     instrs: Vec<Instr>,
@@ -334,7 +338,6 @@ struct Order<'a> {
     waited: usize,
     /// Bytes of started gathers that are not released.
     live_bytes: u64,
-    spec: &'a ModelSpec,
     partitions: &'a [Partition],
     gathers: &'a [Gather],
     knobs: &'a Knobs,
@@ -343,13 +346,13 @@ struct Order<'a> {
 impl Order<'_> {
     /// Starts gathers in order up to and including `last`. Without `needed` it stops early where a cap would be
     /// passed, or where a parameter is still on its way in an earlier gather.
-    fn start_up_to(&mut self, last: GatherId, needed: bool) -> Result<()> {
+    fn start_up_to(&mut self, last: GatherId, needed: bool) -> std::result::Result<(), OverCap> {
         while self.started <= last {
             let next = &self.gathers[self.started];
             let bytes = self.bytes(next);
             let fits = self.live_bytes.saturating_add(bytes) <= self.knobs.max_live_bytes;
             if needed && !fits {
-                return Err(self.over_cap(next, self.live_bytes + bytes));
+                return Err(OverCap);
             }
             let on_the_way = &self.gathers[self.waited..self.started];
             let busy = on_the_way.iter().any(|g| g.params.iter().any(|p| next.params.contains(p)));
@@ -368,24 +371,35 @@ impl Order<'_> {
     fn bytes(&self, gather: &Gather) -> u64 {
         gathered_bytes(gather, self.partitions, self.knobs.param_dtype)
     }
+}
 
-    fn over_cap(&self, gather: &Gather, needed_bytes: u64) -> Error {
-        let unit = &self.spec.units[gather.unit].name;
-        let n = self.partitions[0].world_size;
-        let wants = if self.knobs.release_after_forward {
-            format!("unit `{unit}` alone gathers {needed_bytes} bytes on {n} ranks: at least that, or 0 for no cap")
-        } else {
-            format!(
-                "with zero.release_after_forward = false, {needed_bytes} bytes are alive once unit `{unit}` is gathered on {n} ranks: \
-                 release after forward, or raise the cap, or 0 for none"
-            )
-        };
-        Error::Deck(vec![Fault {
-            key: "zero.max_live_bytes".into(),
-            value: self.knobs.max_live_bytes.to_string(),
-            wants,
-        }])
-    }
+/// The cap on live bytes cannot be kept: says the smallest that could.
+fn over_cap(
+    spec: &ModelSpec,
+    partitions: &[Partition],
+    knobs: &Knobs,
+    visits: &[(UnitId, Pass)],
+    gathers: &[Gather],
+) -> Error {
+    // Without prefetching, what is alive at a visit is its own gather and what is kept from forward to backward.
+    let bytes = |g: &Gather| gathered_bytes(g, partitions, knobs.param_dtype);
+    let n = partitions[0].world_size;
+    let wants = if knobs.release_after_forward {
+        let largest = gathers.iter().max_by_key(|g| bytes(g)).expect("a gather passed the cap");
+        let (unit, needed) = (&spec.units[largest.unit].name, bytes(largest));
+        format!("unit `{unit}` alone gathers {needed} bytes on {n} ranks: at least that, or 0 for no cap")
+    } else {
+        // Forward gathers pile up to the head, the embedding's apart: it has no gather in backward to be kept for.
+        let kept =
+            |g: &&Gather| visits.contains(&(g.unit, Pass::Backward)) && spec.units[g.unit].role == UnitRole::Block;
+        let (blocks, others): (Vec<&Gather>, Vec<&Gather>) = gathers.iter().partition(kept);
+        let needed = blocks.iter().map(|g| bytes(g)).sum::<u64>() + others.iter().map(|g| bytes(g)).max().unwrap_or(0);
+        format!(
+            "zero.release_after_forward = false keeps up to {needed} bytes gathered on {n} ranks: at least that, 0 for no cap, or \
+             release after forward"
+        )
+    };
+    Error::Deck(vec![Fault { key: "zero.max_live_bytes".into(), value: knobs.max_live_bytes.to_string(), wants }])
 }
 
 /// Cuts a gather into calls of at most `gather_bucket_bytes`, at least one parameter each.
