@@ -60,6 +60,12 @@ Examples:
 
 Exit codes: 0 finished; 2 no checkpoint there, or a damaged one; 70 internal error.";
 
+const REPORT_HELP: &str = "\
+Example:
+  zero3 report runs/tiny
+
+Exit codes: 0 finished; 2 no summary there; 70 internal error.";
+
 /// Everything the program can be asked to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Command {
@@ -71,6 +77,8 @@ pub enum Command {
     DataInfo(DeckArgs),
     /// `zero3 ckpt inspect`
     CkptInspect(CkptInspectArgs),
+    /// `zero3 report`: the five questions about a run directory.
+    Report(PathBuf),
 }
 
 /// A deck and what the command line changes in it.
@@ -187,6 +195,15 @@ enum CliCommand {
         command: DataCommand,
     },
     /// Look at checkpoints.
+    /// Answers five questions about a run's memory and time from its own records.
+    ///
+    /// Which shards are resident at rest; which full parameters are gathered; did prefetches overlap compute; were full
+    /// parameters released soon enough; were gradients reduced, or did full copies pile up. Each answer cites its numbers.
+    #[command(after_help = REPORT_HELP)]
+    Report {
+        /// A run directory.
+        run: PathBuf,
+    },
     #[command(after_help = CKPT_HELP)]
     Ckpt {
         #[command(subcommand)]
@@ -317,6 +334,7 @@ pub fn parse(args: impl Iterator<Item = OsString>) -> Result<Command, clap::Erro
         CliCommand::Data { command: DataCommand::Info { words } } => {
             Ok(Command::DataInfo(words.into_deck(&["data", "info"])?))
         }
+        CliCommand::Report { run } => Ok(Command::Report(run)),
         CliCommand::Ckpt { command: CkptCommand::Inspect { path, json } } => {
             Ok(Command::CkptInspect(CkptInspectArgs { path, json }))
         }
@@ -425,7 +443,7 @@ mod tests {
 
     #[test]
     fn help_teaches_with_an_example_and_exit_codes() {
-        for line in ["", "train", "plan", "data", "data info", "ckpt", "ckpt inspect"] {
+        for line in ["", "train", "plan", "data", "data info", "report", "ckpt", "ckpt inspect"] {
             let help = parsed(&format!("{line} --help")).unwrap_err();
             assert_eq!(help.exit_code(), 0);
             let text = help.to_string();

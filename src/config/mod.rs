@@ -143,6 +143,8 @@ deck! {
             "Compute threads of one rank; 0 = as many as the cores of the rank's cpuset.";
         peak_gflops: f64 = (default "0"), float(0.0, 1e12),
             "Peak f32 GFLOP/s of one rank, the denominator of `mfu`; 0 = unknown, and the column stays empty.";
+        memory_budget_bytes: u64 = (default "0"), UNSIGNED,
+            "Memory one rank's arena may take; a plan that needs more is refused before start. 0 = no budget.";
     }
 
     /// The transformer.
@@ -279,6 +281,8 @@ deck! {
             "Print a line every so many steps; 0 = never.";
         level: String = (default "info"), Kind::LogFilter,
             "A level, or an env_logger filter by module.";
+        trace: String = (default ""), Kind::Steps,
+            "Steps whose every span goes to trace.json: A, A..B (B not included) or A..=B; empty = none.";
     }
 }
 

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::human;
 use super::ledger::MemKind;
 use super::replace_file::replace_file;
+use super::units::UnitTimes;
 use crate::error::Result;
 
 /// Everything about a finished or stopped run.
@@ -63,6 +64,8 @@ pub struct Summary {
     pub peak_at: String,
     /// Peak of each kind of memory, on the rank with the highest total peak.
     pub peak_bytes_by_kind: Vec<KindBytes>,
+    /// Collectives of each unit over all training steps, mean over ranks.
+    pub units: Vec<UnitRow>,
     /// The newest complete checkpoint.
     pub last_checkpoint: Option<String>,
     /// Program, MPI, HDF5, instruction set and the like.
@@ -81,6 +84,16 @@ pub struct PhaseTotal {
     pub mean_ms: f64,
     /// The slowest rank's.
     pub max_ms: f64,
+}
+
+/// Collectives of one unit.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct UnitRow {
+    /// E.g. `h.3`.
+    pub name: String,
+    /// Its times and bytes.
+    #[serde(flatten)]
+    pub times: UnitTimes,
 }
 
 /// Payload one rank received over the whole process.

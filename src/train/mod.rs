@@ -2,10 +2,12 @@
 //!
 //! Reading order: [`step`] (the algorithm), then [`run`] here, then `state.rs` (save and restore).
 
+pub mod budget;
 pub mod report;
 pub mod source;
 pub mod state;
 pub mod step;
+pub mod tracing;
 
 use crate::backend::agree::{all_or_none, decided_by_rank_0};
 use crate::backend::memory::Memory;
@@ -15,7 +17,7 @@ use crate::error::{Exit, Result};
 use crate::model::gpt2;
 use crate::plan::Plan;
 use crate::plan::schedule::Knobs;
-use crate::telemetry::{CommVolume, PhaseTimer, StepLog};
+use crate::telemetry::{CommVolume, PhaseTimer, StepLog, Trace, UnitTimes, signals, trace};
 use crate::test_hooks::{self, fault_point};
 use crate::zero::Shards;
 use report::Report;
@@ -40,6 +42,8 @@ pub struct Job {
     pub is_terminal: bool,
     /// Fill released buffers with NaN.
     pub poison: bool,
+    /// This rank's node.
+    pub host: String,
     /// When the process started.
     pub started: Instant,
 }
@@ -52,6 +56,7 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
     let source = Source::open(comm, deck, job.is_terminal)?;
     let model = gpt2::model::<B::Device>(deck);
     let plan = Plan::new(&model.spec, comm.size(), &Knobs::from_deck(&deck.zero))?;
+    budget::check::<B::Device>(deck, &plan)?;
     let restored = decided_by_rank_0(comm, || state::find(run_dir, &job.start))?;
     if let Some((dir, step)) = restored.as_ref().filter(|(_, step)| *step >= deck.train.steps) {
         if comm.rank() == 0 {
@@ -62,11 +67,22 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
         return Ok(Exit::Finished);
     }
 
+    signals::listen();
     let mut memory = Memory::new(comm.alloc(plan.arena_bytes)?, job.poison);
     let shards = Shards::allocate(device, &mut memory, &plan, comm.rank());
     let timer = PhaseTimer::new();
-    let mut stepper: Stepper<'_, B> =
-        Stepper { device, comm, model: &model, plan: &plan, memory, shards, timer, volume: CommVolume::new() };
+    let mut stepper: Stepper<'_, B> = Stepper {
+        device,
+        comm,
+        model: &model,
+        plan: &plan,
+        memory,
+        shards,
+        timer,
+        volume: CommVolume::new(),
+        trace: Trace::default(),
+        units: vec![UnitTimes::default(); model.spec.units.len()],
+    };
     let position = match &restored {
         Some((dir, _)) => state::restore(&mut stepper, deck, &source, dir)?,
         None => {
@@ -83,7 +99,7 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
     let mut log = open_log(comm, run_dir, resumed_after)?;
 
     let mut report = Report::new(job, &stepper, &source, position);
-    let ending = train(&mut stepper, deck, &source, position, log.as_mut(), &mut report)?;
+    let ending = train(&mut stepper, job, &source, position, log.as_mut(), &mut report)?;
     report.finish(job, &stepper, ending)
 }
 
@@ -110,19 +126,22 @@ pub struct Ending {
 /// The loop: step, validate, save, log.
 fn train<B: Backend>(
     stepper: &mut Stepper<'_, B>,
-    deck: &Deck,
+    job: &Job,
     source: &Source,
     mut at: Position,
     mut log: Option<&mut StepLog>,
     report: &mut Report,
 ) -> Result<Ending> {
+    let deck = &job.deck;
     let t = &deck.train;
+    let traced = trace::steps_of(&deck.log.trace).expect("the deck was checked");
     let n_micro = t.global_batch_size / t.micro_batch_size;
     let mut last_checkpoint = None;
     let mut skipped_in_a_row = 0;
     report.begin_steps(stepper);
     while at.step < t.steps {
         fault_point("step", stepper.comm.rank(), at.step + 1);
+        stepper.trace.set_step(traced.contains(&(at.step + 1)).then_some(at.step + 1));
         let load = |j| source.training_micro_batch(at.samples, j, t.micro_batch_size);
         let spoilt = test_hooks::spoils(stepper.comm.rank(), at.attempts);
         let outcome = stepper.step(n_micro, at.step + 1, &deck.optim, spoilt, load)?;
@@ -143,6 +162,7 @@ fn train<B: Backend>(
         }
         skipped_in_a_row = 0;
         at.step += 1;
+        stepper.trace.set_step(None);
 
         let is_last = at.step == t.steps;
         let due = |every: u64| every > 0 && (at.step.is_multiple_of(every) || is_last);
@@ -152,6 +172,9 @@ fn train<B: Backend>(
         let row = report.row(stepper, deck, at, &outcome, val_loss)?;
         if let Some(log) = log.as_deref_mut() {
             log.write(&row)?;
+        }
+        if traced.contains(&at.step) && (at.step + 1 == traced.end || at.step == t.steps) {
+            tracing::write(stepper, Path::new(&deck.run.dir), &job.host)?;
         }
         report.show(&row, due(deck.log.every) || val_loss.is_some() && deck.log.every > 0);
         if let Some(files) = saved {

@@ -12,10 +12,11 @@ use crate::plan::memory::Peaks;
 use crate::plan::placement::bytes_per_param;
 use crate::plan::volume::Volume;
 use crate::telemetry::ledger::Label;
-use crate::telemetry::summary::{KindBytes, PhaseTotal, Planned, RankBytes, Resident};
+use crate::telemetry::summary::{KindBytes, PhaseTotal, Planned, RankBytes, Resident, UnitRow};
+use crate::telemetry::units::N_TIMES;
 use crate::telemetry::{
-    CommClass, MemKind, Phase, PhaseTimes, Progress, RankStep, StepRow, Summary, combine, comm_volume::CommCounts,
-    human,
+    CommClass, MemKind, Phase, PhaseTimes, Progress, RankStep, StepRow, Summary, UnitTimes, combine,
+    comm_volume::CommCounts, human,
 };
 use std::path::Path;
 
@@ -181,6 +182,8 @@ impl Report {
         let mut own: Vec<f64> = CommClass::ALL.iter().take(3).map(|&class| counts.bytes(class) as f64).collect();
         own.push(self.steps_off_plan as f64);
         own.extend(Phase::ALL.iter().map(|&p| self.phases.ms(p)));
+        let n_before_units = own.len();
+        own.extend(stepper.units.iter().flat_map(UnitTimes::to_array));
         let all = comm.all_gather_f64(&own)?;
         let ranks: Vec<&[f64]> = all.chunks_exact(own.len()).collect();
         if comm.rank() != 0 {
@@ -196,6 +199,11 @@ impl Report {
             let mean_ms = times.clone().sum::<f64>() / ranks.len() as f64;
             PhaseTotal { name: p.name().into(), mean_ms, max_ms: times.fold(0.0, f64::max) }
         };
+        let units = stepper.model.spec.units.iter().enumerate().map(|(u, unit)| {
+            let mean =
+                |i: usize| ranks.iter().map(|r| r[n_before_units + u * N_TIMES + i]).sum::<f64>() / ranks.len() as f64;
+            UnitRow { name: unit.name.clone(), times: UnitTimes::from_array(std::array::from_fn(mean)) }
+        });
         let hints = hints(job, &ending);
         let summary = Summary {
             exit_reason: ending.reason,
@@ -246,6 +254,7 @@ impl Report {
                 .zip(self.peak_by_kind)
                 .map(|(&(kind, planned), measured)| KindBytes { kind, bytes: Planned { planned, measured } })
                 .collect(),
+            units: units.collect(),
             last_checkpoint: ending.last_checkpoint.as_ref().map(|dir| dir.display().to_string()),
             versions: job.versions.clone(),
             hints,
@@ -277,11 +286,12 @@ fn label_in_words(label: Label, spec: &ModelSpec) -> String {
 /// What to try next.
 fn hints(job: &Job, ending: &Ending) -> Vec<String> {
     let mut hints = Vec::new();
+    let program = job.relaunch.split(' ').next().unwrap_or("zero3");
     if let Some(dir) = &ending.last_checkpoint {
         let more = ending.position.step + (job.deck.train.steps / 3).max(1);
         hints.push("go on from this checkpoint on 3 ranks, to the same bits as on any other number:".to_string());
         hints.push(format!("  mpirun -n 3 --oversubscribe {} train.steps={more}", job.relaunch));
-        hints.push(format!("look into it:  zero3 ckpt inspect {}", dir.display()));
+        hints.push(format!("look into it:  {program} ckpt inspect {}", dir.display()));
     }
     hints.push(format!(
         "the same run on paper, for 8 ranks:  {} --ranks 8",

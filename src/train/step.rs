@@ -5,7 +5,7 @@
 //! the local slices. [`Stepper::run`] executes the planned instructions from top to bottom and decides nothing.
 
 use crate::backend::memory::Memory;
-use crate::backend::{Backend, Buf, Comm, Device, Ops, Queue, View};
+use crate::backend::{Backend, Buf, Comm, CommRecord, Device, Ops, Queue, View};
 use crate::config::OptimSection;
 use crate::error::Result;
 use crate::model::{BackwardIo, ForwardIo, LossGrad, LossIo, Model};
@@ -16,10 +16,11 @@ use crate::plan::memory::SlotId;
 use crate::plan::schedule::{GatherId, Instr, Pass};
 use crate::plan::volume::micro_steps;
 use crate::plan::{Plan, Program, State};
-use crate::telemetry::{CommClass, CommVolume, MemKind, Phase, PhaseTimer};
+use crate::telemetry::{CommClass, CommVolume, MemKind, Phase, PhaseTimer, Trace, Track, UnitTimes, signals};
 use crate::zero::reduce::Contributions;
 use crate::zero::refresh::refresh;
 use crate::zero::{Gathers, Reductions, Shards};
+use std::time::Instant;
 
 /// Token and target ids of one micro-batch, (B, T) each.
 pub struct MicroBatch {
@@ -103,6 +104,10 @@ pub struct Stepper<'a, B: Backend> {
     pub timer: PhaseTimer,
     /// Bytes by collective since the start.
     pub volume: CommVolume,
+    /// Spans of chosen steps.
+    pub trace: Trace,
+    /// Collectives of each unit in training, since the start.
+    pub units: Vec<UnitTimes>,
 }
 
 impl<B: Backend> Stepper<'_, B> {
@@ -192,7 +197,13 @@ impl<B: Backend> Stepper<'_, B> {
         let held = self.plan.train_hold.is_some();
         let mut loss = 0.0;
 
+        let mut last_use = vec![None; program.schedule.gathers.len()];
+
         for (at, instr) in program.schedule.instrs.iter().enumerate() {
+            if signals::report_wanted() {
+                self.answer(program, at, &gathers);
+            }
+            let began = Instant::now();
             self.begin(program, at, *instr, &mut live);
             if let (0, Some(batch)) = (at, batch) {
                 self.device.upload(get_mut(&mut live, program.tokens).view_mut(), bytemuck::cast_slice(&batch.tokens));
@@ -209,7 +220,14 @@ impl<B: Backend> Stepper<'_, B> {
                     let outer = self.timer.switch(purpose.waiting());
                     let (bufs, records) = gathers.wait(g, &program.schedule.gathers[g], &mut self.shards)?;
                     self.timer.switch(outer);
-                    records.iter().for_each(|record| self.volume.add(purpose.gathering(), record.received_bytes));
+                    let unit = program.schedule.gathers[g].unit;
+                    for record in &records {
+                        self.volume.add(purpose.gathering(), record.received_bytes);
+                        self.note_comm(Track::Gather, "all_gather", unit, record, purpose);
+                    }
+                    if let Purpose::Train { .. } = purpose {
+                        self.units[unit].gather_wait_ms += began.elapsed().as_secs_f64() * 1e3;
+                    }
                     for buf in &bufs {
                         self.memory.convert(buf, MemKind::Prefetched, MemKind::Gathered);
                     }
@@ -222,8 +240,18 @@ impl<B: Backend> Stepper<'_, B> {
                         self.compute(program, unit, pass, gather, purpose, &mut live);
                         self.timer.switch(outer);
                     }
+                    if let Some(g) = gather {
+                        last_use[g] = Some(Instant::now());
+                    }
                 }
-                Instr::Release(g) => gathers.release(g),
+                Instr::Release(g) => {
+                    gathers.release(g);
+                    if let (Some(used), Purpose::Train { .. }) = (last_use[g], purpose) {
+                        let bytes: usize = program.gathered[g].iter().map(|&id| program.slots[id].bytes()).sum();
+                        let kept_ms = Instant::now().duration_since(used).as_secs_f64() * 1e3;
+                        self.units[program.schedule.gathers[g].unit].late_byte_ms += bytes as f64 * kept_ms;
+                    }
+                }
                 Instr::Accumulate(r) => {
                     let Purpose::Train { first, .. } = purpose else { panic!("evaluation has no gradients") };
                     for &p in program.schedule.reduces[r].params.iter().filter(|_| batch.is_some()) {
@@ -247,6 +275,8 @@ impl<B: Backend> Stepper<'_, B> {
                     let (full, staging, record) = reductions.wait(r, reduce, &mut self.shards, self.plan)?;
                     self.timer.switch(outer);
                     self.volume.add(CommClass::TrainReduceScatter, record.received_bytes);
+                    self.note_comm(Track::Reduce, "reduce_scatter", reduce.unit, &record, purpose);
+                    self.units[reduce.unit].reduce_wait_ms += began.elapsed().as_secs_f64() * 1e3;
                     match held {
                         true => {
                             full.into_iter().zip(&reduce.params).for_each(|(buf, &p)| self.shards.restore_held(p, buf))
@@ -261,9 +291,52 @@ impl<B: Backend> Stepper<'_, B> {
             if at + 1 == program.schedule.instrs.len() && batch.is_some() {
                 loss = self.device.sum(get(&live, program.losses).view());
             }
+            if self.trace.is_on() {
+                let (what, unit) = describe(program, *instr);
+                let live_bytes = self.memory.ledger().total_now();
+                self.trace.span(Track::Compute, what, unit, (began, Instant::now()), 0, live_bytes);
+            }
             self.end(program, at, &mut live);
         }
         Ok(loss)
+    }
+
+    /// Counts a finished collective for its unit, and for the trace.
+    fn note_comm(&mut self, track: Track, what: &'static str, unit: UnitId, record: &CommRecord, purpose: Purpose) {
+        let span = (record.started, record.finished);
+        let bytes = record.received_bytes;
+        self.trace.span(track, what, Some(unit), span, bytes, self.memory.ledger().total_now());
+        if let Purpose::Train { .. } = purpose {
+            let ms = span.1.duration_since(span.0).as_secs_f64() * 1e3;
+            let times = &mut self.units[unit];
+            let (sum_ms, sum_bytes) = match track {
+                Track::Reduce => (&mut times.reduce_ms, &mut times.reduce_bytes),
+                _ => (&mut times.gather_ms, &mut times.gather_bytes),
+            };
+            *sum_ms += ms;
+            *sum_bytes += bytes as f64;
+        }
+    }
+
+    /// Says where this rank is and what it holds: the answer to SIGUSR2.
+    fn answer(&self, program: &Program, at: usize, gathers: &Gathers<B::Comm>) {
+        let spec = &self.model.spec;
+        let names = |ids: Vec<GatherId>| -> String {
+            let names: Vec<&str> =
+                ids.iter().map(|&g| spec.units[program.schedule.gathers[g].unit].name.as_str()).collect();
+            if names.is_empty() { "none".into() } else { names.join(", ") }
+        };
+        let (what, unit) = describe(program, program.schedule.instrs[at]);
+        let (live, on_the_way) = gathers.now();
+        log::warn!(
+            "rank {} is at instruction {at} of {}: {what} {}\nwhole now: {}; on their way: {}\n{}",
+            self.comm.rank(),
+            program.schedule.instrs.len(),
+            unit.map_or("", |u| spec.units[u].name.as_str()),
+            names(live),
+            names(on_the_way),
+            self.memory.ledger()
+        );
     }
 
     /// Takes the buffers whose life begins with instruction `at`.
