@@ -53,7 +53,7 @@ pub fn adamw<D: Device>(
             bias_correction2: (1.0 - libm::pow(o.beta2, step as f64)) as f32,
             grad_scale,
         };
-        device.adamw(weight, m, v, grad.as_view(), &hyper);
+        device.adamw(weight, m, v, grad.as_view(), &hyper, None);
     }
 }
 
