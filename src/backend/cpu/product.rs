@@ -172,3 +172,35 @@ simd! {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::cpu::ops::test_support::{device, random};
+    use half::bf16;
+
+    #[test]
+    fn dot_products_of_bf16_and_converted_operands_differ_by_roundings_of_f32_alone() {
+        if !bf16_dot::available() {
+            return;
+        }
+        let narrow = |n: usize, seed: u64| -> Vec<bf16> {
+            random(n, seed).iter().map(|&x| <bf16 as Element>::store(x)).collect()
+        };
+        for (m, n, k) in [(1, 1, 1), (12, 32, 512), (13, 33, 513), (100, 70, 1), (25, 31, 1030)] {
+            let (lhs, rhs, row) = (narrow(m * k, 1), narrow(n * k, 2), narrow(n, 3));
+            let lhs = Mat::new(&lhs, m, k, k);
+            let rhs = Mat::new(&rhs, n, k, k).t();
+            let work = || vec![f32::NAN; work_numel(m, n, k, DType::F32, DType::Bf16, DType::Bf16)];
+            for start in [Start::Zero, Start::Row(&row[..]), Start::Held] {
+                let (mut dots, mut converted) = (random(m * n, 4), random(m * n, 4));
+                bf16_dot::block(&device(1), MatMut::new(&mut dots, m, n), start, lhs, rhs, &mut work());
+                converted_block(&device(1), MatMut::new(&mut converted, m, n), start, lhs, rhs, &mut work());
+                for (i, (a, b)) in dots.iter().zip(&converted).enumerate() {
+                    // Products of bf16 are exact in f32; each of k additions rounds by 6e-8 of a sum below sqrt(k).
+                    assert!((a - b).abs() <= 6e-8 * k as f32 + 2e-7, "{m} x {n} x {k}, element {i}: {a} and {b}");
+                }
+            }
+        }
+    }
+}

@@ -13,7 +13,7 @@ mod reduce;
 #[cfg(test)]
 mod speed;
 #[cfg(test)]
-mod test_support;
+pub(super) mod test_support;
 
 use super::CpuDevice;
 use super::host::{elements, elements_mut, f32s, f32s_mut, u32s, u32s_mut};
