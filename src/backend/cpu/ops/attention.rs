@@ -231,9 +231,8 @@ pub fn backward<A: Element>(
             let (probs, dscores) = (Mat::new(probs, n, end, end), Mat::new(dscores, n, end, end));
             // Queries see more keys block by block: what a block adds to before any other is its own last n rows.
             let first_head = head == kv_head * group;
-            let copies = [&mut *dv_work, &mut *dk_work];
-            for (column, left, right, copy) in
-                [(v_column, probs, dout_block), (k_column, dscores, q)].into_iter().zip(copies).map(|((a, b, c), d)| (a, b, c, d))
+            for (column, copy, left, right) in
+                [(v_column, &mut *dv_work, probs, dout_block), (k_column, &mut *dk_work, dscores, q)]
             {
                 // SAFETY: the columns of a kv head in the rows of a sequence belong to one task, here and below.
                 let mut whole = unsafe { MatMut::strided(&dqkv, rows * qkv_row + column, t, d_head, qkv_row) };

@@ -362,7 +362,7 @@ fn sums_of_squares_of_bf16_are_exact() {
             assert_eq!(got.to_bits(), want.to_bits(), "{n} elements on {threads} threads");
         }
     }
-    assert!(device(2).sum_of_squares(buf_of(Bf16, &vec![f32::INFINITY; 3]).view()).to_f64().is_nan());
+    assert!(device(2).sum_of_squares(buf_of(Bf16, &[f32::INFINITY; 3]).view()).to_f64().is_nan());
 }
 
 #[test]
