@@ -250,14 +250,11 @@ deck! {
         overlap: bool = (default "true"), Kind::Flag,
             "Collectives run beside compute; false = each one is waited for at once. The same bits either way.";
         param_dtype: DType = (default "f32"), DTYPES,
-            "Element type that is gathered. Master weights are f32 always.",
-            today &["f32"], LATER;
+            "Element type that is gathered. Master weights are f32 always.";
         grad_dtype: DType = (default "f32"), DTYPES,
-            "Element type gradient slices are kept in. Sums are f32 always.",
-            today &["f32"], LATER;
+            "Element type gradient slices are kept in. Sums are f32 always.";
         reduce_dtype: DType = (default "f32"), DTYPES,
-            "Element type gradients travel in.",
-            today &["f32"], LATER;
+            "Element type gradients travel in.";
         activation_checkpointing: ActivationCheckpointing = (default "none"), Kind::Checkpointing,
             "Blocks that backward computes again: none, all, or each K-th one. Less memory, more compute, the same bits.";
         reduce: ReduceWhen = (default "every_micro_step"), Kind::Choice(ReduceWhen::NAMES),

@@ -276,9 +276,6 @@ fn inconsistent_values_are_refused() {
 fn values_of_later_releases_are_refused_as_such_and_impossible_ones_are_not() {
     for (list, says) in [
         ("run.backend=cuda", "not available yet: this build has no CUDA backend; use \"auto\" or \"cpu\""),
-        ("zero.param_dtype=bf16", "not available yet: it comes with a later release; use \"f32\""),
-        ("zero.grad_dtype=bf16", "not available yet"),
-        ("zero.reduce_dtype=bf16", "not available yet"),
         ("zero.deterministic=false", "not available yet"),
         ("data.format=llmc", "not available yet"),
         ("zero.stage=7", "an integer from 0 to 3"),

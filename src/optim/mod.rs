@@ -42,8 +42,14 @@ pub fn adamw<D: Device>(
     grad_scale: f32,
 ) {
     for (p, param) in spec.params.iter().enumerate() {
-        let [weight, _, grad, m, v] = shards.updated(p).map(|view| view);
-        let (weight, grad, m, v) = (weight.unwrap(), grad.unwrap(), m.unwrap(), v.unwrap());
+        let [weight, master, grad, m, v] = shards.updated(p);
+        let here = "a parameter, a gradient and moments always exist";
+        let (weight, grad, m, v) = (weight.expect(here), grad.expect(here), m.expect(here), v.expect(here));
+        // In fp32 the parameter is its own master; else it gets the rounded master.
+        let (master, weight) = match master {
+            Some(master) => (master, Some(weight)),
+            None => (weight, None),
+        };
         let hyper = AdamwStep {
             lr: lr as f32,
             beta1: o.beta1 as f32,
@@ -54,7 +60,7 @@ pub fn adamw<D: Device>(
             bias_correction2: (1.0 - libm::pow(o.beta2, step as f64)) as f32,
             grad_scale,
         };
-        device.adamw(weight, m, v, grad.as_view(), &hyper);
+        device.adamw(master, m, v, grad.as_view(), &hyper, weight);
     }
 }
 
