@@ -154,7 +154,7 @@ impl Dataset {
                 )
             } else {
                 format!(
-                    "data.val_fraction = {}: of the {total} tokens in {files} it leaves {n} for {}, and a sample takes \
+                    "data.val_fraction = {:?}: of the {total} tokens in {files} it leaves {n} for {}, and a sample takes \
                      model.seq_len + 1 = {sample}; {}",
                     cfg.val_fraction,
                     if key == "data.val" { "validation" } else { "training" },
