@@ -220,7 +220,11 @@ fn bad_data_is_found_before_step_0_with_file_offset_and_value() {
         (0, &["data.train=loop.txt"], &["cannot read loop.txt"]),
         (2, &["data.train=pipe"], &["pipe is not a regular file"]),
         (0, &["data.train=llmc.bin", vocab], &["llmc.bin begins with the header of an llm.c token file"]),
-        (0, &["data.train=table.parquet"], &["table.parquet is a .parquet container"]),
+        (
+            0,
+            &["data.train=table.parquet"],
+            &["data.format = auto: files of text or bare tokens, which table.parquet is not"],
+        ),
         (2, &[vocab], &["model.vocab_size = 100: at least 256"]),
     ];
     for (n_ranks, words, parts) in faults {

@@ -6,6 +6,7 @@
 use super::choices::{DataFormat, Preset, PresetSizes, Tokenizer};
 use super::key::render;
 use super::{Deck, KEYS, Key, Origin, SECTIONS, suggest};
+use crate::data::CONTAINERS;
 use crate::error::{Error, Fault, Result};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -267,6 +268,16 @@ impl Resolver {
             return Some(written);
         }
         let paths = [self.paths("data.train")?, self.paths("data.val")?].concat();
+        let ending = |path: &str| path.rsplit_once('.').map(|(_, ending)| ending.to_ascii_lowercase());
+        let is_container = |path: &&String| ending(path).is_some_and(|e| CONTAINERS.contains(&e.as_str()));
+        if let Some(path) = paths.iter().find(is_container) {
+            let wants = format!(
+                "files of text or bare tokens, which {} is not by name: unpack it, or say \"text\" to train on its bytes",
+                show(path)
+            );
+            self.refuse("data.format", wants);
+            return None;
+        }
         let format = DataFormat::of_path(paths.first()?);
         if let Some(other) = paths.iter().find(|p| DataFormat::of_path(p) != format) {
             let wants = format!(

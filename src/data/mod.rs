@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-pub use files::{ResolvedFiles, TokenFormat};
+pub use files::{CONTAINERS, ResolvedFiles, TokenFormat};
 pub use info::DataInfo;
 pub use scan::{DIGEST, ScanProgress};
 pub use token_stream::{StreamFile, TokenStream};

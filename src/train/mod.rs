@@ -79,6 +79,7 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
         }
     };
     let keep_to = decided_by_rank_0(comm, || {
+        // What stays must be this run's: nothing does where the checkpoint is from elsewhere.
         let keep_to = restored.filter(|(dir, _)| state::is_of_run(run_dir, dir)).map(|(_, step)| step);
         state::make_room(run_dir, keep_to)?;
         Ok(keep_to)

@@ -86,10 +86,10 @@ pub fn check_start(deck: &Deck, start: &Start, spec: &ModelSpec, data_digest: &s
     }
 }
 
-/// Whether a step directory is one of this run's own.
+/// Whether a step directory is one of the run directory's own checkpoints, by whatever path it was named.
 pub fn is_of_run(run_dir: &Path, step_dir: &Path) -> bool {
-    let parent = step_dir.canonicalize().ok().and_then(|dir| Some(dir.parent()?.to_path_buf()));
-    parent.is_some() && parent == checkpoint::checkpoints_dir(run_dir).canonicalize().ok()
+    let own = checkpoint::checkpoints_dir(run_dir).canonicalize();
+    own.is_ok_and(|own| step_dir.canonicalize().is_ok_and(|dir| dir.parent() == Some(own.as_path())))
 }
 
 /// Clears away saves that died, and moves what an earlier run left beyond step `keep_to` (None: all of it) to
