@@ -86,19 +86,52 @@ pub fn find(run_dir: &Path, start: &Start) -> Result<Option<(PathBuf, u64)>> {
     dir.map(|dir| checkpoint::find::read_manifest(&dir).map(|manifest| (dir, manifest.step))).transpose()
 }
 
+/// Whether the run directory can be written, before anything that takes time. Makes nothing that stays.
+pub fn check_run_dir(run_dir: &Path) -> Result<()> {
+    let checkpoints = checkpoint::checkpoints_dir(run_dir);
+    let wanted = "set run.dir to a directory, there already or not, that can be written";
+    // The first of checkpoints, run directory, its parent, ... that is there.
+    let there = checkpoints.ancestors().find(|p| std::fs::symlink_metadata(p).is_ok()).filter(|p| *p != Path::new(""));
+    let there = there.unwrap_or(Path::new("."));
+    let at = format!("run.dir = {}", run_dir.display());
+    if !there.is_dir() {
+        return Err(Error::Input(format!("{at}: {} is not a directory; {wanted}", there.display())));
+    }
+    match tempfile::tempfile_in(there) {
+        Ok(_) => Ok(()),
+        Err(e) => Err(Error::Io(format!("{at}: cannot write in {}: {e}; {wanted}", there.display()))),
+    }
+}
+
+/// What the run would start from is there and fits, for a dry run.
+pub fn check_start(deck: &Deck, start: &Start, spec: &ModelSpec, data_digest: &str) -> Result<()> {
+    match find(Path::new(&deck.run.dir), start)? {
+        Some((_, step)) if step >= deck.train.steps => Ok(()),
+        Some((dir, _)) => check_fits(&dir, &checkpoint::find::read_manifest(&dir)?, spec, deck, data_digest),
+        None if deck.model.init_from.is_empty() => Ok(()),
+        None => open_weights(&deck.model.init_from, spec).map(|_| ()),
+    }
+}
+
 /// Whether a step directory is one of the run directory's own checkpoints, by whatever path it was named.
 pub fn is_of_run(run_dir: &Path, step_dir: &Path) -> bool {
     let own = checkpoint::checkpoints_dir(run_dir).canonicalize();
     own.is_ok_and(|own| step_dir.canonicalize().is_ok_and(|dir| dir.parent() == Some(own.as_path())))
 }
 
-/// Moves what an earlier run left beyond the step resumed from (None: everything) to `RUN/previous_K`, so that
-/// its checkpoints are never taken for this run's. Nothing is deleted.
-pub fn set_aside_later(run_dir: &Path, resumed_after: Option<u64>) -> Result<()> {
-    if let Some(place) = checkpoint::set_aside(run_dir, resumed_after)? {
-        log::warn!("what an earlier run left beyond step {} is now in {}", resumed_after.unwrap_or(0), place.display());
+/// Clears away saves that died, and moves what an earlier run left beyond step `keep_to` (None: all of it) to
+/// `RUN/previous_K`, so that its checkpoints are never taken for this run's. No complete checkpoint is deleted.
+pub fn make_room(run_dir: &Path, keep_to: Option<u64>) -> Result<()> {
+    checkpoint::clean_up(run_dir)?;
+    if let Some(place) = checkpoint::set_aside(run_dir, keep_to)? {
+        log::warn!("what an earlier run left beyond step {} is now in {}", keep_to.unwrap_or(0), place.display());
     }
     Ok(())
+}
+
+fn open_weights(from: &str, spec: &ModelSpec) -> Result<WeightsFile> {
+    let wanted: Vec<(&str, &[usize])> = spec.params.iter().map(|p| (p.name.as_str(), p.shape.as_slice())).collect();
+    WeightsFile::open(from, &wanted)
 }
 
 /// Fills the slices with initial weights: from `model.init_from`, or from the generator.
@@ -108,10 +141,8 @@ pub fn initialise<B: Backend>(stepper: &mut Stepper<'_, B>, deck: &Deck) -> Resu
     let file = if from.is_empty() {
         None
     } else {
-        let wanted: Vec<(&str, &[usize])> = spec.params.iter().map(|p| (p.name.as_str(), p.shape.as_slice())).collect();
-        let opened = WeightsFile::open(from, &wanted);
         let mut file = None;
-        all_or_none(stepper.comm, opened.map(|f| _ = file.insert(f)))?;
+        all_or_none(stepper.comm, open_weights(from, spec).map(|f| _ = file.insert(f)))?;
         file
     };
     let mut failed = Ok(());
@@ -134,11 +165,19 @@ pub fn restore<B: Backend>(stepper: &mut Stepper<'_, B>, deck: &Deck, source: &S
     all_or_none(stepper.comm, Reader::open(dir).map(|r| _ = reader.insert(r)))?;
     let mut reader = reader.expect("no rank failed");
     let manifest = reader.manifest().clone();
-    check_fits(dir, &manifest, &stepper.model.spec, deck, source)?;
-    let read = restore_slices(stepper, &mut reader);
+    check_fits(dir, &manifest, &stepper.model.spec, deck, &source.digest)?;
+    let read = restore_slices(stepper, &mut reader).map_err(|error| match error {
+        Error::Checkpoint(why) => {
+            Error::Checkpoint(format!("{why}; {}", checkpoint::find::instead_of(dir, manifest.step)))
+        }
+        other => other,
+    });
     all_or_none(stepper.comm, read)?;
     make_whole(stepper)?;
     if stepper.comm.rank() == 0 {
+        if manifest.data_digest != source.digest {
+            log::warn!("the data are not those the checkpoint was trained on; data.allow_changed lets the run go on");
+        }
         log::info!("restored step {} from {} (written by {} ranks)", manifest.step, dir.display(), manifest.world_size);
         for change in deck_changes(&manifest.deck, deck) {
             log::info!("deck changed since then: {change}");
@@ -161,7 +200,7 @@ fn restore_slices<B: Backend>(stepper: &mut Stepper<'_, B>, reader: &mut Reader)
 }
 
 /// The checkpoint is of this model and, unless the deck allows otherwise, of these data.
-fn check_fits(dir: &Path, manifest: &Manifest, spec: &ModelSpec, deck: &Deck, source: &Source) -> Result<()> {
+fn check_fits(dir: &Path, manifest: &Manifest, spec: &ModelSpec, deck: &Deck, data_digest: &str) -> Result<()> {
     let mut faults = Vec::new();
     for param in &spec.params {
         match manifest.params.iter().find(|p| p.name == param.name) {
@@ -184,20 +223,21 @@ fn check_fits(dir: &Path, manifest: &Manifest, spec: &ModelSpec, deck: &Deck, so
             manifest.reduction_order
         ));
     }
-    if manifest.data_digest != source.digest {
-        if deck.data.allow_changed {
-            log::warn!("the data are not those the checkpoint was trained on; data.allow_changed lets the run go on");
-        } else {
-            faults.push(format!(
-                "the data differ: digest {} now, {} in the checkpoint; restore the files, or set data.allow_changed=true",
-                source.digest, manifest.data_digest
-            ));
-        }
+    if manifest.data_digest != data_digest && !deck.data.allow_changed {
+        faults.push(format!(
+            "the data differ: digest {data_digest} now, {} in the checkpoint; restore the files, or set data.allow_changed=true",
+            manifest.data_digest
+        ));
     }
     if faults.is_empty() {
         return Ok(());
     }
-    Err(Error::Checkpoint(format!("{} does not fit this run:\n  {}", dir.display(), faults.join("\n  "))))
+    Err(Error::Checkpoint(format!(
+        "{} does not fit this run:\n  {}\nset another run.dir, go back to the deck it was made with, or start over with \
+         --resume none",
+        dir.display(),
+        faults.join("\n  ")
+    )))
 }
 
 /// Keys whose values differ between the deck in a checkpoint and the deck of this run, as `key: old -> new`.
@@ -241,15 +281,26 @@ pub fn write_files<B: Backend>(stepper: &mut Stepper<'_, B>, deck: &Deck, at: Po
     let partial = decided_by_rank_0(stepper.comm, || {
         std::fs::create_dir_all(run_dir).map_err(|e| Error::io("mkdir", run_dir, &e))?;
         let partial = checkpoint::prepare(run_dir, at.step)?; // frees what dead saves left
-        checkpoint::check_free_space(&partial, needed)?;
+        checkpoint::check_free_space(&partial, needed).inspect_err(|_| free_room(run_dir))?;
         Ok(partial)
     })?;
     fault_point("save.begin", rank, at.step);
     let own = checkpoint::write_rank_file(&partial, rank, n, at.step, &slices);
     fault_point("save.written", rank, at.step);
-    let records = all_or_none(stepper.comm, own)?;
+    let records = all_or_none(stepper.comm, own);
+    if rank == 0 && records.is_err() {
+        free_room(run_dir);
+    }
+    let records = records?;
     stepper.timer.switch(outer);
     Ok(records)
+}
+
+/// After a save that failed: what it wrote is of no use and may fill the disk. A fault of this must not hide the first.
+fn free_room(run_dir: &Path) {
+    if let Err(error) = checkpoint::clean_up(run_dir) {
+        log::warn!("{error}");
+    }
 }
 
 /// Rank 0 makes the written files a checkpoint and clears old ones away. Collective; returns its directory.
@@ -265,7 +316,7 @@ pub fn commit<B: Backend>(
     fault_point("save.commit", stepper.comm.rank(), at.step);
     let manifest = manifest(&stepper.model.spec, stepper.comm.size(), deck, source, at, files);
     let dir = decided_by_rank_0(stepper.comm, || {
-        let dir = checkpoint::commit(run_dir, &manifest)?;
+        let dir = checkpoint::commit(run_dir, &manifest).inspect_err(|_| free_room(run_dir))?;
         checkpoint::retain(run_dir, deck.checkpoint.keep_last)?;
         Ok(dir)
     })?;

@@ -141,11 +141,11 @@ impl Running {
         output
     }
 
-    /// Process id of a rank, waiting up to ten seconds until it has started.
+    /// Process id of a rank, waiting up to a minute until it has started.
     pub fn pid_of_rank(&self, rank: usize) -> u32 {
         let mark = format!("{RUN_MARK}={}", self.mark);
         let rank_names = ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"].map(|name| format!("{name}={rank}"));
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(60);
         while Instant::now() < deadline {
             for entry in std::fs::read_dir("/proc").expect("a Linux machine").flatten() {
                 let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
@@ -157,7 +157,7 @@ impl Running {
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        panic!("rank {rank} did not start within ten seconds: {}", self.line);
+        panic!("rank {rank} did not start within a minute: {}", self.line);
     }
 
     /// Sends a signal, e.g. `KILL` or `STOP`, to one rank.
