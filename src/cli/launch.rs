@@ -28,6 +28,7 @@ impl Launch {
         let world = universe.world();
         abort_on_panic(world.rank());
         let launch = Launch { universe, world };
+        launch.connect_all();
         if granted != Threading::Multiple {
             return Err(Error::Comm(format!(
                 "this MPI library grants {granted:?}, zero3 needs MPI_THREAD_MULTIPLE: collectives run on helper threads \
@@ -35,6 +36,19 @@ impl Launch {
             )));
         }
         Ok(launch)
+    }
+
+    /// Exchanges a byte with every other rank, on this thread alone. MPI libraries open a connection at the first message
+    /// between two ranks; Open MPI 4.1 crashes or hangs now and then when several threads of a rank, or both ends at
+    /// once, open the same one, which is what the first collectives of two queues would do between nodes.
+    fn connect_all(&self) {
+        let (rank, size) = (self.world.rank(), self.world.size());
+        for distance in 1..size {
+            let to = self.world.process_at_rank((rank + distance) % size);
+            let from = self.world.process_at_rank((rank + size - distance) % size);
+            let mut received = 0u8;
+            mpi::point_to_point::send_receive_into(&0u8, &to, &mut received, &from);
+        }
     }
 
     /// World rank.

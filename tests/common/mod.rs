@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// What a run may take unless the test says otherwise: generous for a machine that runs other tests beside it.
-const DEFAULT_TIMEOUT: Duration = Duration::from_secs(120);
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(240);
 /// How long mpirun may take to end its ranks once asked, before it is killed itself.
 const GRACE_SECONDS: u64 = 10;
 /// Carries a number unique to a run into the environment of its ranks, by which they are found again.
