@@ -47,13 +47,13 @@ fn micro_batch(threads: usize, precision: Precision) -> Vec<Vec<f32>> {
     let head = spec.units.len() - 1;
     let mut residual: Vec<Buf> = (0..head).map(|_| nan(precision.activation, rows * DIMS.c)).collect();
     let mut saved: Vec<Vec<Buf>> = spec.units.iter().map(|unit| bufs(&unit.saved)).collect();
-    for unit in 0..head {
+    for (unit, saved) in saved.iter_mut().enumerate().take(head) {
         let (before, rest) = residual.split_at_mut(unit);
         let io = ForwardIo {
             tokens: tokens.view(),
             input: before.last().map(Buf::view),
             out: rest[0].view_mut(),
-            saved: &mut saved[unit],
+            saved,
             work: &mut bufs(&spec.units[unit].forward_work),
         };
         model.forward(&dev, unit, &of(unit), io);
