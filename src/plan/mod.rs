@@ -189,8 +189,11 @@ impl Plan {
     /// Largest peaks of training, over its programs and the refresh after the update.
     pub fn training_peaks(&self) -> Peaks {
         let mut peaks = self.train.peaks.clone();
-        let always: Vec<Slot> = self.resident.iter().chain(&self.step.slots).cloned().collect();
-        let refresh = memory::peaks(&always, &self.refresh.slots, self.refresh.buckets.len());
+        let always = self.resident.clone(); // the step's own buffers are back by then
+        // Other states are refreshed after a restore only.
+        let buckets = self.refreshed_states().into_iter().flat_map(|state| self.refresh.of(state));
+        let slots: Vec<Slot> = buckets.flat_map(|b| &b.staging).map(|&id| self.refresh.slots[id].clone()).collect();
+        let refresh = memory::peaks(&always, &slots, self.refresh.buckets.len());
         for other in self.train_hold.iter().map(|p| &p.peaks).chain([&refresh]) {
             peaks.raise(other);
         }
