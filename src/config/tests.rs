@@ -442,14 +442,19 @@ fn valid_overrides() -> impl Strategy<Value = Vec<(String, String)>> {
         "train.eval_every",
         "optim.min_lr",
         "optim.lr",
+        "zero.reduce_dtype",
+        "zero.reduce",
     ];
     let free: Vec<_> = KEYS
         .iter()
         .filter(|k| !TIED.contains(&k.name))
         .map(|k| (any::<bool>(), valid_text(k)).prop_map(|(on, text)| on.then(|| (k.name.to_owned(), text))))
         .collect();
-    let tied = (1i64..64, 1i64..64, 256i64..70_000, 1i64..64, 1i64..64, 0.0..1.0f64, 0.0..1.0f64);
-    (free, tied).prop_map(|(free, (heads, width, vocab, micro, accum, lr, share))| {
+    let reduced = proptest::sample::select(
+        &[("f32", "last_micro_step"), ("f32", "every_micro_step"), ("bf16", "every_micro_step")][..],
+    );
+    let tied = (1i64..64, 1i64..64, 256i64..70_000, 1i64..64, 1i64..64, 0.0..1.0f64, 0.0..1.0f64, reduced);
+    (free, tied).prop_map(|(free, (heads, width, vocab, micro, accum, lr, share, (reduce_dtype, reduce)))| {
         let tied = [
             ("model.n_head", heads.to_string()),
             ("model.d_model", (heads * width).to_string()),
@@ -458,6 +463,8 @@ fn valid_overrides() -> impl Strategy<Value = Vec<(String, String)>> {
             ("train.global_batch_size", (micro * accum).to_string()),
             ("optim.lr", format!("{lr:?}")),
             ("optim.min_lr", format!("{:?}", lr * share)),
+            ("zero.reduce_dtype", reduce_dtype.to_string()),
+            ("zero.reduce", reduce.to_string()),
         ];
         free.into_iter().flatten().chain(tied.map(|(k, v)| (k.to_owned(), v))).collect()
     })

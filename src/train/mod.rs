@@ -157,9 +157,12 @@ fn train<B: Backend>(
             report.skipped(stepper, at, &outcome, skipped_in_a_row);
             if skipped_in_a_row >= t.max_skipped_steps {
                 let reason = format!(
-                    "{skipped_in_a_row} steps in a row were not finite (loss {}, gradient norm {}); weights are those of step {}; \
+                    "{skipped_in_a_row} steps in a row were not finite (loss {}, gradient norm {}{}); weights are those of step {}; \
                      lower optim.lr, or raise train.max_skipped_steps",
-                    outcome.loss, outcome.grad_norm, at.step
+                    outcome.loss,
+                    outcome.grad_norm,
+                    report::origin(&stepper.model.spec, &outcome),
+                    at.step
                 );
                 return Ok(Ending { position: at, last_checkpoint, exit: Exit::NonFinite, reason });
             }

@@ -87,8 +87,12 @@ impl Report {
         self.measure(stepper, at);
         if let Some(progress) = &self.progress {
             progress.note(&format!(
-                "attempt {} skipped: loss {}, gradient norm {}; step {} stands, {in_a_row} skipped in a row",
-                at.attempts, outcome.loss, outcome.grad_norm, at.step
+                "attempt {} skipped: loss {}, gradient norm {}{}; step {} stands, {in_a_row} skipped in a row",
+                at.attempts,
+                outcome.loss,
+                outcome.grad_norm,
+                origin(&stepper.model.spec, outcome),
+                at.step
             ));
         }
     }
@@ -267,6 +271,13 @@ impl Report {
         }
         Ok(ending.exit)
     }
+}
+
+/// Where a step that was not finite began, in words to go on with.
+pub fn origin(spec: &ModelSpec, outcome: &StepOutcome) -> String {
+    outcome.not_finite.map_or(String::new(), |(unit, param)| {
+        format!(", first in the gradient of {} of unit {}", spec.params[param].name, spec.units[unit].name)
+    })
 }
 
 /// The peaks of whichever programs ran.

@@ -84,6 +84,8 @@ pub struct StepOutcome {
     pub lr: f64,
     /// The update was made; false where the loss or the norm was not finite.
     pub updated: bool,
+    /// Where that began: the first unit in the order of backward, and its parameter, with a gradient that is not finite.
+    pub not_finite: Option<(UnitId, ParamId)>,
 }
 
 /// One rank's executor: everything it needs to run a step.
@@ -150,6 +152,10 @@ impl<B: Backend> Stepper<'_, B> {
         let lr = lr_at(update, o);
         // The norm and the loss are the same bits on every rank, so all skip alike.
         let updated = grad_norm.is_finite() && loss.is_finite();
+        let not_finite = match updated {
+            true => None,
+            false => optim::first_non_finite(self.device, self.comm, &self.shards, &self.model.spec)?,
+        };
         let refreshed = plan.refreshed_states();
         if refreshed.contains(&State::Grad) {
             self.refresh(State::Grad, CommClass::TrainAllGather)?;
@@ -162,7 +168,7 @@ impl<B: Backend> Stepper<'_, B> {
             self.refresh(State::Param, CommClass::TrainAllGather)?;
         }
         self.timer.switch(outer);
-        Ok(StepOutcome { loss, grad_norm, lr, updated })
+        Ok(StepOutcome { loss, grad_norm, lr, updated, not_finite })
     }
 
     /// Makes what is kept whole of `state` whole again from its owners' slices.
