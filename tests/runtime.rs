@@ -234,9 +234,10 @@ fn mixed_precision_learns_like_f32() {
         assert!((a - b).abs() < 0.1 * (first - a).max(0.1), "step {step}: {a} in f32, {b} in bf16");
     }
     // It restores on another rank count to the same bits as well.
-    let more: Vec<&str> = [&["train.steps=6", "checkpoint.every=3"], &BF16[..]].concat();
+    let more: Vec<&str> = [&["train.steps=6", "checkpoint.every=3", "train.eval_every=0"], &BF16[..]].concat();
     let whole = Trained::of(&case, 1, &more);
-    let half: Vec<&str> = [&["train.steps=3", "checkpoint.every=3", "optim.decay_steps=6"], &BF16[..]].concat();
+    let half: Vec<&str> =
+        [&["train.steps=3", "checkpoint.every=3", "optim.decay_steps=6", "train.eval_every=0"], &BF16[..]].concat();
     case.train(2, "half", &half).output().expect_success();
     case.train(3, "half", &more).output().expect_success();
     assert_same_curve(&whole.steps, &Steps::read(&case.path("half")));
