@@ -2,7 +2,7 @@
 //!
 //! At rest a rank holds slices. For each unit in turn: AllGather its parameters, compute, release them; in backward
 //! AllGather again, compute gradients, ReduceScatter them to the owners of the slices. Then the optimizer updates
-//! the local slices. [`Stepper::run`] executes the planned instructions from top to bottom and decides nothing.
+//! the local slices. `Stepper::run` executes the planned instructions from top to bottom and decides nothing.
 
 use crate::backend::memory::Memory;
 use crate::backend::{Backend, Buf, Comm, CommRecord, Device, Ops, Queue, View};
