@@ -4,8 +4,7 @@
 //! group indices carry checksums: a flipped bit in them is an error instead of a wrong size or a wrong address. It is the
 //! newest format that every HDF5 in use on clusters still reads.
 //!
-//! \[Note: locks\] HDF5 takes an flock on open, which some network file systems refuse. A rank file has one writer, is
-//! read only after the commit, and is never changed afterwards, so the lock guards nothing and is switched off.
+//! HDF5 would take an flock on open, which some network file systems refuse; its locks are off (see `lock.rs`).
 //!
 //! The crate holds the library's own error printing off; errors reach people through `Error` alone.
 

@@ -1,14 +1,14 @@
 //! From arguments to an exit code: which command, on which backend.
 //!
-//! Commands that need one process only (`plan`, `data info`, `ckpt inspect`, `train --dry-run`) never start MPI.
+//! Commands that need one process only (`plan`, `data info`, `ckpt ...`, `train --dry-run`) never start MPI.
 
 pub mod args;
+mod ckpt;
 mod launch;
 mod plan;
 
 use crate::backend::agree::{all_or_none, decided_by_rank_0};
 use crate::backend::cpu::{Cpu, CpuDevice};
-use crate::checkpoint;
 use crate::config::Deck;
 use crate::data::{DataInfo, Dataset};
 use crate::error::{Error, Exit, Result};
@@ -41,16 +41,15 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> Exit {
         Command::Train(args) => return train_under_mpi(&args, started),
         Command::Plan(args) => alone(|| plan::run(&args)),
         Command::DataInfo(args) => alone(|| data_info(&args)),
-        Command::CkptInspect(args) => alone(|| {
-            let inspection = checkpoint::inspect(&args.path)?;
-            let json = || serde_json::to_string_pretty(&inspection).expect("plain data");
-            Ok(if args.json { json() } else { inspection.to_string() })
-        }),
+        Command::CkptInspect(args) => alone(|| ckpt::inspect(&args)),
+        Command::CkptVerify(args) => alone(|| ckpt::verify(&args)),
+        Command::CkptDiff(args) => alone(|| ckpt::diff(&args)),
+        Command::CkptReshard(args) => alone(|| ckpt::reshard(&args)),
     };
     match outcome {
-        Ok(text) => {
+        Ok(Said { text, exit }) => {
             writeln!(std::io::stdout().lock(), "{text}").ok();
-            Exit::Finished
+            exit
         }
         Err(error) => {
             eprintln!("zero3: {error}");
@@ -59,9 +58,21 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> Exit {
     }
 }
 
+/// What a command says on stdout, and its exit code.
+struct Said {
+    text: String,
+    exit: Exit,
+}
+
+impl From<String> for Said {
+    fn from(text: String) -> Self {
+        Said { text, exit: Exit::Finished }
+    }
+}
+
 /// Runs a command that needs one process: under a launcher, the lowest rank does it and the others have nothing to do.
-fn alone(work: impl FnOnce() -> Result<String>) -> Result<String> {
-    if launch::rank_from_environment() == 0 { work() } else { std::process::exit(0) }
+fn alone<T: Into<Said>>(work: impl FnOnce() -> Result<T>) -> Result<Said> {
+    if launch::rank_from_environment() == 0 { work().map(Into::into) } else { std::process::exit(0) }
 }
 
 fn dry_run(args: &DeckArgs) -> Result<String> {

@@ -22,7 +22,7 @@ fn check_survives(run_dir: &Path, what: &str) {
     save(run_dir, 200, 200, 3);
     assert_eq!(newest_step(run_dir), 200, "{what}");
     check_restores(&resolve(run_dir).unwrap(), 200, 2);
-    assert_eq!(retain(run_dir, 2).unwrap(), [0u64; 0], "{what}");
+    assert_eq!(retain(run_dir, 2, 0).unwrap(), [0u64; 0], "{what}");
     assert_eq!(names(run_dir), ["step_00000100", "step_00000200"], "{what}");
 }
 
@@ -81,7 +81,7 @@ fn death_during_a_re_save_keeps_the_old_one_until_the_new_one_counts() {
     // The same, and the clean-up comes first.
     let run = run_with_step_100();
     fs::rename(step_dir(run.path(), 100), replaced(run.path())).unwrap();
-    assert_eq!(retain(run.path(), 1).unwrap(), [0u64; 0]);
+    assert_eq!(retain(run.path(), 1, 0).unwrap(), [0u64; 0]);
     check_survives(run.path(), "re-save: old one aside, then clean-up");
 
     // After the commit: the new one counts, the old one goes with the next clean-up.
@@ -163,15 +163,15 @@ fn retention_keeps_the_newest_and_counts_only_complete_ones() {
     for step in [1, 2, 3, 4, 5] {
         save(run.path(), step, step, 1);
     }
-    assert_eq!(retain(run.path(), 0).unwrap(), [0u64; 0]);
-    assert_eq!(retain(run.path(), 9).unwrap(), [0u64; 0]);
+    assert_eq!(retain(run.path(), 0, 0).unwrap(), [0u64; 0]);
+    assert_eq!(retain(run.path(), 9, 0).unwrap(), [0u64; 0]);
     // The newest is damaged: the newest complete one is step 4, and nobody deletes evidence.
     fs::remove_file(step_dir(run.path(), 5).join(MANIFEST_FILE)).unwrap();
-    assert_eq!(retain(run.path(), 2).unwrap(), [1, 2]);
+    assert_eq!(retain(run.path(), 2, 0).unwrap(), [1, 2]);
     assert_eq!(names(run.path()), ["step_00000003", "step_00000004", "step_00000005"]);
-    assert_eq!(retain(run.path(), 1).unwrap(), [3]);
+    assert_eq!(retain(run.path(), 1, 0).unwrap(), [3]);
     check_restores(&step_dir(run.path(), 4), 4, 2);
-    assert_eq!(retain(run.path(), 1).unwrap(), [0u64; 0]);
+    assert_eq!(retain(run.path(), 1, 0).unwrap(), [0u64; 0]);
 }
 
 #[test]
@@ -181,7 +181,7 @@ fn clean_up_leaves_what_is_not_ours() {
     for name in ["step_100", "step_00000100.bak", "notes.partial", "step_x.partial"] {
         fs::create_dir(parent.join(name)).unwrap();
     }
-    retain(run.path(), 1).unwrap();
+    retain(run.path(), 1, 0).unwrap();
     assert_eq!(names(run.path()).len(), 5);
     assert_eq!(newest_step(run.path()), 100);
 }
