@@ -127,7 +127,12 @@ fn a_resharded_checkpoint_is_byte_for_byte_what_those_ranks_would_have_saved() {
         let names = |files: &[(String, Vec<u8>)]| files.iter().map(|f| f.0.clone()).collect::<Vec<_>>();
         assert_eq!(names(&ours), names(&theirs));
         for (our, their) in ours.iter().zip(&theirs) {
-            assert!(our.1 == their.1, "{} of {m} ranks differs", our.0);
+            let differs = our.1.iter().zip(&their.1).position(|(a, b)| a != b).unwrap_or(0);
+            let near = |bytes: &[u8]| {
+                String::from_utf8_lossy(&bytes[differs.saturating_sub(80)..bytes.len().min(differs + 80)]).into_owned()
+            };
+            let (near_ours, near_theirs) = (near(&our.1), near(&their.1));
+            assert!(our.1 == their.1, "{} of {m} ranks differs: {near_ours}\n{near_theirs}", our.0);
         }
         zero3(&["ckpt", "verify", text(&to)]).output().expect_success();
         // A second time: nothing is overwritten.

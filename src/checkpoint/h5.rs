@@ -19,9 +19,17 @@ pub(super) fn one_line(err: &hdf5::Error) -> String {
     err.to_string().split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Creates a file that must not exist yet.
+/// Creates a file that must not exist yet. Nothing in it says when: the same state gives the same bytes.
 pub(super) fn create(path: &Path) -> hdf5::Result<hdf5::File> {
-    hdf5::File::with_options().with_fapl(|fapl| fapl.libver_v110().file_locking(false)).create_excl(path)
+    hdf5::File::with_options()
+        .with_fapl(|fapl| fapl.libver_v110().file_locking(false))
+        .with_fcpl(|fcpl| fcpl.obj_track_times(false))
+        .create_excl(path)
+}
+
+/// Creates a group of such a file.
+pub(super) fn create_group(file: &hdf5::File, name: &str) -> hdf5::Result<hdf5::Group> {
+    file.create_group_builder().obj_track_times(false).create(name)
 }
 
 /// Opens a file for reading.

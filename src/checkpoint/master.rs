@@ -69,7 +69,7 @@ fn make(
     file.new_attr::<VarLenUnicode>().create("about")?.write_scalar(&about)?;
     file.new_attr::<u64>().create("step")?.write_scalar(&manifest.step)?;
     for kind in Kind::ALL {
-        let group = file.create_group(kind.group())?;
+        let group = h5::create_group(&file, kind.group())?;
         for param in &manifest.params {
             show(&group, manifest, kind, param, &placed[param.name.as_str()])?;
         }

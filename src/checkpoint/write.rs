@@ -231,7 +231,7 @@ fn make_structure(path: &Path, target: &Target<'_>, slices: &[SliceShape<'_>]) -
     }
     let mut places = Vec::with_capacity(slices.len() * Kind::ALL.len());
     for kind in Kind::ALL {
-        let group = file.create_group(kind.group())?;
+        let group = h5::create_group(&file, kind.group())?;
         for (slice_idx, slice) in slices.iter().enumerate() {
             let dataset = make_dataset(&group, slice)?;
             if slice.numel() > 0 {

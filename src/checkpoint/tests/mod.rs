@@ -3,6 +3,8 @@
 mod commit;
 mod damage;
 mod formats;
+mod fuzz;
+mod golden;
 mod reshard;
 
 use std::ops::Range;
