@@ -8,6 +8,8 @@ ARGS ?=
 RELEASE = $${CARGO_TARGET_DIR:-target}/release/zero3
 # Read by the shell of each recipe, not by make: `setup` may have changed what there is to find.
 CARGO = . scripts/env.sh && cargo
+# Private items are documented too, so links to them lead somewhere.
+DOC_LINT = -D warnings -A rustdoc::private-intra-doc-links
 
 .PHONY: help setup setup-test build run test test-slurm lint doc clean
 
@@ -36,7 +38,7 @@ test-slurm: setup-test ## the tests on Slurm alone
 lint: setup-test ## rustfmt, clippy, rustdoc and shellcheck, warnings refused
 	$(CARGO) fmt --check
 	$(CARGO) clippy --all-targets -- -D warnings
-	. scripts/env.sh && RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --document-private-items
+	. scripts/env.sh && RUSTDOCFLAGS="$(DOC_LINT)" cargo doc --no-deps --document-private-items
 	shellcheck -x scripts/*.sh tests/slurm/*.sh slurm/*.sbatch .ci/run
 
 doc: setup ## the documents of the sources: target/doc/zero3/index.html

@@ -51,6 +51,8 @@ impl Cluster {
             .arg(format!("run.dir={}", case.path(run).display()))
             .args(words)
             .env("ZERO3", env!("CARGO_BIN_EXE_zero3"))
+            // The nodes claim more cores than the machine has: without it ranks spin on cores that others need.
+            .env("OMPI_MCA_mpi_yield_when_idle", "1")
             .current_dir(case.path(""))
             .output()
             .expect("coreutils has timeout");

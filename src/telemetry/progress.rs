@@ -122,7 +122,7 @@ fn colored_bar() -> &'static str {
     if no_color { "[{bar:30}]" } else { "[{bar:30.cyan}]" }
 }
 
-/// The words over [`line`].
+/// The words over [`line()`].
 fn header() -> String {
     format!(
         "{:>8} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>10} {:>7}",

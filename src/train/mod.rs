@@ -78,7 +78,11 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
         }
     };
     let resumed_after = restored.is_some().then_some(position.step);
-    decided_by_rank_0(comm, || state::set_aside_later(run_dir, resumed_after))?;
+    decided_by_rank_0(comm, || {
+        // What stays must be this run's: nothing does where the checkpoint is from elsewhere.
+        let own = restored.as_ref().filter(|(dir, _)| state::is_of_run(run_dir, dir));
+        state::set_aside_later(run_dir, own.and(resumed_after))
+    })?;
     let mut log = open_log(comm, run_dir, resumed_after)?;
 
     let mut report = Report::new(job, &stepper, &source, position);

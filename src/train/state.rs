@@ -58,7 +58,13 @@ pub fn find(run_dir: &Path, start: &Start) -> Result<Option<(PathBuf, u64)>> {
     dir.map(|dir| checkpoint::find::read_manifest(&dir).map(|manifest| (dir, manifest.step))).transpose()
 }
 
-/// Moves what an earlier run left beyond the step resumed from (None: a start from scratch) to `RUN/previous_K`, so that
+/// Whether a step directory is one of the run directory's own checkpoints, by whatever path it was named.
+pub fn is_of_run(run_dir: &Path, step_dir: &Path) -> bool {
+    let own = checkpoint::checkpoints_dir(run_dir).canonicalize();
+    own.is_ok_and(|own| step_dir.canonicalize().is_ok_and(|dir| dir.parent() == Some(own.as_path())))
+}
+
+/// Moves what an earlier run left beyond the step resumed from (None: everything) to `RUN/previous_K`, so that
 /// its checkpoints are never taken for this run's. Nothing is deleted.
 pub fn set_aside_later(run_dir: &Path, resumed_after: Option<u64>) -> Result<()> {
     if let Some(place) = checkpoint::set_aside(run_dir, resumed_after)? {

@@ -4,6 +4,8 @@
 //! A missing mpirun is a failure too, never a reason to skip.
 #![allow(dead_code)] // each test binary uses a part
 
+pub mod state;
+
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
