@@ -173,22 +173,32 @@ fn steps_of(run_dir: &Path) -> Vec<u64> {
 }
 
 fn entries(run_dir: &Path) -> usize {
-    std::fs::read_dir(checkpoint::checkpoints_dir(run_dir)).unwrap().filter(|e| e.as_ref().unwrap().file_name() != "latest").count()
+    std::fs::read_dir(checkpoint::checkpoints_dir(run_dir))
+        .unwrap()
+        .filter(|e| e.as_ref().unwrap().file_name() != "latest")
+        .count()
 }
 
 #[test]
 fn an_error_of_the_disk_ends_the_run_with_five_and_leaves_the_older_checkpoint() {
     let case = Case::tiny();
-    for (i, fault) in ["eio@write.half:1:4", "enospc@write.values:0:4", "enospc@master.written:0:4", "eio@commit.manifest:0:4"]
-        .into_iter()
-        .enumerate()
+    for (i, fault) in
+        ["eio@write.half:1:4", "enospc@write.values:0:4", "enospc@master.written:0:4", "eio@commit.manifest:0:4"]
+            .into_iter()
+            .enumerate()
     {
         for mode in ["false", "true"] {
             let run = format!("{i}-{mode}");
             let asynchronous = format!("checkpoint.async_save={mode}");
             let said = train(&case, &run, &[&asynchronous]).env("ZERO3_TEST_FAULT", fault).output().expect_code(5);
             let said = said.expect_text("the checkpoint of step 4 failed").expect_text("os error");
-            let named = if fault.contains("@write") { "rank_000" } else if fault.contains("master") { "model.h5" } else { "manifest.json" };
+            let named = if fault.contains("@write") {
+                "rank_000"
+            } else if fault.contains("master") {
+                "model.h5"
+            } else {
+                "manifest.json"
+            };
             let said = said.expect_text(named);
             if fault.contains("write.half") {
                 said.expect_text("bytes)");
@@ -212,7 +222,8 @@ fn with_on_error_continue_the_run_goes_on_and_the_next_save_counts() {
 
         // The last one: the steps are done, and nobody may take the run for finished.
         let run = format!("last-{mode}");
-        let said = train(&case, &run, &words).env("ZERO3_TEST_FAULT", "enospc@write.values:0:4").output().expect_code(5);
+        let said =
+            train(&case, &run, &words).env("ZERO3_TEST_FAULT", "enospc@write.values:0:4").output().expect_code(5);
         said.expect_text("could not be saved");
         assert_eq!((steps_of(&case.path(&run)), entries(&case.path(&run))), (vec![2], 1));
         train(&case, &run, &words).output().expect_success();
@@ -239,7 +250,10 @@ fn a_disk_that_fills_up_is_seen_before_anything_is_written() {
     let case = Case::tiny();
     // Room for one checkpoint of 300 kB and logs, not for two.
     let said = on_small_disk(&case, "size=640k", "").expect_code(5);
-    let said = said.expect_text("the checkpoint of step 4 failed").expect_text("a checkpoint needs").expect_text("the file system has");
+    let said = said
+        .expect_text("the checkpoint of step 4 failed")
+        .expect_text("a checkpoint needs")
+        .expect_text("the file system has");
     assert!(said.text().contains("checkpoint.keep_last"), "the remedy is named\n{said}");
     assert_eq!((steps_of(&case.path("kept")), entries(&case.path("kept"))), (vec![2], 1));
 }

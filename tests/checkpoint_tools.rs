@@ -55,7 +55,12 @@ fn verify_names_file_dataset_and_elements_of_each_damage() {
     let end = std::fs::metadata(&two).unwrap().len() as usize;
     flip(&two, end - 2);
     let said = zero3(&["ckpt", "verify", text(&run)]).output().expect_code(2);
-    for part in ["rank_0001_of_0003.h5: dataset /exp_avg/wte.weight", "dataset /weight/ln_f.bias", "elements", "rank_0002_of_0003.h5"] {
+    for part in [
+        "rank_0001_of_0003.h5: dataset /exp_avg/wte.weight",
+        "dataset /weight/ln_f.bias",
+        "elements",
+        "rank_0002_of_0003.h5",
+    ] {
         assert!(said.text().contains(part), "{part} is not in\n{said}");
     }
     assert!(!said.text().contains("rank_0000_of_0003.h5"), "{said}");
@@ -272,7 +277,8 @@ fn h5dump_shows_every_parameter_whole_from_any_directory() {
 fn h5py_shows_every_parameter_whole_from_any_directory() {
     let case = Case::tiny();
     let dir = trained(&case, 3, "run");
-    let script = "import h5py, sys\nf = h5py.File(sys.argv[1], 'r')\nsys.stdout.buffer.write(f[sys.argv[2]][...].tobytes())";
+    let script =
+        "import h5py, sys\nf = h5py.File(sys.argv[1], 'r')\nsys.stdout.buffer.write(f[sys.argv[2]][...].tobytes())";
     for (dataset, values) in whole(&dir) {
         let out = Command::new("python3")
             .args(["-c", script, "run/checkpoints/step_00000002/model.h5", &dataset])

@@ -50,7 +50,10 @@ fn fifty_kills_at_random_moments_never_cost_the_last_checkpoint() {
             let verified = checkpoint::verify(&dir, &|_| ()).unwrap();
             assert!(verified.damage.is_empty(), "round {round}: {verified}\n{output}");
         }
-        println!("round {round}: {n_ranks} ranks, {async_save}, killed {victims:?}: step {newest_step} -> {step}, code {}", output.code);
+        println!(
+            "round {round}: {n_ranks} ranks, {async_save}, killed {victims:?}: step {newest_step} -> {step}, code {}",
+            output.code
+        );
         newest_step = step;
     }
     assert!(newest_step > 0, "no round came to a checkpoint");

@@ -188,7 +188,10 @@ const WANTED: &str = "a run directory, a checkpoints directory or a step directo
 
 fn none_in(path: &Path, parent: &Path) -> Error {
     let parent = parent.display();
-    Error::Checkpoint(format!("{}: holds no complete checkpoint (looked for {parent}/step_*); {WANTED}", path.display()))
+    Error::Checkpoint(format!(
+        "{}: holds no complete checkpoint (looked for {parent}/step_*); {WANTED}",
+        path.display()
+    ))
 }
 
 fn meant(path: &Path) -> Result<Meant> {

@@ -55,11 +55,7 @@ pub fn write_master(dir: &Path, manifest: &Manifest) -> Result<Option<ExtraFile>
     Ok(Some(ExtraFile { name: MASTER_FILE.to_string(), bytes, digest }))
 }
 
-fn make(
-    path: &Path,
-    manifest: &Manifest,
-    placed: &std::collections::HashMap<&str, Vec<Placed>>,
-) -> hdf5::Result<()> {
+fn make(path: &Path, manifest: &Manifest, placed: &std::collections::HashMap<&str, Vec<Placed>>) -> hdf5::Result<()> {
     let file = h5::create(path)?;
     let about = format!(
         "zero3 checkpoint, step {}: every parameter whole, shown from the rank files beside this file (zeros where one is missing)",

@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::manifest::{self, DIGEST_BLOCK, Manifest, Part, Placed};
 use super::lock::{self, Access};
+use super::manifest::{self, DIGEST_BLOCK, Manifest, Part, Placed};
 use super::{Kind, find, h5, write};
 use crate::config::Locking;
 use crate::error::{Error, Result};

@@ -13,7 +13,9 @@ use serde::Serialize;
 
 use super::manifest::FileRecord;
 use super::write::{SliceShape, Target, Values, write_file};
-use super::{Kind, Reader, check_free_space, checkpoints_dir, clean_up, estimate_bytes, find, master, prepare, step_dir};
+use super::{
+    Kind, Reader, check_free_space, checkpoints_dir, clean_up, estimate_bytes, find, master, prepare, step_dir,
+};
 use crate::config::Locking;
 use crate::error::{Error, Result};
 
@@ -76,8 +78,7 @@ pub fn reshard(
             .map(|rank| {
                 let slices = shapes(rank);
                 stream.shapes = slices.iter().map(|s| (s.name.to_string(), s.start)).collect();
-                let target =
-                    Target { dir: &partial, rank, world_size, step: manifest.step, locking: Locking::Off };
+                let target = Target { dir: &partial, rank, world_size, step: manifest.step, locking: Locking::Off };
                 write_file(&target, &slices, &mut stream)
             })
             .collect()

@@ -539,7 +539,18 @@ mod tests {
 
     #[test]
     fn help_teaches_with_an_example_and_exit_codes() {
-        for line in ["", "train", "plan", "data", "data info", "ckpt", "ckpt inspect", "ckpt verify", "ckpt diff", "ckpt reshard"] {
+        for line in [
+            "",
+            "train",
+            "plan",
+            "data",
+            "data info",
+            "ckpt",
+            "ckpt inspect",
+            "ckpt verify",
+            "ckpt diff",
+            "ckpt reshard",
+        ] {
             let help = parsed(&format!("{line} --help")).unwrap_err();
             assert_eq!(help.exit_code(), 0);
             let text = help.to_string();

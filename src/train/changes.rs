@@ -93,8 +93,7 @@ mod tests {
             d_model = 8
             seq_len = 8
         ";
-        let overrides: Vec<(String, String)> =
-            overrides.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
+        let overrides: Vec<(String, String)> = overrides.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
         Deck::parse(text, &overrides, "a test").unwrap()
     }
 

@@ -120,8 +120,7 @@ fn train<B: Backend>(
     report: &mut Report,
 ) -> Result<Ending> {
     let mut saver = Saver::new(stepper, deck, source);
-    let (mut exit, mut reason) =
-        run_steps(stepper, deck, source, &mut at, log.as_deref_mut(), report, &mut saver)?;
+    let (mut exit, mut reason) = run_steps(stepper, deck, source, &mut at, log.as_deref_mut(), report, &mut saver)?;
     saver.drain(stepper, log)?;
     if let (Exit::Finished, Some(why)) = (exit, saver.newest_failure()) {
         exit = Exit::CommFailure;

@@ -114,7 +114,9 @@ pub fn restore<B: Backend>(stepper: &mut Stepper<'_, B>, deck: &Deck, source: &S
             match change.verdict {
                 Verdict::Free => log::info!("deck changed since then, with no effect on the result: {change}"),
                 Verdict::Course => log::info!("deck changed since then, the run goes on the new way: {change}"),
-                Verdict::Data | Verdict::Model => log::warn!("deck changed since then, as data.allow_changed lets it: {change}"),
+                Verdict::Data | Verdict::Model => {
+                    log::warn!("deck changed since then, as data.allow_changed lets it: {change}")
+                }
             }
         }
     }
@@ -172,9 +174,8 @@ fn check_fits(dir: &Path, manifest: &Manifest, spec: &ModelSpec, deck: &Deck, so
         match change.verdict {
             Verdict::Free | Verdict::Course => {}
             Verdict::Data if deck.data.allow_changed => {}
-            Verdict::Data => faults.push(format!(
-                "{change}: another sequence of samples; set it back, or set data.allow_changed=true"
-            )),
+            Verdict::Data => faults
+                .push(format!("{change}: another sequence of samples; set it back, or set data.allow_changed=true")),
             Verdict::Model => faults.push(format!("{change}: another model; set it back, or start a run of its own")),
         }
     }

@@ -167,7 +167,10 @@ impl Running {
 
     /// The same to a process whose id was asked for before; it may have ended since.
     pub fn signal_pid(pid: u32, signal: &str) {
-        Command::new("sh").args(["-c", "kill -s \"$1\" \"$2\" 2>/dev/null", "sh", signal, &pid.to_string()]).status().ok();
+        Command::new("sh")
+            .args(["-c", "kill -s \"$1\" \"$2\" 2>/dev/null", "sh", signal, &pid.to_string()])
+            .status()
+            .ok();
     }
 }
 
