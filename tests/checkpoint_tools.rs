@@ -233,6 +233,21 @@ fn reshard_takes_a_fixed_amount_of_memory_whatever_the_model_s_size() {
     assert!(found.is_equal(), "{found}");
 }
 
+#[test]
+fn a_resume_with_another_deck_says_what_differs_and_refuses_another_model_or_sequence() {
+    let case = Case::tiny();
+    trained(&case, 2, "run");
+    let again = |words: &[&str]| case.train(3, "run", &[words, &["train.steps=3"]].concat()).output();
+    // All refusals at once, each with its values and the way out.
+    let said = again(&["model.n_head=4", "data.seed=9"]).expect_code(2);
+    let said = said.expect_text("model.n_head: 2 -> 4").expect_text("another model");
+    said.expect_text("data.seed: 1 -> 9").expect_text("data.allow_changed=true");
+    let said = again(&["optim.lr=3e-3", "log.level=info", "zero.prefetch_units=0", "data.seed=9", "data.allow_changed=true"]);
+    let said = said.expect_success().expect_text("the run goes on the new way: optim.lr: 0.01 -> 0.003");
+    let said = said.expect_text("no effect on the result: zero.prefetch_units: 1 -> 0");
+    said.expect_text("as data.allow_changed lets it: data.seed: 1 -> 9");
+}
+
 /// Parameters of all shapes in the master file and what the reader of checkpoints has for them.
 fn whole(dir: &Path) -> Vec<(String, Vec<f32>)> {
     let mut reader = Reader::open(dir).unwrap();
