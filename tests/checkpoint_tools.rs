@@ -242,7 +242,8 @@ fn a_resume_with_another_deck_says_what_differs_and_refuses_another_model_or_seq
     let said = again(&["model.n_head=4", "data.seed=9"]).expect_code(2);
     let said = said.expect_text("model.n_head: 2 -> 4").expect_text("another model");
     said.expect_text("data.seed: 1 -> 9").expect_text("data.allow_changed=true");
-    let said = again(&["optim.lr=3e-3", "log.level=info", "zero.prefetch_units=0", "data.seed=9", "data.allow_changed=true"]);
+    let said =
+        again(&["optim.lr=3e-3", "log.level=info", "zero.prefetch_units=0", "data.seed=9", "data.allow_changed=true"]);
     let said = said.expect_success().expect_text("the run goes on the new way: optim.lr: 0.01 -> 0.003");
     let said = said.expect_text("no effect on the result: zero.prefetch_units: 1 -> 0");
     said.expect_text("as data.allow_changed lets it: data.seed: 1 -> 9");

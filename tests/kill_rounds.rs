@@ -28,7 +28,14 @@ fn fifty_kills_at_random_moments_never_cost_the_last_checkpoint() {
     };
     let case = Case::tiny();
     let run_dir = case.path("run");
-    let common = [STEPS, "optim.decay_steps=400", "checkpoint.every=1", "checkpoint.keep_every=50", "train.eval_every=0", "log.every=0"];
+    let common = [
+        STEPS,
+        "optim.decay_steps=400",
+        "checkpoint.every=1",
+        "checkpoint.keep_every=50",
+        "train.eval_every=0",
+        "log.every=0",
+    ];
     let mut newest_step = 0;
     for round in 0..rounds {
         let n_ranks = 1 + draw(3) as usize;
@@ -59,7 +66,14 @@ fn fifty_kills_at_random_moments_never_cost_the_last_checkpoint() {
     assert!(newest_step > 0, "no round came to a checkpoint");
     // The rest of the way, and all of it in one go: the same bits.
     let end = format!("train.steps={}", newest_step + 2);
-    let fixed = ["optim.decay_steps=400", "checkpoint.every=1", "train.eval_every=0", "log.every=0", &end];
+    let fixed = [
+        "optim.decay_steps=400",
+        "checkpoint.every=1",
+        "checkpoint.keep_every=50",
+        "train.eval_every=0",
+        "log.every=0",
+        &end,
+    ];
     case.train(2, "run", &fixed).output().expect_success();
     case.train(1, "whole", &fixed).output().expect_success();
     assert_same_curve(&Steps::read(&run_dir), &Steps::read(&case.path("whole")));

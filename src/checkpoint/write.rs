@@ -148,7 +148,7 @@ pub fn write_slices(target: &Target<'_>, mut slices: &[ParamSlice<'_>]) -> Resul
 /// full, or any other failure of the file system, with the path and the bytes needed; or what `values` met.
 ///
 /// \[Note: two passes\] The HDF5 library makes the file's structure, with the place of every dataset fixed; then the values are
-/// written to those places with plain writes, in the order of the file, each block digested on the way. So the file is
+/// written to those places with plain writes, in the order of the file, each block digested meanwhile. So the file is
 /// digested without being read back, a full disk is met by a plain write and not inside the library, and the disk gets large
 /// sequential writes. The values pass through no buffer of ours.
 pub fn write_file(target: &Target<'_>, slices: &[SliceShape<'_>], values: &mut dyn Values) -> Result<FileRecord> {
@@ -179,8 +179,8 @@ pub fn write_file(target: &Target<'_>, slices: &[SliceShape<'_>], values: &mut d
         for from in (0..numel).step_by(DIGEST_BLOCK) {
             let range = from..numel.min(from + DIGEST_BLOCK);
             let block = bytemuck::cast_slice(values.block(place.slice_idx, place.kind, range)?);
-            digests[place.slice_idx].of_mut(place.kind).push(manifest::hex(xxh3_64(block)));
-            whole.write(block).map_err(|e| failed(e.to_string()))?;
+            let digest = whole.write(block).map_err(|e| failed(e.to_string()))?;
+            digests[place.slice_idx].of_mut(place.kind).push(manifest::hex(digest));
         }
     }
     whole.skip_to(bytes).map_err(|e| failed(e.to_string()))?;
@@ -281,11 +281,17 @@ impl Whole<'_> {
         Ok(())
     }
 
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<()> {
-        self.file.write_all_at(bytes, self.at)?;
-        self.hasher.update(bytes);
+    /// Writes a block, which another core digests meanwhile where one is idle. Returns the block's own digest.
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<u64> {
+        let Whole { file, hasher, at } = self;
+        let digested = || {
+            hasher.update(bytes);
+            xxh3_64(bytes)
+        };
+        let (written, digest) = rayon::join(|| file.write_all_at(bytes, *at), digested);
+        written?;
         self.at += bytes.len() as u64;
-        Ok(())
+        Ok(digest)
     }
 }
 
