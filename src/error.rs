@@ -19,7 +19,7 @@ pub enum Exit {
     NotAccepted = 3,
     /// Training became non-finite.
     NonFinite = 4,
-    /// Communication or device failure.
+    /// Communication, device or I/O failure.
     CommFailure = 5,
     /// A broken invariant of the program itself.
     Internal = 70,
@@ -77,6 +77,14 @@ pub enum Error {
     /// The program broke its own rule. Exit code 70.
     #[error("internal error: {0}")]
     Internal(String),
+    /// One rank met it and all ranks know: that rank says it, and all leave together with its exit code.
+    #[error("{error}")]
+    Agreed {
+        /// The rank that met it.
+        rank: usize,
+        /// What it met.
+        error: Box<Error>,
+    },
 }
 
 impl Error {
@@ -87,6 +95,7 @@ impl Error {
             Error::NonFinite(_) => Exit::NonFinite,
             Error::Comm(_) | Error::Io(_) => Exit::CommFailure,
             Error::Internal(_) => Exit::Internal,
+            Error::Agreed { error, .. } => error.exit(),
         }
     }
 

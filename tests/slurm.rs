@@ -32,10 +32,10 @@ impl Cluster {
         cluster
     }
 
-    /// A client program of this cluster, ended after a minute and a half.
+    /// A client program of this cluster, ended after four minutes.
     fn client(&self, program: &str) -> Command {
         let mut command = Command::new("timeout");
-        command.args(["90", program]).env("SLURM_CONF", self.dir.join("slurm.conf"));
+        command.args(["240", program]).env("SLURM_CONF", self.dir.join("slurm.conf"));
         command
     }
 

@@ -11,19 +11,25 @@ pub fn decided_by_rank_0<C: Comm, T: Serialize + DeserializeOwned>(
     work: impl FnOnce() -> Result<T>,
 ) -> Result<T> {
     let own = if comm.rank() == 0 { encode(&work()) } else { Vec::new() };
-    decode(&comm.broadcast_bytes(&own)?)
+    decode(0, &comm.broadcast_bytes(&own)?)
 }
 
 /// Every rank has tried: all results in rank order, or the error of the lowest rank that failed, on every rank.
 pub fn all_or_none<C: Comm, T: Serialize + DeserializeOwned>(comm: &C, own: Result<T>) -> Result<Vec<T>> {
-    comm.all_gather_bytes(&encode(&own))?.iter().map(|bytes| decode(bytes)).collect()
+    comm.all_gather_bytes(&encode(&own))?.iter().enumerate().map(|(rank, bytes)| decode(rank, bytes)).collect()
 }
 
 fn encode<T: Serialize>(result: &Result<T>) -> Vec<u8> {
     serde_json::to_vec(result).expect("results are plain data")
 }
 
-fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
-    serde_json::from_slice(bytes)
-        .unwrap_or_else(|e| Err(Error::Comm(format!("a rank sent {} bytes that are no verdict: {e}", bytes.len()))))
+/// The result of `rank`; its error is known to all from here on.
+fn decode<T: DeserializeOwned>(rank: usize, bytes: &[u8]) -> Result<T> {
+    let result: Result<T> = serde_json::from_slice(bytes).unwrap_or_else(|e| {
+        Err(Error::Comm(format!("rank {rank} sent {} bytes that are no verdict: {e}", bytes.len())))
+    });
+    result.map_err(|error| match error {
+        agreed @ Error::Agreed { .. } => agreed,
+        error => Error::Agreed { rank, error: Box::new(error) },
+    })
 }

@@ -154,11 +154,17 @@ pub fn newest(run_dir: &Path) -> Result<Option<(u64, PathBuf)>> {
 fn newest_in(parent: &Path) -> Result<Option<(u64, PathBuf)>> {
     let Some((step, dir)) = committed(parent)?.pop() else { return Ok(None) };
     let Err(why) = check_complete(&dir) else { return Ok(Some((step, dir))) };
-    let remedy = match complete_in(parent)?.pop() {
+    let remedy = instead_of(&dir, step);
+    Err(Error::Checkpoint(format!("the newest checkpoint, step {step}, cannot be used: {why}; {remedy}")))
+}
+
+/// What to do where the step directory `dir` turns out to be damaged.
+pub fn instead_of(dir: &Path, step: u64) -> String {
+    let older = dir.parent().and_then(|parent| complete_in(parent).ok()).unwrap_or_default();
+    match older.into_iter().rfind(|(s, _)| *s < step) {
         Some((_, older)) => format!("to go on from an older one, resume with --resume {}", older.display()),
         None => "there is no older complete one; to start over, resume with --resume none".to_string(),
-    };
-    Err(Error::Checkpoint(format!("the newest checkpoint, step {step}, cannot be used: {why}; {remedy}")))
+    }
 }
 
 /// The complete step directory that PATH means: a step directory, or the newest of a checkpoints or run directory.

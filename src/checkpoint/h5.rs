@@ -14,9 +14,15 @@ use std::path::Path;
 use hdf5::plist::dataset_create::Layout;
 use hdf5::types::{FloatSize, TypeDescriptor};
 
-/// The library's message on one line: it puts a line break after a time.
+/// The library's message on one line: it puts a line break after a time. Of the many words on a failed system call only
+/// the system's stay.
 pub(super) fn one_line(err: &hdf5::Error) -> String {
-    err.to_string().split_whitespace().collect::<Vec<_>>().join(" ")
+    let text = err.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+    let system = text.split_once("error message = '").and_then(|(_, rest)| rest.split('\'').next());
+    match (system, text.split_once(": time = ")) {
+        (Some(system), Some((call, _))) => format!("{call}: {system}"),
+        _ => text,
+    }
 }
 
 /// Creates a file that must not exist yet. Nothing in it says when: the same state gives the same bytes.

@@ -20,7 +20,7 @@ Exit codes:
    2  bad deck, input or checkpoint (or a wrong command line)
    3  acceptance not met
    4  training became non-finite
-   5  communication or device failure
+   5  communication, device or I/O failure
   70  internal error
   75  stopped early with a checkpoint saved: start the same command again";
 
@@ -36,7 +36,7 @@ Examples:
       check the deck and print it with every default
 
 Exit codes: 0 finished; 2 bad deck, input or checkpoint; 4 training became non-finite;
-5 communication or device failure; 70 internal error; 75 stopped early with a checkpoint saved:
+5 communication, device or I/O failure; 70 internal error; 75 stopped early with a checkpoint saved:
 start the same command again.";
 
 const PLAN_HELP: &str = "\
@@ -85,6 +85,9 @@ Examples:
 
 Exit codes: 0 finished; 2 no checkpoint there, a damaged one, or the destination has one already; 5 it could not be
 written; 70 internal error.";
+
+/// Ranks that can be planned for: more than any machine starts, few enough for a plan to be made at once.
+const MAX_RANKS: i64 = 1 << 20;
 
 /// Everything the program can be asked to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -225,7 +228,7 @@ enum CliCommand {
         #[command(flatten)]
         words: Words,
         /// Ranks to plan for.
-        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=MAX_RANKS))]
         ranks: u32,
         /// Ranks that share a node; without it, all of them do.
         #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(1..))]

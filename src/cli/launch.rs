@@ -12,6 +12,7 @@ use mpi::environment::Universe;
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::*;
 use std::collections::BTreeMap;
+use std::io::Write;
 
 /// A running MPI library. Dropping it finalises MPI, which waits for all ranks.
 pub struct Launch {
@@ -27,6 +28,7 @@ impl Launch {
         let world = universe.world();
         abort_on_panic(world.rank());
         let launch = Launch { universe, world };
+        launch.connect_all();
         if granted != Threading::Multiple {
             return Err(Error::Comm(format!(
                 "this MPI library grants {granted:?}, zero3 needs MPI_THREAD_MULTIPLE: collectives run on helper threads \
@@ -34,6 +36,19 @@ impl Launch {
             )));
         }
         Ok(launch)
+    }
+
+    /// Exchanges a byte with every other rank, on this thread alone. MPI libraries open a connection at the first message
+    /// between two ranks; Open MPI 4.1 crashes or hangs now and then when several threads of a rank, or both ends at
+    /// once, open the same one, which is what the first collectives of two queues would do between nodes.
+    fn connect_all(&self) {
+        let (rank, size) = (self.world.rank(), self.world.size());
+        for distance in 1..size {
+            let to = self.world.process_at_rank((rank + distance) % size);
+            let from = self.world.process_at_rank((rank + size - distance) % size);
+            let mut received = 0u8;
+            mpi::point_to_point::send_receive_into(&0u8, &to, &mut received, &from);
+        }
     }
 
     /// World rank.
@@ -115,7 +130,8 @@ impl Launch {
 fn abort_on_panic(rank: i32) {
     let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
-        eprint!("zero3: rank {rank}: internal error: ");
+        // Standard error may be closed, and a panic in here would leave the other ranks waiting.
+        write!(std::io::stderr(), "zero3: rank {rank}: internal error: ").ok();
         print(info);
         // SAFETY: MPI is initialised, and the call does not return.
         unsafe { mpi::ffi::MPI_Abort(mpi::ffi::RSMPI_COMM_WORLD, Exit::Internal.code()) };
@@ -124,10 +140,18 @@ fn abort_on_panic(rank: i32) {
 
 /// The rank a launcher has given this process, before MPI is started; 0 where nobody has.
 pub fn rank_from_environment() -> usize {
+    launched_rank().unwrap_or(0)
+}
+
+/// Whether a launcher has started this process.
+pub fn is_under_launcher() -> bool {
+    launched_rank().is_some()
+}
+
+fn launched_rank() -> Option<usize> {
     ["OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"]
         .iter()
         .find_map(|name| std::env::var(name).ok()?.parse().ok())
-        .unwrap_or(0)
 }
 
 /// Processors beyond this are not counted.

@@ -7,7 +7,7 @@ mod ckpt;
 mod launch;
 mod plan;
 
-use crate::backend::agree::{all_or_none, decided_by_rank_0};
+use crate::backend::agree::decided_by_rank_0;
 use crate::backend::cpu::{Cpu, CpuDevice};
 use crate::config::Deck;
 use crate::data::{DataInfo, Dataset};
@@ -15,12 +15,13 @@ use crate::error::{Error, Exit, Result};
 use crate::telemetry::logging;
 use crate::telemetry::progress::BytesBar;
 use crate::train::source::data_config;
-use crate::train::state::Start;
+use crate::train::state::{self, Start};
 use crate::train::{self, Job};
 use args::{Command, DeckArgs, Resume, TrainArgs};
 use launch::Launch;
 use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
+use std::path::Path;
 use std::time::Instant;
 
 /// Runs the program and returns its exit code. Under a launcher every rank calls it with the same arguments.
@@ -30,14 +31,13 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> Exit {
         Ok(command) => command,
         Err(usage) => {
             if launch::rank_from_environment() == 0 {
-                // A closed pipe has nobody to complain to.
-                usage.print().ok();
+                show_usage(&usage);
             }
             return if usage.exit_code() == 0 { Exit::Finished } else { Exit::BadInput };
         }
     };
     let outcome = match command {
-        Command::Train(args) if args.dry_run => alone(|| dry_run(&args.deck)),
+        Command::Train(args) if args.dry_run => alone(|| dry_run(&args)),
         Command::Train(args) => return train_under_mpi(&args, started),
         Command::Plan(args) => alone(|| plan::run(&args)),
         Command::DataInfo(args) => alone(|| data_info(&args)),
@@ -52,7 +52,7 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> Exit {
             exit
         }
         Err(error) => {
-            eprintln!("zero3: {error}");
+            complain(&error.to_string());
             error.exit()
         }
     }
@@ -70,17 +70,50 @@ impl From<String> for Said {
     }
 }
 
-/// Runs a command that needs one process: under a launcher, the lowest rank does it and the others have nothing to do.
-fn alone<T: Into<Said>>(work: impl FnOnce() -> Result<T>) -> Result<Said> {
-    if launch::rank_from_environment() == 0 { work().map(Into::into) } else { std::process::exit(0) }
+/// Prints help, or what is wrong with the arguments. Open MPI gives ranks a terminal of its own, whatever it does with
+/// what they print there: under a launcher the text is plain.
+fn show_usage(usage: &clap::Error) {
+    // A closed pipe has nobody to complain to.
+    if launch::is_under_launcher() && !usage.use_stderr() {
+        write!(std::io::stdout().lock(), "{}", usage.render()).ok();
+    } else {
+        usage.print().ok();
+    }
 }
 
-fn dry_run(args: &DeckArgs) -> Result<String> {
-    let deck = Deck::load(&args.path, &args.overrides)?;
-    // What can only be seen outside the deck is checked too: data, and whether the plan keeps to its caps.
-    Dataset::open(&data_config(&deck))?.scan(&|_| {})?;
-    plan::of_deck(&deck, 1)?;
+/// One message on standard error; where that is closed, the exit code has to do.
+fn complain(text: &str) {
+    writeln!(std::io::stderr().lock(), "zero3: {text}").ok();
+}
+
+/// Runs a command that needs one process: under a launcher, the lowest rank does it and the others have nothing to do.
+fn alone<T: Into<Said>>(work: impl FnOnce() -> Result<T>) -> Result<Said> {
+    if launch::rank_from_environment() != 0 {
+        std::process::exit(0);
+    }
+    // The panic has been printed by the time it is caught.
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(work))
+        .unwrap_or_else(|_| Err(Error::Internal("the program broke its own rule; please report it".into())))
+        .map(Into::into)
+}
+
+fn dry_run(args: &TrainArgs) -> Result<String> {
+    let deck = Deck::load(&args.deck.path, &args.deck.overrides)?;
+    // What can only be seen outside the deck is checked too: whether the plan keeps to its caps, the run directory, data,
+    // and what the run would start from.
+    let (model, _) = plan::of_deck(&deck, 1)?;
+    state::check_run_dir(Path::new(&deck.run.dir))?;
+    let report = Dataset::open(&data_config(&deck))?.scan(&|_| {})?;
+    state::check_start(&deck, &start(&args.resume), &model.spec, &report.digest)?;
     Ok(deck.to_commented_toml())
+}
+
+fn start(resume: &Resume) -> Start {
+    match resume {
+        Resume::Auto => Start::Auto,
+        Resume::None => Start::Scratch,
+        Resume::Path(path) => Start::Path(path.clone()),
+    }
 }
 
 fn data_info(args: &DeckArgs) -> Result<String> {
@@ -97,22 +130,32 @@ fn train_under_mpi(args: &TrainArgs, started: Instant) -> Exit {
     let launch = match Launch::start() {
         Ok(launch) => launch,
         Err(error) => {
-            eprintln!("zero3: {error}");
+            complain(&error.to_string());
             return error.exit();
         }
     };
     let result = train_on(&launch, args, started);
+    let here = format!("rank {} on {}", launch.rank(), launch.host());
     match result {
         Ok(exit) => exit,
-        // All ranks have the same verdict: rank 0 says it, everybody leaves.
+        // All ranks have the same verdict: one says it, everybody leaves.
         Err(error @ (Error::Deck(_) | Error::Input(_) | Error::Checkpoint(_))) => {
             if launch.rank() == 0 {
-                eprintln!("zero3: {error}");
+                complain(&error.to_string());
+            }
+            error.exit()
+        }
+        Err(Error::Agreed { rank, error }) => {
+            if launch.rank() == rank {
+                match error.exit() {
+                    Exit::BadInput => complain(&error.to_string()),
+                    _ => complain(&format!("{here}: {error}")),
+                }
             }
             error.exit()
         }
         Err(error) => {
-            eprintln!("zero3: rank {} on {}: {error}", launch.rank(), launch.host());
+            complain(&format!("{here}: {error}"));
             launch.abort(error.exit())
         }
     }
@@ -124,15 +167,11 @@ fn train_on(launch: &Launch, args: &TrainArgs, started: Instant) -> Result<Exit>
     let text =
         decided_by_rank_0(&comm, || Deck::load(&args.deck.path, &args.deck.overrides).map(|deck| deck.to_toml()))?;
     let deck = Deck::parse(&text, &[], "the deck of rank 0")?;
-    all_or_none(&comm, logging::init(&deck.log.level, launch.rank()))?;
+    logging::init(&deck.log.level, launch.rank());
     launch.check_agreement(&comm)?;
     let device = CpuDevice::new(launch.threads(deck.run.threads_per_rank))?;
     let job = Job {
-        start: match &args.resume {
-            Resume::Auto => Start::Auto,
-            Resume::None => Start::Scratch,
-            Resume::Path(path) => Start::Path(path.clone()),
-        },
+        start: start(&args.resume),
         versions: launch.versions(),
         relaunch: relaunch(args),
         is_terminal: std::io::stderr().is_terminal(),

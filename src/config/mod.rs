@@ -22,11 +22,15 @@ pub use render::markdown_table;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
+use std::io::Read;
 use std::path::Path;
 
 /// Gradient exchanges smaller than this would spend their time on latency.
 const MIN_REDUCE_BUCKET_BYTES: i64 = 4096;
 /// Said of values that the table knows and this release does not run.
+/// Longer files are no decks.
+const MAX_DECK_BYTES: u64 = 16 << 20;
+
 const LATER: &str = "it comes with a later release";
 /// Element types a deck can name.
 const DTYPES: Kind = Kind::Choice(&["f32", "bf16"]);
@@ -201,7 +205,7 @@ deck! {
             "Sequences per step over all ranks; a multiple of `train.micro_batch_size`, not of the rank count.";
         eval_every: u64 = (default "0"), UNSIGNED,
             "Validate every so many steps; 0 = never.";
-        eval_batches: u64 = (default "8"), integer(1, i64::MAX),
+        eval_batches: u64 = (default "8"), integer(1, 1_000_000_000),
             "Micro-batches of one validation, over all ranks.";
         max_skipped_steps: u64 = (default "10"), integer(1, i64::MAX),
             "Skipped (non-finite) steps in a row that end the run with exit code 4.";
@@ -304,8 +308,15 @@ impl Deck {
     /// # Errors
     /// [`Error::Input`] when the file cannot be read or is not TOML, [`Error::Deck`] with every fault otherwise.
     pub fn load(path: &Path, overrides: &[(String, String)]) -> Result<Deck> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|err| Error::Input(format!("cannot read the deck {}: {err}", path.display())))?;
+        let no =
+            |why: &str| Error::Input(format!("cannot read the deck {}: {why}; a deck is a TOML file", path.display()));
+        let mut text = String::new();
+        std::fs::File::open(path)
+            .and_then(|file| file.take(MAX_DECK_BYTES + 1).read_to_string(&mut text))
+            .map_err(|err| no(&err.to_string()))?;
+        if text.len() as u64 > MAX_DECK_BYTES {
+            return Err(no(&format!("it has more than {MAX_DECK_BYTES} bytes")));
+        }
         Deck::parse(&text, overrides, &path.display().to_string())
     }
 

@@ -6,6 +6,7 @@
 use super::choices::{DataFormat, Preset, PresetSizes, Tokenizer};
 use super::key::render;
 use super::{Deck, KEYS, Key, Origin, SECTIONS, suggest};
+use crate::data::CONTAINERS;
 use crate::error::{Error, Fault, Result};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -15,6 +16,9 @@ use toml::de::{DeTable, DeValue};
 
 /// Longer values are cut in messages.
 const MAX_SHOWN_CHARS: usize = 60;
+
+/// Parameters of the largest model, and elements of the largest activation, that sizes in bytes can be reckoned for.
+const MAX_NUMEL: u128 = 1 << 44;
 
 /// A value somebody wrote: the text, and what it means by the key's type (`None` = not of that type).
 struct Written {
@@ -264,6 +268,16 @@ impl Resolver {
             return Some(written);
         }
         let paths = [self.paths("data.train")?, self.paths("data.val")?].concat();
+        let ending = |path: &str| path.rsplit_once('.').map(|(_, ending)| ending.to_ascii_lowercase());
+        let is_container = |path: &&String| ending(path).is_some_and(|e| CONTAINERS.contains(&e.as_str()));
+        if let Some(path) = paths.iter().find(is_container) {
+            let wants = format!(
+                "files of text or bare tokens, which {} is not by name: unpack it, or say \"text\" to train on its bytes",
+                show(path)
+            );
+            self.refuse("data.format", wants);
+            return None;
+        }
         let format = DataFormat::of_path(paths.first()?);
         if let Some(other) = paths.iter().find(|p| DataFormat::of_path(p) != format) {
             let wants = format!(
@@ -306,6 +320,7 @@ impl Resolver {
     }
 
     fn check_consistency(&mut self) {
+        self.check_sizes();
         if let (Some(n_head), Some(d_model)) = (self.integer("model.n_head"), self.integer("model.d_model"))
             && d_model % n_head != 0
         {
@@ -351,6 +366,33 @@ impl Resolver {
             && min_lr > lr
         {
             self.refuse("optim.min_lr", format!("at most optim.lr = {lr:?}"));
+        }
+    }
+
+    /// No product of sizes overflows, here or later.
+    fn check_sizes(&mut self) {
+        let size = |key: &str| self.integer(key).map(|n| n as u128);
+        if let (Some(layers), Some(c), Some(t), Some(v)) =
+            (size("model.n_layer"), size("model.d_model"), size("model.seq_len"), size("model.vocab_size"))
+        {
+            let numel = layers * 12 * c * c + (t + v) * c;
+            if numel > MAX_NUMEL {
+                let wants =
+                    format!("smaller: together with the other sizes it makes {numel} parameters, 2^44 would do");
+                self.refuse("model.d_model", wants);
+            } else if let (Some(b), Some(n_eval)) = (size("train.micro_batch_size"), size("train.eval_batches")) {
+                let (widest, key) = if v > 4 * c { (v, "model.vocab_size") } else { (4 * c, "4 * model.d_model") };
+                if b * t * widest > MAX_NUMEL {
+                    let wants = format!(
+                        "smaller: with model.seq_len = {t} and {key} = {widest} a micro-batch has a tensor of {} elements, \
+                         2^44 would do",
+                        b * t * widest
+                    );
+                    self.refuse("train.micro_batch_size", wants);
+                } else if n_eval * b * t > i64::MAX as u128 {
+                    self.refuse("train.eval_batches", "so few that all tokens of a validation stay below 2^63".into());
+                }
+            }
         }
     }
 

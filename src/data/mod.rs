@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-pub use files::{ResolvedFiles, TokenFormat};
+pub use files::{CONTAINERS, ResolvedFiles, TokenFormat};
 pub use info::DataInfo;
 pub use scan::{DIGEST, ScanProgress};
 pub use token_stream::{StreamFile, TokenStream};
@@ -154,7 +154,7 @@ impl Dataset {
                 )
             } else {
                 format!(
-                    "data.val_fraction = {}: of the {total} tokens in {files} it leaves {n} for {}, and a sample takes \
+                    "data.val_fraction = {:?}: of the {total} tokens in {files} it leaves {n} for {}, and a sample takes \
                      model.seq_len + 1 = {sample}; {}",
                     cfg.val_fraction,
                     if key == "data.val" { "validation" } else { "training" },

@@ -52,20 +52,24 @@ pub struct Job {
 pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<Exit> {
     let deck = &job.deck;
     let run_dir = Path::new(&deck.run.dir);
-    let source = Source::open(comm, deck, job.is_terminal)?;
     let model = gpt2::model::<B::Device>(deck);
     let plan = Plan::new(&model.spec, comm.size(), &Knobs::from_deck(&deck.zero))?;
-    let restored = decided_by_rank_0(comm, || state::find(run_dir, &job.start))?;
+    // What is soon found comes before what takes a while to read.
+    let restored = decided_by_rank_0(comm, || {
+        state::check_run_dir(run_dir)?;
+        state::find(run_dir, &job.start)
+    })?;
     if let Some((dir, step)) = restored.as_ref().filter(|(_, step)| *step >= deck.train.steps) {
         if comm.rank() == 0 {
-            let dir = dir.display();
-            println!("finished: {dir} holds step {step} of train.steps = {}", deck.train.steps);
-            println!("raise train.steps to go on, or start over with --resume none (what is there is set aside)");
+            report::already_finished(dir, *step, deck.train.steps);
         }
         return Ok(Exit::Finished);
     }
+    let source = Source::open(comm, deck, job.is_terminal)?;
 
-    let mut memory = Memory::new(comm.alloc(plan.arena_bytes)?, job.poison);
+    let mut arena = None;
+    all_or_none(comm, comm.alloc(plan.arena_bytes).map(|a| _ = arena.insert(a)))?;
+    let mut memory = Memory::new(arena.expect("no rank failed"), job.poison);
     let shards = Shards::allocate(device, &mut memory, &plan, comm.rank());
     let timer = PhaseTimer::new();
     let mut stepper: Stepper<'_, B> =
@@ -77,13 +81,13 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
             Position::default()
         }
     };
-    let resumed_after = restored.is_some().then_some(position.step);
-    decided_by_rank_0(comm, || {
+    let keep_to = decided_by_rank_0(comm, || {
         // What stays must be this run's: nothing does where the checkpoint is from elsewhere.
-        let own = restored.as_ref().filter(|(dir, _)| state::is_of_run(run_dir, dir));
-        state::set_aside_later(run_dir, own.and(resumed_after))
+        let keep_to = restored.filter(|(dir, _)| state::is_of_run(run_dir, dir)).map(|(_, step)| step);
+        state::make_room(run_dir, keep_to)?;
+        Ok(keep_to)
     })?;
-    let mut log = open_log(comm, run_dir, resumed_after)?;
+    let mut log = open_log(comm, run_dir, keep_to)?;
 
     let mut report = Report::new(job, &stepper, &source, position);
     let ending = train(&mut stepper, deck, &source, position, log.as_mut(), &mut report)?;
@@ -156,7 +160,8 @@ fn run_steps<B: Backend>(
             report.skipped(stepper, *at, &outcome, skipped_in_a_row);
             if skipped_in_a_row >= t.max_skipped_steps {
                 let reason = format!(
-                    "{skipped_in_a_row} steps in a row were not finite (loss {}, gradient norm {}); weights are those of step {}",
+                    "{skipped_in_a_row} steps in a row were not finite (loss {}, gradient norm {}); weights are those of step {}; \
+                     lower optim.lr, or raise train.max_skipped_steps",
                     outcome.loss, outcome.grad_norm, at.step
                 );
                 return Ok((Exit::NonFinite, reason));

@@ -16,6 +16,7 @@ use crate::telemetry::{
     CommClass, MemKind, Phase, PhaseTimes, Progress, RankStep, StepRow, Summary, combine, comm_volume::CommCounts,
     human,
 };
+use std::io::Write;
 use std::path::Path;
 
 /// Collects what the steps of one process say.
@@ -272,6 +273,17 @@ fn label_in_words(label: Label, spec: &ModelSpec) -> String {
         Some(unit) => format!("{} of unit {}", label.what, spec.units[unit].name),
         None => label.what.to_string(),
     }
+}
+
+/// The run needs no more steps.
+pub fn already_finished(dir: &Path, step: u64, total_steps: u64) {
+    let dir = dir.display();
+    let text = format!(
+        "finished: {dir} holds step {step} of train.steps = {total_steps}\n\
+         raise train.steps to go on, or start over with --resume none (what is there is set aside)"
+    );
+    // Nobody may be reading any more.
+    writeln!(std::io::stdout().lock(), "{text}").ok();
 }
 
 /// What to try next.

@@ -221,17 +221,20 @@ impl<'a> Saver<'a> {
 
     /// A save that could not be made: it is cleared away, and the deck says what that means. Collective.
     fn failed<B: Backend>(&mut self, stepper: &Stepper<'_, B>, at: Position, error: Error) -> Result<()> {
-        if !matches!(error, Error::Io(_) | Error::Checkpoint(_)) {
-            return Err(error);
-        }
+        // Every rank has learnt of it; what one rank alone met is no matter of the disk.
+        let (rank, error) = match error {
+            Error::Agreed { rank, error } if matches!(*error, Error::Io(_) | Error::Checkpoint(_)) => (rank, error),
+            other => return Err(other),
+        };
         // No rank writes any more, and none ends the job before the room is free again.
         let cleared =
             decided_by_rank_0(stepper.comm, || Ok(checkpoint::clean_up(Path::new(&self.deck.run.dir)).is_ok()))?;
         let why = format!("the checkpoint of step {} failed: {error}", at.step);
         if self.deck.checkpoint.on_error == OnSaveError::Stop {
-            return Err(Error::Io(format!(
+            let why = format!(
                 "{why}; the checkpoints before it are whole (checkpoint.on_error=continue would let the run go on)"
-            )));
+            );
+            return Err(Error::Agreed { rank, error: Box::new(Error::Io(why)) });
         }
         if stepper.comm.rank() == 0 {
             let left = if cleared { "" } else { "; what it left could not be cleared away yet" };

@@ -58,19 +58,52 @@ pub fn find(run_dir: &Path, start: &Start) -> Result<Option<(PathBuf, u64)>> {
     dir.map(|dir| checkpoint::find::read_manifest(&dir).map(|manifest| (dir, manifest.step))).transpose()
 }
 
+/// Whether the run directory can be written, before anything that takes time. Makes nothing that stays.
+pub fn check_run_dir(run_dir: &Path) -> Result<()> {
+    let checkpoints = checkpoint::checkpoints_dir(run_dir);
+    let wanted = "set run.dir to a directory, there already or not, that can be written";
+    // The first of checkpoints, run directory, its parent, ... that is there.
+    let there = checkpoints.ancestors().find(|p| std::fs::symlink_metadata(p).is_ok()).filter(|p| *p != Path::new(""));
+    let there = there.unwrap_or(Path::new("."));
+    let at = format!("run.dir = {}", run_dir.display());
+    if !there.is_dir() {
+        return Err(Error::Input(format!("{at}: {} is not a directory; {wanted}", there.display())));
+    }
+    match tempfile::tempfile_in(there) {
+        Ok(_) => Ok(()),
+        Err(e) => Err(Error::Io(format!("{at}: cannot write in {}: {e}; {wanted}", there.display()))),
+    }
+}
+
+/// What the run would start from is there and fits, for a dry run.
+pub fn check_start(deck: &Deck, start: &Start, spec: &ModelSpec, data_digest: &str) -> Result<()> {
+    match find(Path::new(&deck.run.dir), start)? {
+        Some((_, step)) if step >= deck.train.steps => Ok(()),
+        Some((dir, _)) => check_fits(&dir, &checkpoint::find::read_manifest(&dir)?, spec, deck, data_digest),
+        None if deck.model.init_from.is_empty() => Ok(()),
+        None => open_weights(&deck.model.init_from, spec).map(|_| ()),
+    }
+}
+
 /// Whether a step directory is one of the run directory's own checkpoints, by whatever path it was named.
 pub fn is_of_run(run_dir: &Path, step_dir: &Path) -> bool {
     let own = checkpoint::checkpoints_dir(run_dir).canonicalize();
     own.is_ok_and(|own| step_dir.canonicalize().is_ok_and(|dir| dir.parent() == Some(own.as_path())))
 }
 
-/// Moves what an earlier run left beyond the step resumed from (None: everything) to `RUN/previous_K`, so that
-/// its checkpoints are never taken for this run's. Nothing is deleted.
-pub fn set_aside_later(run_dir: &Path, resumed_after: Option<u64>) -> Result<()> {
-    if let Some(place) = checkpoint::set_aside(run_dir, resumed_after)? {
-        log::warn!("what an earlier run left beyond step {} is now in {}", resumed_after.unwrap_or(0), place.display());
+/// Clears away saves that died, and moves what an earlier run left beyond step `keep_to` (None: all of it) to
+/// `RUN/previous_K`, so that its checkpoints are never taken for this run's. No complete checkpoint is deleted.
+pub fn make_room(run_dir: &Path, keep_to: Option<u64>) -> Result<()> {
+    checkpoint::clean_up(run_dir)?;
+    if let Some(place) = checkpoint::set_aside(run_dir, keep_to)? {
+        log::warn!("what an earlier run left beyond step {} is now in {}", keep_to.unwrap_or(0), place.display());
     }
     Ok(())
+}
+
+fn open_weights(from: &str, spec: &ModelSpec) -> Result<WeightsFile> {
+    let wanted: Vec<(&str, &[usize])> = spec.params.iter().map(|p| (p.name.as_str(), p.shape.as_slice())).collect();
+    WeightsFile::open(from, &wanted)
 }
 
 /// Fills the slices with initial weights: from `model.init_from`, or from the generator.
@@ -80,10 +113,8 @@ pub fn initialise<B: Backend>(stepper: &mut Stepper<'_, B>, deck: &Deck) -> Resu
     let file = if from.is_empty() {
         None
     } else {
-        let wanted: Vec<(&str, &[usize])> = spec.params.iter().map(|p| (p.name.as_str(), p.shape.as_slice())).collect();
-        let opened = WeightsFile::open(from, &wanted);
         let mut file = None;
-        all_or_none(stepper.comm, opened.map(|f| _ = file.insert(f)))?;
+        all_or_none(stepper.comm, open_weights(from, spec).map(|f| _ = file.insert(f)))?;
         file
     };
     let mut failed = Ok(());
@@ -105,10 +136,18 @@ pub fn restore<B: Backend>(stepper: &mut Stepper<'_, B>, deck: &Deck, source: &S
     all_or_none(stepper.comm, Reader::open_with(dir, deck.checkpoint.locking).map(|r| _ = reader.insert(r)))?;
     let mut reader = reader.expect("no rank failed");
     let manifest = reader.manifest().clone();
-    check_fits(dir, &manifest, &stepper.model.spec, deck, source)?;
-    let read = restore_slices(stepper, &mut reader);
+    check_fits(dir, &manifest, &stepper.model.spec, deck, &source.digest)?;
+    let read = restore_slices(stepper, &mut reader).map_err(|error| match error {
+        Error::Checkpoint(why) => {
+            Error::Checkpoint(format!("{why}; {}", checkpoint::find::instead_of(dir, manifest.step)))
+        }
+        other => other,
+    });
     all_or_none(stepper.comm, read)?;
     if stepper.comm.rank() == 0 {
+        if manifest.data_digest != source.digest {
+            log::warn!("the data are not those the checkpoint was trained on; data.allow_changed lets the run go on");
+        }
         log::info!("restored step {} from {} (written by {} ranks)", manifest.step, dir.display(), manifest.world_size);
         for change in changes(&manifest.deck, deck) {
             match change.verdict {
@@ -137,7 +176,7 @@ fn restore_slices<B: Backend>(stepper: &mut Stepper<'_, B>, reader: &mut Reader)
 }
 
 /// The checkpoint is of this model and, unless the deck allows otherwise, of these data.
-fn check_fits(dir: &Path, manifest: &Manifest, spec: &ModelSpec, deck: &Deck, source: &Source) -> Result<()> {
+fn check_fits(dir: &Path, manifest: &Manifest, spec: &ModelSpec, deck: &Deck, data_digest: &str) -> Result<()> {
     let mut faults = Vec::new();
     for param in &spec.params {
         match manifest.params.iter().find(|p| p.name == param.name) {
@@ -160,15 +199,11 @@ fn check_fits(dir: &Path, manifest: &Manifest, spec: &ModelSpec, deck: &Deck, so
             manifest.reduction_order
         ));
     }
-    if manifest.data_digest != source.digest {
-        if deck.data.allow_changed {
-            log::warn!("the data are not those the checkpoint was trained on; data.allow_changed lets the run go on");
-        } else {
-            faults.push(format!(
-                "the data differ: digest {} now, {} in the checkpoint; restore the files, or set data.allow_changed=true",
-                source.digest, manifest.data_digest
-            ));
-        }
+    if manifest.data_digest != data_digest && !deck.data.allow_changed {
+        faults.push(format!(
+            "the data differ: digest {data_digest} now, {} in the checkpoint; restore the files, or set data.allow_changed=true",
+            manifest.data_digest
+        ));
     }
     for change in changes(&manifest.deck, deck) {
         match change.verdict {
@@ -182,7 +217,12 @@ fn check_fits(dir: &Path, manifest: &Manifest, spec: &ModelSpec, deck: &Deck, so
     if faults.is_empty() {
         return Ok(());
     }
-    Err(Error::Checkpoint(format!("{} does not fit this run:\n  {}", dir.display(), faults.join("\n  "))))
+    Err(Error::Checkpoint(format!(
+        "{} does not fit this run:\n  {}\nset another run.dir, go back to the deck it was made with, or start over with \
+         --resume none",
+        dir.display(),
+        faults.join("\n  ")
+    )))
 }
 
 /// What a checkpoint holds of this rank, by parameter and [`STORED`]: borrowed where the host can see it.

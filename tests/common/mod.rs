@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// What a run may take unless the test says otherwise: generous for a machine that runs other tests beside it.
-const DEFAULT_TIMEOUT: Duration = Duration::from_secs(120);
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(240);
 /// How long mpirun may take to end its ranks once asked, before it is killed itself.
 const GRACE_SECONDS: u64 = 10;
 /// Carries a number unique to a run into the environment of its ranks, by which they are found again.
@@ -141,11 +141,11 @@ impl Running {
         output
     }
 
-    /// Process id of a rank, waiting up to ten seconds until it has started.
+    /// Process id of a rank, waiting up to a minute until it has started.
     pub fn pid_of_rank(&self, rank: usize) -> u32 {
         let mark = format!("{RUN_MARK}={}", self.mark);
         let rank_names = ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"].map(|name| format!("{name}={rank}"));
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(60);
         while Instant::now() < deadline {
             for entry in std::fs::read_dir("/proc").expect("a Linux machine").flatten() {
                 let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
@@ -157,7 +157,7 @@ impl Running {
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        panic!("rank {rank} did not start within ten seconds: {}", self.line);
+        panic!("rank {rank} did not start within a minute: {}", self.line);
     }
 
     /// Sends a signal, e.g. `KILL` or `STOP`, to one rank.

@@ -79,6 +79,7 @@ SlurmdPidFile=$root/slurmd.%n.pid
 SlurmdLogFile=$root/log/slurmd.%n
 SlurmdSpoolDir=$root/%n/spool
 TmpFS=$root/%n/tmp
+TaskProlog=$root/task_prolog
 MpiDefault=none
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
@@ -93,6 +94,12 @@ ReturnToService=2
 KillWait=5
 MaxTasksPerNode=64
 CONF
+# Slurm adds what it prints to a task's environment: Open MPI's session directories then go with the cluster.
+cat >"$root/task_prolog" <<PROLOG
+#!/bin/sh
+echo "export TMPDIR=$root/\$(hostname)/tmp"
+PROLOG
+chmod 755 "$root/task_prolog"
 printf '127.0.0.1 localhost %s\n' "$(hostname)" >"$root/hosts"
 for ((i = 1; i <= n_nodes; i++)); do
     echo "127.0.0.1 n$i" >>"$root/hosts"

@@ -97,7 +97,12 @@ impl Comm for MpiComm {
 
     fn alloc(&self, bytes: usize) -> Result<Arc<Arena>> {
         let mut map = memmap2::MmapMut::map_anon(bytes.max(1))
-            .map_err(|e| Error::Comm(format!("cannot allocate the arena of {bytes} bytes: {e}")))?;
+            .map_err(|e| {
+                Error::Comm(format!(
+                    "cannot allocate {bytes} bytes for model and activations: {e}; start more ranks on more nodes, or lower \
+                     train.micro_batch_size or the model's sizes (`zero3 plan` shows what is needed)"
+                ))
+            })?;
         let base = map.as_mut_ptr().expose_provenance() as u64;
         Ok(Arena::new(base, bytes, Space::Host, Box::new(map)))
     }
