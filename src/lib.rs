@@ -10,6 +10,7 @@
 //! | L3 | [`model`], [`zero`] | transformer math; shards, gathers, reductions (neither knows the other) |
 //! | L4 | [`optim`] | AdamW, clipping, schedule |
 //! | L5 | [`train`] | the step, the loop, restore |
+//! | L6 | [`report`] | what a run's records say |
 //! | L7 | [`cli`] and `main` | arguments, MPI start, exit code |
 #![warn(missing_docs)]
 
@@ -25,6 +26,7 @@ pub mod model;
 pub mod optim;
 pub mod params;
 pub mod plan;
+pub mod report;
 pub mod telemetry;
 pub mod test_hooks;
 pub mod train;

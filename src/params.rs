@@ -57,15 +57,36 @@ pub struct TensorSpec {
 }
 
 impl TensorSpec {
+    /// A tensor of any type.
+    pub fn new(name: &'static str, numel: usize, dtype: DType) -> Self {
+        TensorSpec { name, numel, dtype }
+    }
+
     /// An f32 tensor.
     pub fn f32(name: &'static str, numel: usize) -> Self {
-        TensorSpec { name, numel, dtype: DType::F32 }
+        TensorSpec::new(name, numel, DType::F32)
     }
 
     /// Size in bytes.
     pub fn bytes(&self) -> usize {
         self.numel * self.dtype.bytes()
     }
+}
+
+/// Element types of what a model computes with. Statistics, logits and sums are f32 whatever it says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Precision {
+    /// Gathered parameters.
+    pub param: DType,
+    /// Activations and their gradients.
+    pub activation: DType,
+    /// Full gradients of parameters.
+    pub grad: DType,
+}
+
+impl Precision {
+    /// Everything in f32.
+    pub const F32: Self = Precision { param: DType::F32, activation: DType::F32, grad: DType::F32 };
 }
 
 /// Where a unit stands in the model: decides which visits the schedule makes.
@@ -105,6 +126,8 @@ pub struct ModelSpec {
     pub units: Vec<UnitSpec>,
     /// Other names of stored parameters, e.g. (`lm_head.weight`, id of `wte.weight`).
     pub aliases: Vec<(String, ParamId)>,
+    /// Element type of activations and their gradients.
+    pub activation_dtype: DType,
     /// Elements of the residual stream of one micro-batch: B * T * C.
     pub residual_numel: usize,
     /// Tokens of one micro-batch: B * T.

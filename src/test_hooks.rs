@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `ZERO3_TEST_FAULT=KIND@POINT:RANK:STEP` | the rank (`*`: each) fails at that point of that step: `panic`, `exit`, `kill` (SIGKILL), `hang`, `slow` (a second), or, where a file is written, `eio`, `enospc` |
 //! | `ZERO3_TEST_MAX_MESSAGE_NUMEL=N` | messages are cut at N elements |
+//! | `ZERO3_TEST_COLLECTIVE_DELAY_US=N` | each gather and reduction takes N microseconds more |
 //! | `ZERO3_TEST_SPOIL=RANK:ATTEMPT` | the rank in that attempt (counted from 0) has NaN gradients |
 //!
 //! Points, in the order of a save: `step` (before it); `prepare.cleaned`, `prepare.made`; `save.begin`; `write.structure`, `write.half`,
@@ -50,6 +51,14 @@ pub fn fault_point(point: &str, rank: usize, step: u64) {
             // SAFETY: a plain system call on this process.
             unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
         }
+    }
+}
+
+/// Makes a collective take longer.
+pub fn delay_collective() {
+    static DELAY_US: OnceLock<Option<usize>> = OnceLock::new();
+    if let Some(us) = DELAY_US.get_or_init(|| number_from("ZERO3_TEST_COLLECTIVE_DELAY_US")) {
+        std::thread::sleep(std::time::Duration::from_micros(*us as u64));
     }
 }
 

@@ -78,15 +78,6 @@ fn knobs_of_a_later_release_are_refused_with_that_word() {
     let knobs = [
         ("run.backend=cuda", "\"auto\" or \"cpu\""),
         ("data.format=llmc", "\"auto\""),
-        ("zero.stage=1", "3"),
-        ("zero.persistence_threshold_bytes=4096", "0"),
-        ("zero.gather_bucket_bytes=4096", "0"),
-        ("zero.release_after_forward=false", "true"),
-        ("zero.param_dtype=bf16", "\"f32\""),
-        ("zero.grad_dtype=bf16", "\"f32\""),
-        ("zero.reduce_dtype=bf16", "\"f32\""),
-        ("zero.activation_checkpointing=every:2", "\"none\""),
-        ("zero.reduce=last_micro_step", "\"every_micro_step\""),
         ("zero.deterministic=false", "true"),
     ];
     let words: Vec<&str> = knobs.iter().map(|(word, _)| *word).collect();

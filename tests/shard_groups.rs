@@ -125,6 +125,7 @@ fn rank(case_dir: &Path) {
     let run_dir = case_dir.join(format!("group_{}", mesh.coordinate(world_rank, Dim::Replicate)));
     let overrides = [("run.dir".to_string(), run_dir.display().to_string())];
     let job = Job {
+        host: "one host".into(),
         deck: Deck::load(&case_dir.join("deck.toml"), &overrides).unwrap_or_else(|e| panic!("{e}")),
         start: Start::Auto,
         versions: BTreeMap::new(),

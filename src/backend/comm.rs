@@ -59,7 +59,7 @@ pub struct ReduceScatter {
 /// A group of ranks that move slices.
 pub trait Comm {
     /// The device's event: a collective starts after it.
-    type Event;
+    type Event: Clone;
     /// A collective in flight.
     type Pending: Pending;
 

@@ -1,10 +1,15 @@
 //! The kernels a model is made of, as a trait: each one's shapes, and whether its output is overwritten or
 //! accumulated into. Shapes trail the argument in a comment.
 //!
+//! Numbers are f32 or bf16 as each view says, within what a kernel's arguments allow: `f32` in the comment of an argument
+//! means f32 alone. Every kernel computes in f32 and rounds once, to nearest even, when it stores; where it has to
+//! round more often, its documentation says so.
+//!
 //! Rule 8 binds every implementation: the bits of a result depend on the shapes and the values alone, never on
 //! the number of threads or ranks. Row reductions use chunks fixed by shape.
 
 use super::buffer::{View, ViewMut};
+use crate::dtype::DType;
 use crate::exact_sum::ExactSum;
 
 /// Shape of causal self-attention over a fused projection.
@@ -69,7 +74,7 @@ pub struct AdamwStep {
     pub grad_scale: f32,
 }
 
-/// Kernels. Everything is f32 except token ids (u32).
+/// Kernels on f32 and bf16 numbers and u32 token ids.
 pub trait Ops {
     /// `out[b,t,:] = wte[tokens[b,t],:] + wpe[t,:]`. Overwrites `out`.
     fn embedding_forward(
@@ -83,28 +88,37 @@ pub trait Ops {
 
     /// Gradients of [`Ops::embedding_forward`], rows added in token order. Accumulates into `dwte` (the tied head
     /// has been there before); overwrites `dwpe`, rows at and after `t` with zeros.
+    ///
+    /// A bf16 `dwte` is rounded once here, after all rows of a token, and was rounded once before by whoever wrote
+    /// it. A caller who wants one rounding in all holds it in f32 to the end and then casts.
     fn embedding_backward(
         &self,
         dwte: ViewMut<'_>, // (V, C)
         dwpe: ViewMut<'_>, // (T_max, C)
         dout: View<'_>,    // (rows, C)
         tokens: View<'_>,  // (rows) u32
+        work: ViewMut<'_>, // (embedding_backward_work_numel) u32
         t: usize,
     );
+
+    /// Scratch elements (u32) of [`Ops::embedding_backward`].
+    fn embedding_backward_work_numel(rows: usize, dwte: DType, dwpe: DType) -> usize
+    where
+        Self: Sized;
 
     /// Layer normalisation over the last dimension, eps 1e-5, biased variance. Overwrites `out`, `mean`, `rstd`.
     fn layer_norm_forward(
         &self,
         out: ViewMut<'_>,  // (rows, C)
-        mean: ViewMut<'_>, // (rows)
-        rstd: ViewMut<'_>, // (rows)
+        mean: ViewMut<'_>, // (rows) f32
+        rstd: ViewMut<'_>, // (rows) f32
         inp: View<'_>,     // (rows, C)
         weight: View<'_>,  // (C)
-        bias: View<'_>,    // (C)
+        bias: View<'_>,    // (C), of the type of weight
     );
 
     /// Gradients of [`Ops::layer_norm_forward`]. Accumulates into `dinp` (the residual path has been there before);
-    /// overwrites `dweight` and `dbias`.
+    /// overwrites `dweight` and `dbias`. `dinp` has the type of `inp`, `dbias` that of `dweight`.
     #[allow(clippy::too_many_arguments)]
     fn layer_norm_backward(
         &self,
@@ -114,9 +128,9 @@ pub trait Ops {
         dout: View<'_>,       // (rows, C)
         inp: View<'_>,        // (rows, C)
         weight: View<'_>,     // (C)
-        mean: View<'_>,       // (rows)
-        rstd: View<'_>,       // (rows)
-        work: ViewMut<'_>,    // (layer_norm_work_numel)
+        mean: View<'_>,       // (rows) f32
+        rstd: View<'_>,       // (rows) f32
+        work: ViewMut<'_>,    // (layer_norm_work_numel) f32
     );
 
     /// Scratch elements of [`Ops::layer_norm_backward`].
@@ -130,7 +144,8 @@ pub trait Ops {
         out: ViewMut<'_>,       // (rows, n_out)
         inp: View<'_>,          // (rows, n_in)
         weight: View<'_>,       // (n_out, n_in)
-        bias: Option<View<'_>>, // (n_out)
+        bias: Option<View<'_>>, // (n_out), of the type of weight
+        work: ViewMut<'_>,      // (linear_forward_work_numel) f32
         shape: LinearShape,
     );
 
@@ -140,20 +155,39 @@ pub trait Ops {
         dinp: ViewMut<'_>, // (rows, n_in)
         dout: View<'_>,    // (rows, n_out)
         weight: View<'_>,  // (n_out, n_in)
+        work: ViewMut<'_>, // (linear_backward_input_work_numel) f32
         shape: LinearShape,
     );
 
     /// `dweight (+)= dout^T * inp`, `dbias = column sums of dout`. Overwrites, or adds to `dweight` where
-    /// `accumulate` (row chunks of the head); `dbias` is always overwritten.
+    /// `accumulate` (row chunks of the head); `dbias` is always overwritten. A bf16 `dweight` is rounded once per
+    /// call: who accumulates over several calls holds it in f32 and casts after the last.
+    #[allow(clippy::too_many_arguments)]
     fn linear_backward_weight(
         &self,
         dweight: ViewMut<'_>,       // (n_out, n_in)
         dbias: Option<ViewMut<'_>>, // (n_out)
         dout: View<'_>,             // (rows, n_out)
         inp: View<'_>,              // (rows, n_in)
+        work: ViewMut<'_>,          // (linear_backward_weight_work_numel) f32
         shape: LinearShape,
         accumulate: bool,
     );
+
+    /// Scratch elements of [`Ops::linear_forward`] for these types; 0 where all is f32.
+    fn linear_forward_work_numel(shape: LinearShape, out: DType, inp: DType, weight: DType) -> usize
+    where
+        Self: Sized;
+
+    /// Scratch elements of [`Ops::linear_backward_input`] for these types; 0 where all is f32.
+    fn linear_backward_input_work_numel(shape: LinearShape, dinp: DType, dout: DType, weight: DType) -> usize
+    where
+        Self: Sized;
+
+    /// Scratch elements of [`Ops::linear_backward_weight`] for these types; 0 where all is f32.
+    fn linear_backward_weight_work_numel(shape: LinearShape, dweight: DType, dout: DType, inp: DType) -> usize
+    where
+        Self: Sized;
 
     /// GELU, tanh form (arXiv:1606.08415). Overwrites `out`.
     fn gelu_forward(
@@ -177,17 +211,33 @@ pub trait Ops {
         b: View<'_>,      // (n)
     );
 
-    /// Causal softmax attention, scale `1/sqrt(d_head)`. Overwrites `out` and `lse`.
+    /// `out += inp`, for sums of gradients over micro-steps. Accumulates.
+    fn accumulate(
+        &self,
+        out: ViewMut<'_>, // (n) f32
+        inp: View<'_>,    // (n)
+    );
+
+    /// `out = inp` in the type of `out`: exact from bf16 to f32, rounded to nearest even the other way; NaN stays NaN.
+    /// Overwrites `out`.
+    fn cast(
+        &self,
+        out: ViewMut<'_>, // (n)
+        inp: View<'_>,    // (n)
+    );
+
+    /// Causal softmax attention, scale `1/sqrt(d_head)`. Overwrites `out` and `lse`. `out` has the type of `qkv`.
     fn attention_forward(
         &self,
         out: ViewMut<'_>,  // (B, T, H * D)
-        lse: ViewMut<'_>,  // (B, H, T) log-sum-exp of the scaled scores
+        lse: ViewMut<'_>,  // (B, H, T) f32: log-sum-exp of the scaled scores
         qkv: View<'_>,     // (B, T, (H + 2 Hkv) * D)
-        work: ViewMut<'_>, // (attention_forward_work_numel)
+        work: ViewMut<'_>, // (attention_forward_work_numel) f32
         shape: AttentionShape,
     );
 
     /// Gradient of [`Ops::attention_forward`]; the probabilities are recomputed from `lse`. Overwrites `dqkv`.
+    /// `dqkv`, `dout`, `qkv` and `out` have one type.
     #[allow(clippy::too_many_arguments)]
     fn attention_backward(
         &self,
@@ -195,18 +245,18 @@ pub trait Ops {
         dout: View<'_>,    // (B, T, H * D)
         qkv: View<'_>,     // (B, T, (H + 2 Hkv) * D)
         out: View<'_>,     // (B, T, H * D)
-        lse: View<'_>,     // (B, H, T)
-        work: ViewMut<'_>, // (attention_backward_work_numel)
+        lse: View<'_>,     // (B, H, T) f32
+        work: ViewMut<'_>, // (attention_backward_work_numel) f32
         shape: AttentionShape,
     );
 
-    /// Scratch elements of [`Ops::attention_forward`].
-    fn attention_forward_work_numel(shape: AttentionShape) -> usize
+    /// Scratch elements of [`Ops::attention_forward`] on activations of `dtype`.
+    fn attention_forward_work_numel(shape: AttentionShape, dtype: DType) -> usize
     where
         Self: Sized;
 
-    /// Scratch elements of [`Ops::attention_backward`].
-    fn attention_backward_work_numel(shape: AttentionShape) -> usize
+    /// Scratch elements of [`Ops::attention_backward`] on activations of `dtype`.
+    fn attention_backward_work_numel(shape: AttentionShape, dtype: DType) -> usize
     where
         Self: Sized;
 
@@ -215,26 +265,30 @@ pub trait Ops {
     /// `(softmax(logits) - onehot(target)) * scale` (scale = 1 / tokens of the global batch).
     fn cross_entropy(
         &self,
-        logits: ViewMut<'_>, // (rows, V): logits in, dlogits out
-        losses: ViewMut<'_>, // (rows)
+        logits: ViewMut<'_>, // (rows, V) f32: logits in, dlogits out
+        losses: ViewMut<'_>, // (rows) f32
         targets: View<'_>,   // (rows) u32, each < V
         dlogits_scale: Option<f32>,
     );
 
-    /// Sum of the elements in f64, in the order of the elements. Waits for the result.
+    /// Sum of f32 elements in f64, in the order of the elements. Waits for the result.
     fn sum(&self, inp: View<'_>) -> f64;
 
     /// Exact sum of the squares of the elements. Waits for the result.
     fn sum_of_squares(&self, inp: View<'_>) -> ExactSum;
 
     /// One AdamW update of a slice (arXiv:1711.05101), in PyTorch's order: decay first
-    /// (`p *= 1 - lr * weight_decay`), then `p -= lr * m^ / (sqrt(v^) + eps)`. Updates `param`, `m`, `v` in place.
+    /// (`p *= 1 - lr * weight_decay`), then `p -= lr * m^ / (sqrt(v^) + eps)`. Updates `master`, `m`, `v` in place.
+    ///
+    /// In mixed precision `param` is the bf16 slice that is gathered and computed with: overwritten with the updated
+    /// master weights, rounded.
     fn adamw(
         &self,
-        param: ViewMut<'_>, // (n)
-        m: ViewMut<'_>,     // (n)
-        v: ViewMut<'_>,     // (n)
-        grad: View<'_>,     // (n)
+        master: ViewMut<'_>, // (n) f32
+        m: ViewMut<'_>,      // (n) f32
+        v: ViewMut<'_>,      // (n) f32
+        grad: View<'_>,      // (n)
         step: &AdamwStep,
+        param: Option<ViewMut<'_>>, // (n) bf16
     );
 }

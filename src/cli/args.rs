@@ -86,6 +86,12 @@ Examples:
 Exit codes: 0 finished; 2 no checkpoint there, a damaged one, or the destination has one already; 5 it could not be
 written; 70 internal error.";
 
+const REPORT_HELP: &str = "\
+Example:
+  zero3 report runs/tiny
+
+Exit codes: 0 finished; 2 no summary there; 70 internal error.";
+
 /// Ranks that can be planned for: more than any machine starts, few enough for a plan to be made at once.
 const MAX_RANKS: i64 = 1 << 20;
 
@@ -106,6 +112,8 @@ pub enum Command {
     CkptDiff(CkptDiffArgs),
     /// `zero3 ckpt reshard`
     CkptReshard(CkptReshardArgs),
+    /// `zero3 report`: the five questions about a run directory.
+    Report(PathBuf),
 }
 
 /// A deck and what the command line changes in it.
@@ -244,6 +252,15 @@ enum CliCommand {
         command: DataCommand,
     },
     /// Look at checkpoints.
+    /// Answers five questions about a run's memory and time from its own records.
+    ///
+    /// Which shards are resident at rest; which full parameters are gathered; did prefetches overlap compute; were full
+    /// parameters released soon enough; were gradients reduced, or did full copies pile up. Each answer cites its numbers.
+    #[command(after_help = REPORT_HELP)]
+    Report {
+        /// A run directory.
+        run: PathBuf,
+    },
     #[command(after_help = CKPT_HELP)]
     Ckpt {
         #[command(subcommand)]
@@ -413,6 +430,7 @@ pub fn parse(args: impl Iterator<Item = OsString>) -> Result<Command, clap::Erro
         CliCommand::Data { command: DataCommand::Info { words } } => {
             Ok(Command::DataInfo(words.into_deck(&["data", "info"])?))
         }
+        CliCommand::Report { run } => Ok(Command::Report(run)),
         CliCommand::Ckpt { command: CkptCommand::Inspect { path, json } } => {
             Ok(Command::CkptInspect(CkptInspectArgs { path, json }))
         }
@@ -548,6 +566,7 @@ mod tests {
             "plan",
             "data",
             "data info",
+            "report",
             "ckpt",
             "ckpt inspect",
             "ckpt verify",

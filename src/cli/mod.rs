@@ -12,6 +12,7 @@ use crate::backend::cpu::{Cpu, CpuDevice};
 use crate::config::Deck;
 use crate::data::{DataInfo, Dataset};
 use crate::error::{Error, Exit, Result};
+use crate::report;
 use crate::telemetry::logging;
 use crate::telemetry::progress::BytesBar;
 use crate::train::source::data_config;
@@ -41,6 +42,7 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> Exit {
         Command::Train(args) => return train_under_mpi(&args, started),
         Command::Plan(args) => alone(|| plan::run(&args)),
         Command::DataInfo(args) => alone(|| data_info(&args)),
+        Command::Report(run_dir) => alone(|| report::five_answers(&run_dir)),
         Command::CkptInspect(args) => alone(|| ckpt::inspect(&args)),
         Command::CkptVerify(args) => alone(|| ckpt::verify(&args)),
         Command::CkptDiff(args) => alone(|| ckpt::diff(&args)),
@@ -176,6 +178,7 @@ fn train_on(launch: &Launch, args: &TrainArgs, started: Instant) -> Result<Exit>
         relaunch: relaunch(args),
         is_terminal: std::io::stderr().is_terminal(),
         poison: cfg!(debug_assertions),
+        host: launch.host(),
         started,
         deck,
     };

@@ -183,7 +183,7 @@ pub enum ActivationCheckpointing {
     None,
     /// Every block is recomputed.
     All,
-    /// Every K-th block keeps its input; the blocks between are recomputed.
+    /// Each K-th block is recomputed, the first one included; the others keep what they saved.
     Every(u32),
 }
 

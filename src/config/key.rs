@@ -3,6 +3,7 @@
 //! Must not know: which keys there are (`mod.rs` has the table), nor how keys depend on each other (`resolve.rs`).
 
 use super::choices::ActivationCheckpointing;
+use crate::telemetry::trace::steps_of;
 use toml::Value;
 use toml::de::DeValue;
 
@@ -48,6 +49,8 @@ pub enum Kind {
     Checkpointing,
     /// A level, or a filter of levels by module.
     LogFilter,
+    /// Steps, as `log.trace` names them.
+    Steps,
     /// true or false.
     Flag,
     /// A whole number from `min` to `max`.
@@ -117,6 +120,7 @@ impl Kind {
             Kind::LogFilter => "\"off\", \"error\", \"warn\", \"info\", \"debug\" or \"trace\", or a filter such as \
                  \"info,zero3::data=debug\""
                 .into(),
+            Kind::Steps => "a step such as 10, or steps such as 10..12 (12 not included) or 10..=12".into(),
             Kind::Flag => "true or false".into(),
             Kind::Integer { min, max: i64::MAX } => format!("an integer from {min} to 2^63 - 1"),
             Kind::Integer { min, max } => format!("an integer from {min} to {max}"),
@@ -138,6 +142,7 @@ impl Kind {
             (Kind::Choice(words), Value::String(s)) => words.contains(&s.as_str()),
             (Kind::Checkpointing, Value::String(s)) => s.parse::<ActivationCheckpointing>().is_ok(),
             (Kind::LogFilter, Value::String(s)) => is_log_filter(s),
+            (Kind::Steps, Value::String(s)) => steps_of(s).is_ok(),
             (Kind::Flag, Value::Boolean(_)) => true,
             (Kind::Integer { min, max }, Value::Integer(i)) => (min..=max).contains(i),
             (Kind::Float { min, max, below_max }, Value::Float(f)) => {
@@ -166,9 +171,10 @@ impl Kind {
                 .map(|item| item.get_ref().as_str().map(|s| Value::String(s.to_owned())))
                 .collect::<Option<Vec<_>>>()
                 .map(Value::Array),
-            (Kind::Text { .. } | Kind::Choice(_) | Kind::Checkpointing | Kind::LogFilter, DeValue::String(s)) => {
-                Some(Value::String(s.to_string()))
-            }
+            (
+                Kind::Text { .. } | Kind::Choice(_) | Kind::Checkpointing | Kind::LogFilter | Kind::Steps,
+                DeValue::String(s),
+            ) => Some(Value::String(s.to_string())),
             _ => None,
         }
     }
@@ -185,7 +191,7 @@ impl Kind {
             },
             Kind::Integer { .. } => as_toml(),
             Kind::Float { .. } => as_toml().or_else(|| text.trim().parse().ok().map(float)),
-            Kind::Text { .. } | Kind::Choice(_) | Kind::Checkpointing | Kind::LogFilter => {
+            Kind::Text { .. } | Kind::Choice(_) | Kind::Checkpointing | Kind::LogFilter | Kind::Steps => {
                 let literal = if quoted(text) { as_toml() } else { None };
                 literal.or_else(|| Some(Value::String(text.to_owned())))
             }
@@ -205,7 +211,7 @@ impl Kind {
     /// A value of this type that stands for "not set" where no default is known.
     fn placeholder(&self) -> Value {
         match *self {
-            Kind::Text { .. } | Kind::LogFilter => Value::String(String::new()),
+            Kind::Text { .. } | Kind::LogFilter | Kind::Steps => Value::String(String::new()),
             Kind::Choice(words) => Value::String(words[0].into()),
             Kind::Checkpointing => Value::String("none".into()),
             Kind::Flag => Value::Boolean(false),

@@ -149,6 +149,8 @@ deck! {
             "Compute threads of one rank; 0 = as many as the cores of the rank's cpuset.";
         peak_gflops: f64 = (default "0"), float(0.0, 1e12),
             "Peak f32 GFLOP/s of one rank, the denominator of `mfu`; 0 = unknown, and the column stays empty.";
+        memory_budget_bytes: u64 = (default "0"), UNSIGNED,
+            "Memory one rank's arena may take; a plan that needs more is refused before start. 0 = no budget.";
     }
 
     /// The transformer.
@@ -236,8 +238,7 @@ deck! {
     /// What is sharded, when it moves and how long it stays.
     zero: ZeroSection {
         stage: u8 = (default "3"), integer(0, 3),
-            "0 replicates all; 1 shards the optimizer; 2 also gradients; 3 also parameters.",
-            today &["3"], LATER;
+            "0 replicates all; 1 shards the optimizer; 2 also gradients; 3 also parameters.";
         prefetch_units: usize = (default "1"), integer(0, 1024),
             "Units whose gather starts before they are needed; 0 = each gather is waited for.";
         prefetch_max_bytes: u64 = (default "0"), UNSIGNED,
@@ -245,33 +246,25 @@ deck! {
         max_live_bytes: u64 = (default "0"), UNSIGNED,
             "Cap on the bytes of gathered parameters alive at once; 0 = no cap.";
         persistence_threshold_bytes: u64 = (default "0"), UNSIGNED,
-            "Parameters of at most so many bytes stay whole on every rank between steps; 0 = none.",
-            today &["0"], LATER;
+            "Parameters of at most so many bytes stay whole on every rank between steps; 0 = none.";
         gather_bucket_bytes: u64 = (default "0"), UNSIGNED,
-            "Bytes of parameters gathered together in one call; 0 = one unit at a time.",
-            today &["0"], LATER;
+            "Bytes of parameters gathered together in one call; 0 = one unit at a time.";
         reduce_bucket_bytes: u64 = (default "33554432"), integer(MIN_REDUCE_BUCKET_BYTES, i64::MAX),
             "Bytes of receive staging of one gradient exchange: larger = fewer calls, more memory.";
         release_after_forward: bool = (default "true"), Kind::Flag,
-            "false keeps parameters gathered from forward to backward: less volume, more memory.",
-            today &["true"], LATER;
+            "false keeps parameters gathered from forward to backward: less volume, more memory.";
         overlap: bool = (default "true"), Kind::Flag,
             "Collectives run beside compute; false = each one is waited for at once. The same bits either way.";
         param_dtype: DType = (default "f32"), DTYPES,
-            "Element type that is gathered. Master weights are f32 always.",
-            today &["f32"], LATER;
+            "Element type that is gathered. Master weights are f32 always.";
         grad_dtype: DType = (default "f32"), DTYPES,
-            "Element type gradient slices are kept in. Sums are f32 always.",
-            today &["f32"], LATER;
+            "Element type gradient slices are kept in. Sums are f32 always.";
         reduce_dtype: DType = (default "f32"), DTYPES,
-            "Element type gradients travel in.",
-            today &["f32"], LATER;
+            "Element type gradients travel in.";
         activation_checkpointing: ActivationCheckpointing = (default "none"), Kind::Checkpointing,
-            "Blocks that backward recomputes: less memory, more compute.",
-            today &["none"], LATER;
+            "Blocks that backward computes again: none, all, or each K-th one. Less memory, more compute, the same bits.";
         reduce: ReduceWhen = (default "every_micro_step"), Kind::Choice(ReduceWhen::NAMES),
-            "Reduce into slices each micro-step, or hold full gradients and reduce once per step.",
-            today &["every_micro_step"], LATER;
+            "Reduce into slices each micro-step, or hold full f32 gradients and reduce once per step (other bits: sums are local first).";
         deterministic: bool = (default "true"), Kind::Flag,
             "The same bits whatever the rank count; always so on MPI.",
             today &["true"], LATER;
@@ -299,6 +292,8 @@ deck! {
             "Print a line every so many steps; 0 = never.";
         level: String = (default "info"), Kind::LogFilter,
             "A level, or an env_logger filter by module.";
+        trace: String = (default ""), Kind::Steps,
+            "Steps whose every span goes to trace.json: A, A..B (B not included) or A..=B; empty = none.";
     }
 }
 

@@ -3,10 +3,11 @@
 //! Every fault is collected; a key that is faulty itself causes no second fault in the keys that depend on it.
 //! Must not know: the ranges and defaults of single keys (`mod.rs` has them).
 
-use super::choices::{DataFormat, Preset, PresetSizes, Tokenizer};
+use super::choices::{DataFormat, Preset, PresetSizes, ReduceWhen, Tokenizer};
 use super::key::render;
 use super::{Deck, KEYS, Key, Origin, SECTIONS, suggest};
 use crate::data::CONTAINERS;
+use crate::dtype::DType;
 use crate::error::{Error, Fault, Result};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -340,6 +341,12 @@ impl Resolver {
             let near = if below == 0 { format!("{micro}") } else { format!("{below} or {}", below + micro) };
             let wants = format!("a multiple of train.micro_batch_size = {micro}, e.g. {near}");
             self.refuse("train.global_batch_size", wants);
+        }
+        if let (Some(ReduceWhen::LastMicroStep), Some(DType::Bf16)) =
+            (self.choice("zero.reduce"), self.choice("zero.reduce_dtype"))
+        {
+            let wants = "\"f32\" with zero.reduce = \"last_micro_step\": gradients are held and travel as f32 sums";
+            self.refuse("zero.reduce_dtype", wants.into());
         }
         let tokenizer = self.choice::<Tokenizer>("data.tokenizer");
         if let (Some(vocab), Some(tokenizer)) = (self.integer("model.vocab_size"), tokenizer)

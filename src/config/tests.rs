@@ -276,15 +276,6 @@ fn inconsistent_values_are_refused() {
 fn values_of_later_releases_are_refused_as_such_and_impossible_ones_are_not() {
     for (list, says) in [
         ("run.backend=cuda", "not available yet: this build has no CUDA backend; use \"auto\" or \"cpu\""),
-        ("zero.stage=0", "zero.stage = 0: not available yet: it comes with a later release; use 3"),
-        ("zero.persistence_threshold_bytes=1000", "not available yet"),
-        ("zero.gather_bucket_bytes=1000", "not available yet"),
-        ("zero.release_after_forward=false", "not available yet: it comes with a later release; use true"),
-        ("zero.param_dtype=bf16", "not available yet: it comes with a later release; use \"f32\""),
-        ("zero.grad_dtype=bf16", "not available yet"),
-        ("zero.reduce_dtype=bf16", "not available yet"),
-        ("zero.activation_checkpointing=every:2", "not available yet"),
-        ("zero.reduce=last_micro_step", "not available yet"),
         ("zero.deterministic=false", "not available yet"),
         ("data.format=llmc", "not available yet"),
         ("zero.stage=7", "an integer from 0 to 3"),
@@ -420,6 +411,7 @@ fn valid_text(key: &'static Key) -> BoxedStrategy<String> {
         Kind::Text { .. } => "[ -~é\t\n\u{7f}]{1,12}".prop_map(move |s| quoted(&s)).boxed(),
         Kind::Choice(words) => proptest::sample::select(words).prop_map(str::to_owned).boxed(),
         Kind::Checkpointing => Just("none".to_owned()).boxed(),
+        Kind::Steps => proptest::sample::select(&["", "3", "3..9", "3..=9"][..]).prop_map(|s| s.to_string()).boxed(),
         Kind::LogFilter => proptest::sample::select(&["off", "WARN", "zero3=debug", "info,a::b=off/x"][..])
             .prop_map(str::to_owned)
             .boxed(),
@@ -450,14 +442,19 @@ fn valid_overrides() -> impl Strategy<Value = Vec<(String, String)>> {
         "train.eval_every",
         "optim.min_lr",
         "optim.lr",
+        "zero.reduce_dtype",
+        "zero.reduce",
     ];
     let free: Vec<_> = KEYS
         .iter()
         .filter(|k| !TIED.contains(&k.name))
         .map(|k| (any::<bool>(), valid_text(k)).prop_map(|(on, text)| on.then(|| (k.name.to_owned(), text))))
         .collect();
-    let tied = (1i64..64, 1i64..64, 256i64..70_000, 1i64..64, 1i64..64, 0.0..1.0f64, 0.0..1.0f64);
-    (free, tied).prop_map(|(free, (heads, width, vocab, micro, accum, lr, share))| {
+    let reduced = proptest::sample::select(
+        &[("f32", "last_micro_step"), ("f32", "every_micro_step"), ("bf16", "every_micro_step")][..],
+    );
+    let tied = (1i64..64, 1i64..64, 256i64..70_000, 1i64..64, 1i64..64, 0.0..1.0f64, 0.0..1.0f64, reduced);
+    (free, tied).prop_map(|(free, (heads, width, vocab, micro, accum, lr, share, (reduce_dtype, reduce)))| {
         let tied = [
             ("model.n_head", heads.to_string()),
             ("model.d_model", (heads * width).to_string()),
@@ -466,6 +463,8 @@ fn valid_overrides() -> impl Strategy<Value = Vec<(String, String)>> {
             ("train.global_batch_size", (micro * accum).to_string()),
             ("optim.lr", format!("{lr:?}")),
             ("optim.min_lr", format!("{:?}", lr * share)),
+            ("zero.reduce_dtype", reduce_dtype.to_string()),
+            ("zero.reduce", reduce.to_string()),
         ];
         free.into_iter().flatten().chain(tied.map(|(k, v)| (k.to_owned(), v))).collect()
     })

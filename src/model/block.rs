@@ -10,7 +10,7 @@
 use super::{BackwardIo, Dims, ForwardIo};
 use crate::backend::ops::{AttentionShape, LinearShape};
 use crate::backend::{Buf, Device, Ops, View, ViewMut};
-use crate::params::TensorSpec;
+use crate::params::{Precision, TensorSpec};
 
 /// Shape of the block's attention.
 pub fn attention_shape(dims: &Dims) -> AttentionShape {
@@ -24,39 +24,59 @@ pub fn attention_shape(dims: &Dims) -> AttentionShape {
 }
 
 /// Tensors kept from forward to backward.
-pub fn saved(dims: &Dims) -> Vec<TensorSpec> {
+pub fn saved(dims: &Dims, precision: Precision) -> Vec<TensorSpec> {
     let (rows, c) = (dims.rows(), dims.c);
+    let activation = |name, numel| TensorSpec::new(name, numel, precision.activation);
     vec![
         TensorSpec::f32("ln_1.mean", rows),
         TensorSpec::f32("ln_1.rstd", rows),
-        TensorSpec::f32("ln_1.out", rows * c),
-        TensorSpec::f32("qkv", rows * 3 * c),
-        TensorSpec::f32("attention", rows * c),
+        activation("ln_1.out", rows * c),
+        activation("qkv", rows * 3 * c),
+        activation("attention", rows * c),
         TensorSpec::f32("lse", rows * dims.n_heads),
-        TensorSpec::f32("x2", rows * c),
+        activation("x2", rows * c),
         TensorSpec::f32("ln_2.mean", rows),
         TensorSpec::f32("ln_2.rstd", rows),
-        TensorSpec::f32("ln_2.out", rows * c),
-        TensorSpec::f32("fc", rows * 4 * c),
-        TensorSpec::f32("gelu", rows * 4 * c),
+        activation("ln_2.out", rows * c),
+        activation("fc", rows * 4 * c),
+        activation("gelu", rows * 4 * c),
     ]
 }
 
 /// Scratch of a forward visit.
-pub fn forward_work<D: Ops>(dims: &Dims) -> Vec<TensorSpec> {
-    let attention = D::attention_forward_work_numel(attention_shape(dims));
-    vec![TensorSpec::f32("branch", dims.rows() * dims.c), TensorSpec::f32("attention_work", attention)]
+pub fn forward_work<D: Ops>(dims: &Dims, precision: Precision) -> Vec<TensorSpec> {
+    let Precision { param, activation, .. } = precision;
+    let attention = D::attention_forward_work_numel(attention_shape(dims), activation);
+    let linear = |shape| D::linear_forward_work_numel(shape, activation, activation, param);
+    vec![
+        TensorSpec::new("branch", dims.rows() * dims.c, activation),
+        TensorSpec::f32("attention_work", attention),
+        TensorSpec::f32("linear_work", largest(dims, linear)),
+    ]
 }
 
 /// Scratch of a backward visit.
-pub fn backward_work<D: Ops>(dims: &Dims) -> Vec<TensorSpec> {
+pub fn backward_work<D: Ops>(dims: &Dims, precision: Precision) -> Vec<TensorSpec> {
     let (rows, c) = (dims.rows(), dims.c);
+    let Precision { param, activation, grad } = precision;
+    let attention = D::attention_backward_work_numel(attention_shape(dims), activation);
+    let linear = |shape| {
+        let input = D::linear_backward_input_work_numel(shape, activation, activation, param);
+        input.max(D::linear_backward_weight_work_numel(shape, grad, activation, activation))
+    };
     vec![
-        TensorSpec::f32("dwide", rows * 4 * c),
-        TensorSpec::f32("dnarrow", rows * c),
-        TensorSpec::f32("attention_work", D::attention_backward_work_numel(attention_shape(dims))),
+        TensorSpec::new("dwide", rows * 4 * c, activation),
+        TensorSpec::new("dnarrow", rows * c, activation),
+        TensorSpec::f32("attention_work", attention),
         TensorSpec::f32("layer_norm_work", D::layer_norm_work_numel(rows, c)),
+        TensorSpec::f32("linear_work", largest(dims, linear)),
     ]
+}
+
+/// The largest of what each linear layer needs.
+fn largest(dims: &Dims, numel: impl Fn(LinearShape) -> usize) -> usize {
+    let Shapes { qkv, attn_proj, fc, mlp_proj } = shapes(dims);
+    [qkv, attn_proj, fc, mlp_proj].into_iter().map(numel).fold(0, usize::max)
 }
 
 struct Shapes {
@@ -84,21 +104,21 @@ pub fn forward<D: Device>(dev: &D, dims: &Dims, params: &[View<'_>], io: Forward
     let [mean_1, rstd_1, ln_1, qkv, att, lse, x2, mean_2, rstd_2, ln_2, fc, gelu] = io.saved else {
         panic!("a block saves 12 tensors")
     };
-    let [branch, attention_work] = io.work else { panic!("a block's forward has 2 work buffers") };
+    let [branch, attention_work, linear_work] = io.work else { panic!("a block's forward has 3 work buffers") };
     let x = io.input.expect("a block has an input");
     let s = shapes(dims);
 
     dev.layer_norm_forward(ln_1.view_mut(), mean_1.view_mut(), rstd_1.view_mut(), x, *ln_1_w, *ln_1_b);
-    dev.linear_forward(qkv.view_mut(), ln_1.view(), *qkv_w, Some(*qkv_b), s.qkv);
+    dev.linear_forward(qkv.view_mut(), ln_1.view(), *qkv_w, Some(*qkv_b), linear_work.view_mut(), s.qkv);
     let shape = attention_shape(dims);
     dev.attention_forward(att.view_mut(), lse.view_mut(), qkv.view(), attention_work.view_mut(), shape);
-    dev.linear_forward(branch.view_mut(), att.view(), *attn_w, Some(*attn_b), s.attn_proj);
+    dev.linear_forward(branch.view_mut(), att.view(), *attn_w, Some(*attn_b), linear_work.view_mut(), s.attn_proj);
     dev.add(x2.view_mut(), x, branch.view());
 
     dev.layer_norm_forward(ln_2.view_mut(), mean_2.view_mut(), rstd_2.view_mut(), x2.view(), *ln_2_w, *ln_2_b);
-    dev.linear_forward(fc.view_mut(), ln_2.view(), *fc_w, Some(*fc_b), s.fc);
+    dev.linear_forward(fc.view_mut(), ln_2.view(), *fc_w, Some(*fc_b), linear_work.view_mut(), s.fc);
     dev.gelu_forward(gelu.view_mut(), fc.view());
-    dev.linear_forward(branch.view_mut(), gelu.view(), *mlp_w, Some(*mlp_b), s.mlp_proj);
+    dev.linear_forward(branch.view_mut(), gelu.view(), *mlp_w, Some(*mlp_b), linear_work.view_mut(), s.mlp_proj);
     dev.add(io.out, x2.view(), branch.view());
 }
 
@@ -110,8 +130,8 @@ pub fn backward<D: Device>(dev: &D, dims: &Dims, params: &[View<'_>], io: Backwa
     let [mean_1, rstd_1, ln_1, qkv, att, lse, x2, mean_2, rstd_2, ln_2, fc, gelu] = io.saved else {
         panic!("a block saves 12 tensors")
     };
-    let [dwide, dnarrow, attention_work, layer_norm_work] = io.work else {
-        panic!("a block's backward has 4 work buffers")
+    let [dwide, dnarrow, attention_work, layer_norm_work, linear_work] = io.work else {
+        panic!("a block's backward has 5 work buffers")
     };
     let [dln_1_w, dln_1_b, dqkv_w, dqkv_b, dattn_w, dattn_b, dln_2_w, dln_2_b, dfc_w, dfc_b, dmlp_w, dmlp_b] = io.grads
     else {
@@ -127,20 +147,22 @@ pub fn backward<D: Device>(dev: &D, dims: &Dims, params: &[View<'_>], io: Backwa
         Some(dense(dmlp_b, c)),
         dres.as_view(),
         gelu.view(),
+        linear_work.view_mut(),
         s.mlp_proj,
         false,
     );
-    dev.linear_backward_input(dwide.view_mut(), dres.as_view(), *mlp_w, s.mlp_proj);
+    dev.linear_backward_input(dwide.view_mut(), dres.as_view(), *mlp_w, linear_work.view_mut(), s.mlp_proj);
     dev.gelu_backward(dwide.view_mut(), fc.view());
     dev.linear_backward_weight(
         dense(dfc_w, 4 * c * c),
         Some(dense(dfc_b, 4 * c)),
         dwide.view(),
         ln_2.view(),
+        linear_work.view_mut(),
         s.fc,
         false,
     );
-    dev.linear_backward_input(dnarrow.view_mut(), dwide.view(), *fc_w, s.fc);
+    dev.linear_backward_input(dnarrow.view_mut(), dwide.view(), *fc_w, linear_work.view_mut(), s.fc);
     dev.layer_norm_backward(
         dres.reborrow(),
         dense(dln_2_w, c),
@@ -159,10 +181,11 @@ pub fn backward<D: Device>(dev: &D, dims: &Dims, params: &[View<'_>], io: Backwa
         Some(dense(dattn_b, c)),
         dres.as_view(),
         att.view(),
+        linear_work.view_mut(),
         s.attn_proj,
         false,
     );
-    dev.linear_backward_input(dnarrow.view_mut(), dres.as_view(), *attn_w, s.attn_proj);
+    dev.linear_backward_input(dnarrow.view_mut(), dres.as_view(), *attn_w, linear_work.view_mut(), s.attn_proj);
     let dqkv = 0..rows * 3 * c;
     dev.attention_backward(
         dwide.view_mut().range(dqkv.clone()),
@@ -174,8 +197,16 @@ pub fn backward<D: Device>(dev: &D, dims: &Dims, params: &[View<'_>], io: Backwa
         attention_shape(dims),
     );
     let dqkv = dwide.view().range(dqkv);
-    dev.linear_backward_weight(dense(dqkv_w, 3 * c * c), Some(dense(dqkv_b, 3 * c)), dqkv, ln_1.view(), s.qkv, false);
-    dev.linear_backward_input(dnarrow.view_mut(), dqkv, *qkv_w, s.qkv);
+    dev.linear_backward_weight(
+        dense(dqkv_w, 3 * c * c),
+        Some(dense(dqkv_b, 3 * c)),
+        dqkv,
+        ln_1.view(),
+        linear_work.view_mut(),
+        s.qkv,
+        false,
+    );
+    dev.linear_backward_input(dnarrow.view_mut(), dqkv, *qkv_w, linear_work.view_mut(), s.qkv);
     dev.layer_norm_backward(
         dres,
         dense(dln_1_w, c),

@@ -1,7 +1,15 @@
 //! Token and position embedding: the first unit. Parameters: `[wte (V, C), wpe (T_max, C)]`.
 
 use super::{BackwardIo, Dims, ForwardIo};
-use crate::backend::{Device, View};
+use crate::backend::{Device, Ops, View};
+use crate::dtype::DType;
+use crate::params::{Precision, TensorSpec};
+
+/// Scratch of a backward visit.
+pub fn backward_work<D: Ops>(dims: &Dims, precision: Precision) -> Vec<TensorSpec> {
+    let numel = D::embedding_backward_work_numel(dims.rows(), precision.grad, precision.grad);
+    vec![TensorSpec::new("token_order", numel, DType::U32)]
+}
 
 /// Writes the residual stream.
 pub fn forward<D: Device>(dev: &D, dims: &Dims, params: &[View<'_>], io: ForwardIo<'_>) {
@@ -12,7 +20,8 @@ pub fn forward<D: Device>(dev: &D, dims: &Dims, params: &[View<'_>], io: Forward
 /// Adds to the gradient of wte (the tied head has written it) and writes that of wpe. Needs no parameters.
 pub fn backward<D: Device>(dev: &D, dims: &Dims, io: BackwardIo<'_>) {
     let [dwte, dwpe] = io.grads else { panic!("an embedding has 2 gradients") };
+    let [token_order] = io.work else { panic!("an embedding's backward has 1 work buffer") };
     let dwte = dwte.view_mut().range(0..dims.vocab * dims.c);
     let dwpe = dwpe.view_mut().range(0..dims.t * dims.c);
-    dev.embedding_backward(dwte, dwpe, io.dresidual.as_view(), io.tokens, dims.t);
+    dev.embedding_backward(dwte, dwpe, io.dresidual.as_view(), io.tokens, token_order.view_mut(), dims.t);
 }

@@ -1,10 +1,12 @@
 //! GPT-2 as data: parameters, units and initial values (Radford et al. 2019; residual projections scaled by
 //! 1/sqrt(2 L)).
 
-use super::{Dims, Model, block, head};
+use super::{Dims, Model, block, embedding, head};
 use crate::backend::Ops;
 use crate::config::Deck;
-use crate::params::{Init, ModelSpec, ParamSpec, UnitRole, UnitSpec};
+use crate::config::ReduceWhen;
+use crate::dtype::DType;
+use crate::params::{Init, ModelSpec, ParamSpec, Precision, UnitRole, UnitSpec};
 
 /// Standard deviation of initial weights.
 const STD: f64 = 0.02;
@@ -20,11 +22,19 @@ pub fn model<D: Ops>(deck: &Deck) -> Model {
         vocab: m.vocab_size,
         n_layer: m.n_layer,
     };
-    Model { spec: spec::<D>(&dims), dims }
+    Model { spec: spec::<D>(&dims, precision(deck)), dims }
 }
 
-/// GPT-2 of the given sizes, head tied to the token embedding.
-pub fn spec<D: Ops>(dims: &Dims) -> ModelSpec {
+/// Element types of a deck's run. Activations are of the type that is computed with; full gradients of the type they
+/// travel in, or f32 where they are held over micro-steps.
+fn precision(deck: &Deck) -> Precision {
+    let zero = &deck.zero;
+    let grad = if zero.reduce == ReduceWhen::LastMicroStep { DType::F32 } else { zero.reduce_dtype };
+    Precision { param: zero.param_dtype, activation: zero.param_dtype, grad }
+}
+
+/// GPT-2 of the given sizes and types, head tied to the token embedding.
+pub fn spec<D: Ops>(dims: &Dims, precision: Precision) -> ModelSpec {
     let (c, l) = (dims.c, dims.n_layer);
     let mut params = Vec::new();
     let mut add = |name: String, shape: &[usize], init: Init| {
@@ -41,7 +51,7 @@ pub fn spec<D: Ops>(dims: &Dims) -> ModelSpec {
         params: vec![wte, wpe],
         saved: Vec::new(),
         forward_work: Vec::new(),
-        backward_work: Vec::new(),
+        backward_work: embedding::backward_work::<D>(dims, precision),
     }];
     for i in 0..l {
         let ids = vec![
@@ -62,9 +72,9 @@ pub fn spec<D: Ops>(dims: &Dims) -> ModelSpec {
             name: format!("h.{i}"),
             role: UnitRole::Block,
             params: ids,
-            saved: block::saved(dims),
-            forward_work: block::forward_work::<D>(dims),
-            backward_work: block::backward_work::<D>(dims),
+            saved: block::saved(dims, precision),
+            forward_work: block::forward_work::<D>(dims, precision),
+            backward_work: block::backward_work::<D>(dims, precision),
         });
     }
     let ln_f_w = add("ln_f.weight".into(), &[c], Init::Ones);
@@ -75,7 +85,7 @@ pub fn spec<D: Ops>(dims: &Dims) -> ModelSpec {
         params: vec![ln_f_w, ln_f_b, wte],
         saved: Vec::new(),
         forward_work: Vec::new(),
-        backward_work: head::work::<D>(dims),
+        backward_work: head::work::<D>(dims, precision),
     });
     // 6 FLOPs per weight of a matrix multiplication and token, and 12 L T C for attention scores and values
     // (forward and backward, without the causal discount), as in arXiv:2204.02311, appendix B.
@@ -84,6 +94,7 @@ pub fn spec<D: Ops>(dims: &Dims) -> ModelSpec {
         params,
         units,
         aliases: vec![("lm_head.weight".into(), wte)],
+        activation_dtype: precision.activation,
         residual_numel: dims.rows() * c,
         tokens_per_micro_batch: dims.rows(),
         flops_per_token: 6.0 * (12.0 * lf * cf * cf + vf * cf) + 12.0 * lf * tf * cf,
@@ -98,12 +109,12 @@ mod tests {
     #[test]
     fn gpt2_124m_has_the_published_number_of_parameters() {
         let dims = Dims { b: 1, t: 1024, c: 768, n_heads: 12, vocab: 50257, n_layer: 12 };
-        assert_eq!(spec::<CpuDevice>(&dims).numel(), 124_439_808);
+        assert_eq!(spec::<CpuDevice>(&dims, Precision::F32).numel(), 124_439_808);
     }
 
     #[test]
     fn every_parameter_belongs_to_a_unit_and_only_wte_to_two() {
-        let spec = spec::<CpuDevice>(&Dims { b: 1, t: 8, c: 8, n_heads: 2, vocab: 11, n_layer: 3 });
+        let spec = spec::<CpuDevice>(&Dims { b: 1, t: 8, c: 8, n_heads: 2, vocab: 11, n_layer: 3 }, Precision::F32);
         for (p, param) in spec.params.iter().enumerate() {
             let users = spec.units.iter().filter(|u| u.params.contains(&p)).count();
             assert_eq!(users, if param.name == "wte.weight" { 2 } else { 1 }, "{}", param.name);

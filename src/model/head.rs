@@ -6,7 +6,8 @@
 use super::{Dims, LossIo};
 use crate::backend::ops::LinearShape;
 use crate::backend::{Device, Ops, View};
-use crate::params::TensorSpec;
+use crate::dtype::DType;
+use crate::params::{Precision, TensorSpec};
 
 /// Elements of one chunk of logits, about; the number of rows follows from the shape alone (rule 8).
 const CHUNK_NUMEL: usize = 1 << 23;
@@ -17,22 +18,34 @@ pub fn chunk_rows(dims: &Dims) -> usize {
 }
 
 /// Scratch of the visit, training or not.
-pub fn work<D: Ops>(dims: &Dims) -> Vec<TensorSpec> {
+pub fn work<D: Ops>(dims: &Dims, precision: Precision) -> Vec<TensorSpec> {
     let (rows, c) = (dims.rows(), dims.c);
+    let Precision { param, activation, grad } = precision;
+    let shape = LinearShape { rows: chunk_rows(dims), n_in: c, n_out: dims.vocab };
+    let linear = [
+        D::linear_forward_work_numel(shape, DType::F32, activation, param),
+        D::linear_backward_input_work_numel(shape, activation, DType::F32, param),
+        D::linear_backward_weight_work_numel(shape, DType::F32, DType::F32, activation),
+    ];
     vec![
         TensorSpec::f32("ln_f.mean", rows),
         TensorSpec::f32("ln_f.rstd", rows),
-        TensorSpec::f32("ln_f.out", rows * c),
-        TensorSpec::f32("logits", chunk_rows(dims) * dims.vocab),
-        TensorSpec::f32("dln_f", rows * c),
+        TensorSpec::new("ln_f.out", rows * c, activation),
+        TensorSpec::f32("logits", shape.rows * dims.vocab),
+        TensorSpec::new("dln_f", rows * c, activation),
         TensorSpec::f32("layer_norm_work", D::layer_norm_work_numel(rows, c)),
+        TensorSpec::f32("linear_work", linear.into_iter().fold(0, usize::max)),
+        // Chunks add up in f32; a gradient in f32 is itself the sum.
+        TensorSpec::f32("dwte_sum", if grad == DType::F32 { 0 } else { dims.vocab * c }),
     ]
 }
 
 /// Writes the loss of each token; in training also every gradient of the head and of its input.
 pub fn loss<D: Device>(dev: &D, dims: &Dims, params: &[View<'_>], io: LossIo<'_>) {
     let [ln_w, ln_b, wte] = params else { panic!("a head has 3 parameters, not {}", params.len()) };
-    let [mean, rstd, ln, logits, dln, layer_norm_work] = io.work else { panic!("a head has 6 work buffers") };
+    let [mean, rstd, ln, logits, dln, layer_norm_work, linear_work, dwte_sum] = io.work else {
+        panic!("a head has 8 work buffers")
+    };
     let (rows, c, vocab) = (dims.rows(), dims.c, dims.vocab);
     let (x, mut losses, mut backward) = (io.input, io.losses, io.backward);
     dev.layer_norm_forward(ln.view_mut(), mean.view_mut(), rstd.view_mut(), x, *ln_w, *ln_b);
@@ -43,7 +56,7 @@ pub fn loss<D: Device>(dev: &D, dims: &Dims, params: &[View<'_>], io: LossIo<'_>
         let shape = LinearShape { rows: end - start, n_in: c, n_out: vocab };
         let ln_chunk = ln.view().range(start * c..end * c);
         let used = 0..(end - start) * vocab;
-        dev.linear_forward(logits.view_mut().range(used.clone()), ln_chunk, *wte, None, shape);
+        dev.linear_forward(logits.view_mut().range(used.clone()), ln_chunk, *wte, None, linear_work.view_mut(), shape);
         dev.cross_entropy(
             logits.view_mut().range(used.clone()),
             losses.reborrow().range(start..end),
@@ -52,14 +65,20 @@ pub fn loss<D: Device>(dev: &D, dims: &Dims, params: &[View<'_>], io: LossIo<'_>
         );
         if let Some(b) = &mut backward {
             let dlogits = logits.view().range(used);
-            dev.linear_backward_input(dln.view_mut().range(start * c..end * c), dlogits, *wte, shape);
-            let dwte = b.grads[2].view_mut().range(0..vocab * c);
-            dev.linear_backward_weight(dwte, None, dlogits, ln_chunk, shape, start > 0);
+            let dln_chunk = dln.view_mut().range(start * c..end * c);
+            dev.linear_backward_input(dln_chunk, dlogits, *wte, linear_work.view_mut(), shape);
+            let dwte = &mut b.grads[2];
+            let sum = if dwte.dtype() == DType::F32 { dwte } else { &mut *dwte_sum };
+            let sum = sum.view_mut().range(0..vocab * c);
+            dev.linear_backward_weight(sum, None, dlogits, ln_chunk, linear_work.view_mut(), shape, start > 0);
         }
     }
 
     if let Some(mut b) = backward {
-        let [dln_w, dln_b, _] = b.grads else { panic!("a head has 3 gradients") };
+        let [dln_w, dln_b, dwte] = b.grads else { panic!("a head has 3 gradients") };
+        if dwte.dtype() != DType::F32 {
+            dev.cast(dwte.view_mut().range(0..vocab * c), dwte_sum.view());
+        }
         dev.fill_bytes(b.dresidual.reborrow(), 0);
         dev.layer_norm_backward(
             b.dresidual,

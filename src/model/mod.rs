@@ -8,6 +8,8 @@ pub mod embedding;
 pub mod gpt2;
 pub mod head;
 pub mod init;
+#[cfg(test)]
+mod tests;
 
 use crate::backend::{Buf, Device, View, ViewMut};
 use crate::params::{ModelSpec, UnitId, UnitRole};

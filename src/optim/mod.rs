@@ -9,7 +9,7 @@ use crate::backend::{Comm, Device};
 use crate::config::OptimSection;
 use crate::error::Result;
 use crate::exact_sum::{DIGITS, ExactSum};
-use crate::params::ModelSpec;
+use crate::params::{ModelSpec, ParamId, UnitId};
 use crate::plan::State;
 use crate::zero::Shards;
 
@@ -23,6 +23,20 @@ pub fn grad_norm<D: Device, C: Comm>(device: &D, comm: &C, shards: &Shards, spec
     let mut words: [i64; DIGITS + 1] = sum.to_words();
     comm.all_reduce_sum(&mut words)?;
     Ok(ExactSum::from_words(&words).to_f64().sqrt())
+}
+
+/// The first parameter in the order of backward whose gradient is not finite on any rank. Collective.
+pub fn first_non_finite<D: Device, C: Comm>(
+    device: &D,
+    comm: &C,
+    shards: &Shards,
+    spec: &ModelSpec,
+) -> Result<Option<(UnitId, ParamId)>> {
+    let not_finite = |p| device.sum_of_squares(shards.owned(p, State::Grad)).to_f64().is_nan();
+    let mut flags: Vec<i64> = (0..spec.params.len()).map(|p| i64::from(not_finite(p))).collect();
+    comm.all_reduce_sum(&mut flags)?;
+    let backward = spec.units.iter().enumerate().rev().flat_map(|(u, unit)| unit.params.iter().map(move |&p| (u, p)));
+    Ok(backward.into_iter().find(|&(_, p)| flags[p] > 0))
 }
 
 /// Factor of the gradient for a norm of at most `max_norm` (0 = no clipping): `min(1, c / (norm + 1e-6))`, in f64,
@@ -42,7 +56,14 @@ pub fn adamw<D: Device>(
     grad_scale: f32,
 ) {
     for (p, param) in spec.params.iter().enumerate() {
-        let [weight, grad, m, v] = shards.owned_states(p);
+        let [weight, master, grad, m, v] = shards.updated(p);
+        let here = "a parameter, a gradient and moments always exist";
+        let (weight, grad, m, v) = (weight.expect(here), grad.expect(here), m.expect(here), v.expect(here));
+        // In fp32 the parameter is its own master; else it gets the rounded master.
+        let (master, weight) = match master {
+            Some(master) => (master, Some(weight)),
+            None => (weight, None),
+        };
         let hyper = AdamwStep {
             lr: lr as f32,
             beta1: o.beta1 as f32,
@@ -53,7 +74,7 @@ pub fn adamw<D: Device>(
             bias_correction2: (1.0 - libm::pow(o.beta2, step as f64)) as f32,
             grad_scale,
         };
-        device.adamw(weight, m, v, grad.as_view(), &hyper);
+        device.adamw(master, m, v, grad.as_view(), &hyper, weight);
     }
 }
 

@@ -32,6 +32,11 @@ pub struct Slot {
 }
 
 impl Slot {
+    /// A region that is not bound to instructions.
+    pub fn always(name: String, kind: MemKind, numel: usize, dtype: DType) -> Self {
+        Slot { name, kind, numel, dtype, offset: 0, first: 0, last: usize::MAX, landed: None }
+    }
+
     /// Size in bytes, without alignment.
     pub fn bytes(&self) -> usize {
         self.numel * self.dtype.bytes()
@@ -102,6 +107,16 @@ pub struct Peaks {
     pub total: u64,
     /// The instruction that needs it.
     pub at: usize,
+}
+
+impl Peaks {
+    /// The larger of each figure.
+    pub fn raise(&mut self, other: &Peaks) {
+        for (a, b) in self.by_kind.iter_mut().zip(&other.by_kind) {
+            a.1 = a.1.max(b.1);
+        }
+        self.total = self.total.max(other.total);
+    }
 }
 
 /// Walks the lifetimes of `slots` over `n_instrs` instructions, with `resident` slots alive throughout.

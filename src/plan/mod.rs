@@ -6,45 +6,27 @@
 
 pub mod memory;
 pub mod partition;
+pub mod placement;
+pub mod refresh;
 pub mod schedule;
 pub mod table;
 #[cfg(test)]
 mod tests;
 pub mod volume;
 
+use crate::config::ReduceWhen;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::params::{ModelSpec, ParamId, TensorSpec, UnitId, UnitRole};
 use crate::telemetry::ledger::MemKind;
 use memory::{Peaks, Slot, SlotId};
 use partition::Partition;
-use schedule::{GatherId, Instr, Knobs, Pass, ReduceId, Schedule};
+use placement::{Hold, Placement};
+use refresh::Refresh;
+use schedule::{GatherId, Gradients, Instr, Pass, ReduceId, Schedule};
 
-/// The slices one rank keeps of one parameter between steps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
-    /// The parameter; in pure fp32 it is its own master.
-    Param,
-    /// The reduced gradient.
-    Grad,
-    /// Adam's first moment.
-    ExpAvg,
-    /// Adam's second moment.
-    ExpAvgSq,
-}
-
-impl State {
-    /// All of them, in the order they lie in memory.
-    pub const ALL: [State; 4] = [State::Param, State::Grad, State::ExpAvg, State::ExpAvgSq];
-
-    fn kind(self) -> MemKind {
-        match self {
-            State::Param => MemKind::ParamShard,
-            State::Grad => MemKind::GradShard,
-            State::ExpAvg | State::ExpAvgSq => MemKind::Moment,
-        }
-    }
-}
+pub use placement::State;
+pub use schedule::Knobs;
 
 /// A schedule and the buffers it needs.
 #[derive(Debug, Clone, PartialEq)]
@@ -59,19 +41,25 @@ pub struct Program {
     pub targets: SlotId,
     /// Loss of each token, (B, T).
     pub losses: SlotId,
-    /// Gathered parameters of each gather, in the unit's order; padded.
+    /// Gathered parameters of each gather, in the gather's order; padded.
     pub gathered: Vec<Vec<SlotId>>,
     /// Residual stream written by each unit but the head, (B, T, C).
     pub residual: Vec<SlotId>,
-    /// Tensors each unit saves from forward to backward.
+    /// Tensors each unit's forward saves. Where a unit is computed again in backward they end with the forward visit.
     pub saved: Vec<Vec<SlotId>>,
+    /// The same tensors, written anew at the start of the backward visit; empty where nothing is computed again.
+    pub recomputed: Vec<Vec<SlotId>>,
+    /// Where the repeated forward puts its output, which nobody reads.
+    pub recomputed_out: Vec<Option<SlotId>>,
     /// Scratch of each unit's forward visit.
     pub forward_work: Vec<Vec<SlotId>>,
+    /// Scratch of the repeated forward.
+    pub recompute_work: Vec<Vec<SlotId>>,
     /// Scratch of each unit's backward visit (the head: of its loss visit, training or not).
     pub backward_work: Vec<Vec<SlotId>>,
     /// Gradient of the residual stream, (B, T, C); training only.
     pub dresidual: Option<SlotId>,
-    /// Full gradient of each parameter, padded; empty for evaluation.
+    /// Full gradient of each parameter from this micro-step alone, padded; empty for evaluation.
     pub grads: Vec<SlotId>,
     /// Receive staging of each reduction; none where there is nobody to receive from.
     pub staging: Vec<Option<SlotId>>,
@@ -79,8 +67,19 @@ pub struct Program {
     pub begins: Vec<Vec<SlotId>>,
     /// Slots whose life ends with each instruction.
     pub ends: Vec<Vec<SlotId>>,
-    /// Peak memory with the resident state included.
+    /// Peak memory with the resident state and what lives for a whole step included.
     pub peaks: Peaks,
+}
+
+/// Buffers that live for a whole training step, over all its micro-steps.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct StepSlots {
+    /// All of them.
+    pub slots: Vec<Slot>,
+    /// Fp32 sum of each parameter's gradient slice, where the slice at rest cannot hold it: lower precision, or whole.
+    pub sums: Vec<Option<SlotId>>,
+    /// Fp32 full gradient of each parameter held from micro-step to micro-step (`reduce = last_micro_step`), padded.
+    pub held: Vec<Option<SlotId>>,
 }
 
 /// The whole plan of a run on `world_size` ranks.
@@ -88,14 +87,26 @@ pub struct Program {
 pub struct Plan {
     /// Ranks in the shard group (N).
     pub world_size: usize,
+    /// The knobs it was made with.
+    pub knobs: Knobs,
     /// The cut of each parameter.
     pub partitions: Vec<Partition>,
-    /// Resident slices: four per parameter, in the order of [`State::ALL`].
+    /// What of each parameter is cut.
+    pub placements: Vec<Placement>,
+    /// What a rank keeps between steps.
     pub resident: Vec<Slot>,
-    /// One micro-step of training.
+    /// Which of them is which state of which parameter.
+    resident_ids: Vec<[Option<SlotId>; State::ALL.len()]>,
+    /// What it keeps during a step besides.
+    pub step: StepSlots,
+    /// A micro-step of training; of `reduce = last_micro_step` the last one.
     pub train: Program,
+    /// A micro-step before the last one, where it differs: gradients are held.
+    pub train_hold: Option<Program>,
     /// One evaluation pass.
     pub eval: Program,
+    /// How parameters (and, in stage 0, gradients) that are kept whole become whole again.
+    pub refresh: Refresh,
     /// Size of the arena.
     pub arena_bytes: usize,
 }
@@ -104,56 +115,144 @@ impl Plan {
     /// Plans a model on `world_size` ranks. Fails where a cap in the deck cannot be kept.
     pub fn new(spec: &ModelSpec, world_size: usize, knobs: &Knobs) -> Result<Self> {
         let partitions: Vec<Partition> = spec.params.iter().map(|p| Partition::new(p.numel(), world_size)).collect();
-        let mut resident = Vec::with_capacity(4 * spec.params.len());
-        for (param, partition) in spec.params.iter().zip(&partitions) {
-            for state in State::ALL {
-                resident.push(Slot {
-                    name: format!("{}.{state:?}", param.name),
-                    kind: state.kind(),
-                    numel: partition.shard_numel(),
-                    dtype: DType::F32,
-                    offset: 0,
-                    first: 0,
-                    last: usize::MAX,
-                    landed: None,
-                });
-            }
-        }
+        let placements: Vec<Placement> = spec.params.iter().map(|p| Placement::of(p.numel(), knobs)).collect();
+        let (mut resident, resident_ids) = resident_slots(spec, &partitions, &placements, knobs);
         let resident_end = memory::lay_in_a_row(&mut resident, 0);
-        let build = |schedule: Schedule, train: bool| {
-            let mut program =
-                Lifetimes { spec, partitions: &partitions, instrs: schedule.instrs.clone(), train, slots: Vec::new() }
-                    .program(schedule);
-            let end = memory::pack(&mut program.slots, resident_end);
-            program.peaks = memory::peaks(&resident, &program.slots, program.schedule.instrs.len());
-            (program, end)
+        let mut step = step_slots(spec, &partitions, &placements, knobs);
+        let step_end = memory::lay_in_a_row(&mut step.slots, resident_end);
+        let mut arena_bytes = step_end;
+
+        let mut build = |gradients: Gradients| -> Result<Program> {
+            let train = gradients != Gradients::None;
+            let schedule = match train {
+                true => schedule::training(spec, &partitions, &placements, knobs, gradients)?,
+                false => schedule::evaluation(spec, &partitions, &placements, knobs)?,
+            };
+            let instrs = schedule.instrs.clone();
+            let lifetimes = Lifetimes { spec, partitions: &partitions, knobs, instrs, gradients, slots: Vec::new() };
+            let mut program = lifetimes.program(schedule);
+            let (base, always) = match train {
+                true => (step_end, resident.iter().chain(&step.slots).cloned().collect()),
+                false => (resident_end, resident.clone()),
+            };
+            arena_bytes = arena_bytes.max(memory::pack(&mut program.slots, base));
+            program.peaks = memory::peaks(&always, &program.slots, program.schedule.instrs.len());
+            Ok(program)
         };
-        let (train, train_end) = build(schedule::training(spec, &partitions, knobs)?, true);
-        let (eval, eval_end) = build(schedule::evaluation(spec, &partitions, knobs)?, false);
-        Ok(Plan { world_size, partitions, resident, train, eval, arena_bytes: train_end.max(eval_end) })
+        let hold = knobs.reduce == ReduceWhen::LastMicroStep;
+        let train = build(if hold { Gradients::HoldAndReduce } else { Gradients::Reduce })?;
+        let train_hold = hold.then(|| build(Gradients::Hold)).transpose()?;
+        let eval = build(Gradients::None)?;
+        let refresh = Refresh::new(spec, &partitions, &placements, knobs, step_end);
+        arena_bytes = arena_bytes.max(refresh.end);
+        let knobs = *knobs;
+        Ok(Plan {
+            world_size,
+            knobs,
+            partitions,
+            placements,
+            resident,
+            resident_ids,
+            step,
+            train,
+            train_hold,
+            eval,
+            refresh,
+            arena_bytes,
+        })
     }
 
-    /// The slot of one parameter's resident slice.
-    pub fn resident_slot(&self, param: ParamId, state: State) -> &Slot {
-        &self.resident[4 * param + state as usize]
+    /// The slot of one state of a parameter; None where the state does not exist.
+    pub fn resident_slot(&self, param: ParamId, state: State) -> Option<&Slot> {
+        self.resident_ids[param][state as usize].map(|id| &self.resident[id])
     }
 
     /// Bytes one rank keeps between steps.
     pub fn resident_bytes(&self) -> u64 {
-        partition::resident_state_bytes(&self.partitions)
+        self.resident.iter().map(|slot| slot.bytes() as u64).sum()
     }
+
+    /// What the stage's formula says without padding and persistent parameters: `whole * Psi + cut * Psi / N`.
+    pub fn formula_bytes(&self, n_params: usize) -> f64 {
+        let (whole, cut) = placement::bytes_per_param(&self.knobs);
+        whole as f64 * n_params as f64 + cut as f64 * n_params as f64 / self.world_size as f64
+    }
+
+    /// The program of micro-step `a` of `n`.
+    pub fn micro_step(&self, a: usize, n: usize) -> &Program {
+        match &self.train_hold {
+            Some(hold) if a + 1 < n => hold,
+            _ => &self.train,
+        }
+    }
+
+    /// Largest peaks of training, over its programs and the refresh after the update.
+    pub fn training_peaks(&self) -> Peaks {
+        let mut peaks = self.train.peaks.clone();
+        let always = self.resident.clone(); // the step's own buffers are back by then
+        // Other states are refreshed after a restore only.
+        let buckets = self.refreshed_states().into_iter().flat_map(|state| self.refresh.of(state));
+        let slots: Vec<Slot> = buckets.flat_map(|b| &b.staging).map(|&id| self.refresh.slots[id].clone()).collect();
+        let refresh = memory::peaks(&always, &slots, self.refresh.buckets.len());
+        for other in self.train_hold.iter().map(|p| &p.peaks).chain([&refresh]) {
+            peaks.raise(other);
+        }
+        peaks
+    }
+}
+
+type ResidentIds = Vec<[Option<SlotId>; State::ALL.len()]>;
+
+fn resident_slots(
+    spec: &ModelSpec,
+    partitions: &[Partition],
+    placements: &[Placement],
+    knobs: &Knobs,
+) -> (Vec<Slot>, ResidentIds) {
+    let mut slots = Vec::new();
+    let mut ids = Vec::new();
+    for ((param, partition), placement) in spec.params.iter().zip(partitions).zip(placements) {
+        ids.push(State::ALL.map(|state| {
+            let dtype = state.dtype(knobs)?;
+            let numel = state.numel(partition, placement);
+            slots.push(Slot::always(format!("{}.{state:?}", param.name), state.kind(), numel, dtype));
+            Some(slots.len() - 1)
+        }));
+    }
+    (slots, ids)
+}
+
+fn step_slots(spec: &ModelSpec, partitions: &[Partition], placements: &[Placement], knobs: &Knobs) -> StepSlots {
+    let mut step = StepSlots::default();
+    let mut add = |name: String, kind: MemKind, numel: usize| {
+        step.slots.push(Slot::always(name, kind, numel, DType::F32));
+        step.slots.len() - 1
+    };
+    let mut sums = Vec::new();
+    let mut held = Vec::new();
+    for ((param, partition), placement) in spec.params.iter().zip(partitions).zip(placements) {
+        let in_place = placement.grad == Hold::Sharded && knobs.grad_dtype == DType::F32;
+        let name = |what: &str| format!("{}.{what}", param.name);
+        sums.push((!in_place).then(|| add(name("grad_sum"), MemKind::GradSum, partition.shard_numel())));
+        let hold = knobs.reduce == ReduceWhen::LastMicroStep;
+        held.push(hold.then(|| add(name("held_grad"), MemKind::FullGrad, partition.padded_numel())));
+    }
+    step.sums = sums;
+    step.held = held;
+    step
 }
 
 /// Collects slots and how long each lives while walking a schedule.
 struct Lifetimes<'a> {
     spec: &'a ModelSpec,
     partitions: &'a [Partition],
+    knobs: &'a Knobs,
     instrs: Vec<Instr>,
-    train: bool,
+    gradients: Gradients,
     slots: Vec<Slot>,
 }
 
-impl<'a> Lifetimes<'a> {
+impl Lifetimes<'_> {
     fn find(&self, wanted: impl Fn(&Instr) -> bool) -> usize {
         self.instrs.iter().position(wanted).expect("the schedule has every instruction it refers to")
     }
@@ -162,9 +261,13 @@ impl<'a> Lifetimes<'a> {
         self.find(|i| matches!(i, Instr::Compute { unit: u, pass: p, .. } if (*u, *p) == (unit, pass)))
     }
 
-    /// The visit that reads a tensor saved by the forward of `unit`, or its forward in evaluation.
+    fn trains(&self) -> bool {
+        self.gradients != Gradients::None
+    }
+
+    /// The last visit of a unit: what reads its input and what it has saved.
     fn last_visit(&self, unit: UnitId) -> usize {
-        match (self.spec.units[unit].role, self.train) {
+        match (self.spec.units[unit].role, self.trains()) {
             (UnitRole::Head, _) => self.visit(unit, Pass::Loss),
             (_, true) => self.visit(unit, Pass::Backward),
             (_, false) => self.visit(unit, Pass::Forward),
@@ -196,6 +299,7 @@ impl<'a> Lifetimes<'a> {
         let head = spec.units.len() - 1;
         let end = self.instrs.len() - 1;
         let n_tokens = spec.tokens_per_micro_batch;
+        let activation = spec.activation_dtype;
         let tokens = self.add("tokens".into(), MemKind::Input, n_tokens, DType::U32, 0, end);
         let targets = self.add("targets".into(), MemKind::Input, n_tokens, DType::U32, 0, end);
         let loss_visit = self.visit(head, Pass::Loss);
@@ -206,25 +310,35 @@ impl<'a> Lifetimes<'a> {
             .map(|u| {
                 let (first, last) = (self.visit(u, Pass::Forward), self.last_visit(u + 1));
                 let name = format!("{}.out", spec.units[u].name);
-                self.add(name, MemKind::Activation, spec.residual_numel, DType::F32, first, last)
+                self.add(name, MemKind::Activation, spec.residual_numel, activation, first, last)
             })
             .collect();
         let (mut saved, mut forward_work, mut backward_work) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut recomputed, mut recomputed_out, mut recompute_work) = (Vec::new(), Vec::new(), Vec::new());
         for (u, unit) in spec.units.iter().enumerate() {
             let is_head = unit.role == UnitRole::Head;
             let first = self.visit(u, if is_head { Pass::Loss } else { Pass::Forward });
             let last = self.last_visit(u);
-            saved.push(self.add_all(u, MemKind::Activation, &unit.saved, first, last));
+            let again = self.trains() && self.knobs.recomputes(spec, u);
+            saved.push(self.add_all(u, MemKind::Activation, &unit.saved, first, if again { first } else { last }));
             forward_work.push(self.add_all(u, MemKind::Workspace, &unit.forward_work, first, first));
-            let needs_backward = self.train || is_head;
+            let (saved_again, work_again): (&[TensorSpec], &[TensorSpec]) =
+                if again { (&unit.saved, &unit.forward_work) } else { (&[], &[]) };
+            recomputed.push(self.add_all(u, MemKind::Activation, saved_again, last, last));
+            recompute_work.push(self.add_all(u, MemKind::Workspace, work_again, last, last));
+            recomputed_out.push(again.then(|| {
+                let name = format!("{}.out again", unit.name);
+                self.add(name, MemKind::Workspace, spec.residual_numel, activation, last, last)
+            }));
+            let needs_backward = self.trains() || is_head;
             let work = if needs_backward { unit.backward_work.as_slice() } else { &[] };
             backward_work.push(self.add_all(u, MemKind::Workspace, work, last, last));
         }
-        let dresidual = self.train.then(|| {
+        let dresidual = self.trains().then(|| {
             let last = self.visit(0, Pass::Backward);
-            self.add("dresidual".into(), MemKind::Activation, spec.residual_numel, DType::F32, loss_visit, last)
+            self.add("dresidual".into(), MemKind::Activation, spec.residual_numel, activation, loss_visit, last)
         });
-        let grads = if self.train { self.grads(&schedule) } else { Vec::new() };
+        let grads = if self.trains() { self.grads(&schedule) } else { Vec::new() };
         let staging = (0..schedule.reduces.len()).map(|r| self.staging(r, &schedule)).collect();
         let at = |key: fn(&Slot) -> usize| -> Vec<Vec<SlotId>> {
             let mut by_instr = vec![Vec::new(); end + 1];
@@ -243,7 +357,10 @@ impl<'a> Lifetimes<'a> {
             gathered,
             residual,
             saved,
+            recomputed,
+            recomputed_out,
             forward_work,
+            recompute_work,
             backward_work,
             dresidual,
             grads,
@@ -258,32 +375,35 @@ impl<'a> Lifetimes<'a> {
         let landed = self.find(|i| *i == Instr::Wait(g));
         let release = self.find(|i| *i == Instr::Release(g));
         let gather = &schedule.gathers[g];
+        let dtype = self.knobs.param_dtype;
         gather
             .params
             .iter()
             .map(|&p| {
                 let name = format!("{} for {:?}", self.spec.params[p].name, gather.pass);
-                let id =
-                    self.add(name, MemKind::Gathered, self.partitions[p].padded_numel(), DType::F32, start, release);
+                let id = self.add(name, MemKind::Gathered, self.partitions[p].padded_numel(), dtype, start, release);
                 self.slots[id].landed = Some(landed);
                 id
             })
             .collect()
     }
 
-    /// A full gradient lives from the first visit that writes it (of a tied parameter: the head's) to the end of
-    /// its reduction.
+    /// A full gradient lives from the first visit that writes it (of a tied parameter: the head's) until it has been
+    /// reduced, or added to what is held.
     fn grads(&mut self, schedule: &Schedule) -> Vec<SlotId> {
         let spec = self.spec;
+        let held = self.gradients != Gradients::Reduce;
+        let dtype = if held { DType::F32 } else { self.knobs.reduce_dtype };
         (0..spec.params.len())
             .map(|p| {
                 let last_user = spec.units.iter().rposition(|u| u.params.contains(&p)).expect("used by a unit");
                 let first = self.last_visit(last_user);
                 let reduce =
                     schedule.reduces.iter().position(|r| r.params.contains(&p)).expect("every gradient is reduced");
-                let last = self.find(|i| *i == Instr::ReduceWait(reduce));
+                let done = if held { Instr::Accumulate(reduce) } else { Instr::ReduceWait(reduce) };
+                let last = self.find(|i| *i == done);
                 let name = format!("{}.full_grad", spec.params[p].name);
-                self.add(name, MemKind::FullGrad, self.partitions[p].padded_numel(), DType::F32, first, last)
+                self.add(name, MemKind::FullGrad, self.partitions[p].padded_numel(), dtype, first, last)
             })
             .collect()
     }
@@ -291,11 +411,11 @@ impl<'a> Lifetimes<'a> {
     fn staging(&mut self, r: ReduceId, schedule: &Schedule) -> Option<SlotId> {
         let peers = self.partitions[0].world_size - 1;
         let numel = schedule.reduces[r].buckets.iter().map(|b| b.numel() * peers).max().unwrap_or(0);
-        (numel > 0).then(|| {
+        (numel > 0 && self.gradients != Gradients::Hold).then(|| {
             let first = self.find(|i| *i == Instr::Reduce(r));
             let last = self.find(|i| *i == Instr::ReduceWait(r));
             let name = format!("{}.reduce_staging", self.spec.units[schedule.reduces[r].unit].name);
-            self.add(name, MemKind::ReduceStaging, numel, DType::F32, first, last)
+            self.add(name, MemKind::ReduceStaging, numel, self.knobs.reduce_dtype, first, last)
         })
     }
 }

@@ -38,11 +38,6 @@ impl Partition {
     }
 }
 
-/// Bytes of model state one rank keeps between steps: 16 * Psi^/N in pure fp32 (param 4 + grad 4 + m 4 + v 4).
-pub fn resident_state_bytes(partitions: &[Partition]) -> u64 {
-    partitions.iter().map(|p| 16 * p.shard_numel() as u64).sum()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -4,7 +4,9 @@
 //! bottom; nothing is discovered at run time.
 
 use super::partition::Partition;
-use crate::config::ZeroSection;
+use super::placement::{Hold, Placement};
+use crate::config::{ActivationCheckpointing, ReduceWhen, ZeroSection};
+use crate::dtype::DType;
 use crate::error::{Error, Fault, Result};
 use crate::params::{ModelSpec, ParamId, UnitId, UnitRole};
 use std::ops::Range;
@@ -22,7 +24,7 @@ pub enum Pass {
     Forward,
     /// The head's forward, loss and, in training, backward, in one visit: it stays gathered between the two.
     Loss,
-    /// Backward, from the tensors saved by forward.
+    /// Backward, from the tensors saved by forward or computed again.
     Backward,
 }
 
@@ -33,7 +35,7 @@ pub enum Instr {
     Gather(GatherId),
     /// Wait until it has landed.
     Wait(GatherId),
-    /// Compute a unit, its parameters gathered by the given gather (none: it needs no parameters).
+    /// Compute a unit, its cut parameters gathered by the given gather (none: it has or needs none).
     Compute {
         /// Which unit.
         unit: UnitId,
@@ -44,13 +46,15 @@ pub enum Instr {
     },
     /// Drop the gathered parameters.
     Release(GatherId),
+    /// Add complete gradients to those held from earlier micro-steps.
+    Accumulate(ReduceId),
     /// Start the reduction of complete gradients to their owners.
     Reduce(ReduceId),
     /// Wait until the slices have been added, and drop the full gradients.
     ReduceWait(ReduceId),
 }
 
-/// One all-gather: the parameters of one visit of a unit.
+/// One all-gather: the cut parameters of one visit of a unit, or of both where they stay gathered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gather {
     /// The unit that will use them.
@@ -59,6 +63,8 @@ pub struct Gather {
     pub pass: Pass,
     /// Parameters, in the order of the unit.
     pub params: Vec<ParamId>,
+    /// Calls it is made in: ranges of `params`, each at most `gather_bucket_bytes`.
+    pub calls: Vec<Range<usize>>,
 }
 
 /// One gradient reduction: the parameters whose gradient is complete after the backward of `unit`.
@@ -102,23 +108,47 @@ pub struct Schedule {
     pub instrs: Vec<Instr>,
     /// All-gathers.
     pub gathers: Vec<Gather>,
-    /// Reductions; empty for evaluation.
+    /// Reductions (or accumulations); empty for evaluation.
     pub reduces: Vec<Reduce>,
 }
 
-/// The knobs the order depends on.
+/// The knobs the plan depends on, caps of 0 already turned into "none".
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Knobs {
+    /// ZeRO stage, 0 to 3.
+    pub stage: u8,
     /// Visits gathered ahead.
     pub prefetch_units: usize,
     /// Cap on bytes gathered ahead; `u64::MAX` = none.
     pub prefetch_max_bytes: u64,
     /// Cap on gathered bytes alive at once; `u64::MAX` = none.
     pub max_live_bytes: u64,
+    /// Parameters at or under it stay whole.
+    pub persistence_threshold_bytes: u64,
+    /// Parameters gathered in one call, in bytes; `u64::MAX` = a unit.
+    pub gather_bucket_bytes: u64,
     /// Receive staging of one exchange, in bytes.
     pub reduce_bucket_bytes: u64,
+    /// Drop parameters between forward and backward.
+    pub release_after_forward: bool,
     /// Collectives run beside compute.
     pub overlap: bool,
+    /// What is gathered and computed with.
+    pub param_dtype: DType,
+    /// What gradients are kept in.
+    pub grad_dtype: DType,
+    /// What gradients travel in.
+    pub reduce_dtype: DType,
+    /// Which blocks are computed again in backward.
+    pub activation_checkpointing: ActivationCheckpointing,
+    /// When gradients travel.
+    pub reduce: ReduceWhen,
+}
+
+impl Default for Knobs {
+    fn default() -> Self {
+        Knobs::from_deck(&ZeroSection::default())
+    }
 }
 
 impl Knobs {
@@ -126,100 +156,163 @@ impl Knobs {
     pub fn from_deck(zero: &ZeroSection) -> Self {
         let cap = |bytes: u64| if bytes == 0 { u64::MAX } else { bytes };
         Knobs {
+            stage: zero.stage,
             prefetch_units: zero.prefetch_units,
             prefetch_max_bytes: cap(zero.prefetch_max_bytes),
             max_live_bytes: cap(zero.max_live_bytes),
+            persistence_threshold_bytes: zero.persistence_threshold_bytes,
+            gather_bucket_bytes: cap(zero.gather_bucket_bytes),
             reduce_bucket_bytes: zero.reduce_bucket_bytes,
+            release_after_forward: zero.release_after_forward,
             overlap: zero.overlap,
+            param_dtype: zero.param_dtype,
+            grad_dtype: zero.grad_dtype,
+            reduce_dtype: zero.reduce_dtype,
+            activation_checkpointing: zero.activation_checkpointing,
+            reduce: zero.reduce,
         }
+    }
+
+    /// Whether a unit's saved tensors are dropped after forward and computed again in backward. Of `every:K` it is
+    /// each K-th block, the first one included.
+    pub fn recomputes(&self, spec: &ModelSpec, unit: UnitId) -> bool {
+        let block = unit.wrapping_sub(1); // unit 0 is the embedding
+        spec.units[unit].role == UnitRole::Block
+            && match self.activation_checkpointing {
+                ActivationCheckpointing::None => false,
+                ActivationCheckpointing::All => true,
+                ActivationCheckpointing::Every(k) => block.is_multiple_of(k as usize),
+            }
     }
 }
 
+/// What happens to complete gradients in a micro-step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gradients {
+    /// There are none: evaluation.
+    None,
+    /// They are reduced at once.
+    Reduce,
+    /// They are added to what is held on this rank.
+    Hold,
+    /// They are added to what is held, and the sum is reduced: the last micro-step.
+    HoldAndReduce,
+}
+
 /// Bytes of a gather's buffers: its parameters whole, with padding.
-pub fn gathered_bytes(gather: &Gather, partitions: &[Partition]) -> u64 {
-    gather.params.iter().map(|&p| 4 * partitions[p].padded_numel() as u64).sum()
+pub fn gathered_bytes(gather: &Gather, partitions: &[Partition], dtype: DType) -> u64 {
+    gather.params.iter().map(|&p| (dtype.bytes() * partitions[p].padded_numel()) as u64).sum()
 }
 
 /// The training order of one micro-step.
-pub fn training(spec: &ModelSpec, partitions: &[Partition], knobs: &Knobs) -> Result<Schedule> {
+pub fn training(
+    spec: &ModelSpec,
+    partitions: &[Partition],
+    placements: &[Placement],
+    knobs: &Knobs,
+    gradients: Gradients,
+) -> Result<Schedule> {
     let head = spec.units.len() - 1;
     let forward = (0..head).map(|u| (u, Pass::Forward));
     let backward = (0..head).rev().map(|u| (u, Pass::Backward));
     let visits: Vec<(UnitId, Pass)> = forward.chain([(head, Pass::Loss)]).chain(backward).collect();
-    build(spec, partitions, knobs, &visits, true)
+    build(spec, partitions, placements, knobs, &visits, gradients)
 }
 
 /// The order of one evaluation pass: forward only.
-pub fn evaluation(spec: &ModelSpec, partitions: &[Partition], knobs: &Knobs) -> Result<Schedule> {
+pub fn evaluation(
+    spec: &ModelSpec,
+    partitions: &[Partition],
+    placements: &[Placement],
+    knobs: &Knobs,
+) -> Result<Schedule> {
     let head = spec.units.len() - 1;
     let visits: Vec<(UnitId, Pass)> = (0..head).map(|u| (u, Pass::Forward)).chain([(head, Pass::Loss)]).collect();
-    build(spec, partitions, knobs, &visits, false)
+    build(spec, partitions, placements, knobs, &visits, Gradients::None)
 }
 
-/// Whether a visit needs its unit's parameters. The gradient of a lookup is a function of the tokens alone.
-fn needs_params(spec: &ModelSpec, (unit, pass): (UnitId, Pass)) -> bool {
-    !(pass == Pass::Backward && spec.units[unit].role == UnitRole::Embedding)
+/// The parameters a visit has to gather: those that are cut, unless it needs none (the gradient of a lookup is a
+/// function of the tokens alone).
+fn to_gather(spec: &ModelSpec, placements: &[Placement], (unit, pass): (UnitId, Pass)) -> Vec<ParamId> {
+    if pass == Pass::Backward && spec.units[unit].role == UnitRole::Embedding {
+        return Vec::new();
+    }
+    spec.units[unit].params.iter().copied().filter(|&p| placements[p].param == Hold::Sharded).collect()
 }
 
 fn build(
     spec: &ModelSpec,
     partitions: &[Partition],
+    placements: &[Placement],
     knobs: &Knobs,
     visits: &[(UnitId, Pass)],
-    train: bool,
+    gradients: Gradients,
 ) -> Result<Schedule> {
-    let mut gathers = Vec::new();
-    let gather_of_visit: Vec<Option<GatherId>> = visits
-        .iter()
-        .map(|&visit| {
-            needs_params(spec, visit).then(|| {
-                gathers.push(Gather { unit: visit.0, pass: visit.1, params: spec.units[visit.0].params.clone() });
-                gathers.len() - 1
-            })
-        })
-        .collect();
-    check_cap(spec, partitions, knobs, &gathers)?;
+    let mut gathers: Vec<Gather> = Vec::new();
+    let mut gather_of_visit: Vec<Option<GatherId>> = Vec::with_capacity(visits.len());
+    for &(unit, pass) in visits {
+        let params = to_gather(spec, placements, (unit, pass));
+        let kept =
+            gathers.iter().position(|g| g.unit == unit && pass == Pass::Backward && !knobs.release_after_forward);
+        gather_of_visit.push(match (params.is_empty(), kept) {
+            (true, _) => None,
+            (false, Some(forward)) => Some(forward),
+            (false, None) => {
+                let calls = calls(&params, partitions, knobs);
+                gathers.push(Gather { unit, pass, params, calls });
+                Some(gathers.len() - 1)
+            }
+        });
+    }
+    let last_use = |g: GatherId| gather_of_visit.iter().rposition(|&v| v == Some(g)).expect("a gather is for a visit");
 
-    let mut order = Order { instrs: Vec::new(), started: 0, waited: 0, live_bytes: 0 };
+    let no_room = |OverCap| over_cap(spec, partitions, knobs, visits, &gathers);
+    let mut order =
+        Order { instrs: Vec::new(), started: 0, waited: 0, live_bytes: 0, partitions, gathers: &gathers, knobs };
     let mut reduces: Vec<Reduce> = Vec::new();
     let mut in_flight: Option<ReduceId> = None;
     for (i, &(unit, pass)) in visits.iter().enumerate() {
         let gather = gather_of_visit[i];
-        // The visits whose parameters may be on their way while this one computes.
-        let ahead =
-            gather_of_visit[i + 1..].iter().flatten().take(if knobs.overlap { knobs.prefetch_units } else { 0 });
         if let Some(g) = gather {
-            order.start_up_to(g, &gathers, partitions, knobs, true);
+            order.start_up_to(g, true).map_err(no_room)?;
         }
-        if let Some(&last) = ahead.last() {
-            order.start_up_to(last, &gathers, partitions, knobs, false);
+        // The next visits whose parameters may be on their way while this one computes.
+        if knobs.overlap {
+            let ahead = gather_of_visit[i + 1..].iter().flatten().take(knobs.prefetch_units);
+            if let Some(last) = ahead.copied().max() {
+                order.start_up_to(last, false).map_err(no_room)?;
+            }
         }
-        if let Some(g) = gather {
+        if let Some(g) = gather.filter(|&g| g >= order.waited) {
             order.instrs.push(Instr::Wait(g));
             order.waited = g + 1;
         }
         order.instrs.push(Instr::Compute { unit, pass, gather });
-        if let Some(g) = gather {
+        if let Some(g) = gather.filter(|&g| last_use(g) == i) {
             order.instrs.push(Instr::Release(g));
-            order.live_bytes -= gathered_bytes(&gathers[g], partitions);
+            order.live_bytes -= gathered_bytes(&gathers[g], partitions, knobs.param_dtype);
         }
         let complete: Vec<ParamId> = match pass {
             Pass::Forward => Vec::new(),
-            Pass::Loss | Pass::Backward if train => {
-                spec.units[unit].params.iter().copied().filter(|&p| spec.first_unit_of(p) == unit).collect()
-            }
-            _ => Vec::new(),
+            _ if gradients == Gradients::None => Vec::new(),
+            _ => spec.units[unit].params.iter().copied().filter(|&p| spec.first_unit_of(p) == unit).collect(),
         };
         if complete.is_empty() {
+            continue;
+        }
+        let id = reduces.len();
+        let buckets = buckets(&complete, partitions, knobs);
+        reduces.push(Reduce { unit, params: complete, buckets });
+        if matches!(gradients, Gradients::Hold | Gradients::HoldAndReduce) {
+            order.instrs.push(Instr::Accumulate(id));
+        }
+        if gradients == Gradients::Hold {
             continue;
         }
         // One reduction in flight: its staging and its full gradients are gone before the next one starts.
         if let Some(previous) = in_flight.take() {
             order.instrs.push(Instr::ReduceWait(previous));
         }
-        let id = reduces.len();
-        let buckets = buckets(&complete, partitions, knobs.reduce_bucket_bytes);
-        reduces.push(Reduce { unit, params: complete, buckets });
         order.instrs.push(Instr::Reduce(id));
         if knobs.overlap {
             in_flight = Some(id);
@@ -233,8 +326,11 @@ fn build(
     Ok(Schedule { instrs: order.instrs, gathers, reduces })
 }
 
+/// A gather that is needed now would pass `max_live_bytes`.
+struct OverCap;
+
 /// The instruction list while it grows.
-struct Order {
+struct Order<'a> {
     instrs: Vec<Instr>,
     /// Gathers `..started` are on their way or have landed.
     started: usize,
@@ -242,64 +338,95 @@ struct Order {
     waited: usize,
     /// Bytes of started gathers that are not released.
     live_bytes: u64,
+    partitions: &'a [Partition],
+    gathers: &'a [Gather],
+    knobs: &'a Knobs,
 }
 
-impl Order {
-    /// Starts gathers in order up to and including `last`; stops early where a cap would be passed, or a parameter
-    /// is still on its way in an earlier gather, unless the gather is `needed` now.
-    fn start_up_to(
-        &mut self,
-        last: GatherId,
-        gathers: &[Gather],
-        partitions: &[Partition],
-        knobs: &Knobs,
-        needed: bool,
-    ) {
+impl Order<'_> {
+    /// Starts gathers in order up to and including `last`. Without `needed` it stops early where a cap would be
+    /// passed, or where a parameter is still on its way in an earlier gather.
+    fn start_up_to(&mut self, last: GatherId, needed: bool) -> std::result::Result<(), OverCap> {
         while self.started <= last {
-            let next = &gathers[self.started];
-            let bytes = gathered_bytes(next, partitions);
-            if !needed {
-                let ahead: u64 = gathers[self.waited..self.started]
-                    .iter()
-                    .skip(1) // the first one not waited for is the current visit's own
-                    .map(|g| gathered_bytes(g, partitions))
-                    .sum();
-                let busy =
-                    gathers[self.waited..self.started].iter().any(|g| g.params.iter().any(|p| next.params.contains(p)));
-                if busy || self.live_bytes + bytes > knobs.max_live_bytes || ahead + bytes > knobs.prefetch_max_bytes {
-                    return;
-                }
+            let next = &self.gathers[self.started];
+            let bytes = self.bytes(next);
+            let fits = self.live_bytes.saturating_add(bytes) <= self.knobs.max_live_bytes;
+            if needed && !fits {
+                return Err(OverCap);
+            }
+            let on_the_way = &self.gathers[self.waited..self.started];
+            let busy = on_the_way.iter().any(|g| g.params.iter().any(|p| next.params.contains(p)));
+            // The first one not waited for is the current visit's own.
+            let ahead: u64 = on_the_way.iter().skip(1).map(|g| self.bytes(g)).sum();
+            if !needed && (busy || !fits || ahead + bytes > self.knobs.prefetch_max_bytes) {
+                return Ok(());
             }
             self.instrs.push(Instr::Gather(self.started));
             self.live_bytes += bytes;
             self.started += 1;
         }
+        Ok(())
+    }
+
+    fn bytes(&self, gather: &Gather) -> u64 {
+        gathered_bytes(gather, self.partitions, self.knobs.param_dtype)
     }
 }
 
-/// A unit that is larger than the cap on its own can never be used.
-fn check_cap(spec: &ModelSpec, partitions: &[Partition], knobs: &Knobs, gathers: &[Gather]) -> Result<()> {
-    let largest = gathers.iter().max_by_key(|g| gathered_bytes(g, partitions));
-    match largest {
-        Some(g) if gathered_bytes(g, partitions) > knobs.max_live_bytes => Err(Error::Deck(vec![Fault {
-            key: "zero.max_live_bytes".into(),
-            value: knobs.max_live_bytes.to_string(),
-            wants: format!(
-                "unit `{}` alone gathers {} bytes on {} ranks: at least that, or 0 for no cap",
-                spec.units[g.unit].name,
-                gathered_bytes(g, partitions),
-                partitions[0].world_size
-            ),
-        }])),
-        _ => Ok(()),
-    }
+/// The cap on live bytes cannot be kept: says the smallest that could.
+fn over_cap(
+    spec: &ModelSpec,
+    partitions: &[Partition],
+    knobs: &Knobs,
+    visits: &[(UnitId, Pass)],
+    gathers: &[Gather],
+) -> Error {
+    // Without prefetching, what is alive at a visit is its own gather and what is kept from forward to backward.
+    let bytes = |g: &Gather| gathered_bytes(g, partitions, knobs.param_dtype);
+    let n = partitions[0].world_size;
+    let wants = if knobs.release_after_forward {
+        let largest = gathers.iter().max_by_key(|g| bytes(g)).expect("a gather passed the cap");
+        let (unit, needed) = (&spec.units[largest.unit].name, bytes(largest));
+        format!("unit `{unit}` alone gathers {needed} bytes on {n} ranks: at least that, or 0 for no cap")
+    } else {
+        // Forward gathers pile up to the head, the embedding's apart: it has no gather in backward to be kept for.
+        let kept =
+            |g: &&Gather| visits.contains(&(g.unit, Pass::Backward)) && spec.units[g.unit].role == UnitRole::Block;
+        let (blocks, others): (Vec<&Gather>, Vec<&Gather>) = gathers.iter().partition(kept);
+        let needed = blocks.iter().map(|g| bytes(g)).sum::<u64>() + others.iter().map(|g| bytes(g)).max().unwrap_or(0);
+        format!(
+            "zero.release_after_forward = false keeps up to {needed} bytes gathered on {n} ranks: at least that, 0 for no cap, or \
+             release after forward"
+        )
+    };
+    Error::Deck(vec![Fault { key: "zero.max_live_bytes".into(), value: knobs.max_live_bytes.to_string(), wants }])
 }
 
-/// Cuts the slices of `params` into exchanges whose receive staging, (N-1) slices, keeps to `cap_bytes`.
-fn buckets(params: &[ParamId], partitions: &[Partition], cap_bytes: u64) -> Arc<[Bucket]> {
+/// Cuts a gather into calls of at most `gather_bucket_bytes`, at least one parameter each.
+fn calls(params: &[ParamId], partitions: &[Partition], knobs: &Knobs) -> Vec<Range<usize>> {
+    let mut calls: Vec<Range<usize>> = Vec::new();
+    let mut bytes_in_call = 0;
+    for (i, &p) in params.iter().enumerate() {
+        let bytes = (knobs.param_dtype.bytes() * partitions[p].padded_numel()) as u64;
+        match calls.last_mut() {
+            Some(call) if bytes_in_call + bytes <= knobs.gather_bucket_bytes => {
+                call.end = i + 1;
+                bytes_in_call += bytes;
+            }
+            _ => {
+                calls.push(i..i + 1);
+                bytes_in_call = bytes;
+            }
+        }
+    }
+    calls
+}
+
+/// Cuts the slices of `params` into exchanges whose receive staging, (N-1) slices, keeps to `reduce_bucket_bytes`.
+fn buckets(params: &[ParamId], partitions: &[Partition], knobs: &Knobs) -> Arc<[Bucket]> {
     let peers = (partitions[params[0]].world_size - 1).max(1) as u64;
     // At least one cache line per peer, so that a tiny cap still makes progress.
-    let cap_numel = ((cap_bytes / 4 / peers) as usize).max(16);
+    let cap_numel = ((knobs.reduce_bucket_bytes / knobs.reduce_dtype.bytes() as u64 / peers) as usize).max(16);
     let mut buckets = vec![Bucket { pieces: Vec::new() }];
     let mut room = cap_numel;
     for (position, &param) in params.iter().enumerate() {

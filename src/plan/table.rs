@@ -1,6 +1,7 @@
 //! The plan as people and programs read it: `zero3 plan`.
 
 use super::partition::Partition;
+use super::placement::bytes_per_param;
 use super::schedule::{Instr, Pass, Schedule};
 use super::volume::{Saving, Volume, contributors, micro_steps};
 use super::{Plan, Program};
@@ -39,10 +40,12 @@ pub struct Paper {
     pub params: Vec<ParamRow>,
     /// One micro-step, instruction by instruction.
     pub schedule: Vec<String>,
-    /// Resident model state: 16 bytes per padded element over N.
+    /// Resident model state, padding included.
     pub resident_bytes: u64,
-    /// 16 * Psi / N.
+    /// `whole * Psi + cut * Psi / N` bytes, without padding and persistent parameters.
     pub formula_bytes: f64,
+    /// `(whole, cut)` bytes per parameter of the stage.
+    pub bytes_per_param: (usize, usize),
     /// Peak of each kind of memory in training.
     pub peak_bytes_by_kind: Vec<KindRow>,
     /// Largest sum of all kinds at once.
@@ -128,6 +131,7 @@ impl Paper {
         let n = plan.world_size;
         let psi_hat: usize = plan.partitions.iter().map(Partition::padded_numel).sum();
         let a = micro_steps(shape.n_micro, n);
+        let peaks = plan.training_peaks();
         let volumes: Vec<Volume> = (0..n).map(|r| plan.step_volume(r, shape.n_micro)).collect();
         let mut step_volume: Vec<VolumeRow> = Vec::new();
         for (rank, v) in volumes.iter().enumerate() {
@@ -169,16 +173,15 @@ impl Paper {
                 .collect(),
             schedule: instructions(spec, &plan.train.schedule),
             resident_bytes: plan.resident_bytes(),
-            formula_bytes: 16.0 * spec.numel() as f64 / n as f64,
-            peak_bytes_by_kind: plan
-                .train
-                .peaks
+            formula_bytes: plan.formula_bytes(spec.numel()),
+            bytes_per_param: bytes_per_param(&plan.knobs),
+            peak_bytes_by_kind: peaks
                 .by_kind
                 .iter()
                 .filter(|(_, bytes)| *bytes > 0)
                 .map(|(kind, bytes)| KindRow { kind: kind.name(), bytes: *bytes })
                 .collect(),
-            peak_bytes: plan.train.peaks.total,
+            peak_bytes: peaks.total,
             peak_at: peak_at(spec, &plan.train),
             arena_bytes: plan.arena_bytes as u64,
             step_volume,
@@ -230,6 +233,7 @@ fn instructions(spec: &ModelSpec, schedule: &Schedule) -> Vec<String> {
             Instr::Compute { unit: u, pass: Pass::Loss, .. } => format!("compute  {} loss and backward", unit(u)),
             Instr::Compute { unit: u, pass: p, .. } => format!("compute  {} {}", unit(u), pass(p)),
             Instr::Release(g) => format!("release  {}", unit(schedule.gathers[g].unit)),
+            Instr::Accumulate(r) => format!("hold     gradients of {}", unit(schedule.reduces[r].unit)),
             Instr::Reduce(r) => format!("reduce   gradients of {}", unit(schedule.reduces[r].unit)),
             Instr::ReduceWait(r) => format!("reduced  gradients of {}", unit(schedule.reduces[r].unit)),
         })
@@ -273,10 +277,12 @@ impl fmt::Display for Paper {
         writeln!(f, "{}", row("arena", self.arena_bytes))?;
         writeln!(
             f,
-            "{}  16 x {} / {n} = {:.1}, + padding",
+            "{}  {} x {psi} + {} x {psi} / {n} = {:.1}, + padding and persistent parameters",
             row("at rest", self.resident_bytes),
-            self.n_params,
-            self.formula_bytes
+            self.bytes_per_param.0,
+            self.bytes_per_param.1,
+            self.formula_bytes,
+            psi = self.n_params
         )?;
         writeln!(f, "\nbytes received in one step")?;
         writeln!(f, "  {:<12} {:>16} {:>16} {:>16}", "ranks", "all-gather", "reduce-scatter", "together")?;

@@ -14,12 +14,14 @@ use super::human;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MemKind {
-    /// This rank's slices of the parameters, in param_dtype.
+    /// The parameters a rank keeps, slices or whole, in param_dtype.
     ParamShard,
     /// fp32 master weights beside low-precision parameters.
     Master,
-    /// This rank's slices of the gradients, in grad_dtype.
+    /// The reduced gradients a rank keeps, slices or whole, in grad_dtype.
     GradShard,
+    /// Fp32 sums of gradient slices during a step, where the slices at rest are of lower precision or whole.
+    GradSum,
     /// Both Adam moments.
     Moment,
     /// Whole parameters of units in use.
@@ -42,10 +44,11 @@ pub enum MemKind {
 
 impl MemKind {
     /// Every kind, in display order.
-    pub const ALL: [MemKind; 12] = [
+    pub const ALL: [MemKind; 13] = [
         MemKind::ParamShard,
         MemKind::Master,
         MemKind::GradShard,
+        MemKind::GradSum,
         MemKind::Moment,
         MemKind::Gathered,
         MemKind::Prefetched,
@@ -60,9 +63,10 @@ impl MemKind {
     /// The name in tables.
     pub fn name(self) -> &'static str {
         match self {
-            MemKind::ParamShard => "param shard",
-            MemKind::Master => "master shard",
-            MemKind::GradShard => "grad shard",
+            MemKind::ParamShard => "params at rest",
+            MemKind::Master => "master weights",
+            MemKind::GradShard => "grads at rest",
+            MemKind::GradSum => "grad sums",
             MemKind::Moment => "Adam moments",
             MemKind::Gathered => "gathered params",
             MemKind::Prefetched => "prefetched params",

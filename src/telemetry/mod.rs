@@ -8,9 +8,12 @@ pub mod ledger;
 pub mod logging;
 pub mod progress;
 mod replace_file;
+pub mod signals;
 pub mod step_log;
 pub mod summary;
 pub mod timer;
+pub mod trace;
+pub mod units;
 
 pub use comm_volume::{CommClass, CommVolume};
 pub use ledger::{Ledger, MemKind};
@@ -18,3 +21,5 @@ pub use progress::Progress;
 pub use step_log::{RankStats, RankStep, StepLog, StepRow, combine};
 pub use summary::Summary;
 pub use timer::{Phase, PhaseTimer, PhaseTimes};
+pub use trace::{Trace, Track};
+pub use units::UnitTimes;

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::human;
 use super::ledger::MemKind;
 use super::replace_file::replace_file;
+use super::units::UnitTimes;
 use crate::error::Result;
 
 /// Everything about a finished or stopped run.
@@ -55,12 +56,16 @@ pub struct Summary {
     pub steps_off_plan: u64,
     /// Model state of one rank between steps.
     pub resident: Resident,
+    /// Small parameters are kept whole on every rank.
+    pub persistent: bool,
     /// The most bytes held together.
     pub peak_bytes: Planned,
     /// The instruction at which they were held.
     pub peak_at: String,
     /// Peak of each kind of memory, on the rank with the highest total peak.
     pub peak_bytes_by_kind: Vec<KindBytes>,
+    /// Collectives of each unit over all training steps, mean over ranks.
+    pub units: Vec<UnitRow>,
     /// The newest complete checkpoint.
     pub last_checkpoint: Option<String>,
     /// Program, MPI, HDF5, instruction set and the like.
@@ -79,6 +84,16 @@ pub struct PhaseTotal {
     pub mean_ms: f64,
     /// The slowest rank's.
     pub max_ms: f64,
+}
+
+/// Collectives of one unit.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct UnitRow {
+    /// E.g. `h.3`.
+    pub name: String,
+    /// Its times and bytes.
+    #[serde(flatten)]
+    pub times: UnitTimes,
 }
 
 /// Payload one rank received over the whole process.
@@ -106,9 +121,11 @@ pub struct Planned {
 pub struct Resident {
     /// Parameters of the model (Psi), padding apart.
     pub n_params: u64,
-    /// Bytes of state per parameter: 16 for fp32 and for bf16 with bf16 gradients.
-    pub bytes_per_param: u64,
-    /// `bytes_per_param * n_params / world_size`, a real number.
+    /// Bytes of state per parameter that the stage keeps whole on every rank; 0 in stage 3.
+    pub whole_bytes_per_param: u64,
+    /// Bytes of state per parameter that are cut into slices: 16 in stage 3, in fp32 and in bf16 with bf16 gradients.
+    pub cut_bytes_per_param: u64,
+    /// `whole * n_params + cut * n_params / world_size`, a real number.
     pub formula_bytes: f64,
     /// What padding and whole (persistent) parameters add to it.
     pub padding_bytes: f64,
@@ -172,9 +189,13 @@ impl fmt::Display for Summary {
         writeln!(f, "{}{}", label("all-gather per step"), self.all_gather_bytes_per_step)?;
         writeln!(f, "{}{}", label("reduce-scatter per step"), self.reduce_scatter_bytes_per_step)?;
         writeln!(f, "{}{}", label("resident at rest"), self.resident.bytes)?;
-        let Resident { n_params, bytes_per_param, formula_bytes, padding_bytes, .. } = self.resident;
-        let formula = format!("{bytes_per_param} x {n_params} / {world_size} = {formula_bytes:.1}");
-        writeln!(f, "{}{formula}, + {padding_bytes:.1} padding", label(""))?;
+        let Resident { n_params, whole_bytes_per_param, cut_bytes_per_param, formula_bytes, padding_bytes, .. } =
+            self.resident;
+        let whole =
+            if whole_bytes_per_param > 0 { format!("{whole_bytes_per_param} x {n_params} + ") } else { String::new() };
+        let formula = format!("{whole}{cut_bytes_per_param} x {n_params} / {world_size} = {formula_bytes:.1}");
+        let besides = if self.persistent { "padding and persistent parameters" } else { "padding" };
+        writeln!(f, "{}{formula}, + {padding_bytes:.1} {besides}", label(""))?;
         writeln!(f, "{}{}", label("peak"), self.peak_bytes)?;
         if !self.peak_at.is_empty() {
             writeln!(f, "{}at {}", label(""), self.peak_at)?;
@@ -217,7 +238,8 @@ mod tests {
             reduce_scatter_bytes_per_step: Planned { planned: 1000, measured: 1001 },
             resident: Resident {
                 n_params: 1000,
-                bytes_per_param: 16,
+                whole_bytes_per_param: 0,
+                cut_bytes_per_param: 16,
                 formula_bytes: 16_000.0 / 3.0,
                 padding_bytes: 32.0 / 3.0,
                 bytes: Planned { planned: 5344, measured: 5344 },

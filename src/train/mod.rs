@@ -2,12 +2,14 @@
 //!
 //! Reading order: [`step`] (the algorithm), then [`run`] here, then `state.rs` (restore) and `save.rs`.
 
+pub mod budget;
 pub mod changes;
 pub mod report;
 pub mod save;
 pub mod source;
 pub mod state;
 pub mod step;
+pub mod tracing;
 
 use crate::backend::agree::{all_or_none, decided_by_rank_0};
 use crate::backend::memory::Memory;
@@ -17,7 +19,7 @@ use crate::error::{Exit, Result};
 use crate::model::gpt2;
 use crate::plan::Plan;
 use crate::plan::schedule::Knobs;
-use crate::telemetry::{CommVolume, PhaseTimer, StepLog};
+use crate::telemetry::{CommVolume, PhaseTimer, StepLog, Trace, UnitTimes, signals, trace};
 use crate::test_hooks::{self, fault_point};
 use crate::zero::Shards;
 use report::Report;
@@ -43,6 +45,8 @@ pub struct Job {
     pub is_terminal: bool,
     /// Fill released buffers with NaN.
     pub poison: bool,
+    /// This rank's node.
+    pub host: String,
     /// When the process started.
     pub started: Instant,
 }
@@ -54,6 +58,7 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
     let run_dir = Path::new(&deck.run.dir);
     let model = gpt2::model::<B::Device>(deck);
     let plan = Plan::new(&model.spec, comm.size(), &Knobs::from_deck(&deck.zero))?;
+    budget::check::<B::Device>(deck, &plan)?;
     // What is soon found comes before what takes a while to read.
     let restored = decided_by_rank_0(comm, || {
         state::check_run_dir(run_dir)?;
@@ -67,13 +72,24 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
     }
     let source = Source::open(comm, deck, job.is_terminal)?;
 
+    signals::listen();
     let mut arena = None;
     all_or_none(comm, comm.alloc(plan.arena_bytes).map(|a| _ = arena.insert(a)))?;
     let mut memory = Memory::new(arena.expect("no rank failed"), job.poison);
     let shards = Shards::allocate(device, &mut memory, &plan, comm.rank());
     let timer = PhaseTimer::new();
-    let mut stepper: Stepper<'_, B> =
-        Stepper { device, comm, model: &model, plan: &plan, memory, shards, timer, volume: CommVolume::new() };
+    let mut stepper: Stepper<'_, B> = Stepper {
+        device,
+        comm,
+        model: &model,
+        plan: &plan,
+        memory,
+        shards,
+        timer,
+        volume: CommVolume::new(),
+        trace: Trace::default(),
+        units: vec![UnitTimes::default(); model.spec.units.len()],
+    };
     let position = match &restored {
         Some((dir, _)) => state::restore(&mut stepper, deck, &source, dir)?,
         None => {
@@ -90,7 +106,7 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
     let mut log = open_log(comm, run_dir, keep_to)?;
 
     let mut report = Report::new(job, &stepper, &source, position);
-    let ending = train(&mut stepper, deck, &source, position, log.as_mut(), &mut report)?;
+    let ending = train(&mut stepper, job, &source, position, log.as_mut(), &mut report)?;
     report.finish(job, &stepper, ending)
 }
 
@@ -117,18 +133,18 @@ pub struct Ending {
 /// The loop, and after it the end of a save that is still under way.
 fn train<B: Backend>(
     stepper: &mut Stepper<'_, B>,
-    deck: &Deck,
+    job: &Job,
     source: &Source,
     mut at: Position,
     mut log: Option<&mut StepLog>,
     report: &mut Report,
 ) -> Result<Ending> {
-    let mut saver = Saver::new(stepper, deck, source);
-    let (mut exit, mut reason) = run_steps(stepper, deck, source, &mut at, log.as_deref_mut(), report, &mut saver)?;
+    let mut saver = Saver::new(stepper, &job.deck, source);
+    let (mut exit, mut reason) = run_steps(stepper, job, source, &mut at, log.as_deref_mut(), report, &mut saver)?;
     saver.drain(stepper, log)?;
     if let (Exit::Finished, Some(why)) = (exit, saver.newest_failure()) {
         exit = Exit::CommFailure;
-        reason = format!("all {} steps are done, but their checkpoint could not be saved: {why}", deck.train.steps);
+        reason = format!("all {} steps are done, but their checkpoint could not be saved: {why}", job.deck.train.steps);
     }
     Ok(Ending { position: at, last_checkpoint: saver.into_last(), exit, reason })
 }
@@ -136,19 +152,22 @@ fn train<B: Backend>(
 /// Step, validate, save, log, until the steps are done or there is no sense in going on: why it ended, in code and words.
 fn run_steps<B: Backend>(
     stepper: &mut Stepper<'_, B>,
-    deck: &Deck,
+    job: &Job,
     source: &Source,
     at: &mut Position,
     mut log: Option<&mut StepLog>,
     report: &mut Report,
     saver: &mut Saver<'_>,
 ) -> Result<(Exit, String)> {
+    let deck = &job.deck;
     let t = &deck.train;
+    let traced = trace::steps_of(&deck.log.trace).expect("the deck was checked");
     let n_micro = t.global_batch_size / t.micro_batch_size;
     let mut skipped_in_a_row = 0;
     report.begin_steps(stepper);
     while at.step < t.steps {
         fault_point("step", stepper.comm.rank(), at.step + 1);
+        stepper.trace.set_step(traced.contains(&(at.step + 1)).then_some(at.step + 1));
         let load = |j| source.training_micro_batch(at.samples, j, t.micro_batch_size);
         let spoilt = test_hooks::spoils(stepper.comm.rank(), at.attempts);
         let outcome = stepper.step(n_micro, at.step + 1, &deck.optim, spoilt, load)?;
@@ -160,9 +179,12 @@ fn run_steps<B: Backend>(
             report.skipped(stepper, *at, &outcome, skipped_in_a_row);
             if skipped_in_a_row >= t.max_skipped_steps {
                 let reason = format!(
-                    "{skipped_in_a_row} steps in a row were not finite (loss {}, gradient norm {}); weights are those of step {}; \
+                    "{skipped_in_a_row} steps in a row were not finite (loss {}, gradient norm {}{}); weights are those of step {}; \
                      lower optim.lr, or raise train.max_skipped_steps",
-                    outcome.loss, outcome.grad_norm, at.step
+                    outcome.loss,
+                    outcome.grad_norm,
+                    report::origin(&stepper.model.spec, &outcome),
+                    at.step
                 );
                 return Ok((Exit::NonFinite, reason));
             }
@@ -170,6 +192,7 @@ fn run_steps<B: Backend>(
         }
         skipped_in_a_row = 0;
         at.step += 1;
+        stepper.trace.set_step(None);
 
         let is_last = at.step == t.steps;
         let due = |every: u64| every > 0 && (at.step.is_multiple_of(every) || is_last);
@@ -182,10 +205,14 @@ fn run_steps<B: Backend>(
         if let Some(log) = log.as_deref_mut() {
             log.write(&row)?;
         }
+        if traced.contains(&at.step) && (at.step + 1 == traced.end || at.step == t.steps) {
+            tracing::write(stepper, Path::new(&deck.run.dir), &job.host)?;
+        }
         report.show(&row, due(deck.log.every) || val_loss.is_some() && deck.log.every > 0);
         saver.advance(stepper, log.as_deref_mut())?;
     }
-    Ok((Exit::Finished, format!("finished: all {} steps are done", t.steps)))
+    let reason = format!("finished: all {} steps are done", t.steps);
+    Ok((Exit::Finished, reason))
 }
 
 /// Mean validation loss in nats per token.

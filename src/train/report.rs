@@ -9,12 +9,14 @@ use crate::config::Deck;
 use crate::error::{Exit, Result};
 use crate::params::ModelSpec;
 use crate::plan::memory::Peaks;
+use crate::plan::placement::bytes_per_param;
 use crate::plan::volume::Volume;
 use crate::telemetry::ledger::Label;
-use crate::telemetry::summary::{KindBytes, PhaseTotal, Planned, RankBytes, Resident};
+use crate::telemetry::summary::{KindBytes, PhaseTotal, Planned, RankBytes, Resident, UnitRow};
+use crate::telemetry::units::N_TIMES;
 use crate::telemetry::{
-    CommClass, MemKind, Phase, PhaseTimes, Progress, RankStep, StepRow, Summary, combine, comm_volume::CommCounts,
-    human,
+    CommClass, MemKind, Phase, PhaseTimes, Progress, RankStep, StepRow, Summary, UnitTimes, combine,
+    comm_volume::CommCounts, human,
 };
 use std::io::Write;
 use std::path::Path;
@@ -85,8 +87,12 @@ impl Report {
         self.measure(stepper, at);
         if let Some(progress) = &self.progress {
             progress.note(&format!(
-                "attempt {} skipped: loss {}, gradient norm {}; step {} stands, {in_a_row} skipped in a row",
-                at.attempts, outcome.loss, outcome.grad_norm, at.step
+                "attempt {} skipped: loss {}, gradient norm {}{}; step {} stands, {in_a_row} skipped in a row",
+                at.attempts,
+                outcome.loss,
+                outcome.grad_norm,
+                origin(&stepper.model.spec, outcome),
+                at.step
             ));
         }
     }
@@ -181,20 +187,28 @@ impl Report {
         let mut own: Vec<f64> = CommClass::ALL.iter().take(3).map(|&class| counts.bytes(class) as f64).collect();
         own.push(self.steps_off_plan as f64);
         own.extend(Phase::ALL.iter().map(|&p| self.phases.ms(p)));
+        let n_before_units = own.len();
+        own.extend(stepper.units.iter().flat_map(UnitTimes::to_array));
         let all = comm.all_gather_f64(&own)?;
         let ranks: Vec<&[f64]> = all.chunks_exact(own.len()).collect();
         if comm.rank() != 0 {
             return Ok(ending.exit);
         }
         let evaluated = self.last_val_loss.is_some();
-        let planned = planned_peaks(&plan.train.peaks, evaluated.then_some(&plan.eval.peaks));
+        let planned = planned_peaks(plan.training_peaks(), evaluated.then_some(&plan.eval.peaks));
         let n_params = stepper.model.spec.numel() as u64;
-        let formula_bytes = 16.0 * n_params as f64 / comm.size() as f64;
+        let formula_bytes = plan.formula_bytes(n_params as usize);
+        let (whole_bytes, cut_bytes) = bytes_per_param(&plan.knobs);
         let phase = |i: usize, p: &Phase| {
             let times = ranks.iter().map(|r| r[4 + i]);
             let mean_ms = times.clone().sum::<f64>() / ranks.len() as f64;
             PhaseTotal { name: p.name().into(), mean_ms, max_ms: times.fold(0.0, f64::max) }
         };
+        let units = stepper.model.spec.units.iter().enumerate().map(|(u, unit)| {
+            let mean =
+                |i: usize| ranks.iter().map(|r| r[n_before_units + u * N_TIMES + i]).sum::<f64>() / ranks.len() as f64;
+            UnitRow { name: unit.name.clone(), times: UnitTimes::from_array(std::array::from_fn(mean)) }
+        });
         let hints = hints(job, &ending);
         let summary = Summary {
             exit_reason: ending.reason,
@@ -230,11 +244,13 @@ impl Report {
             steps_off_plan: ranks.iter().map(|r| r[3] as u64).sum(),
             resident: Resident {
                 n_params,
-                bytes_per_param: 16,
+                whole_bytes_per_param: whole_bytes as u64,
+                cut_bytes_per_param: cut_bytes as u64,
                 formula_bytes,
                 padding_bytes: plan.resident_bytes() as f64 - formula_bytes,
                 bytes: Planned { planned: plan.resident_bytes(), measured: stepper.memory.ledger().total_now() },
             },
+            persistent: plan.knobs.persistence_threshold_bytes > 0,
             peak_bytes: Planned { planned: planned.total, measured: self.peak_total },
             peak_at: label_in_words(self.peak_label, &stepper.model.spec),
             peak_bytes_by_kind: planned
@@ -243,6 +259,7 @@ impl Report {
                 .zip(self.peak_by_kind)
                 .map(|(&(kind, planned), measured)| KindBytes { kind, bytes: Planned { planned, measured } })
                 .collect(),
+            units: units.collect(),
             last_checkpoint: ending.last_checkpoint.as_ref().map(|dir| dir.display().to_string()),
             versions: job.versions.clone(),
             hints,
@@ -256,16 +273,19 @@ impl Report {
     }
 }
 
+/// Where a step that was not finite began, in words to go on with.
+pub fn origin(spec: &ModelSpec, outcome: &StepOutcome) -> String {
+    outcome.not_finite.map_or(String::new(), |(unit, param)| {
+        format!(", first in the gradient of {} of unit {}", spec.params[param].name, spec.units[unit].name)
+    })
+}
+
 /// The peaks of whichever programs ran.
-fn planned_peaks(train: &Peaks, eval: Option<&Peaks>) -> Peaks {
-    let mut peaks = train.clone();
+fn planned_peaks(mut train: Peaks, eval: Option<&Peaks>) -> Peaks {
     if let Some(eval) = eval {
-        for (a, b) in peaks.by_kind.iter_mut().zip(&eval.by_kind) {
-            a.1 = a.1.max(b.1);
-        }
-        peaks.total = peaks.total.max(eval.total);
+        train.raise(eval);
     }
-    peaks
+    train
 }
 
 fn label_in_words(label: Label, spec: &ModelSpec) -> String {
@@ -289,11 +309,12 @@ pub fn already_finished(dir: &Path, step: u64, total_steps: u64) {
 /// What to try next.
 fn hints(job: &Job, ending: &Ending) -> Vec<String> {
     let mut hints = Vec::new();
+    let program = job.relaunch.split(' ').next().unwrap_or("zero3");
     if let Some(dir) = &ending.last_checkpoint {
         let more = ending.position.step + (job.deck.train.steps / 3).max(1);
         hints.push("go on from this checkpoint on 3 ranks, to the same bits as on any other number:".to_string());
         hints.push(format!("  mpirun -n 3 --oversubscribe {} train.steps={more}", job.relaunch));
-        hints.push(format!("look into it:  zero3 ckpt inspect {}", dir.display()));
+        hints.push(format!("look into it:  {program} ckpt inspect {}", dir.display()));
     }
     hints.push(format!(
         "the same run on paper, for 8 ranks:  {} --ranks 8",
@@ -336,7 +357,7 @@ fn banner<B: Backend>(job: &Job, stepper: &Stepper<'_, B>, source: &Source, star
     log::info!(
         "plan: {} at rest and {} at peak on each rank; {} gathered and {} reduced per step",
         human::bytes(plan.resident_bytes()),
-        human::bytes(plan.train.peaks.total),
+        human::bytes(plan.training_peaks().total),
         human::bytes(volume.all_gather_bytes),
         human::bytes(volume.reduce_scatter_bytes)
     );

@@ -12,8 +12,10 @@ use crate::checkpoint::{self, Kind, Manifest, Reader, WeightsFile};
 use crate::config::Deck;
 use crate::error::{Error, Result};
 use crate::model::init;
-use crate::params::ModelSpec;
+use crate::params::{ModelSpec, ParamId};
 use crate::plan::State;
+use crate::telemetry::CommClass;
+use crate::zero::Shards;
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
@@ -44,9 +46,35 @@ pub struct Position {
     pub tokens: u64,
 }
 
-/// The states a checkpoint holds, and their names there.
-const STORED: [(State, Kind); 3] =
-    [(State::Param, Kind::Weight), (State::ExpAvg, Kind::ExpAvg), (State::ExpAvgSq, Kind::ExpAvgSq)];
+/// What a checkpoint holds of each parameter.
+const STORED: [Kind; 3] = [Kind::Weight, Kind::ExpAvg, Kind::ExpAvgSq];
+
+/// Where a rank keeps what a checkpoint calls `kind`: weights are the fp32 masters where there are any.
+fn state_of(kind: Kind, shards: &Shards, param: ParamId) -> State {
+    match kind {
+        Kind::Weight if shards.exists(param, State::Master) => State::Master,
+        Kind::Weight => State::Param,
+        Kind::ExpAvg => State::ExpAvg,
+        Kind::ExpAvgSq => State::ExpAvgSq,
+    }
+}
+
+/// Fills the owned elements of a state, and the parameter that is computed with from its master.
+fn fill<B: Backend>(stepper: &mut Stepper<'_, B>, param: ParamId, kind: Kind, values: &[f32]) {
+    let Stepper { device, shards, .. } = stepper;
+    let state = state_of(kind, shards, param);
+    device.upload(shards.owned_mut(param, state), bytemuck::cast_slice(values));
+    if state == State::Master {
+        shards.round_master(*device, param);
+    }
+}
+
+/// Makes whole what is kept whole, after the owned elements of every state have been filled. Collective.
+fn make_whole<B: Backend>(stepper: &mut Stepper<'_, B>) -> Result<()> {
+    [State::Param, State::Master, State::ExpAvg, State::ExpAvgSq]
+        .into_iter()
+        .try_for_each(|state| stepper.refresh(state, CommClass::Control))
+}
 
 /// The step directory to restore and its step, none for a start from scratch.
 pub fn find(run_dir: &Path, start: &Start) -> Result<Option<(PathBuf, u64)>> {
@@ -125,9 +153,10 @@ pub fn initialise<B: Backend>(stepper: &mut Stepper<'_, B>, deck: &Deck) -> Resu
             Some(file) => failed = failed.and(file.read(&param.name, range, &mut values)),
             None => init::fill(param, deck.model.init_seed, range, &mut values),
         }
-        stepper.device.upload(stepper.shards.owned_mut(p, State::Param), bytemuck::cast_slice(&values));
+        fill(stepper, p, Kind::Weight, &values);
     }
-    all_or_none(stepper.comm, failed).map(|_| ())
+    all_or_none(stepper.comm, failed)?;
+    make_whole(stepper)
 }
 
 /// Reads this rank's slices from a checkpoint of any rank count.
@@ -144,6 +173,7 @@ pub fn restore<B: Backend>(stepper: &mut Stepper<'_, B>, deck: &Deck, source: &S
         other => other,
     });
     all_or_none(stepper.comm, read)?;
+    make_whole(stepper)?;
     if stepper.comm.rank() == 0 {
         if manifest.data_digest != source.digest {
             log::warn!("the data are not those the checkpoint was trained on; data.allow_changed lets the run go on");
@@ -167,9 +197,9 @@ fn restore_slices<B: Backend>(stepper: &mut Stepper<'_, B>, reader: &mut Reader)
     for (p, param) in stepper.model.spec.params.iter().enumerate() {
         let range = stepper.shards.range(p);
         let mut values = vec![0.0; range.len()];
-        for (state, kind) in STORED {
+        for kind in STORED {
             reader.read(&param.name, kind, range.clone(), &mut values)?;
-            stepper.device.upload(stepper.shards.owned_mut(p, state), bytemuck::cast_slice(&values));
+            fill(stepper, p, kind, &values);
         }
     }
     Ok(())
@@ -228,7 +258,7 @@ fn check_fits(dir: &Path, manifest: &Manifest, spec: &ModelSpec, deck: &Deck, da
 /// What a checkpoint holds of this rank, by parameter and [`STORED`]: borrowed where the host can see it.
 pub(super) fn owned<'a, B: Backend>(stepper: &'a Stepper<'_, B>) -> Vec<[Cow<'a, [f32]>; 3]> {
     (0..stepper.model.spec.params.len())
-        .map(|p| STORED.map(|(state, _)| stepper.device.read(stepper.shards.owned(p, state))))
+        .map(|p| STORED.map(|kind| stepper.device.read(stepper.shards.owned(p, state_of(kind, &stepper.shards, p)))))
         .collect()
 }
 

@@ -2,23 +2,25 @@
 //!
 //! At rest a rank holds slices. For each unit in turn: AllGather its parameters, compute, release them; in backward
 //! AllGather again, compute gradients, ReduceScatter them to the owners of the slices. Then the optimizer updates
-//! the local slices. [`Stepper::run`] executes the planned instructions from top to bottom and decides nothing.
+//! the local slices. `Stepper::run` executes the planned instructions from top to bottom and decides nothing.
 
 use crate::backend::memory::Memory;
-use crate::backend::{Backend, Buf, Comm, Device, Ops, Queue, View};
+use crate::backend::{Backend, Buf, Comm, CommRecord, Device, Ops, Queue, View};
 use crate::config::OptimSection;
 use crate::error::Result;
 use crate::model::{BackwardIo, ForwardIo, LossGrad, LossIo, Model};
 use crate::optim;
 use crate::optim::lr_schedule::lr_at;
-use crate::params::UnitId;
+use crate::params::{ParamId, UnitId, UnitRole};
 use crate::plan::memory::SlotId;
 use crate::plan::schedule::{GatherId, Instr, Pass};
-use crate::plan::volume::{contributors, micro_steps};
-use crate::plan::{Plan, Program};
-use crate::telemetry::{CommClass, CommVolume, MemKind, Phase, PhaseTimer};
+use crate::plan::volume::micro_steps;
+use crate::plan::{Plan, Program, State};
+use crate::telemetry::{CommClass, CommVolume, MemKind, Phase, PhaseTimer, Trace, Track, UnitTimes, signals};
 use crate::zero::reduce::Contributions;
+use crate::zero::refresh::refresh;
 use crate::zero::{Gathers, Reductions, Shards};
+use std::time::Instant;
 
 /// Token and target ids of one micro-batch, (B, T) each.
 pub struct MicroBatch {
@@ -37,6 +39,8 @@ pub enum Purpose {
         dlogits_scale: f32,
         /// Whose gradients are added.
         who: Contributions,
+        /// First micro-step of the step.
+        first: bool,
     },
     /// A loss and nothing else.
     Evaluate,
@@ -80,6 +84,8 @@ pub struct StepOutcome {
     pub lr: f64,
     /// The update was made; false where the loss or the norm was not finite.
     pub updated: bool,
+    /// Where that began: the first unit in the order of backward, and its parameter, with a gradient that is not finite.
+    pub not_finite: Option<(UnitId, ParamId)>,
 }
 
 /// One rank's executor: everything it needs to run a step.
@@ -100,6 +106,10 @@ pub struct Stepper<'a, B: Backend> {
     pub timer: PhaseTimer,
     /// Bytes by collective since the start.
     pub volume: CommVolume,
+    /// Spans of chosen steps.
+    pub trace: Trace,
+    /// Collectives of each unit in training, since the start.
+    pub units: Vec<UnitTimes>,
 }
 
 impl<B: Backend> Stepper<'_, B> {
@@ -117,17 +127,24 @@ impl<B: Backend> Stepper<'_, B> {
         let n_tokens = n_micro * self.model.spec.tokens_per_micro_batch;
         let plan = self.plan;
 
+        self.shards.begin_step(self.device, &mut self.memory, &plan.step);
         // Micro-batch j is computed by rank j mod N in micro-step j div N. In the last micro-step some ranks may
         // have none: they join the collectives and add nothing.
         let mut losses = Vec::new();
-        for a in 0..micro_steps(n_micro, n) {
-            let who = Contributions { contributors: contributors(n_micro, n, a), first: a == 0 };
+        let n_micro_steps = micro_steps(n_micro, n);
+        for a in 0..n_micro_steps {
+            let first = a == 0;
+            let who = Contributions {
+                contributors: plan.contributors(n_micro, a),
+                first: first || plan.train_hold.is_some(),
+            };
             let j = a * n + rank;
             let batch = (j < n_micro).then(|| self.timer.time(Phase::Data, || load(j)));
             let dlogits_scale = if spoilt { f32::NAN } else { (1.0 / n_tokens as f64) as f32 };
-            let purpose = Purpose::Train { dlogits_scale, who };
-            losses.push(self.run(&plan.train, batch.as_ref(), purpose)?);
+            let purpose = Purpose::Train { dlogits_scale, who, first };
+            losses.push(self.run(plan.micro_step(a, n_micro_steps), batch.as_ref(), purpose)?);
         }
+        self.shards.end_step(self.device, &mut self.memory, &plan.step);
         let loss = self.sum_in_order(&losses, n_micro)? / n_tokens as f64;
 
         let outer = self.timer.switch(Phase::Optimizer);
@@ -135,12 +152,33 @@ impl<B: Backend> Stepper<'_, B> {
         let lr = lr_at(update, o);
         // The norm and the loss are the same bits on every rank, so all skip alike.
         let updated = grad_norm.is_finite() && loss.is_finite();
+        let not_finite = match updated {
+            true => None,
+            false => optim::first_non_finite(self.device, self.comm, &self.shards, &self.model.spec)?,
+        };
+        let refreshed = plan.refreshed_states();
+        if refreshed.contains(&State::Grad) {
+            self.refresh(State::Grad, CommClass::TrainAllGather)?;
+        }
         if updated {
             let grad_scale = optim::clip_factor(grad_norm, o.grad_clip);
             optim::adamw(self.device, &mut self.shards, &self.model.spec, o, update, lr, grad_scale);
         }
+        if refreshed.contains(&State::Param) {
+            self.refresh(State::Param, CommClass::TrainAllGather)?;
+        }
         self.timer.switch(outer);
-        Ok(StepOutcome { loss, grad_norm, lr, updated })
+        Ok(StepOutcome { loss, grad_norm, lr, updated, not_finite })
+    }
+
+    /// Makes what is kept whole of `state` whole again from its owners' slices.
+    pub fn refresh(&mut self, state: State, class: CommClass) -> Result<()> {
+        let outer = self.timer.switch(Phase::ExposedComm);
+        let Stepper { device, comm, plan, memory, shards, volume, .. } = self;
+        memory.ledger().set_label("refresh", None);
+        refresh::<B>(device, comm, memory, plan, shards, state, (volume, class))?;
+        self.timer.switch(outer);
+        Ok(())
     }
 
     /// Mean loss of `n_batches` evaluation micro-batches: batch `i` runs on rank `i mod N`, summed in the order of `i`.
@@ -162,9 +200,16 @@ impl<B: Backend> Stepper<'_, B> {
         let mut live: Live = (0..program.slots.len()).map(|_| None).collect();
         let mut gathers = Gathers::<B::Comm>::new(program.schedule.gathers.len());
         let mut reductions = Reductions::<B::Comm>::new(program.schedule.reduces.len());
+        let held = self.plan.train_hold.is_some();
         let mut loss = 0.0;
 
+        let mut last_use = vec![None; program.schedule.gathers.len()];
+
         for (at, instr) in program.schedule.instrs.iter().enumerate() {
+            if signals::report_wanted() {
+                self.answer(program, at, &gathers);
+            }
+            let began = Instant::now();
             self.begin(program, at, *instr, &mut live);
             if let (0, Some(batch)) = (at, batch) {
                 self.device.upload(get_mut(&mut live, program.tokens).view_mut(), bytemuck::cast_slice(&batch.tokens));
@@ -179,9 +224,16 @@ impl<B: Backend> Stepper<'_, B> {
                 }
                 Instr::Wait(g) => {
                     let outer = self.timer.switch(purpose.waiting());
-                    let (bufs, record) = gathers.wait(g, &program.schedule.gathers[g], &mut self.shards)?;
+                    let (bufs, records) = gathers.wait(g, &program.schedule.gathers[g], &mut self.shards)?;
                     self.timer.switch(outer);
-                    self.volume.add(purpose.gathering(), record.received_bytes);
+                    let unit = program.schedule.gathers[g].unit;
+                    for record in &records {
+                        self.volume.add(purpose.gathering(), record.received_bytes);
+                        self.note_comm(Track::Gather, "all_gather", unit, record, purpose);
+                    }
+                    if let Purpose::Train { .. } = purpose {
+                        self.units[unit].gather_wait_ms += began.elapsed().as_secs_f64() * 1e3;
+                    }
                     for buf in &bufs {
                         self.memory.convert(buf, MemKind::Prefetched, MemKind::Gathered);
                     }
@@ -194,12 +246,31 @@ impl<B: Backend> Stepper<'_, B> {
                         self.compute(program, unit, pass, gather, purpose, &mut live);
                         self.timer.switch(outer);
                     }
+                    if let Some(g) = gather {
+                        last_use[g] = Some(Instant::now());
+                    }
                 }
-                Instr::Release(g) => gathers.release(g),
+                Instr::Release(g) => {
+                    gathers.release(g);
+                    if let (Some(used), Purpose::Train { .. }) = (last_use[g], purpose) {
+                        let bytes: usize = program.gathered[g].iter().map(|&id| program.slots[id].bytes()).sum();
+                        let kept_ms = Instant::now().duration_since(used).as_secs_f64() * 1e3;
+                        self.units[program.schedule.gathers[g].unit].late_byte_ms += bytes as f64 * kept_ms;
+                    }
+                }
+                Instr::Accumulate(r) => {
+                    let Purpose::Train { first, .. } = purpose else { panic!("evaluation has no gradients") };
+                    for &p in program.schedule.reduces[r].params.iter().filter(|_| batch.is_some()) {
+                        self.shards.hold_gradient(self.device, p, get(&live, program.grads[p]), first);
+                    }
+                }
                 Instr::Reduce(r) => {
                     let Purpose::Train { who, .. } = purpose else { panic!("evaluation reduces nothing") };
                     let reduce = &program.schedule.reduces[r];
-                    let full = take(&mut live, &reduce.params.iter().map(|&p| program.grads[p]).collect::<Vec<_>>());
+                    let full = match held {
+                        true => reduce.params.iter().map(|&p| self.shards.lend_held(p)).collect(),
+                        false => take(&mut live, &grad_ids(program, &reduce.params)),
+                    };
                     let staging = program.staging[r].map(|id| live[id].take().expect("staging is live"));
                     let after = self.device.record(Queue::Compute);
                     reductions.start(r, reduce, self.comm, after, &mut self.shards, full, staging, who);
@@ -207,10 +278,17 @@ impl<B: Backend> Stepper<'_, B> {
                 Instr::ReduceWait(r) => {
                     let outer = self.timer.switch(purpose.waiting());
                     let reduce = &program.schedule.reduces[r];
-                    let (full, staging, record) = reductions.wait(r, reduce, &mut self.shards)?;
+                    let (full, staging, record) = reductions.wait(r, reduce, &mut self.shards, self.plan)?;
                     self.timer.switch(outer);
                     self.volume.add(CommClass::TrainReduceScatter, record.received_bytes);
-                    put(&mut live, &reduce.params.iter().map(|&p| program.grads[p]).collect::<Vec<_>>(), full);
+                    self.note_comm(Track::Reduce, "reduce_scatter", reduce.unit, &record, purpose);
+                    self.units[reduce.unit].reduce_wait_ms += began.elapsed().as_secs_f64() * 1e3;
+                    match held {
+                        true => {
+                            full.into_iter().zip(&reduce.params).for_each(|(buf, &p)| self.shards.restore_held(p, buf))
+                        }
+                        false => put(&mut live, &grad_ids(program, &reduce.params), full),
+                    }
                     if let (Some(id), staging) = (program.staging[r], staging) {
                         live[id] = staging;
                     }
@@ -219,9 +297,52 @@ impl<B: Backend> Stepper<'_, B> {
             if at + 1 == program.schedule.instrs.len() && batch.is_some() {
                 loss = self.device.sum(get(&live, program.losses).view());
             }
+            if self.trace.is_on() {
+                let (what, unit) = describe(program, *instr);
+                let live_bytes = self.memory.ledger().total_now();
+                self.trace.span(Track::Compute, what, unit, (began, Instant::now()), 0, live_bytes);
+            }
             self.end(program, at, &mut live);
         }
         Ok(loss)
+    }
+
+    /// Counts a finished collective for its unit, and for the trace.
+    fn note_comm(&mut self, track: Track, what: &'static str, unit: UnitId, record: &CommRecord, purpose: Purpose) {
+        let span = (record.started, record.finished);
+        let bytes = record.received_bytes;
+        self.trace.span(track, what, Some(unit), span, bytes, self.memory.ledger().total_now());
+        if let Purpose::Train { .. } = purpose {
+            let ms = span.1.duration_since(span.0).as_secs_f64() * 1e3;
+            let times = &mut self.units[unit];
+            let (sum_ms, sum_bytes) = match track {
+                Track::Reduce => (&mut times.reduce_ms, &mut times.reduce_bytes),
+                _ => (&mut times.gather_ms, &mut times.gather_bytes),
+            };
+            *sum_ms += ms;
+            *sum_bytes += bytes as f64;
+        }
+    }
+
+    /// Says where this rank is and what it holds: the answer to SIGUSR2.
+    fn answer(&self, program: &Program, at: usize, gathers: &Gathers<B::Comm>) {
+        let spec = &self.model.spec;
+        let names = |ids: Vec<GatherId>| -> String {
+            let names: Vec<&str> =
+                ids.iter().map(|&g| spec.units[program.schedule.gathers[g].unit].name.as_str()).collect();
+            if names.is_empty() { "none".into() } else { names.join(", ") }
+        };
+        let (what, unit) = describe(program, program.schedule.instrs[at]);
+        let (live, on_the_way) = gathers.now();
+        log::warn!(
+            "rank {} is at instruction {at} of {}: {what} {}\nwhole now: {}; on their way: {}\n{}",
+            self.comm.rank(),
+            program.schedule.instrs.len(),
+            unit.map_or("", |u| spec.units[u].name.as_str()),
+            names(live),
+            names(on_the_way),
+            self.memory.ledger()
+        );
     }
 
     /// Takes the buffers whose life begins with instruction `at`.
@@ -260,9 +381,17 @@ impl<B: Backend> Stepper<'_, B> {
         let (dev, spec) = (self.device, &self.model.spec);
         let unit_params = &spec.units[unit].params;
         let whole = gather.map(|g| take(live, &program.gathered[g])).unwrap_or_default();
-        // Padding never reaches a kernel.
-        let params: Vec<View<'_>> =
-            whole.iter().zip(unit_params).map(|(buf, &p)| buf.view().range(0..spec.params[p].numel())).collect();
+        let gathered = gather.map_or(&[][..], |g| &program.schedule.gathers[g].params);
+        // Padding never reaches a kernel. A visit that needs no parameters gets none.
+        let needs_none = pass == Pass::Backward && spec.units[unit].role == UnitRole::Embedding;
+        let params: Vec<View<'_>> = unit_params
+            .iter()
+            .filter(|_| !needs_none)
+            .map(|&p| match gathered.iter().position(|&q| q == p) {
+                Some(i) => whole[i].view().range(0..spec.params[p].numel()),
+                None => self.shards.whole(p),
+            })
+            .collect();
         let work_ids = if pass == Pass::Forward { &program.forward_work[unit] } else { &program.backward_work[unit] };
         let mut work = take(live, work_ids);
         match pass {
@@ -279,7 +408,7 @@ impl<B: Backend> Stepper<'_, B> {
             Pass::Loss => {
                 let mut losses = live[program.losses].take().expect("losses are live");
                 let mut dresidual = program.dresidual.map(|id| live[id].take().expect("dresidual is live"));
-                let grad_ids = self.grad_ids(program, unit);
+                let grad_ids = grad_ids(program, unit_params);
                 let mut grads = take(live, &grad_ids);
                 let backward = match (purpose, &mut dresidual) {
                     (Purpose::Train { dlogits_scale: scale, .. }, Some(dresidual)) => {
@@ -298,10 +427,23 @@ impl<B: Backend> Stepper<'_, B> {
                 put(live, &grad_ids, grads);
             }
             Pass::Backward => {
-                let saved = take(live, &program.saved[unit]);
+                let again = program.recomputed_out[unit];
+                let saved_ids = if again.is_some() { &program.recomputed[unit] } else { &program.saved[unit] };
+                let mut saved = take(live, saved_ids);
+                if let Some(out_id) = again {
+                    // The same kernels on the same input: the same bits as the forward's.
+                    let mut out = live[out_id].take().expect("the planned life covers this use");
+                    let mut work = take(live, &program.recompute_work[unit]);
+                    let input = (unit > 0).then(|| get(live, program.residual[unit - 1]).view());
+                    let tokens = get(live, program.tokens).view();
+                    let io = ForwardIo { tokens, input, out: out.view_mut(), saved: &mut saved, work: &mut work };
+                    self.model.forward(dev, unit, &params, io);
+                    live[out_id] = Some(out);
+                    put(live, &program.recompute_work[unit], work);
+                }
                 let dresidual_id = program.dresidual.expect("training has a gradient of the residual stream");
                 let mut dresidual = live[dresidual_id].take().expect("dresidual is live");
-                let grad_ids = self.grad_ids(program, unit);
+                let grad_ids = grad_ids(program, unit_params);
                 let mut grads = take(live, &grad_ids);
                 let input = (unit > 0).then(|| get(live, program.residual[unit - 1]).view());
                 let tokens = get(live, program.tokens).view();
@@ -310,7 +452,7 @@ impl<B: Backend> Stepper<'_, B> {
                     BackwardIo { tokens, input, saved: &saved, work, dresidual: dresidual.view_mut(), grads: grads_io };
                 self.model.backward(dev, unit, &params, io);
                 live[dresidual_id] = Some(dresidual);
-                put(live, &program.saved[unit], saved);
+                put(live, saved_ids, saved);
                 put(live, &grad_ids, grads);
             }
         }
@@ -320,18 +462,17 @@ impl<B: Backend> Stepper<'_, B> {
         }
     }
 
-    /// The full gradients a unit writes, in its order; none in evaluation.
-    fn grad_ids(&self, program: &Program, unit: UnitId) -> Vec<SlotId> {
-        let params = &self.model.spec.units[unit].params;
-        params.iter().filter_map(|&p| program.grads.get(p).copied()).collect()
-    }
-
     /// Sum of the losses of all micro-batches in the order of their index: `own[a]` is that of `a * N + rank`.
     fn sum_in_order(&self, own: &[f64], n_micro: usize) -> Result<f64> {
         let (n, per_rank) = (self.comm.size(), own.len());
         let all = self.comm.all_gather_f64(own)?;
         Ok((0..n_micro).map(|j| all[(j % n) * per_rank + j / n]).sum())
     }
+}
+
+/// The full gradients of some parameters, in their order; none in evaluation.
+fn grad_ids(program: &Program, params: &[ParamId]) -> Vec<SlotId> {
+    params.iter().filter_map(|&p| program.grads.get(p).copied()).collect()
 }
 
 /// An instruction in words, and its unit, for the ledger.
@@ -344,6 +485,7 @@ fn describe(program: &Program, instr: Instr) -> (&'static str, Option<UnitId>) {
         Instr::Compute { unit, pass: Pass::Loss, .. } => ("loss", Some(unit)),
         Instr::Compute { unit, pass: Pass::Backward, .. } => ("backward", Some(unit)),
         Instr::Release(g) => ("release", Some(schedule.gathers[g].unit)),
+        Instr::Accumulate(r) => ("hold gradients", Some(schedule.reduces[r].unit)),
         Instr::Reduce(r) => ("reduce", Some(schedule.reduces[r].unit)),
         Instr::ReduceWait(r) => ("wait for the reduction", Some(schedule.reduces[r].unit)),
     }

@@ -10,8 +10,8 @@ use crate::plan::schedule::{Gather, GatherId};
 enum UnitState<P> {
     /// Only slices, one on each rank.
     Sharded,
-    /// On their way.
-    Gathering(P),
+    /// On their way, in one or more calls.
+    Gathering(Vec<P>),
     /// Whole, in the executor's hands.
     Live,
 }
@@ -27,7 +27,7 @@ impl<C: Comm> Gathers<C> {
         Gathers { states: (0..n_gathers).map(|_| UnitState::Sharded).collect() }
     }
 
-    /// Starts gathering: the slices and the output buffers belong to the collective until [`Gathers::wait`].
+    /// Starts gathering: the slices and the output buffers belong to the collectives until [`Gathers::wait`].
     pub fn start(
         &mut self,
         g: GatherId,
@@ -38,20 +38,30 @@ impl<C: Comm> Gathers<C> {
         outs: Vec<Buf>,
     ) {
         assert!(matches!(self.states[g], UnitState::Sharded), "gather {g} starts once");
-        let inputs = gather.params.iter().map(|&p| shards.lend(p, State::Param)).collect();
-        self.states[g] = UnitState::Gathering(comm.all_gather(after, inputs, outs));
+        let mut outs = outs.into_iter();
+        let calls = gather.calls.iter().map(|call| {
+            let inputs = gather.params[call.clone()].iter().map(|&p| shards.lend(p, State::Param)).collect();
+            comm.all_gather(after.clone(), inputs, outs.by_ref().take(call.len()).collect())
+        });
+        self.states[g] = UnitState::Gathering(calls.collect());
     }
 
-    /// Waits until the parameters are whole; gives them out in the order of `gather.params`.
-    pub fn wait(&mut self, g: GatherId, gather: &Gather, shards: &mut Shards) -> Result<(Vec<Buf>, CommRecord)> {
-        let UnitState::Gathering(pending) = std::mem::replace(&mut self.states[g], UnitState::Live) else {
+    /// Waits until the parameters are whole; gives them out in the order of `gather.params`, with a record per call.
+    pub fn wait(&mut self, g: GatherId, gather: &Gather, shards: &mut Shards) -> Result<(Vec<Buf>, Vec<CommRecord>)> {
+        let UnitState::Gathering(calls) = std::mem::replace(&mut self.states[g], UnitState::Live) else {
             panic!("gather {g} is waited for after its start, once");
         };
-        let landed = pending.wait()?;
-        for (&p, slice) in gather.params.iter().zip(landed.inputs) {
-            shards.restore(p, State::Param, slice);
+        let (mut outs, mut records) = (Vec::with_capacity(gather.params.len()), Vec::with_capacity(calls.len()));
+        let mut params = gather.params.iter();
+        for call in calls {
+            let landed = call.wait()?;
+            for (slice, &p) in landed.inputs.into_iter().zip(params.by_ref()) {
+                shards.restore(p, State::Param, slice);
+            }
+            outs.extend(landed.outputs);
+            records.push(landed.record);
         }
-        Ok((landed.outputs, landed.record))
+        Ok((outs, records))
     }
 
     /// The parameters are used no more.
@@ -63,5 +73,13 @@ impl<C: Comm> Gathers<C> {
     /// Whether a visit may use the parameters.
     pub fn is_live(&self, g: GatherId) -> bool {
         matches!(self.states[g], UnitState::Live)
+    }
+
+    /// Gathers whose parameters are whole now, and gathers on their way.
+    pub fn now(&self) -> (Vec<GatherId>, Vec<GatherId>) {
+        let ids = |wanted: fn(&UnitState<C::Pending>) -> bool| {
+            self.states.iter().enumerate().filter(|(_, s)| wanted(s)).map(|(g, _)| g).collect()
+        };
+        (ids(|s| matches!(s, UnitState::Live)), ids(|s| matches!(s, UnitState::Gathering(_))))
     }
 }

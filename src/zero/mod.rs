@@ -4,6 +4,7 @@
 
 pub mod gather;
 pub mod reduce;
+pub mod refresh;
 pub mod shards;
 
 pub use gather::Gathers;

@@ -4,7 +4,7 @@ use super::Shards;
 use crate::backend::comm::ReduceScatter;
 use crate::backend::{Buf, Comm, CommRecord, Pending};
 use crate::error::Result;
-use crate::plan::State;
+use crate::plan::Plan;
 use crate::plan::schedule::{Reduce, ReduceId};
 
 /// The state of every reduction of a program.
@@ -15,9 +15,9 @@ pub struct Reductions<C: Comm> {
 /// Whose gradients one micro-step adds up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Contributions {
-    /// Ranks `0..contributors` have a micro-batch.
+    /// Ranks `0..contributors` have a gradient to add.
     pub contributors: usize,
-    /// First micro-step of the step: slices are overwritten, not added to.
+    /// First reduction of the step: slices are overwritten, not added to.
     pub first: bool,
 }
 
@@ -40,7 +40,7 @@ impl<C: Comm> Reductions<C> {
         staging: Option<Buf>,
         who: Contributions,
     ) {
-        let slices = reduce.params.iter().map(|&p| shards.lend(p, State::Grad)).collect();
+        let slices = reduce.params.iter().map(|&p| shards.lend_sum(p)).collect();
         let Contributions { contributors, first } = who;
         let buckets = reduce.buckets.clone();
         let job = ReduceScatter { full, slices, staging, buckets, contributors, first };
@@ -53,11 +53,12 @@ impl<C: Comm> Reductions<C> {
         r: ReduceId,
         reduce: &Reduce,
         shards: &mut Shards,
+        plan: &Plan,
     ) -> Result<(Vec<Buf>, Option<Buf>, CommRecord)> {
         let pending = self.in_flight[r].take().expect("a reduction is waited for after its start, once");
         let landed = pending.wait()?;
         for (&p, slice) in reduce.params.iter().zip(landed.outputs) {
-            shards.restore(p, State::Grad, slice);
+            shards.restore_sum(p, slice, plan);
         }
         Ok((landed.inputs, landed.staging, landed.record))
     }

@@ -1,35 +1,70 @@
-//! What a rank keeps between steps: its slice of every parameter, gradient and moment. Never a whole layer.
+//! What a rank keeps: its slice of every parameter, gradient and moment, or the whole of what the stage does not cut.
+//! During a step also the sums that the slices cannot hold.
 
 use crate::backend::memory::Memory;
-use crate::backend::{Buf, Device, Queue, View, ViewMut};
+use crate::backend::{Buf, Device, Ops, Queue, View, ViewMut};
 use crate::params::ParamId;
-use crate::plan::{Plan, State};
+use crate::plan::memory::Slot;
+use crate::plan::partition::Partition;
+use crate::plan::placement::{Hold, Placement, State};
+use crate::plan::{Plan, StepSlots};
 use std::ops::Range;
 
-/// The resident slices of one rank.
+/// The state of one rank.
 pub struct Shards {
     rank: usize,
-    /// Four slices per parameter, padded; `None` while a collective has it.
-    slices: Vec<[Option<Buf>; 4]>,
-    /// Unpadded flat range of each parameter.
-    ranges: Vec<Range<usize>>,
+    partitions: Vec<Partition>,
+    placements: Vec<Placement>,
+    /// States of each parameter, padded; `None` where one does not exist, or while a collective has it.
+    states: Vec<[Option<Buf>; State::ALL.len()]>,
+    /// Fp32 gradient sums of a step, where the slice at rest cannot hold them.
+    sums: Vec<Option<Buf>>,
+    /// Fp32 full gradients held over the micro-steps of a step.
+    held: Vec<Option<Buf>>,
 }
 
 impl Shards {
     /// Takes the planned regions and fills them with zeros.
     pub fn allocate<D: Device>(device: &D, memory: &mut Memory<D>, plan: &Plan, rank: usize) -> Self {
-        let slices = (0..plan.partitions.len())
-            .map(|p| {
-                State::ALL.map(|state| {
-                    let slot = plan.resident_slot(p, state);
-                    let mut buf = memory.take(device, slot, slot.kind, Queue::Compute);
-                    device.fill_bytes(buf.view_mut(), 0);
-                    Some(buf)
-                })
-            })
-            .collect();
-        let ranges = plan.partitions.iter().map(|p| p.shard_range(rank)).collect();
-        Shards { rank, slices, ranges }
+        let mut take = |slot: &Slot| {
+            let mut buf = memory.take(device, slot, slot.kind, Queue::Compute);
+            device.fill_bytes(buf.view_mut(), 0);
+            buf
+        };
+        let n = plan.partitions.len();
+        let states = (0..n).map(|p| State::ALL.map(|state| plan.resident_slot(p, state).map(&mut take))).collect();
+        let none = || (0..n).map(|_| None).collect();
+        Shards {
+            rank,
+            partitions: plan.partitions.clone(),
+            placements: plan.placements.clone(),
+            states,
+            sums: none(),
+            held: none(),
+        }
+    }
+
+    /// Takes what a step needs besides the state at rest.
+    pub fn begin_step<D: Device>(&mut self, device: &D, memory: &mut Memory<D>, step: &StepSlots) {
+        for (ids, bufs) in [(&step.sums, &mut self.sums), (&step.held, &mut self.held)] {
+            for (id, buf) in ids.iter().zip(bufs) {
+                *buf = id.map(|id| memory.take(device, &step.slots[id], step.slots[id].kind, Queue::Compute));
+            }
+        }
+    }
+
+    /// Rounds the sums into the gradients at rest and gives back what only the step needed.
+    pub fn end_step<D: Device>(&mut self, device: &D, memory: &mut Memory<D>, step: &StepSlots) {
+        for p in 0..self.sums.len() {
+            if let Some(sum) = self.sums[p].take() {
+                let n = self.range(p).len();
+                device.cast(self.owned_mut(p, State::Grad), sum.view().range(0..n));
+                memory.give(device, sum, step.slots[step.sums[p].expect("planned")].kind);
+            }
+            if let Some(held) = self.held[p].take() {
+                memory.give(device, held, step.slots[step.held[p].expect("planned")].kind);
+            }
+        }
     }
 
     /// This rank in the shard group.
@@ -39,39 +74,120 @@ impl Shards {
 
     /// The flat range of `param` this rank owns, without padding; may be empty.
     pub fn range(&self, param: ParamId) -> Range<usize> {
-        self.ranges[param].clone()
+        self.partitions[param].shard_range(self.rank)
+    }
+
+    /// Elements of `param`.
+    fn numel(&self, param: ParamId) -> usize {
+        self.partitions[param].numel
+    }
+
+    /// How `state` of `param` is held.
+    pub fn hold(&self, param: ParamId, state: State) -> Hold {
+        self.placements[param].hold(state)
+    }
+
+    /// Whether `state` of `param` exists in this run.
+    pub fn exists(&self, param: ParamId, state: State) -> bool {
+        self.states[param][state as usize].is_some()
+    }
+
+    /// Where the owned elements lie in the buffer: at its start, or where they belong in a whole one.
+    fn place(&self, param: ParamId, state: State) -> Range<usize> {
+        match self.hold(param, state) {
+            Hold::Sharded => 0..self.range(param).len(),
+            Hold::Whole => self.range(param),
+        }
+    }
+
+    fn buf(&self, param: ParamId, state: State) -> &Buf {
+        self.states[param][state as usize].as_ref().expect("the state exists and no collective has it")
     }
 
     /// The owned elements, without padding.
     pub fn owned(&self, param: ParamId, state: State) -> View<'_> {
-        let buf = self.slices[param][state as usize].as_ref().expect("no collective has the slice");
-        buf.view().range(0..self.ranges[param].len())
+        self.buf(param, state).view().range(self.place(param, state))
     }
 
     /// The owned elements for writing, without padding.
     pub fn owned_mut(&mut self, param: ParamId, state: State) -> ViewMut<'_> {
-        let n = self.ranges[param].len();
-        let buf = self.slices[param][state as usize].as_mut().expect("no collective has the slice");
-        buf.view_mut().range(0..n)
+        let place = self.place(param, state);
+        let buf = self.states[param][state as usize].as_mut().expect("the state exists and no collective has it");
+        buf.view_mut().range(place)
     }
 
-    /// All four slices of a parameter for the optimizer: `[param, grad, exp_avg, exp_avg_sq]`, without padding.
-    pub fn owned_states(&mut self, param: ParamId) -> [ViewMut<'_>; 4] {
-        let n = self.ranges[param].len();
-        self.slices[param]
-            .each_mut()
-            .map(|buf| buf.as_mut().expect("no collective has the slice").view_mut().range(0..n))
+    /// A whole parameter to compute with, without padding; only where it is kept whole.
+    pub fn whole(&self, param: ParamId) -> View<'_> {
+        assert_eq!(self.hold(param, State::Param), Hold::Whole, "a cut parameter has to be gathered");
+        self.buf(param, State::Param).view().range(0..self.numel(param))
     }
 
-    /// Hands a padded slice to a collective.
+    /// What the optimizer updates on this rank: every state of the elements it is responsible for, without padding.
+    /// None where a state does not exist. In [`State::ALL`]'s order.
+    pub fn updated(&mut self, param: ParamId) -> [Option<ViewMut<'_>>; State::ALL.len()] {
+        let whole = self.hold(param, State::ExpAvg) == Hold::Whole;
+        let places = State::ALL.map(|state| if whole { 0..self.numel(param) } else { self.place(param, state) });
+        let mut places = places.into_iter();
+        self.states[param].each_mut().map(|buf| {
+            let place = places.next().expect("one per state");
+            buf.as_mut().map(|buf| buf.view_mut().range(place))
+        })
+    }
+
+    /// Rounds the owned master weights into the parameter.
+    pub fn round_master<D: Ops>(&mut self, device: &D, param: ParamId) {
+        let (from, to) = (self.place(param, State::Master), self.place(param, State::Param));
+        let [weight, master, ..] = &mut self.states[param];
+        let weight = weight.as_mut().expect("no collective has it").view_mut().range(to);
+        device.cast(weight, master.as_ref().expect("it exists").view().range(from));
+    }
+
+    /// Hands a state to a collective.
     pub fn lend(&mut self, param: ParamId, state: State) -> Buf {
-        self.slices[param][state as usize].take().expect("one collective at a time has a slice")
+        self.states[param][state as usize].take().expect("one collective at a time has a state")
     }
 
     /// Takes it back.
     pub fn restore(&mut self, param: ParamId, state: State, buf: Buf) {
-        let place = &mut self.slices[param][state as usize];
-        assert!(place.is_none(), "the slice was lent");
-        *place = Some(buf);
+        put_back(&mut self.states[param][state as usize], buf);
     }
+
+    /// Hands out the fp32 slice that a reduction adds into.
+    pub fn lend_sum(&mut self, param: ParamId) -> Buf {
+        match self.sums[param].take() {
+            Some(sum) => sum,
+            None => self.lend(param, State::Grad),
+        }
+    }
+
+    /// Takes it back.
+    pub fn restore_sum(&mut self, param: ParamId, buf: Buf, plan: &Plan) {
+        match plan.step.sums[param] {
+            Some(_) => put_back(&mut self.sums[param], buf),
+            None => self.restore(param, State::Grad, buf),
+        }
+    }
+
+    /// Adds a full gradient to what is held of it, or begins with it where `first`.
+    pub fn hold_gradient<D: Ops>(&mut self, device: &D, param: ParamId, full: &Buf, first: bool) {
+        let n = self.numel(param);
+        let held = self.held[param].as_mut().expect("planned where gradients are held").view_mut().range(0..n);
+        let full = full.view().range(0..n);
+        if first { device.cast(held, full) } else { device.accumulate(held, full) }
+    }
+
+    /// Hands a held gradient to a reduction.
+    pub fn lend_held(&mut self, param: ParamId) -> Buf {
+        self.held[param].take().expect("one collective at a time has a gradient")
+    }
+
+    /// Takes it back.
+    pub fn restore_held(&mut self, param: ParamId, buf: Buf) {
+        put_back(&mut self.held[param], buf);
+    }
+}
+
+fn put_back(place: &mut Option<Buf>, buf: Buf) {
+    assert!(place.is_none(), "what comes back was lent");
+    *place = Some(buf);
 }

@@ -2,6 +2,7 @@
 //!
 //! The only place that reads through the address of a view. Must not know: operations.
 
+use super::element::Element;
 use crate::backend::buffer::{Space, View, ViewMut};
 use crate::dtype::DType;
 use std::marker::PhantomData;
@@ -15,58 +16,75 @@ fn checked<T>(addr: u64, space: Space, dtype: DType, want: DType) -> *mut T {
     ptr
 }
 
+/// The elements of a view of numbers.
+pub fn elements<'a, T: Element>(view: View<'a>) -> &'a [T] {
+    let ptr: *const T = checked(view.addr(), view.space(), view.dtype(), T::DTYPE);
+    // SAFETY: `Buf::new` keeps the range inside its arena, the view borrows the Buf (which holds the arena) for 'a,
+    // and no exclusive view of the same elements lives meanwhile. Every bit pattern is an f32 and a bf16.
+    unsafe { std::slice::from_raw_parts(ptr, view.numel()) }
+}
+
+/// The elements of an exclusive view of numbers.
+pub fn elements_mut<'a, T: Element>(view: ViewMut<'a>) -> &'a mut [T] {
+    let ptr: *mut T = checked(view.addr(), view.space(), view.dtype(), T::DTYPE);
+    // SAFETY: as in `elements`; the view was the exclusive borrow of these elements for 'a and is consumed.
+    unsafe { std::slice::from_raw_parts_mut(ptr, view.numel()) }
+}
+
 /// The f32 elements of a view.
 pub fn f32s<'a>(view: View<'a>) -> &'a [f32] {
-    let ptr: *const f32 = checked(view.addr(), view.space(), view.dtype(), DType::F32);
-    // SAFETY: `Buf::new` keeps the range inside its arena, the view borrows the Buf (which holds the arena) for 'a,
-    // and no exclusive view of the same elements lives meanwhile. Every bit pattern is an f32.
-    unsafe { std::slice::from_raw_parts(ptr, view.numel()) }
+    elements(view)
 }
 
 /// The f32 elements of an exclusive view.
 pub fn f32s_mut<'a>(view: ViewMut<'a>) -> &'a mut [f32] {
-    let ptr: *mut f32 = checked(view.addr(), view.space(), view.dtype(), DType::F32);
-    // SAFETY: as in `f32s`; the view was the exclusive borrow of these elements for 'a and is consumed.
-    unsafe { std::slice::from_raw_parts_mut(ptr, view.numel()) }
+    elements_mut(view)
 }
 
 /// The u32 elements of a view.
 pub fn u32s<'a>(view: View<'a>) -> &'a [u32] {
     let ptr: *const u32 = checked(view.addr(), view.space(), view.dtype(), DType::U32);
-    // SAFETY: as in `f32s`; every bit pattern is a u32.
+    // SAFETY: as in `elements`; every bit pattern is a u32.
     unsafe { std::slice::from_raw_parts(ptr, view.numel()) }
+}
+
+/// The u32 elements of an exclusive view.
+pub fn u32s_mut<'a>(view: ViewMut<'a>) -> &'a mut [u32] {
+    let ptr: *mut u32 = checked(view.addr(), view.space(), view.dtype(), DType::U32);
+    // SAFETY: as in `elements_mut`; every bit pattern is a u32.
+    unsafe { std::slice::from_raw_parts_mut(ptr, view.numel()) }
 }
 
 /// The bytes of a view of any type.
 pub fn bytes<'a>(view: View<'a>) -> &'a [u8] {
     let ptr: *const u8 = checked(view.addr(), view.space(), view.dtype(), view.dtype());
-    // SAFETY: as in `f32s`; bytes need no alignment.
+    // SAFETY: as in `elements`; bytes need no alignment.
     unsafe { std::slice::from_raw_parts(ptr, view.numel() * view.dtype().bytes()) }
 }
 
 /// The bytes of an exclusive view of any type.
 pub fn bytes_mut<'a>(view: ViewMut<'a>) -> &'a mut [u8] {
     let ptr: *mut u8 = checked(view.addr(), view.space(), view.dtype(), view.dtype());
-    // SAFETY: as in `f32s_mut`; any bytes are elements of every DType.
+    // SAFETY: as in `elements_mut`; any bytes are elements of every DType.
     unsafe { std::slice::from_raw_parts_mut(ptr, view.numel() * view.dtype().bytes()) }
 }
 
 /// A mutable slice whose disjoint parts are written by concurrent tasks.
 #[derive(Clone, Copy)]
-pub struct Shared<'a> {
-    ptr: *mut f32,
+pub struct Shared<'a, T = f32> {
+    ptr: *mut T,
     numel: usize,
-    life: PhantomData<&'a mut [f32]>,
+    life: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: a Shared is a borrow of f32s; what may be touched from which thread is the contract of `part` and `ptr`.
-unsafe impl Send for Shared<'_> {}
+// SAFETY: a Shared is a borrow of numbers; what may be touched from which thread is the contract of `part` and `ptr`.
+unsafe impl<T: Send> Send for Shared<'_, T> {}
 // SAFETY: as above.
-unsafe impl Sync for Shared<'_> {}
+unsafe impl<T: Send> Sync for Shared<'_, T> {}
 
-impl<'a> Shared<'a> {
+impl<'a, T> Shared<'a, T> {
     /// Borrows `slice` for tasks.
-    pub fn new(slice: &'a mut [f32]) -> Self {
+    pub fn new(slice: &'a mut [T]) -> Self {
         Shared { ptr: slice.as_mut_ptr(), numel: slice.len(), life: PhantomData }
     }
 
@@ -79,14 +97,14 @@ impl<'a> Shared<'a> {
     ///
     /// # Safety
     /// While the result lives, no other part and no other pointer into these elements may be used.
-    pub unsafe fn part(&self, start: usize, n: usize) -> &'a mut [f32] {
+    pub unsafe fn part(&self, start: usize, n: usize) -> &'a mut [T] {
         assert!(start + n <= self.numel, "part [{start}, {}) of {} elements", start + n, self.numel);
         // SAFETY: inside the borrowed slice; exclusive by the contract above.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.add(start), n) }
     }
 
     /// Pointer to element `start`, of which `span` elements may be reached.
-    pub fn ptr(&self, start: usize, span: usize) -> *mut f32 {
+    pub fn ptr(&self, start: usize, span: usize) -> *mut T {
         assert!(start + span <= self.numel, "span [{start}, {}) of {} elements", start + span, self.numel);
         self.ptr.wrapping_add(start)
     }
@@ -97,7 +115,9 @@ pub(crate) mod test_memory {
     //! Buffers over vectors, for tests of kernels.
 
     use crate::backend::buffer::{Arena, Buf, Space};
+    use crate::backend::cpu::element::Element;
     use crate::dtype::DType;
+    use half::bf16;
 
     fn buf<T: Send + Sync + 'static>(mut xs: Vec<T>, dtype: DType) -> Buf {
         let numel = xs.len();
@@ -111,14 +131,26 @@ pub(crate) mod test_memory {
         buf(xs.to_vec(), DType::F32)
     }
 
+    /// A host buffer of `dtype` with these elements, rounded to it.
+    pub(crate) fn buf_of(dtype: DType, xs: &[f32]) -> Buf {
+        match dtype {
+            DType::F32 => buf_f32(xs),
+            DType::Bf16 => buf(xs.iter().map(|&x| <bf16 as Element>::store(x)).collect(), dtype),
+            DType::U32 => panic!("token ids are not numbers"),
+        }
+    }
+
     /// A host buffer with these token ids.
     pub(crate) fn buf_u32(xs: &[u32]) -> Buf {
         buf(xs.to_vec(), DType::U32)
     }
 
-    /// What an f32 buffer holds.
+    /// What an f32 or bf16 buffer holds.
     pub(crate) fn read(buf: &Buf) -> Vec<f32> {
-        super::f32s(buf.view()).to_vec()
+        match buf.dtype() {
+            DType::Bf16 => super::elements::<bf16>(buf.view()).iter().map(|x| x.load()).collect(),
+            _ => super::f32s(buf.view()).to_vec(),
+        }
     }
 }
 

@@ -5,11 +5,14 @@
 //!
 //! Must not know: ranks (but for the communicator), what a transformer is.
 
+mod bf16_dot;
+mod element;
 pub(crate) mod host;
 mod math;
 mod matmul;
 mod mpi_comm;
 mod ops;
+mod product;
 #[cfg(test)]
 mod reference;
 mod requests;
@@ -20,8 +23,11 @@ pub use mpi_comm::MpiComm;
 pub use simd::instruction_set;
 
 use crate::backend::{Backend, Device, Queue, View, ViewMut};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
+use element::Element;
 use gemm::Parallelism;
+use half::bf16;
 use rayon::prelude::*;
 use std::borrow::Cow;
 
@@ -103,7 +109,10 @@ impl Device for CpuDevice {
     }
 
     fn read<'a>(&self, src: View<'a>) -> Cow<'a, [f32]> {
-        Cow::Borrowed(host::f32s(src))
+        match src.dtype() {
+            DType::Bf16 => Cow::Owned(host::elements::<bf16>(src).iter().map(|x| x.load()).collect()),
+            _ => Cow::Borrowed(host::f32s(src)),
+        }
     }
 
     fn fill_bytes(&self, dst: ViewMut<'_>, byte: u8) {

@@ -1,13 +1,16 @@
 //! [`Comm`] over MPI: gathers and reductions on two queues with a communicator each, control on a third.
 
 use super::Done;
-use super::host::{f32s, f32s_mut};
+use super::element::Element;
+use super::host::{elements, f32s_mut};
 use super::requests::{MAX_MESSAGE_NUMEL, RawComm, Requests, check};
 use super::worker::{InFlight, Worker};
 use crate::backend::buffer::{Arena, Buf, Space};
 use crate::backend::comm::{Comm, CommRecord, Landed, ReduceScatter};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::plan::schedule::Bucket;
+use half::bf16;
 use mpi::ffi;
 use mpi::raw::AsRaw;
 use mpi::topology::{Color, Communicator, SimpleCommunicator};
@@ -242,15 +245,22 @@ fn add_in_order(
                 let start = staging_index(from, rank) * bucket.numel() + offset;
                 staging.expect("planned where there are others").view().range(start..start + piece.range.len())
             };
-            let contribution = f32s(contribution);
-            if first && from == 0 {
-                sum.copy_from_slice(contribution);
-            } else {
-                for (s, &c) in sum.iter_mut().zip(contribution) {
-                    *s += c;
-                }
+            // Rounded to reduce_dtype before it travelled; the sum is f32.
+            match contribution.dtype() {
+                DType::Bf16 => add(sum, elements::<bf16>(contribution), first && from == 0),
+                _ => add(sum, elements::<f32>(contribution), first && from == 0),
             }
         }
         offset += piece.range.len();
+    }
+}
+
+/// `sum += contribution`, or a copy for the first one.
+fn add<T: Element>(sum: &mut [f32], contribution: &[T], copy: bool) {
+    let pairs = sum.iter_mut().zip(contribution);
+    if copy {
+        pairs.for_each(|(s, c)| *s = c.load());
+    } else {
+        pairs.for_each(|(s, c)| *s += c.load());
     }
 }

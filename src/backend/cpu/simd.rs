@@ -7,6 +7,10 @@
 //!
 //! Must not know: views, threads, operations.
 
+#[cfg(target_arch = "x86_64")]
+use super::bf16_dot;
+use super::element::Element;
+
 /// Compiles a function once per instruction set and picks one at run time. Helpers called inside must be
 /// `#[inline(always)]`, or they are compiled for the baseline.
 macro_rules! simd {
@@ -21,7 +25,8 @@ macro_rules! simd {
 }
 pub(super) use simd;
 
-/// The instruction set that kernels dispatch to on this machine: `avx512f`, `avx2+fma`, `neon` or `portable`.
+/// The instruction set that kernels dispatch to on this machine: `avx512f+bf16`, `avx512f`, `avx2+fma`, `neon` or
+/// `portable`.
 pub fn instruction_set() -> &'static str {
     #[cfg(target_arch = "x86_64")]
     {
@@ -31,6 +36,7 @@ pub fn instruction_set() -> &'static str {
             && is_x86_feature_detected!("avx512dq")
             && is_x86_feature_detected!("avx512vl");
         match (avx2, avx512) {
+            (true, true) if bf16_dot::available() => "avx512f+bf16",
             (true, true) => "avx512f",
             (true, false) => "avx2+fma",
             (false, _) => "portable",
@@ -64,16 +70,16 @@ pub fn fold(mut acc: [f32; LANES], op: impl Fn(f32, f32) -> f32) -> f32 {
 
 /// Sum of `term(x)` over a row.
 #[inline(always)]
-pub fn sum_map(xs: &[f32], term: impl Fn(f32) -> f32) -> f32 {
+pub fn sum_map<T: Element>(xs: &[T], term: impl Fn(f32) -> f32) -> f32 {
     let mut acc = [0.0; LANES];
     let (chunks, tail) = xs.as_chunks::<LANES>();
     for chunk in chunks {
         for i in 0..LANES {
-            acc[i] += term(chunk[i]);
+            acc[i] += term(chunk[i].load());
         }
     }
     for (a, &x) in acc.iter_mut().zip(tail) {
-        *a += term(x);
+        *a += term(x.load());
     }
     fold(acc, |a, b| a + b)
 }
@@ -98,17 +104,17 @@ pub fn map_in_place_and_sum(xs: &mut [f32], f: impl Fn(f32) -> f32) -> f32 {
 
 /// Sum of `a[i] * b[i]`, fused.
 #[inline(always)]
-pub fn dot(a: &[f32], b: &[f32]) -> f32 {
+pub fn dot<A: Element, B: Element>(a: &[A], b: &[B]) -> f32 {
     let mut acc = [0.0f32; LANES];
     let (a_chunks, a_tail) = a.as_chunks::<LANES>();
     let (b_chunks, b_tail) = b.as_chunks::<LANES>();
     for (a, b) in a_chunks.iter().zip(b_chunks) {
         for i in 0..LANES {
-            acc[i] = a[i].mul_add(b[i], acc[i]);
+            acc[i] = a[i].load().mul_add(b[i].load(), acc[i]);
         }
     }
     for ((acc, &a), &b) in acc.iter_mut().zip(a_tail).zip(b_tail) {
-        *acc = a.mul_add(b, *acc);
+        *acc = a.load().mul_add(b.load(), *acc);
     }
     fold(acc, |a, b| a + b)
 }

@@ -6,6 +6,7 @@
 
 use crate::backend::comm::{CommRecord, Landed, Pending};
 use crate::error::{Error, Result};
+use crate::test_hooks;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Condvar, Mutex};
@@ -66,6 +67,7 @@ impl Worker {
             for (job, mailbox) in inbox {
                 let started = Instant::now();
                 let result = job(&pacer).map(|(mut landed, received_bytes)| {
+                    test_hooks::delay_collective();
                     landed.record = CommRecord { received_bytes, started, finished: Instant::now() };
                     landed
                 });

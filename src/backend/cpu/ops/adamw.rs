@@ -1,34 +1,52 @@
 //! The AdamW update of a slice, in PyTorch's order of operations. Must not know: views.
 
 use crate::backend::cpu::CpuDevice;
+use crate::backend::cpu::element::Element;
 use crate::backend::cpu::host::Shared;
+use crate::backend::cpu::product::convert;
 use crate::backend::cpu::simd::simd;
 use crate::backend::ops::AdamwStep;
+use half::bf16;
 
 /// Elements of one task.
 const TASK_NUMEL: usize = 16 * 1024;
 
-pub fn adamw(device: &CpuDevice, param: &mut [f32], m: &mut [f32], v: &mut [f32], grad: &[f32], step: &AdamwStep) {
-    let numel = param.len();
+pub fn adamw<G: Element>(
+    device: &CpuDevice,
+    master: &mut [f32],
+    m: &mut [f32],
+    v: &mut [f32],
+    grad: &[G],
+    step: &AdamwStep,
+    param: Option<&mut [bf16]>,
+) {
+    let numel = master.len();
     assert_eq!((m.len(), v.len(), grad.len()), (numel, numel, numel), "m, v and gradient of a slice of {numel}");
-    let (param, m, v) = (Shared::new(param), Shared::new(m), Shared::new(v));
+    let (master, m, v, param) = (Shared::new(master), Shared::new(m), Shared::new(v), param.map(Shared::new));
+    if let Some(param) = &param {
+        assert_eq!(param.numel(), numel, "bf16 parameters of a slice of {numel}");
+    }
     device.for_each_task(numel.div_ceil(TASK_NUMEL), |task| {
         let start = task * TASK_NUMEL;
         let n = TASK_NUMEL.min(numel - start);
         // SAFETY: elements belong to one task each.
-        let (param, m, v) = unsafe { (param.part(start, n), m.part(start, n), v.part(start, n)) };
-        update(param, m, v, &grad[start..][..n], step);
+        let (master, m, v) = unsafe { (master.part(start, n), m.part(start, n), v.part(start, n)) };
+        update(master, m, v, &grad[start..][..n], step);
+        if let Some(param) = &param {
+            // SAFETY: as above.
+            convert(unsafe { param.part(start, n) }, master);
+        }
     });
 }
 
 simd! {
-    fn update(param: &mut [f32], m: &mut [f32], v: &mut [f32], grad: &[f32], step: &AdamwStep) {
+    fn update<G: Element>(master: &mut [f32], m: &mut [f32], v: &mut [f32], grad: &[G], step: &AdamwStep) {
         let decay = 1.0 - step.lr * step.weight_decay;
         let (one_minus_beta1, one_minus_beta2) = (1.0 - step.beta1, 1.0 - step.beta2);
         let step_size = step.lr / step.bias_correction1;
         let bias_correction2_sqrt = step.bias_correction2.sqrt();
-        for (((p, m), v), &g) in param.iter_mut().zip(m).zip(v).zip(grad) {
-            let g = g * step.grad_scale;
+        for (((p, m), v), &g) in master.iter_mut().zip(m).zip(v).zip(grad) {
+            let g = g.load() * step.grad_scale;
             *m = one_minus_beta1.mul_add(g - *m, *m);
             *v = (one_minus_beta2 * g).mul_add(g, *v * step.beta2);
             let denom = v.sqrt() / bias_correction2_sqrt + step.eps;
@@ -65,7 +83,7 @@ mod tests {
             let got = same_bits_on_1_2_3_threads(|device| {
                 let (mut p, mut m, mut v) = (buf_f32(&param), buf_f32(&vec![0.0; n]), buf_f32(&vec![0.0; n]));
                 for i in 1..=3 {
-                    device.adamw(p.view_mut(), m.view_mut(), v.view_mut(), buf_f32(&grad).view(), &step(i));
+                    device.adamw(p.view_mut(), m.view_mut(), v.view_mut(), buf_f32(&grad).view(), &step(i), None);
                 }
                 vec![read(&p), read(&m), read(&v)]
             });
@@ -83,7 +101,7 @@ mod tests {
     #[test]
     fn a_zero_gradient_only_decays() {
         let (mut p, mut m, mut v) = (buf_f32(&[2.0]), buf_f32(&[0.0]), buf_f32(&[0.0]));
-        device(1).adamw(p.view_mut(), m.view_mut(), v.view_mut(), buf_f32(&[0.0]).view(), &step(1));
+        device(1).adamw(p.view_mut(), m.view_mut(), v.view_mut(), buf_f32(&[0.0]).view(), &step(1), None);
         assert_eq!((read(&p), read(&m), read(&v)), (vec![2.0 * (1.0 - 1e-2 * 0.1)], vec![0.0], vec![0.0]));
     }
 }

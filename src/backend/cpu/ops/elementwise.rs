@@ -1,8 +1,10 @@
-//! Kernels without neighbours: GELU and addition. Must not know: views.
+//! Kernels without neighbours: GELU, additions, casts. Must not know: views.
 
 use crate::backend::cpu::CpuDevice;
+use crate::backend::cpu::element::Element;
 use crate::backend::cpu::host::Shared;
 use crate::backend::cpu::math::exp;
+use crate::backend::cpu::product::convert;
 use crate::backend::cpu::simd::simd;
 
 /// Elements of one task.
@@ -13,15 +15,15 @@ const GELU_SCALE: f32 = 0.797_884_6;
 /// Coefficient of the cube (arXiv:1606.08415).
 const GELU_CUBE: f32 = 0.044_715;
 
-pub fn gelu_forward(device: &CpuDevice, out: &mut [f32], inp: &[f32]) {
+pub fn gelu_forward<O: Element, I: Element>(device: &CpuDevice, out: &mut [O], inp: &[I]) {
     for_each_chunk(device, out, |out, start| gelu_chunk(out, &inp[start..][..out.len()]), inp.len());
 }
 
-pub fn gelu_backward(device: &CpuDevice, dout_to_dinp: &mut [f32], inp: &[f32]) {
+pub fn gelu_backward<O: Element, I: Element>(device: &CpuDevice, dout_to_dinp: &mut [O], inp: &[I]) {
     for_each_chunk(device, dout_to_dinp, |d, start| gelu_backward_chunk(d, &inp[start..][..d.len()]), inp.len());
 }
 
-pub fn add(device: &CpuDevice, out: &mut [f32], a: &[f32], b: &[f32]) {
+pub fn add<O: Element, A: Element, B: Element>(device: &CpuDevice, out: &mut [O], a: &[A], b: &[B]) {
     assert_eq!(a.len(), b.len(), "elements of a and b");
     for_each_chunk(
         device,
@@ -31,11 +33,19 @@ pub fn add(device: &CpuDevice, out: &mut [f32], a: &[f32], b: &[f32]) {
     );
 }
 
+pub fn accumulate<I: Element>(device: &CpuDevice, out: &mut [f32], inp: &[I]) {
+    for_each_chunk(device, out, |out, start| accumulate_chunk(out, &inp[start..][..out.len()]), inp.len());
+}
+
+pub fn cast<O: Element, I: Element>(device: &CpuDevice, out: &mut [O], inp: &[I]) {
+    for_each_chunk(device, out, |out, start| convert(out, &inp[start..][..out.len()]), inp.len());
+}
+
 /// Runs `chunk(part of out, its first element)` over all of `out`.
-fn for_each_chunk(
+fn for_each_chunk<O: Element>(
     device: &CpuDevice,
-    out: &mut [f32],
-    chunk: impl Fn(&mut [f32], usize) + Sync + Send,
+    out: &mut [O],
+    chunk: impl Fn(&mut [O], usize) + Sync + Send,
     inp_numel: usize,
 ) {
     let numel = out.len();
@@ -55,16 +65,18 @@ fn gelu_argument(x: f32) -> f32 {
 }
 
 simd! {
-    fn gelu_chunk(out: &mut [f32], inp: &[f32]) {
-        for (o, &x) in out.iter_mut().zip(inp) {
-            *o = x / (1.0 + exp(-2.0 * gelu_argument(x)));
+    fn gelu_chunk<O: Element, I: Element>(out: &mut [O], inp: &[I]) {
+        for (o, x) in out.iter_mut().zip(inp) {
+            let x = x.load();
+            *o = O::store(x / (1.0 + exp(-2.0 * gelu_argument(x))));
         }
     }
 }
 
 simd! {
-    fn gelu_backward_chunk(dout_to_dinp: &mut [f32], inp: &[f32]) {
-        for (d, &x) in dout_to_dinp.iter_mut().zip(inp) {
+    fn gelu_backward_chunk<O: Element, I: Element>(dout_to_dinp: &mut [O], inp: &[I]) {
+        for (d, x) in dout_to_dinp.iter_mut().zip(inp) {
+            let x = x.load();
             // Beyond 30 the curve is straight; so near every power stays finite.
             let near = if x > 30.0 { 30.0 } else { x };
             let near = if near < -30.0 { -30.0 } else { near };
@@ -74,15 +86,23 @@ simd! {
             let sigmoid = 1.0 / (1.0 + e);
             // d(sigmoid(2u))/du = 2 * sigmoid * (1 - sigmoid), and 1 - sigmoid = e * sigmoid without cancellation.
             let du = GELU_SCALE * (3.0 * GELU_CUBE * near).mul_add(near, 1.0);
-            *d *= (2.0 * near * du * e * sigmoid).mul_add(sigmoid, sigmoid);
+            *d = O::store(d.load() * (2.0 * near * du * e * sigmoid).mul_add(sigmoid, sigmoid));
         }
     }
 }
 
 simd! {
-    fn add_chunk(out: &mut [f32], a: &[f32], b: &[f32]) {
-        for ((o, &a), &b) in out.iter_mut().zip(a).zip(b) {
-            *o = a + b;
+    fn add_chunk<O: Element, A: Element, B: Element>(out: &mut [O], a: &[A], b: &[B]) {
+        for ((o, a), b) in out.iter_mut().zip(a).zip(b) {
+            *o = O::store(a.load() + b.load());
+        }
+    }
+}
+
+simd! {
+    fn accumulate_chunk<I: Element>(out: &mut [f32], inp: &[I]) {
+        for (o, x) in out.iter_mut().zip(inp) {
+            *o += x.load();
         }
     }
 }

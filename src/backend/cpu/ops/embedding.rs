@@ -1,7 +1,9 @@
 //! Token and position embedding. Must not know: views.
 
 use crate::backend::cpu::CpuDevice;
+use crate::backend::cpu::element::Element;
 use crate::backend::cpu::host::Shared;
+use crate::dtype::DType;
 
 /// Columns of one task of the backward: tokens repeat, so rows cannot be shared out, columns can.
 const STRIPE: usize = 64;
@@ -9,7 +11,14 @@ const STRIPE: usize = 64;
 /// Rows of one task of the forward.
 const ROWS_PER_TASK: usize = 64;
 
-pub fn forward(device: &CpuDevice, out: &mut [f32], tokens: &[u32], wte: &[f32], wpe: &[f32], t: usize) {
+pub fn forward<A: Element, P: Element>(
+    device: &CpuDevice,
+    out: &mut [A],
+    tokens: &[u32],
+    wte: &[P],
+    wpe: &[P],
+    t: usize,
+) {
     let Some(c) = channels(out.len(), tokens, t) else { return };
     assert!(wpe.len() >= t * c && wpe.len().is_multiple_of(c), "wpe has {} elements, {t} positions of {c}", wpe.len());
     check_tokens(tokens, wte.len() / c);
@@ -20,44 +29,117 @@ pub fn forward(device: &CpuDevice, out: &mut [f32], tokens: &[u32], wte: &[f32],
             // SAFETY: rows belong to one task each.
             let out = unsafe { out.part(row * c, c) };
             let (wte, wpe) = (&wte[token as usize * c..][..c], &wpe[(row % t) * c..][..c]);
-            for ((o, &e), &p) in out.iter_mut().zip(wte).zip(wpe) {
-                *o = e + p;
+            for ((o, e), p) in out.iter_mut().zip(wte).zip(wpe) {
+                *o = A::store(e.load() + p.load());
             }
         }
     });
 }
 
-pub fn backward(device: &CpuDevice, dwte: &mut [f32], dwpe: &mut [f32], dout: &[f32], tokens: &[u32], t: usize) {
+/// Scratch elements of [`backward`]: the order of rows by token; none where all is summed in place.
+pub fn backward_work_numel(rows: usize, dwte: DType, dwpe: DType) -> usize {
+    if (dwte, dwpe) == (DType::F32, DType::F32) { 0 } else { rows }
+}
+
+#[rustfmt::skip]
+pub fn backward<E: Element, W: Element, A: Element>(
+    device: &CpuDevice,
+    dwte: &mut [E],   // (V, C), accumulated into
+    dwpe: &mut [W],   // (T_max, C)
+    dout: &[A],       // (rows, C)
+    tokens: &[u32],   // (rows)
+    work: &mut [u32], // (rows) or none
+    t: usize,
+) {
     let Some(c) = channels(dout.len(), tokens, t) else {
-        dwpe.fill(0.0);
+        dwpe.fill(W::store(0.0));
         return;
     };
+    let rows = tokens.len();
     assert!(
         dwpe.len() >= t * c && dwpe.len().is_multiple_of(c),
         "dwpe has {} elements, {t} positions of {c}",
         dwpe.len()
     );
+    let needed = backward_work_numel(rows, E::DTYPE, W::DTYPE);
+    assert!(work.len() >= needed, "scratch of {} elements, {needed} needed", work.len());
     check_tokens(tokens, dwte.len() / c);
+    let stripes = c.div_ceil(STRIPE);
+    let stripe = |task: usize| (task * STRIPE, STRIPE.min(c - task * STRIPE));
+    if let (Some(dwte), Some(dwpe)) = (E::as_f32s_mut(dwte), W::as_f32s_mut(dwpe)) {
+        let (dwte, dwpe) = (Shared::new(dwte), Shared::new(dwpe));
+        device.for_each_task(stripes, |task| sum_in_place(dwte, dwpe, dout, tokens, t, c, stripe(task)));
+        return;
+    }
+    let by_token = &mut work[..rows];
+    by_token.iter_mut().zip(0..).for_each(|(slot, row)| *slot = row);
+    by_token.sort_unstable_by_key(|&row| (tokens[row as usize], row));
+    let by_token = &*by_token;
     let (dwte, dwpe) = (Shared::new(dwte), Shared::new(dwpe));
-    device.for_each_task(c.div_ceil(STRIPE), |task| {
-        let start = task * STRIPE;
-        let n = STRIPE.min(c - start);
-        for position in 0..dwpe.numel() / c {
-            // SAFETY: columns [start, start + n) belong to this task in every row, here and below.
-            unsafe { dwpe.part(position * c + start, n) }.fill(0.0);
+    device.for_each_task(stripes, |task| sum_and_round(dwte, dwpe, dout, tokens, by_token, t, c, stripe(task)));
+}
+
+/// One stripe of columns, sums kept in the gradients.
+fn sum_in_place<A: Element>(
+    dwte: Shared<'_>,
+    dwpe: Shared<'_>,
+    dout: &[A],
+    tokens: &[u32],
+    t: usize,
+    c: usize,
+    (start, n): (usize, usize),
+) {
+    for position in 0..dwpe.numel() / c {
+        // SAFETY: columns [start, start + n) belong to this task in every row, here and below.
+        unsafe { dwpe.part(position * c + start, n) }.fill(0.0);
+    }
+    for (row, &token) in tokens.iter().enumerate() {
+        let dout = &dout[row * c + start..][..n];
+        // SAFETY: as above.
+        let dwte = unsafe { dwte.part(token as usize * c + start, n) };
+        // SAFETY: as above.
+        let dwpe = unsafe { dwpe.part((row % t) * c + start, n) };
+        for ((e, p), d) in dwte.iter_mut().zip(dwpe).zip(dout) {
+            *e += d.load();
+            *p += d.load();
         }
-        for (row, &token) in tokens.iter().enumerate() {
-            let dout = &dout[row * c + start..][..n];
-            // SAFETY: as above.
-            let dwte = unsafe { dwte.part(token as usize * c + start, n) };
-            // SAFETY: as above.
-            let dwpe = unsafe { dwpe.part((row % t) * c + start, n) };
-            for ((e, p), &d) in dwte.iter_mut().zip(dwpe).zip(dout) {
-                *e += d;
-                *p += d;
-            }
+    }
+}
+
+/// One stripe of columns, every sum complete in f32 before it is rounded. The order of additions is that of
+/// [`sum_in_place`].
+#[allow(clippy::too_many_arguments)]
+fn sum_and_round<E: Element, W: Element, A: Element>(
+    dwte: Shared<'_, E>,
+    dwpe: Shared<'_, W>,
+    dout: &[A],
+    tokens: &[u32],
+    by_token: &[u32],
+    t: usize,
+    c: usize,
+    (start, n): (usize, usize),
+) {
+    let add_row = |sums: &mut [f32; STRIPE], row: usize| {
+        sums.iter_mut().zip(&dout[row * c + start..][..n]).for_each(|(sum, d)| *sum += d.load());
+    };
+    for position in 0..dwpe.numel() / c {
+        let mut sums = [0.0; STRIPE];
+        if position < t {
+            (position..tokens.len()).step_by(t).for_each(|row| add_row(&mut sums, row));
         }
-    });
+        // SAFETY: columns [start, start + n) belong to this task in every row, here and below.
+        let dwpe = unsafe { dwpe.part(position * c + start, n) };
+        dwpe.iter_mut().zip(sums).for_each(|(p, sum)| *p = W::store(sum));
+    }
+    for rows in by_token.chunk_by(|&a, &b| tokens[a as usize] == tokens[b as usize]) {
+        let token = tokens[rows[0] as usize] as usize;
+        // SAFETY: as above.
+        let dwte = unsafe { dwte.part(token * c + start, n) };
+        let mut sums = [0.0; STRIPE];
+        sums.iter_mut().zip(&*dwte).for_each(|(sum, e)| *sum = e.load());
+        rows.iter().for_each(|&row| add_row(&mut sums, row as usize));
+        dwte.iter_mut().zip(sums).for_each(|(e, sum)| *e = E::store(sum));
+    }
 }
 
 /// Columns of a (rows, C) matrix of `numel` elements; None where there are no rows.
@@ -101,7 +183,15 @@ mod tests {
                 let (mut out, mut dwte, mut dwpe) = (nan_buf(b * t * c), buf_f32(&start), nan_buf(t_max * c));
                 let (toks, dout) = (buf_u32(&toks), buf_f32(&dout));
                 device.embedding_forward(out.view_mut(), toks.view(), buf_f32(&wte).view(), buf_f32(&wpe).view(), t);
-                device.embedding_backward(dwte.view_mut(), dwpe.view_mut(), dout.view(), toks.view(), t);
+                let mut work = buf_u32(&[]);
+                device.embedding_backward(
+                    dwte.view_mut(),
+                    dwpe.view_mut(),
+                    dout.view(),
+                    toks.view(),
+                    work.view_mut(),
+                    t,
+                );
                 vec![read(&out), read(&dwte), read(&dwpe)]
             });
             let name = format!("embedding b {b} t {t} c {c}");

@@ -1,6 +1,7 @@
 //! Layer normalisation over the last dimension. Must not know: views.
 
 use crate::backend::cpu::CpuDevice;
+use crate::backend::cpu::element::Element;
 use crate::backend::cpu::host::Shared;
 use crate::backend::cpu::simd::{LANES, fold, simd, sum_map};
 
@@ -19,14 +20,14 @@ const MIN_CHUNK_ROWS: usize = 16;
 const STRIPE: usize = 256;
 
 #[rustfmt::skip]
-pub fn forward(
+pub fn forward<A: Element, R: Element, P: Element>(
     device: &CpuDevice,
-    out: &mut [f32],  // (rows, C)
+    out: &mut [A],    // (rows, C)
     mean: &mut [f32], // (rows)
     rstd: &mut [f32], // (rows)
-    inp: &[f32],      // (rows, C)
-    weight: &[f32],   // (C)
-    bias: &[f32],     // (C)
+    inp: &[R],        // (rows, C)
+    weight: &[P],     // (C)
+    bias: &[P],       // (C)
 ) {
     let (rows, c) = (mean.len(), weight.len());
     assert_eq!((out.len(), inp.len(), rstd.len(), bias.len()), (rows * c, rows * c, rows, c), "layer norm of {rows} x {c}");
@@ -42,15 +43,22 @@ pub fn forward(
 }
 
 simd! {
-    fn forward_rows(out: &mut [f32], mean: &mut [f32], rstd: &mut [f32], inp: &[f32], weight: &[f32], bias: &[f32]) {
+    fn forward_rows<A: Element, R: Element, P: Element>(
+        out: &mut [A],
+        mean: &mut [f32],
+        rstd: &mut [f32],
+        inp: &[R],
+        weight: &[P],
+        bias: &[P],
+    ) {
         let c = weight.len();
         for (row, (mean, rstd)) in mean.iter_mut().zip(rstd).enumerate() {
             let (out, inp) = (&mut out[row * c..][..c], &inp[row * c..][..c]);
             let mu = sum_map(inp, |x| x) / c as f32;
             let var = sum_map(inp, |x| (x - mu) * (x - mu)) / c as f32;
             let r = 1.0 / (var + EPS).sqrt();
-            for (((o, &x), &w), &b) in out.iter_mut().zip(inp).zip(weight).zip(bias) {
-                *o = ((x - mu) * r).mul_add(w, b);
+            for (((o, x), w), b) in out.iter_mut().zip(inp).zip(weight).zip(bias) {
+                *o = A::store(((x.load() - mu) * r).mul_add(w.load(), b.load()));
             }
             (*mean, *rstd) = (mu, r);
         }
@@ -62,28 +70,27 @@ fn chunk_rows(rows: usize) -> usize {
     rows.div_ceil(MAX_CHUNKS).max(MIN_CHUNK_ROWS)
 }
 
-/// Scratch elements of [`backward`]: one dweight and one dbias per chunk of rows.
+/// Scratch elements of the backward: one dweight and one dbias per chunk of rows.
 pub fn work_numel(rows: usize, c: usize) -> usize {
     rows.div_ceil(chunk_rows(rows)) * 2 * c
 }
 
+/// The gradient of the input; leaves sums for [`backward_weight`] in `work`.
 #[rustfmt::skip]
 #[allow(clippy::too_many_arguments)]
-pub fn backward(
+pub fn backward_input<R: Element, A: Element, P: Element>(
     device: &CpuDevice,
-    dinp: &mut [f32],    // (rows, C), accumulated into
-    dweight: &mut [f32], // (C)
-    dbias: &mut [f32],   // (C)
-    dout: &[f32],        // (rows, C)
-    inp: &[f32],         // (rows, C)
-    weight: &[f32],      // (C)
-    mean: &[f32],        // (rows)
-    rstd: &[f32],        // (rows)
-    work: &mut [f32],    // (chunks, 2, C)
+    dinp: &mut [R],   // (rows, C), accumulated into
+    dout: &[A],       // (rows, C)
+    inp: &[R],        // (rows, C)
+    weight: &[P],     // (C)
+    mean: &[f32],     // (rows)
+    rstd: &[f32],     // (rows)
+    work: &mut [f32], // (chunks, 2, C)
 ) {
     let (rows, c) = (mean.len(), weight.len());
     assert_eq!((dinp.len(), dout.len(), inp.len()), (rows * c, rows * c, rows * c), "layer norm of {rows} x {c}");
-    assert_eq!((rstd.len(), dweight.len(), dbias.len()), (rows, c, c), "layer norm of {rows} x {c}");
+    assert_eq!(rstd.len(), rows, "layer norm of {rows} x {c}");
     assert!(work.len() >= work_numel(rows, c), "scratch of {} elements, {} needed", work.len(), work_numel(rows, c));
     let chunk_rows = chunk_rows(rows);
     let n_chunks = rows.div_ceil(chunk_rows);
@@ -96,26 +103,48 @@ pub fn backward(
         let elements = start * c..(start + n) * c;
         backward_rows(dinp, partial, &dout[elements.clone()], &inp[elements], weight, &mean[start..][..n], &rstd[start..][..n]);
     });
+}
+
+/// The gradients of weight and bias, from the sums that [`backward_input`] of as many rows left in `work`.
+pub fn backward_weight<G: Element>(
+    device: &CpuDevice,
+    dweight: &mut [G], // (C)
+    dbias: &mut [G],   // (C)
+    work: &[f32],      // (chunks, 2, C)
+    rows: usize,
+) {
+    let c = dweight.len();
+    assert_eq!(dbias.len(), c, "elements of dbias");
+    let n_chunks = rows.div_ceil(chunk_rows(rows));
+    assert!(work.len() >= n_chunks * 2 * c, "sums of {n_chunks} x {c} in {} elements", work.len());
     let (dweight, dbias) = (Shared::new(dweight), Shared::new(dbias));
     device.for_each_task(c.div_ceil(STRIPE), |task| {
         let start = task * STRIPE;
         let n = STRIPE.min(c - start);
-        // SAFETY: columns belong to one task each; the partial sums are complete and only read.
-        let (dweight, dbias) = unsafe { (dweight.part(start, n), dbias.part(start, n)) };
-        dweight.fill(0.0);
-        dbias.fill(0.0);
-        for chunk in 0..n_chunks {
-            // SAFETY: as above.
-            let (dw, db) = unsafe { (partials.part(chunk * 2 * c + start, n), partials.part(chunk * 2 * c + c + start, n)) };
-            dweight.iter_mut().zip(dw).for_each(|(sum, &mut x)| *sum += x);
-            dbias.iter_mut().zip(db).for_each(|(sum, &mut x)| *sum += x);
+        let (mut dw_sums, mut db_sums) = ([0.0f32; STRIPE], [0.0f32; STRIPE]);
+        for partial in work[..n_chunks * 2 * c].chunks_exact(2 * c) {
+            let (dw, db) = (&partial[start..][..n], &partial[c + start..][..n]);
+            dw_sums.iter_mut().zip(dw).for_each(|(sum, x)| *sum += x);
+            db_sums.iter_mut().zip(db).for_each(|(sum, x)| *sum += x);
         }
+        // SAFETY: columns belong to one task each.
+        let (dweight, dbias) = unsafe { (dweight.part(start, n), dbias.part(start, n)) };
+        dweight.iter_mut().zip(dw_sums).for_each(|(dw, sum)| *dw = G::store(sum));
+        dbias.iter_mut().zip(db_sums).for_each(|(db, sum)| *db = G::store(sum));
     });
 }
 
 simd! {
     /// Adds to `dinp`; overwrites `partial`, the sums of these rows for dweight and dbias.
-    fn backward_rows(dinp: &mut [f32], partial: &mut [f32], dout: &[f32], inp: &[f32], weight: &[f32], mean: &[f32], rstd: &[f32]) {
+    fn backward_rows<R: Element, A: Element, P: Element>(
+        dinp: &mut [R],
+        partial: &mut [f32],
+        dout: &[A],
+        inp: &[R],
+        weight: &[P],
+        mean: &[f32],
+        rstd: &[f32],
+    ) {
         let c = weight.len();
         partial.fill(0.0);
         let (dweight, dbias) = partial.split_at_mut(c);
@@ -123,14 +152,14 @@ simd! {
             let (dinp, dout, inp) = (&mut dinp[row * c..][..c], &dout[row * c..][..c], &inp[row * c..][..c]);
             let (sum, sum_norm) = dnorm_sums(dout, inp, weight, mu, r);
             let (dnorm_mean, dnorm_norm_mean) = (sum / c as f32, sum_norm / c as f32);
-            for (((dinp, &d), &x), &w) in dinp.iter_mut().zip(dout).zip(inp).zip(weight) {
-                let norm = (x - mu) * r;
-                let centred = d.mul_add(w, -dnorm_mean);
-                *dinp = (-norm).mul_add(dnorm_norm_mean, centred).mul_add(r, *dinp);
+            for (((dinp, d), x), w) in dinp.iter_mut().zip(dout).zip(inp).zip(weight) {
+                let norm = (x.load() - mu) * r;
+                let centred = d.load().mul_add(w.load(), -dnorm_mean);
+                *dinp = R::store((-norm).mul_add(dnorm_norm_mean, centred).mul_add(r, dinp.load()));
             }
-            for (((dw, db), &d), &x) in dweight.iter_mut().zip(&mut *dbias).zip(dout).zip(inp) {
-                *dw = d.mul_add((x - mu) * r, *dw);
-                *db += d;
+            for (((dw, db), d), x) in dweight.iter_mut().zip(&mut *dbias).zip(dout).zip(inp) {
+                *dw = d.load().mul_add((x.load() - mu) * r, *dw);
+                *db += d.load();
             }
         }
     }
@@ -138,7 +167,13 @@ simd! {
 
 /// Sums over a row of `dout * weight` and of `dout * weight * norm`; see [Note: lanes].
 #[inline(always)]
-fn dnorm_sums(dout: &[f32], inp: &[f32], weight: &[f32], mean: f32, rstd: f32) -> (f32, f32) {
+fn dnorm_sums<A: Element, R: Element, P: Element>(
+    dout: &[A],
+    inp: &[R],
+    weight: &[P],
+    mean: f32,
+    rstd: f32,
+) -> (f32, f32) {
     let mut sum = [0.0f32; LANES];
     let mut sum_norm = [0.0f32; LANES];
     let (dout_chunks, dout_tail) = dout.as_chunks::<LANES>();
@@ -146,15 +181,15 @@ fn dnorm_sums(dout: &[f32], inp: &[f32], weight: &[f32], mean: f32, rstd: f32) -
     let (weight_chunks, weight_tail) = weight.as_chunks::<LANES>();
     for ((d, x), w) in dout_chunks.iter().zip(inp_chunks).zip(weight_chunks) {
         for i in 0..LANES {
-            let dnorm = d[i] * w[i];
+            let dnorm = d[i].load() * w[i].load();
             sum[i] += dnorm;
-            sum_norm[i] = dnorm.mul_add((x[i] - mean) * rstd, sum_norm[i]);
+            sum_norm[i] = dnorm.mul_add((x[i].load() - mean) * rstd, sum_norm[i]);
         }
     }
-    for (i, ((&d, &x), &w)) in dout_tail.iter().zip(inp_tail).zip(weight_tail).enumerate() {
-        let dnorm = d * w;
+    for (i, ((d, x), w)) in dout_tail.iter().zip(inp_tail).zip(weight_tail).enumerate() {
+        let dnorm = d.load() * w.load();
         sum[i] += dnorm;
-        sum_norm[i] = dnorm.mul_add((x - mean) * rstd, sum_norm[i]);
+        sum_norm[i] = dnorm.mul_add((x.load() - mean) * rstd, sum_norm[i]);
     }
     (fold(sum, |a, b| a + b), fold(sum_norm, |a, b| a + b))
 }

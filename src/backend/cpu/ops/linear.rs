@@ -1,13 +1,12 @@
 //! The linear layer: three matrix products and a column sum. Must not know: views.
 
 use crate::backend::cpu::CpuDevice;
+use crate::backend::cpu::element::Element;
 use crate::backend::cpu::host::Shared;
-use crate::backend::cpu::matmul::{Mat, MatMut, matmul};
+use crate::backend::cpu::matmul::{Mat, MatMut};
+use crate::backend::cpu::product::{Start, product};
 use crate::backend::cpu::simd::simd;
 use crate::backend::ops::LinearShape;
-
-/// Rows of a task that fills rows with the bias.
-const FILL_ROWS: usize = 32;
 
 /// Columns of one task of a column sum.
 const STRIPE: usize = 64;
@@ -15,83 +14,81 @@ const STRIPE: usize = 64;
 /// Rows summed before their sum is added to the total: shorter chains of roundings than one sum over all rows.
 const SUM_ROWS: usize = 64;
 
-pub fn forward(
+pub fn forward<O: Element, I: Element, P: Element>(
     device: &CpuDevice,
-    out: &mut [f32],
-    inp: &[f32],
-    weight: &[f32],
-    bias: Option<&[f32]>,
+    out: &mut [O],
+    inp: &[I],
+    weight: &[P],
+    bias: Option<&[P]>,
+    work: &mut [f32],
     shape: LinearShape,
 ) {
     let LinearShape { rows, n_in, n_out } = shape;
-    if let Some(bias) = bias {
-        assert_eq!((bias.len(), out.len()), (n_out, rows * n_out), "bias and output of {shape:?}");
-        let out = Shared::new(out);
-        device.for_each_task(rows.div_ceil(FILL_ROWS), |task| {
-            for row in task * FILL_ROWS..rows.min((task + 1) * FILL_ROWS) {
-                // SAFETY: rows belong to one task each.
-                unsafe { out.part(row * n_out, n_out) }.copy_from_slice(bias);
-            }
-        });
-    }
-    let out = MatMut::new(out, rows, n_out);
     let (inp, weight) = (Mat::new(inp, rows, n_in, n_in), Mat::new(weight, n_out, n_in, n_in));
-    device.with_parallelism(|parallelism| matmul(out, bias.is_some(), inp, weight.t(), 1.0, parallelism));
+    product(device, MatMut::new(out, rows, n_out), bias.map_or(Start::Zero, Start::Row), inp, weight.t(), work);
 }
 
-pub fn backward_input(device: &CpuDevice, dinp: &mut [f32], dout: &[f32], weight: &[f32], shape: LinearShape) {
-    let LinearShape { rows, n_in, n_out } = shape;
-    let dinp = MatMut::new(dinp, rows, n_in);
-    let (dout, weight) = (Mat::new(dout, rows, n_out, n_out), Mat::new(weight, n_out, n_in, n_in));
-    device.with_parallelism(|parallelism| matmul(dinp, false, dout, weight, 1.0, parallelism));
-}
-
-pub fn backward_weight(
+pub fn backward_input<I: Element, O: Element, P: Element>(
     device: &CpuDevice,
-    dweight: &mut [f32],
-    dbias: Option<&mut [f32]>,
-    dout: &[f32],
-    inp: &[f32],
+    dinp: &mut [I],
+    dout: &[O],
+    weight: &[P],
+    work: &mut [f32],
+    shape: LinearShape,
+) {
+    let LinearShape { rows, n_in, n_out } = shape;
+    let (dout, weight) = (Mat::new(dout, rows, n_out, n_out), Mat::new(weight, n_out, n_in, n_in));
+    product(device, MatMut::new(dinp, rows, n_in), Start::<P>::Zero, dout, weight, work);
+}
+
+pub fn backward_weight<G: Element, O: Element, I: Element>(
+    device: &CpuDevice,
+    dweight: &mut [G],
+    dout: &[O],
+    inp: &[I],
+    work: &mut [f32],
     shape: LinearShape,
     accumulate: bool,
 ) {
     let LinearShape { rows, n_in, n_out } = shape;
-    if let Some(dbias) = dbias {
-        assert_eq!((dbias.len(), dout.len()), (n_out, rows * n_out), "dbias and dout of {shape:?}");
-        let dbias = Shared::new(dbias);
-        device.for_each_task(n_out.div_ceil(STRIPE), |task| {
-            let start = task * STRIPE;
-            let n = STRIPE.min(n_out - start);
-            // SAFETY: columns belong to one task each.
-            column_sums(unsafe { dbias.part(start, n) }, dout, start, n_out);
-        });
-    }
-    let dweight = MatMut::new(dweight, n_out, n_in);
+    let start = if accumulate { Start::<G>::Held } else { Start::Zero };
     let (dout, inp) = (Mat::new(dout, rows, n_out, n_out), Mat::new(inp, rows, n_in, n_in));
-    device.with_parallelism(|parallelism| matmul(dweight, accumulate, dout.t(), inp, 1.0, parallelism));
+    product(device, MatMut::new(dweight, n_out, n_in), start, dout.t(), inp, work);
+}
+
+pub fn backward_bias<G: Element, O: Element>(device: &CpuDevice, dbias: &mut [G], dout: &[O], shape: LinearShape) {
+    let LinearShape { rows, n_out, .. } = shape;
+    assert_eq!((dbias.len(), dout.len()), (n_out, rows * n_out), "dbias and dout of {shape:?}");
+    let dbias = Shared::new(dbias);
+    device.for_each_task(n_out.div_ceil(STRIPE), |task| {
+        let start = task * STRIPE;
+        let n = STRIPE.min(n_out - start);
+        // SAFETY: columns belong to one task each.
+        column_sums(unsafe { dbias.part(start, n) }, dout, start, n_out);
+    });
 }
 
 simd! {
     /// Sums of the columns of `dout` (rows of `n_out`) that begin at `start`. Overwrites `sums`.
-    fn column_sums(sums: &mut [f32], dout: &[f32], start: usize, n_out: usize) {
-        let mut total = [0.0; STRIPE];
+    fn column_sums<G: Element, O: Element>(sums: &mut [G], dout: &[O], start: usize, n_out: usize) {
+        let mut total = [0.0f32; STRIPE];
         for chunk in dout.chunks(SUM_ROWS * n_out) {
-            let mut partial = [0.0; STRIPE];
+            let mut partial = [0.0f32; STRIPE];
             for row in chunk.chunks_exact(n_out) {
                 let row = &row[start..][..sums.len()];
-                if let Ok(row) = <&[f32; STRIPE]>::try_from(row) {
+                if let Ok(row) = <&[O; STRIPE]>::try_from(row) {
                     for i in 0..STRIPE {
-                        partial[i] += row[i];
+                        partial[i] += row[i].load();
                     }
                 } else {
-                    partial.iter_mut().zip(row).for_each(|(sum, &x)| *sum += x);
+                    partial.iter_mut().zip(row).for_each(|(sum, x)| *sum += x.load());
                 }
             }
             for i in 0..STRIPE {
                 total[i] += partial[i];
             }
         }
-        sums.copy_from_slice(&total[..sums.len()]);
+        sums.iter_mut().zip(total).for_each(|(sum, total)| *sum = G::store(total));
     }
 }
 
@@ -123,21 +120,38 @@ mod tests {
             let (dout, start) = (random(rows * n_out, 4), random(n_out * n_in, 5));
             let got = same_bits_on_1_2_3_threads(|device| {
                 let (inp, weight, bias, dout) = (buf_f32(&inp), buf_f32(&weight), buf_f32(&bias), buf_f32(&dout));
+                let mut none = nan_buf(0);
                 let (mut with_bias, mut without) = (nan_buf(rows * n_out), nan_buf(rows * n_out));
-                device.linear_forward(with_bias.view_mut(), inp.view(), weight.view(), Some(bias.view()), shape);
-                device.linear_forward(without.view_mut(), inp.view(), weight.view(), None, shape);
+                device.linear_forward(
+                    with_bias.view_mut(),
+                    inp.view(),
+                    weight.view(),
+                    Some(bias.view()),
+                    none.view_mut(),
+                    shape,
+                );
+                device.linear_forward(without.view_mut(), inp.view(), weight.view(), None, none.view_mut(), shape);
                 let (mut dinp, mut dweight, mut dbias) = (nan_buf(rows * n_in), nan_buf(n_out * n_in), nan_buf(n_out));
-                device.linear_backward_input(dinp.view_mut(), dout.view(), weight.view(), shape);
+                device.linear_backward_input(dinp.view_mut(), dout.view(), weight.view(), none.view_mut(), shape);
                 device.linear_backward_weight(
                     dweight.view_mut(),
                     Some(dbias.view_mut()),
                     dout.view(),
                     inp.view(),
+                    none.view_mut(),
                     shape,
                     false,
                 );
                 let mut added = buf_f32(&start);
-                device.linear_backward_weight(added.view_mut(), None, dout.view(), inp.view(), shape, true);
+                device.linear_backward_weight(
+                    added.view_mut(),
+                    None,
+                    dout.view(),
+                    inp.view(),
+                    none.view_mut(),
+                    shape,
+                    true,
+                );
                 vec![read(&with_bias), read(&without), read(&dinp), read(&dweight), read(&dbias), read(&added)]
             });
             let (inp, weight, bias, dout) = (wide(&inp), wide(&weight), wide(&bias), wide(&dout));
@@ -181,6 +195,7 @@ mod tests {
             Some(dbias.view_mut()),
             empty.view(),
             empty.view(),
+            nan_buf(0).view_mut(),
             shape,
             false,
         );

@@ -2,6 +2,8 @@
 
 mod adamw;
 mod attention;
+#[cfg(test)]
+mod bf16_tests;
 mod cross_entropy;
 mod elementwise;
 mod embedding;
@@ -11,21 +13,60 @@ mod reduce;
 #[cfg(test)]
 mod speed;
 #[cfg(test)]
-mod test_support;
+pub(super) mod test_support;
 
 use super::CpuDevice;
-use super::host::{f32s, f32s_mut, u32s};
+use super::host::{elements, elements_mut, f32s, f32s_mut, u32s, u32s_mut};
+use super::product;
 use crate::backend::buffer::{View, ViewMut};
 use crate::backend::ops::{AdamwStep, AttentionShape, LinearShape, Ops};
+use crate::dtype::DType;
 use crate::exact_sum::ExactSum;
+use half::bf16;
+
+/// `typed!([T = dtype, ...] expression)`: the expression with each `T` standing for the element type of that name.
+macro_rules! typed {
+    ([] $body:expr) => { $body };
+    ([$T:ident = $dtype:expr $(, $Ts:ident = $dtypes:expr)*] $body:expr) => {
+        match $dtype {
+            DType::F32 => {
+                type $T = f32;
+                typed!([$($Ts = $dtypes),*] $body)
+            }
+            DType::Bf16 => {
+                type $T = bf16;
+                typed!([$($Ts = $dtypes),*] $body)
+            }
+            DType::U32 => panic!("a kernel on numbers was given a view of token ids"),
+        }
+    };
+}
 
 impl Ops for CpuDevice {
     fn embedding_forward(&self, out: ViewMut<'_>, tokens: View<'_>, wte: View<'_>, wpe: View<'_>, t: usize) {
-        embedding::forward(self, f32s_mut(out), u32s(tokens), f32s(wte), f32s(wpe), t);
+        typed!([A = out.dtype(), P = wte.dtype()] {
+            let (out, wte, wpe) = (elements_mut::<A>(out), elements::<P>(wte), elements::<P>(wpe));
+            embedding::forward(self, out, u32s(tokens), wte, wpe, t);
+        });
     }
 
-    fn embedding_backward(&self, dwte: ViewMut<'_>, dwpe: ViewMut<'_>, dout: View<'_>, tokens: View<'_>, t: usize) {
-        embedding::backward(self, f32s_mut(dwte), f32s_mut(dwpe), f32s(dout), u32s(tokens), t);
+    fn embedding_backward(
+        &self,
+        dwte: ViewMut<'_>,
+        dwpe: ViewMut<'_>,
+        dout: View<'_>,
+        tokens: View<'_>,
+        work: ViewMut<'_>,
+        t: usize,
+    ) {
+        typed!([E = dwte.dtype(), W = dwpe.dtype(), A = dout.dtype()] {
+            let (dwte, dwpe, dout) = (elements_mut::<E>(dwte), elements_mut::<W>(dwpe), elements::<A>(dout));
+            embedding::backward(self, dwte, dwpe, dout, u32s(tokens), u32s_mut(work), t);
+        });
+    }
+
+    fn embedding_backward_work_numel(rows: usize, dwte: DType, dwpe: DType) -> usize {
+        embedding::backward_work_numel(rows, dwte, dwpe)
     }
 
     fn layer_norm_forward(
@@ -37,7 +78,11 @@ impl Ops for CpuDevice {
         weight: View<'_>,
         bias: View<'_>,
     ) {
-        layer_norm::forward(self, f32s_mut(out), f32s_mut(mean), f32s_mut(rstd), f32s(inp), f32s(weight), f32s(bias));
+        let (mean, rstd) = (f32s_mut(mean), f32s_mut(rstd));
+        typed!([A = out.dtype(), R = inp.dtype(), P = weight.dtype()] {
+            let (out, inp) = (elements_mut::<A>(out), elements::<R>(inp));
+            layer_norm::forward(self, out, mean, rstd, inp, elements::<P>(weight), elements::<P>(bias));
+        });
     }
 
     fn layer_norm_backward(
@@ -52,9 +97,14 @@ impl Ops for CpuDevice {
         rstd: View<'_>,
         work: ViewMut<'_>,
     ) {
-        let (dinp, dweight, dbias, work) = (f32s_mut(dinp), f32s_mut(dweight), f32s_mut(dbias), f32s_mut(work));
-        let (dout, inp, weight, mean, rstd) = (f32s(dout), f32s(inp), f32s(weight), f32s(mean), f32s(rstd));
-        layer_norm::backward(self, dinp, dweight, dbias, dout, inp, weight, mean, rstd, work);
+        let (mean, rstd, work) = (f32s(mean), f32s(rstd), f32s_mut(work));
+        typed!([R = inp.dtype(), A = dout.dtype(), P = weight.dtype()] {
+            let (dinp, dout, inp) = (elements_mut::<R>(dinp), elements::<A>(dout), elements::<R>(inp));
+            layer_norm::backward_input(self, dinp, dout, inp, elements::<P>(weight), mean, rstd, work);
+        });
+        typed!([G = dweight.dtype()] {
+            layer_norm::backward_weight(self, elements_mut::<G>(dweight), elements_mut::<G>(dbias), work, mean.len());
+        });
     }
 
     fn layer_norm_work_numel(rows: usize, c: usize) -> usize {
@@ -67,13 +117,29 @@ impl Ops for CpuDevice {
         inp: View<'_>,
         weight: View<'_>,
         bias: Option<View<'_>>,
+        work: ViewMut<'_>,
         shape: LinearShape,
     ) {
-        linear::forward(self, f32s_mut(out), f32s(inp), f32s(weight), bias.map(f32s), shape);
+        let work = f32s_mut(work);
+        typed!([O = out.dtype(), I = inp.dtype(), P = weight.dtype()] {
+            let (out, inp) = (elements_mut::<O>(out), elements::<I>(inp));
+            linear::forward(self, out, inp, elements::<P>(weight), bias.map(elements::<P>), work, shape);
+        });
     }
 
-    fn linear_backward_input(&self, dinp: ViewMut<'_>, dout: View<'_>, weight: View<'_>, shape: LinearShape) {
-        linear::backward_input(self, f32s_mut(dinp), f32s(dout), f32s(weight), shape);
+    fn linear_backward_input(
+        &self,
+        dinp: ViewMut<'_>,
+        dout: View<'_>,
+        weight: View<'_>,
+        work: ViewMut<'_>,
+        shape: LinearShape,
+    ) {
+        let work = f32s_mut(work);
+        typed!([I = dinp.dtype(), O = dout.dtype(), P = weight.dtype()] {
+            let (dinp, dout) = (elements_mut::<I>(dinp), elements::<O>(dout));
+            linear::backward_input(self, dinp, dout, elements::<P>(weight), work, shape);
+        });
     }
 
     fn linear_backward_weight(
@@ -82,23 +148,60 @@ impl Ops for CpuDevice {
         dbias: Option<ViewMut<'_>>,
         dout: View<'_>,
         inp: View<'_>,
+        work: ViewMut<'_>,
         shape: LinearShape,
         accumulate: bool,
     ) {
-        let dbias = dbias.map(f32s_mut);
-        linear::backward_weight(self, f32s_mut(dweight), dbias, f32s(dout), f32s(inp), shape, accumulate);
+        if let Some(dbias) = dbias {
+            typed!([G = dbias.dtype(), O = dout.dtype()] {
+                linear::backward_bias(self, elements_mut::<G>(dbias), elements::<O>(dout), shape);
+            });
+        }
+        let work = f32s_mut(work);
+        typed!([G = dweight.dtype(), O = dout.dtype(), I = inp.dtype()] {
+            let (dweight, dout, inp) = (elements_mut::<G>(dweight), elements::<O>(dout), elements::<I>(inp));
+            linear::backward_weight(self, dweight, dout, inp, work, shape, accumulate);
+        });
+    }
+
+    fn linear_forward_work_numel(shape: LinearShape, out: DType, inp: DType, weight: DType) -> usize {
+        product::work_numel(shape.rows, shape.n_out, shape.n_in, out, inp, weight)
+    }
+
+    fn linear_backward_input_work_numel(shape: LinearShape, dinp: DType, dout: DType, weight: DType) -> usize {
+        product::work_numel(shape.rows, shape.n_in, shape.n_out, dinp, dout, weight)
+    }
+
+    fn linear_backward_weight_work_numel(shape: LinearShape, dweight: DType, dout: DType, inp: DType) -> usize {
+        product::work_numel(shape.n_out, shape.n_in, shape.rows, dweight, dout, inp)
     }
 
     fn gelu_forward(&self, out: ViewMut<'_>, inp: View<'_>) {
-        elementwise::gelu_forward(self, f32s_mut(out), f32s(inp));
+        typed!([O = out.dtype(), I = inp.dtype()] {
+            elementwise::gelu_forward(self, elements_mut::<O>(out), elements::<I>(inp));
+        });
     }
 
     fn gelu_backward(&self, dout_to_dinp: ViewMut<'_>, inp: View<'_>) {
-        elementwise::gelu_backward(self, f32s_mut(dout_to_dinp), f32s(inp));
+        typed!([O = dout_to_dinp.dtype(), I = inp.dtype()] {
+            elementwise::gelu_backward(self, elements_mut::<O>(dout_to_dinp), elements::<I>(inp));
+        });
     }
 
     fn add(&self, out: ViewMut<'_>, a: View<'_>, b: View<'_>) {
-        elementwise::add(self, f32s_mut(out), f32s(a), f32s(b));
+        typed!([O = out.dtype(), A = a.dtype(), B = b.dtype()] {
+            elementwise::add(self, elements_mut::<O>(out), elements::<A>(a), elements::<B>(b));
+        });
+    }
+
+    fn accumulate(&self, out: ViewMut<'_>, inp: View<'_>) {
+        typed!([I = inp.dtype()] elementwise::accumulate(self, f32s_mut(out), elements::<I>(inp)));
+    }
+
+    fn cast(&self, out: ViewMut<'_>, inp: View<'_>) {
+        typed!([O = out.dtype(), I = inp.dtype()] {
+            elementwise::cast(self, elements_mut::<O>(out), elements::<I>(inp));
+        });
     }
 
     fn attention_forward(
@@ -109,7 +212,10 @@ impl Ops for CpuDevice {
         work: ViewMut<'_>,
         shape: AttentionShape,
     ) {
-        attention::forward(self, f32s_mut(out), f32s_mut(lse), f32s(qkv), f32s_mut(work), shape);
+        let (lse, work) = (f32s_mut(lse), f32s_mut(work));
+        typed!([A = qkv.dtype()] {
+            attention::forward(self, elements_mut::<A>(out), lse, elements::<A>(qkv), work, shape);
+        });
     }
 
     fn attention_backward(
@@ -122,15 +228,19 @@ impl Ops for CpuDevice {
         work: ViewMut<'_>,
         shape: AttentionShape,
     ) {
-        attention::backward(self, f32s_mut(dqkv), f32s(dout), f32s(qkv), f32s(out), f32s(lse), f32s_mut(work), shape);
+        let (lse, work) = (f32s(lse), f32s_mut(work));
+        typed!([A = qkv.dtype()] {
+            let (dqkv, dout, qkv) = (elements_mut::<A>(dqkv), elements::<A>(dout), elements::<A>(qkv));
+            attention::backward(self, dqkv, dout, qkv, elements::<A>(out), lse, work, shape);
+        });
     }
 
-    fn attention_forward_work_numel(shape: AttentionShape) -> usize {
-        attention::forward_work_numel(shape)
+    fn attention_forward_work_numel(shape: AttentionShape, dtype: DType) -> usize {
+        attention::forward_work_numel(shape, dtype)
     }
 
-    fn attention_backward_work_numel(shape: AttentionShape) -> usize {
-        attention::backward_work_numel(shape)
+    fn attention_backward_work_numel(shape: AttentionShape, dtype: DType) -> usize {
+        attention::backward_work_numel(shape, dtype)
     }
 
     fn cross_entropy(&self, logits: ViewMut<'_>, losses: ViewMut<'_>, targets: View<'_>, dlogits_scale: Option<f32>) {
@@ -142,10 +252,19 @@ impl Ops for CpuDevice {
     }
 
     fn sum_of_squares(&self, inp: View<'_>) -> ExactSum {
-        reduce::sum_of_squares(self, f32s(inp))
+        typed!([T = inp.dtype()] reduce::sum_of_squares(self, elements::<T>(inp)))
     }
 
-    fn adamw(&self, param: ViewMut<'_>, m: ViewMut<'_>, v: ViewMut<'_>, grad: View<'_>, step: &AdamwStep) {
-        adamw::adamw(self, f32s_mut(param), f32s_mut(m), f32s_mut(v), f32s(grad), step);
+    fn adamw(
+        &self,
+        master: ViewMut<'_>,
+        m: ViewMut<'_>,
+        v: ViewMut<'_>,
+        grad: View<'_>,
+        step: &AdamwStep,
+        param: Option<ViewMut<'_>>,
+    ) {
+        let (master, m, v, param) = (f32s_mut(master), f32s_mut(m), f32s_mut(v), param.map(elements_mut::<bf16>));
+        typed!([G = grad.dtype()] adamw::adamw(self, master, m, v, elements::<G>(grad), step, param));
     }
 }

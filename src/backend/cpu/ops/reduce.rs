@@ -1,11 +1,16 @@
 //! Sums over a whole slice. Must not know: views.
 
 use crate::backend::cpu::CpuDevice;
+use crate::backend::cpu::element::Element;
+use crate::backend::cpu::product::convert;
 use crate::exact_sum::ExactSum;
 use rayon::prelude::*;
 
 /// Elements of one task.
 const TASK_NUMEL: usize = 64 * 1024;
+
+/// Elements converted to f32 at a time, on the stack.
+const CONVERTED_NUMEL: usize = 16 * 1024;
 
 /// In the order of the elements, on the calling thread: for losses, of which there are few.
 pub fn sum(inp: &[f32]) -> f64 {
@@ -13,17 +18,30 @@ pub fn sum(inp: &[f32]) -> f64 {
 }
 
 /// Exact, so the order in which tasks end is free.
-pub fn sum_of_squares(device: &CpuDevice, inp: &[f32]) -> ExactSum {
+pub fn sum_of_squares<T: Element>(device: &CpuDevice, inp: &[T]) -> ExactSum {
     let merged = |mut a: ExactSum, b: ExactSum| {
         a.merge(&b);
         a
     };
     match &device.pool {
-        Some(pool) => {
-            pool.install(|| inp.par_chunks(TASK_NUMEL).map(ExactSum::of_squares).reduce(ExactSum::default, merged))
-        }
-        None => inp.chunks(TASK_NUMEL).map(ExactSum::of_squares).fold(ExactSum::default(), merged),
+        Some(pool) => pool.install(|| inp.par_chunks(TASK_NUMEL).map(of_squares).reduce(ExactSum::default, merged)),
+        None => inp.chunks(TASK_NUMEL).map(of_squares).fold(ExactSum::default(), merged),
     }
+}
+
+/// The exact sum over one task.
+fn of_squares<T: Element>(inp: &[T]) -> ExactSum {
+    if let Some(inp) = T::as_f32s(inp) {
+        return ExactSum::of_squares(inp);
+    }
+    let mut sum = ExactSum::default();
+    let mut converted = [0.0f32; CONVERTED_NUMEL];
+    for part in inp.chunks(CONVERTED_NUMEL) {
+        let converted = &mut converted[..part.len()];
+        convert(converted, part);
+        sum.merge(&ExactSum::of_squares(converted));
+    }
+    sum
 }
 
 #[cfg(test)]

@@ -1,0 +1,234 @@
+//! Matrix products of bf16 by the processor's dot product instruction (AVX512_BF16): twice the multiplications of
+//! f32 per instruction, sums in f32.
+//!
+//! Operands are packed in pairs along the inner dimension: panels of [`ROWS`] rows of the left and [`COLS`] columns of
+//! the right one. A task owns a panel of columns; a tile of [`ROWS`] x [`COLS`] sums stays in registers over a chunk of
+//! the inner dimension. Panels, tiles and chunks follow from the shape, so the bits do not depend on the threads.
+//!
+//! The instruction takes subnormal operands and results for zero, which moves a sum by less than the smallest normal
+//! f32. It is part of the instruction set that ranks compare: a job either has it everywhere or nowhere.
+//!
+//! Must not know: views, operations.
+
+use super::CpuDevice;
+use super::element::Element;
+use super::host::Shared;
+use super::matmul::{Mat, MatMut, k_chunk};
+use super::product::Start;
+use super::simd::simd;
+use crate::dtype::DType;
+use half::bf16;
+
+/// Rows of a tile.
+const ROWS: usize = 12;
+
+/// Columns of a tile: two vectors of 16.
+const COLS: usize = 32;
+
+/// A tile of sums.
+type Tile = [[f32; COLS]; ROWS];
+
+/// Whether this processor has the instruction.
+pub fn available() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16")
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        false
+    }
+}
+
+/// 32-bit words of the packed operands of a block with an inner dimension of one chunk `k`.
+pub fn packed_numel(m: usize, n: usize, k: usize) -> usize {
+    (m.next_multiple_of(ROWS) + n.next_multiple_of(COLS)) * k.div_ceil(2)
+}
+
+/// One block of a product: `dst = start + lhs * rhs`.
+///
+/// # Panics
+/// Where the processor lacks the instruction.
+pub fn block<D: Element, B: Element>(
+    device: &CpuDevice,
+    mut dst: MatMut<'_, D>,
+    start: Start<'_, B>,
+    lhs: Mat<'_, bf16>,
+    rhs: Mat<'_, bf16>,
+    work: &mut [f32],
+) {
+    assert!(available(), "AVX512_BF16 is missing");
+    let (m, n, k) = (dst.rows, dst.cols, lhs.cols);
+    let chunk = k_chunk(k);
+    let (row_panels, col_panels) = (m.div_ceil(ROWS), n.div_ceil(COLS));
+    let (packed, work) = work.split_at_mut(packed_numel(m, n, chunk));
+    let (rhs_words, lhs_words) =
+        bytemuck::cast_slice_mut::<f32, u32>(packed).split_at_mut(col_panels * COLS * chunk.div_ceil(2));
+    // Sums between two chunks of the inner dimension: in place where they are f32.
+    let (in_place, needed) = (D::DTYPE == DType::F32, if D::DTYPE == DType::F32 { 0 } else { m * n });
+    let sums = Shared::new(&mut work[..needed]);
+    for first in (0..k.max(1)).step_by(chunk) {
+        let inner = first..k.min(first + chunk);
+        let (is_first, is_last) = (first == 0, inner.end == k);
+        let pairs = inner.len().div_ceil(2);
+        pack::<COLS>(device, rhs.block(inner.clone(), 0..n), rhs_words);
+        pack::<ROWS>(device, lhs.block(0..m, inner).t(), lhs_words);
+        let (rhs_words, lhs_words) = (&*rhs_words, &*lhs_words);
+        let dst = dst.block(0..m, 0..n);
+        device.for_each_task(col_panels, |col_panel| {
+            let cols = col_panel * COLS..n.min((col_panel + 1) * COLS);
+            let right = &rhs_words[col_panel * COLS * pairs..][..COLS * pairs];
+            for row_panel in 0..row_panels {
+                let left = &lhs_words[row_panel * ROWS * pairs..][..ROWS * pairs];
+                let mut tile = [[0.0; COLS]; ROWS];
+                multiply(&mut tile, left, right);
+                for (row, tile) in (row_panel * ROWS..m).zip(&tile) {
+                    // SAFETY: columns of `dst` and `sums` belong to one task each.
+                    let dst = unsafe { dst.part(row, cols.clone()) };
+                    let tile = &tile[..cols.len()];
+                    if in_place {
+                        match start {
+                            Start::Held => add_to(dst, tile),
+                            _ if !is_first => add_to(dst, tile),
+                            Start::Row(bias) => add(dst, &bias[cols.clone()], tile),
+                            Start::Zero => add(dst, &[0.0; COLS][..cols.len()], tile),
+                        }
+                        continue;
+                    }
+                    // SAFETY: as above.
+                    let sums = unsafe { sums.part(row * n + cols.start, cols.len()) };
+                    if is_first {
+                        match start {
+                            Start::Held => add(sums, dst, tile),
+                            Start::Row(bias) => add(sums, &bias[cols.clone()], tile),
+                            Start::Zero => sums.copy_from_slice(tile),
+                        }
+                    } else {
+                        add_to(sums, tile);
+                    }
+                    if is_last {
+                        super::product::convert(dst, sums);
+                    }
+                }
+            }
+        });
+    }
+}
+
+simd! {
+    /// `out = a + b`. Overwrites `out`.
+    fn add<O: Element, A: Element>(out: &mut [O], a: &[A], b: &[f32]) {
+        for ((o, a), b) in out.iter_mut().zip(a).zip(b) {
+            *o = O::store(a.load() + b);
+        }
+    }
+}
+
+simd! {
+    /// `out += b`.
+    fn add_to<O: Element>(out: &mut [O], b: &[f32]) {
+        for (o, b) in out.iter_mut().zip(b) {
+            *o = O::store(o.load() + b);
+        }
+    }
+}
+
+/// Packs a matrix (k, columns) into panels of `W` columns, one after the other: `words[pair * W + column]` holds elements
+/// `2 * pair` (low half) and `2 * pair + 1` of a column. Zeros fill the last pair and the last panel.
+fn pack<const W: usize>(device: &CpuDevice, mat: Mat<'_, bf16>, words: &mut [u32]) {
+    let pairs = mat.rows.div_ceil(2);
+    let words = Shared::new(words);
+    device.for_each_task(mat.cols.div_ceil(W), |panel| {
+        // SAFETY: panels belong to one task each.
+        let words = unsafe { words.part(panel * W * pairs, W * pairs) };
+        let cols = panel * W..mat.cols.min((panel + 1) * W);
+        let Mat { data, rows, cols, row_stride, col_stride } = mat.block(0..mat.rows, cols);
+        let data = bytemuck::cast_slice(data);
+        if cols < W || !rows.is_multiple_of(2) {
+            words.fill(0);
+        }
+        if col_stride == 1 {
+            pack_rows::<W>(words, data, rows, cols, row_stride);
+        } else {
+            pack_columns::<W>(words, data, rows, cols, col_stride);
+        }
+    });
+}
+
+simd! {
+    /// Packs a panel whose rows are consecutive in memory.
+    fn pack_rows<const W: usize>(words: &mut [u32], data: &[u16], rows: usize, cols: usize, row_stride: usize) {
+        for (pair, words) in words.chunks_exact_mut(W).enumerate() {
+            let even = &data[2 * pair * row_stride..][..cols];
+            if 2 * pair + 1 == rows {
+                words.iter_mut().zip(even).for_each(|(word, &x)| *word = u32::from(x));
+                continue;
+            }
+            let odd = &data[(2 * pair + 1) * row_stride..][..cols];
+            for ((word, &x), &y) in words.iter_mut().zip(even).zip(odd) {
+                *word = u32::from(x) | u32::from(y) << 16;
+            }
+        }
+    }
+}
+
+simd! {
+    /// Packs a panel whose columns are consecutive in memory.
+    fn pack_columns<const W: usize>(words: &mut [u32], data: &[u16], rows: usize, cols: usize, col_stride: usize) {
+        for column in 0..cols {
+            let (pairs, odd) = data[column * col_stride..][..rows].as_chunks::<2>();
+            for (word, &[x, y]) in words[column..].iter_mut().step_by(W).zip(pairs) {
+                *word = u32::from(x) | u32::from(y) << 16;
+            }
+            if let [x] = odd {
+                words[pairs.len() * W + column] = u32::from(*x);
+            }
+        }
+    }
+}
+
+/// Sums over one chunk of the inner dimension. Overwrites `tile`.
+fn multiply(tile: &mut Tile, left: &[u32], right: &[u32]) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        // SAFETY: `block` has checked that the processor has AVX512_BF16.
+        unsafe { multiply_avx512(tile, left, right) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let _ = (tile, left, right);
+        unreachable!("`block` has checked the processor");
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bf16")]
+fn multiply_avx512(tile: &mut Tile, left: &[u32], right: &[u32]) {
+    use std::arch::x86_64::*;
+    /// 16 words as pairs of bf16.
+    #[target_feature(enable = "avx512f")]
+    fn pairs(words: __m512i) -> __m512bh {
+        // SAFETY: both are 512 bits without invalid patterns.
+        unsafe { std::mem::transmute::<__m512i, __m512bh>(words) }
+    }
+    let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
+    for (left, right) in left.as_chunks::<ROWS>().0.iter().zip(right.as_chunks::<COLS>().0) {
+        // SAFETY: `right` has 32 words: two loads of 16.
+        let (low, high) = unsafe {
+            (_mm512_loadu_epi32(right.as_ptr().cast()), _mm512_loadu_epi32(right.as_ptr().wrapping_add(16).cast()))
+        };
+        let (low, high) = (pairs(low), pairs(high));
+        for (sums, &word) in sums.iter_mut().zip(left) {
+            let left = pairs(_mm512_set1_epi32(word as i32));
+            sums[0] = _mm512_dpbf16_ps(sums[0], left, low);
+            sums[1] = _mm512_dpbf16_ps(sums[1], left, high);
+        }
+    }
+    for (row, sums) in tile.iter_mut().zip(sums) {
+        // SAFETY: a row has 32 elements: two stores of 16.
+        unsafe {
+            _mm512_storeu_ps(row.as_mut_ptr(), sums[0]);
+            _mm512_storeu_ps(row.as_mut_ptr().wrapping_add(16), sums[1]);
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! What is cut into slices and what every rank keeps whole: the ZeRO stages and the persistence threshold, per
+//! parameter.
+
+use super::partition::Partition;
+use super::schedule::Knobs;
+use crate::dtype::DType;
+use crate::telemetry::ledger::MemKind;
+
+/// How a rank holds one state of one parameter between steps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hold {
+    /// Its slice.
+    Sharded,
+    /// All of it, like every other rank.
+    Whole,
+}
+
+/// The states of one parameter. Adam's moments and master weights are held alike.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Placement {
+    /// The parameter as it is computed with.
+    pub param: Hold,
+    /// Its reduced gradient.
+    pub grad: Hold,
+    /// Master weights and both moments.
+    pub optim: Hold,
+}
+
+/// The slices (or whole tensors) a rank keeps of one parameter between steps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// The parameter, in `param_dtype`; in fp32 it is its own master.
+    Param,
+    /// Fp32 master weights beside a parameter of lower precision.
+    Master,
+    /// The reduced gradient, in `grad_dtype`.
+    Grad,
+    /// Adam's first moment, fp32.
+    ExpAvg,
+    /// Adam's second moment, fp32.
+    ExpAvgSq,
+}
+
+impl Placement {
+    /// Stage 0 keeps everything whole, 1 cuts the optimizer, 2 the gradients too, 3 the parameters too but for those at
+    /// or under the persistence threshold.
+    pub fn of(numel: usize, knobs: &Knobs) -> Self {
+        let cut_from = |stage| if knobs.stage >= stage { Hold::Sharded } else { Hold::Whole };
+        let persistent = (numel * knobs.param_dtype.bytes()) as u64 <= knobs.persistence_threshold_bytes;
+        let param = if persistent { Hold::Whole } else { cut_from(3) };
+        Placement { param, grad: cut_from(2), optim: cut_from(1) }
+    }
+
+    /// How `state` is held.
+    pub fn hold(&self, state: State) -> Hold {
+        match state {
+            State::Param => self.param,
+            State::Grad => self.grad,
+            State::Master | State::ExpAvg | State::ExpAvgSq => self.optim,
+        }
+    }
+}
+
+impl State {
+    /// All of them, in the order they lie in memory.
+    pub const ALL: [State; 5] = [State::Param, State::Master, State::Grad, State::ExpAvg, State::ExpAvgSq];
+
+    /// Its element type; None where it does not exist.
+    pub fn dtype(self, knobs: &Knobs) -> Option<DType> {
+        match self {
+            State::Param => Some(knobs.param_dtype),
+            State::Master => (knobs.param_dtype != DType::F32).then_some(DType::F32),
+            State::Grad => Some(knobs.grad_dtype),
+            State::ExpAvg | State::ExpAvgSq => Some(DType::F32),
+        }
+    }
+
+    /// What it counts as in the ledger.
+    pub fn kind(self) -> MemKind {
+        match self {
+            State::Param => MemKind::ParamShard,
+            State::Master => MemKind::Master,
+            State::Grad => MemKind::GradShard,
+            State::ExpAvg | State::ExpAvgSq => MemKind::Moment,
+        }
+    }
+
+    /// Elements a rank holds, padding included.
+    pub fn numel(self, partition: &Partition, placement: &Placement) -> usize {
+        match placement.hold(self) {
+            Hold::Sharded => partition.shard_numel(),
+            Hold::Whole => partition.padded_numel(),
+        }
+    }
+}
+
+/// Bytes per parameter that the stage keeps whole on each rank, and that it divides by N: resident state is
+/// `whole * Psi + cut * Psi / N`, plus padding and what the persistence threshold keeps whole.
+pub fn bytes_per_param(knobs: &Knobs) -> (usize, usize) {
+    // A parameter too large for any threshold.
+    let placement = Placement::of(usize::MAX / 8, &Knobs { persistence_threshold_bytes: 0, ..*knobs });
+    let mut sums = (0, 0);
+    for state in State::ALL {
+        let bytes = state.dtype(knobs).map_or(0, DType::bytes);
+        match placement.hold(state) {
+            Hold::Whole => sums.0 += bytes,
+            Hold::Sharded => sums.1 += bytes,
+        }
+    }
+    sums
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn knobs(stage: u8, param: DType, grad: DType) -> Knobs {
+        Knobs { stage, param_dtype: param, grad_dtype: grad, ..Knobs::default() }
+    }
+
+    #[test]
+    fn the_stages_keep_the_published_bytes() {
+        use DType::{Bf16, F32};
+        let mixed = [(16, 0), (4, 12), (2, 14), (0, 16)]; // arXiv:1910.02054, figure 1, K = 12
+        for (stage, want) in mixed.into_iter().enumerate() {
+            assert_eq!(bytes_per_param(&knobs(stage as u8, Bf16, Bf16)), want, "stage {stage}");
+        }
+        assert_eq!(bytes_per_param(&knobs(3, Bf16, F32)), (0, 18));
+        assert_eq!(bytes_per_param(&knobs(3, F32, F32)), (0, 16));
+        assert_eq!(bytes_per_param(&knobs(1, F32, F32)), (8, 8));
+    }
+
+    #[test]
+    fn small_parameters_stay_whole_at_or_under_the_threshold() {
+        let knobs = Knobs { persistence_threshold_bytes: 40, ..Knobs::default() };
+        assert_eq!(Placement::of(10, &knobs).param, Hold::Whole);
+        assert_eq!(Placement::of(11, &knobs).param, Hold::Sharded);
+        assert_eq!(Placement::of(10, &knobs).grad, Hold::Sharded, "gradient and moments are cut all the same");
+    }
+}

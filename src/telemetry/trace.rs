@@ -1,0 +1,222 @@
+//! What happened when, for chosen steps: spans of compute, collectives and waits, and the live bytes, written in the
+//! Chrome trace format that Perfetto and chrome://tracing open.
+//!
+//! Each rank is a process, each queue a thread. Ranks stamp their own clocks; the writer shifts them by measured offsets.
+//! Must not know: MPI, units' meaning.
+
+use super::replace_file::replace_file;
+use crate::error::Result;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use std::io::Write;
+use std::path::Path;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+/// The line a span is drawn on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Track {
+    /// Kernels, and waits for what they need.
+    Compute,
+    /// Parameter gathers.
+    Gather,
+    /// Gradient reductions.
+    Reduce,
+}
+
+/// One span, moment or count.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Event<'a> {
+    /// Its line.
+    pub track: Track,
+    /// E.g. `forward`, `all_gather`, `wait`.
+    pub what: &'a str,
+    /// The unit it concerns.
+    pub unit: Option<usize>,
+    /// Start, ns since the epoch of the rank's clock.
+    pub start_ns: u64,
+    /// Length in ns; 0 for a moment.
+    pub ns: u64,
+    /// Payload of a collective, or bytes released.
+    pub bytes: u64,
+    /// Bytes of all live buffers at its end.
+    pub live_bytes: u64,
+    /// Optimizer step.
+    pub step: u64,
+}
+
+/// Records events while it is on. Off, it costs one branch per instruction.
+#[derive(Debug)]
+pub struct Trace {
+    /// Monotonic and calendar time of the same moment.
+    epoch: (Instant, u64),
+    /// The step being recorded.
+    step: Option<u64>,
+    events: Vec<Event<'static>>,
+}
+
+impl Default for Trace {
+    fn default() -> Self {
+        let ns = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos() as u64);
+        Trace { epoch: (Instant::now(), ns), step: None, events: Vec::new() }
+    }
+}
+
+impl Trace {
+    /// Records from now on as part of `step`, or stops.
+    pub fn set_step(&mut self, step: Option<u64>) {
+        self.step = step;
+    }
+
+    /// Whether events are recorded.
+    pub fn is_on(&self) -> bool {
+        self.step.is_some()
+    }
+
+    /// A moment of the monotonic clock in ns of the calendar clock.
+    pub fn ns_of(&self, at: Instant) -> u64 {
+        let (instant, ns) = self.epoch;
+        match at.checked_duration_since(instant) {
+            Some(later) => ns + later.as_nanos() as u64,
+            None => ns - instant.duration_since(at).as_nanos() as u64,
+        }
+    }
+
+    /// Records a span from `start` to `end`.
+    #[allow(clippy::too_many_arguments)]
+    pub fn span(
+        &mut self,
+        track: Track,
+        what: &'static str,
+        unit: Option<usize>,
+        (start, end): (Instant, Instant),
+        bytes: u64,
+        live_bytes: u64,
+    ) {
+        let Some(step) = self.step else { return };
+        let start_ns = self.ns_of(start);
+        let ns = end.saturating_duration_since(start).as_nanos() as u64;
+        self.events.push(Event { track, what, unit, start_ns, ns, bytes, live_bytes, step });
+    }
+
+    /// Takes all events.
+    pub fn take(&mut self) -> Vec<Event<'static>> {
+        std::mem::take(&mut self.events)
+    }
+}
+
+/// Steps named by `log.trace`: `A` or `A..B` (B not included) or `A..=B`; empty = none.
+pub fn steps_of(text: &str) -> std::result::Result<std::ops::Range<u64>, String> {
+    if text.is_empty() {
+        return Ok(0..0);
+    }
+    let number =
+        |part: &str| part.trim().parse::<u64>().map_err(|_| format!("`{text}` names no steps: write A, A..B or A..=B"));
+    let range = if let Some((from, to)) = text.split_once("..=") {
+        number(from)?..number(to)?.saturating_add(1)
+    } else if let Some((from, to)) = text.split_once("..") {
+        number(from)?..number(to)?
+    } else {
+        let step = number(text)?;
+        step..step.saturating_add(1)
+    };
+    if range.is_empty() { Err(format!("`{text}` holds no step")) } else { Ok(range) }
+}
+
+/// Writes `trace.json`: `ranks[r]` are rank r's events, `offsets_ns[r]` what its clock is ahead of rank 0's, `hosts[r]` its
+/// node, `units` the names of units.
+pub fn write(
+    run_dir: &Path,
+    ranks: &[Vec<Event<'_>>],
+    offsets_ns: &[i64],
+    hosts: &[String],
+    units: &[String],
+) -> Result<()> {
+    let begin =
+        ranks.iter().zip(offsets_ns).flat_map(|(events, &o)| events.iter().map(move |e| shifted(e.start_ns, o))).min();
+    let begin = begin.unwrap_or(0);
+    let mut events = Vec::new();
+    for (rank, (own, &offset)) in ranks.iter().zip(offsets_ns).enumerate() {
+        let meta = |name: &str, tid: u8, value: String| json!({"ph": "M", "name": name, "pid": rank, "tid": tid, "args": {"name": value}});
+        events.push(meta("process_name", 0, format!("rank {rank} on {}", hosts[rank])));
+        for (track, name) in
+            [(Track::Compute, "compute"), (Track::Gather, "gather queue"), (Track::Reduce, "reduce queue")]
+        {
+            events.push(meta("thread_name", track as u8, name.into()));
+        }
+        for e in own {
+            let us = |ns: u64| ns as f64 / 1e3;
+            let ts = us(shifted(e.start_ns, offset).saturating_sub(begin));
+            let unit = e.unit.map_or("", |u| units[u].as_str());
+            let name = format!("{} {unit}", e.what);
+            let mut args = json!({"unit": unit, "step": e.step});
+            if e.bytes > 0 {
+                args["bytes"] = e.bytes.into();
+                if e.ns > 0 && e.track != Track::Compute {
+                    args["gigabytes_per_s"] = (e.bytes as f64 / e.ns as f64).into();
+                }
+            }
+            let kind = if e.ns > 0 { "X" } else { "i" };
+            events.push(json!({
+                "ph": kind, "name": name.trim(), "cat": e.what, "pid": rank, "tid": e.track as u8, "ts": ts, "dur": us(e.ns),
+                "s": "t", "args": args,
+            }));
+            if e.track == Track::Compute {
+                let at = ts + us(e.ns);
+                events.push(
+                    json!({"ph": "C", "name": "live bytes", "pid": rank, "ts": at, "args": {"bytes": e.live_bytes}}),
+                );
+            }
+        }
+    }
+    let document = json!({"displayTimeUnit": "ms", "traceEvents": events});
+    replace_file(&run_dir.join("trace.json"), |out| {
+        serde_json::to_writer(&mut *out, &document)?;
+        out.write_all(b"\n")
+    })
+}
+
+fn shifted(ns: u64, offset_ns: i64) -> u64 {
+    (ns as i64).saturating_sub(offset_ns).max(0) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn steps_are_named_in_three_ways() {
+        assert_eq!(steps_of("").unwrap(), 0..0);
+        assert_eq!(steps_of("7").unwrap(), 7..8);
+        assert_eq!(steps_of("10..12").unwrap(), 10..12);
+        assert_eq!(steps_of("10..=12").unwrap(), 10..13);
+        for bad in ["x", "3..3", "5..2", "1...2", "-1"] {
+            assert!(steps_of(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_recorded_while_off_and_offsets_are_taken_out() {
+        let mut trace = Trace::default();
+        let now = Instant::now();
+        trace.span(Track::Compute, "forward", Some(0), (now, now), 0, 0);
+        assert!(trace.take().is_empty());
+        trace.set_step(Some(3));
+        trace.span(Track::Gather, "all_gather", Some(1), (now, now + Duration::from_micros(5)), 4000, 9);
+        let mut late = trace.take();
+        let on_time = late.clone();
+        late[0].start_ns += 1_000_000;
+        let dir = tempfile::tempdir().unwrap();
+        let hosts = ["a".to_string(), "b".to_string()];
+        write(dir.path(), &[on_time, late], &[0, 1_000_000], &hosts, &["embed".into(), "h.0".into()]).unwrap();
+        let text = std::fs::read_to_string(dir.path().join("trace.json")).unwrap();
+        let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let spans: Vec<_> = json["traceEvents"].as_array().unwrap().iter().filter(|e| e["ph"] == "X").collect();
+        assert_eq!(spans.len(), 2);
+        for span in spans {
+            assert_eq!((span["ts"].as_f64(), span["dur"].as_f64()), (Some(0.0), Some(5.0)));
+            assert_eq!(span["args"]["gigabytes_per_s"], 0.8);
+            assert_eq!(span["name"], "all_gather h.0");
+        }
+    }
+}
