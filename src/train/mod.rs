@@ -57,7 +57,8 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
     let deck = &job.deck;
     let run_dir = Path::new(&deck.run.dir);
     let model = gpt2::model::<B::Device>(deck);
-    let plan = Plan::new(&model.spec, comm.size(), &Knobs::from_deck(&deck.zero))?;
+    let mut plan = Plan::new(&model.spec, comm.size(), &Knobs::from_deck(&deck.zero))?;
+    save::plan_staging(&mut plan, deck);
     budget::check::<B::Device>(deck, &plan)?;
     // What is soon found comes before what takes a while to read.
     let restored = decided_by_rank_0(comm, || {

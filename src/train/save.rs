@@ -17,15 +17,17 @@ use crate::checkpoint::{self, Manifest, ParamSlice, SliceShape, Target};
 use crate::config::{Deck, OnSaveError};
 use crate::error::{Error, Result};
 use crate::plan::Plan;
-use crate::telemetry::{Phase, StepLog, human};
+use crate::telemetry::{MemKind, Phase, StepLog, human};
 use crate::test_hooks::fault_point;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 
-/// Host bytes that asynchronous saves keep on `rank`: a copy of its weights and both moments.
-pub fn staging_bytes(plan: &Plan, rank: usize) -> u64 {
-    plan.partitions.iter().map(|p| 12 * p.shard_range(rank).len() as u64).sum()
+/// Plans the host memory of asynchronous saves, where the deck asks for them.
+pub fn plan_staging(plan: &mut Plan, deck: &Deck) {
+    if deck.checkpoint.async_save && deck.checkpoint.every > 0 {
+        plan.stage_saves();
+    }
 }
 
 /// The saves of a run.
@@ -53,8 +55,9 @@ impl<'a> Saver<'a> {
     /// Ready to save; asynchronous saves take their memory here, once.
     pub fn new<B: Backend>(stepper: &Stepper<'_, B>, deck: &'a Deck, source: &'a Source) -> Self {
         let mut staging = Vec::new();
-        if deck.checkpoint.async_save && deck.checkpoint.every > 0 {
-            let bytes = staging_bytes(stepper.plan, stepper.comm.rank());
+        let bytes = stepper.plan.host_staging_bytes;
+        if bytes > 0 {
+            stepper.memory.count_outside(MemKind::Staging, bytes);
             if stepper.comm.rank() == 0 {
                 log::info!("checkpoints are written beside training, from {} of host staging", human::bytes(bytes));
             }
