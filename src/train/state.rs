@@ -12,7 +12,7 @@ use crate::config::Deck;
 use crate::error::{Error, Result};
 use crate::model::init;
 use crate::params::{ModelSpec, ParamId};
-use crate::plan::State;
+use crate::plan::{Plan, State};
 use crate::telemetry::{CommClass, Phase};
 use crate::test_hooks::fault_point;
 use crate::zero::Shards;
@@ -257,9 +257,15 @@ fn deck_changes(saved: &str, deck: &Deck) -> Vec<String> {
     changes
 }
 
+/// Bytes that `rank` writes in a save.
+pub fn saved_bytes(plan: &Plan, rank: usize) -> u64 {
+    plan.partitions.iter().map(|p| (STORED.len() * 4 * p.shard_range(rank).len()) as u64).sum()
+}
+
 /// Every rank writes its file into the partial directory. Collective; returns all records in rank order.
 pub fn write_files<B: Backend>(stepper: &mut Stepper<'_, B>, deck: &Deck, at: Position) -> Result<Vec<FileRecord>> {
     let outer = stepper.timer.switch(Phase::Checkpoint);
+    stepper.flight.at(at.step, "save", None);
     let (rank, n) = (stepper.comm.rank(), stepper.comm.size());
     let run_dir = Path::new(&deck.run.dir);
     let spec = &stepper.model.spec;
@@ -313,6 +319,7 @@ pub fn commit<B: Backend>(
 ) -> Result<PathBuf> {
     let run_dir = Path::new(&deck.run.dir);
     let outer = stepper.timer.switch(Phase::Checkpoint);
+    stepper.flight.at(at.step, "commit", None);
     fault_point("save.commit", stepper.comm.rank(), at.step);
     let manifest = manifest(&stepper.model.spec, stepper.comm.size(), deck, source, at, files);
     let dir = decided_by_rank_0(stepper.comm, || {
