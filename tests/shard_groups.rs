@@ -133,6 +133,7 @@ fn rank(case_dir: &Path) {
         is_terminal: false,
         poison: true,
         started: Instant::now(),
+        abort: |exit| mpi::topology::SimpleCommunicator::world().abort(exit.code()),
     };
     let device = CpuDevice::new(1).expect("one thread");
     let exit = train::run::<Cpu>(&device, &comm, &job).unwrap_or_else(|e| panic!("world rank {world_rank}: {e}"));

@@ -126,6 +126,12 @@ impl Launch {
     }
 }
 
+/// Ends the job on every rank, from any thread, with MPI running.
+pub fn abort_job(exit: Exit) {
+    // SAFETY: a run has MPI initialised with MPI_THREAD_MULTIPLE; the call does not return.
+    unsafe { mpi::ffi::MPI_Abort(mpi::ffi::RSMPI_COMM_WORLD, exit.code()) };
+}
+
 /// A panic is a broken invariant: nobody may go on, and nobody may be left waiting.
 fn abort_on_panic(rank: i32) {
     let print = std::panic::take_hook();

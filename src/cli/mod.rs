@@ -13,8 +13,8 @@ use crate::config::Deck;
 use crate::data::{DataInfo, Dataset};
 use crate::error::{Error, Exit, Result};
 use crate::report;
-use crate::telemetry::logging;
 use crate::telemetry::progress::BytesBar;
+use crate::telemetry::{logging, signals};
 use crate::train::source::data_config;
 use crate::train::state::{self, Start};
 use crate::train::{self, Job};
@@ -171,6 +171,7 @@ fn train_on(launch: &Launch, args: &TrainArgs, started: Instant) -> Result<Exit>
     let deck = Deck::parse(&text, &[], "the deck of rank 0")?;
     logging::init(&deck.log.level, launch.rank());
     launch.check_agreement(&comm)?;
+    signals::listen(&signals::numbers_of(&deck.run.stop_signals).expect("the deck was checked"));
     let device = CpuDevice::new(launch.threads(deck.run.threads_per_rank))?;
     let job = Job {
         start: start(&args.resume),
@@ -180,6 +181,7 @@ fn train_on(launch: &Launch, args: &TrainArgs, started: Instant) -> Result<Exit>
         poison: cfg!(debug_assertions),
         host: launch.host(),
         started,
+        abort: launch::abort_job,
         deck,
     };
     train::run::<Cpu>(&device, &comm, &job)

@@ -3,6 +3,8 @@
 //! Must not know: which keys there are (`mod.rs` has the table), nor how keys depend on each other (`resolve.rs`).
 
 use super::choices::ActivationCheckpointing;
+use crate::telemetry::signals::numbers_of;
+use crate::telemetry::time_limit::parse_seconds;
 use crate::telemetry::trace::steps_of;
 use toml::Value;
 use toml::de::DeValue;
@@ -51,6 +53,10 @@ pub enum Kind {
     LogFilter,
     /// Steps, as `log.trace` names them.
     Steps,
+    /// A length of time.
+    Duration,
+    /// Names of signals.
+    Signals,
     /// true or false.
     Flag,
     /// A whole number from `min` to `max`.
@@ -121,6 +127,12 @@ impl Kind {
                  \"info,zero3::data=debug\""
                 .into(),
             Kind::Steps => "a step such as 10, or steps such as 10..12 (12 not included) or 10..=12".into(),
+            Kind::Duration => {
+                "a time such as \"1h30m\", \"90m\", \"5400\" (seconds) or \"01:30:00\"; empty for none".into()
+            }
+            Kind::Signals => {
+                "signals out of TERM, USR1, INT, HUP, QUIT, XCPU, URG, separated by commas; empty for none".into()
+            }
             Kind::Flag => "true or false".into(),
             Kind::Integer { min, max: i64::MAX } => format!("an integer from {min} to 2^63 - 1"),
             Kind::Integer { min, max } => format!("an integer from {min} to {max}"),
@@ -143,6 +155,8 @@ impl Kind {
             (Kind::Checkpointing, Value::String(s)) => s.parse::<ActivationCheckpointing>().is_ok(),
             (Kind::LogFilter, Value::String(s)) => is_log_filter(s),
             (Kind::Steps, Value::String(s)) => steps_of(s).is_ok(),
+            (Kind::Duration, Value::String(s)) => parse_seconds(s).is_some(),
+            (Kind::Signals, Value::String(s)) => numbers_of(s).is_ok(),
             (Kind::Flag, Value::Boolean(_)) => true,
             (Kind::Integer { min, max }, Value::Integer(i)) => (min..=max).contains(i),
             (Kind::Float { min, max, below_max }, Value::Float(f)) => {
@@ -172,7 +186,13 @@ impl Kind {
                 .collect::<Option<Vec<_>>>()
                 .map(Value::Array),
             (
-                Kind::Text { .. } | Kind::Choice(_) | Kind::Checkpointing | Kind::LogFilter | Kind::Steps,
+                Kind::Text { .. }
+                | Kind::Choice(_)
+                | Kind::Checkpointing
+                | Kind::LogFilter
+                | Kind::Steps
+                | Kind::Duration
+                | Kind::Signals,
                 DeValue::String(s),
             ) => Some(Value::String(s.to_string())),
             _ => None,
@@ -191,7 +211,13 @@ impl Kind {
             },
             Kind::Integer { .. } => as_toml(),
             Kind::Float { .. } => as_toml().or_else(|| text.trim().parse().ok().map(float)),
-            Kind::Text { .. } | Kind::Choice(_) | Kind::Checkpointing | Kind::LogFilter | Kind::Steps => {
+            Kind::Text { .. }
+            | Kind::Choice(_)
+            | Kind::Checkpointing
+            | Kind::LogFilter
+            | Kind::Steps
+            | Kind::Duration
+            | Kind::Signals => {
                 let literal = if quoted(text) { as_toml() } else { None };
                 literal.or_else(|| Some(Value::String(text.to_owned())))
             }
@@ -211,7 +237,9 @@ impl Kind {
     /// A value of this type that stands for "not set" where no default is known.
     fn placeholder(&self) -> Value {
         match *self {
-            Kind::Text { .. } | Kind::LogFilter | Kind::Steps => Value::String(String::new()),
+            Kind::Text { .. } | Kind::LogFilter | Kind::Steps | Kind::Duration | Kind::Signals => {
+                Value::String(String::new())
+            }
             Kind::Choice(words) => Value::String(words[0].into()),
             Kind::Checkpointing => Value::String("none".into()),
             Kind::Flag => Value::Boolean(false),

@@ -151,6 +151,12 @@ deck! {
             "Peak f32 GFLOP/s of one rank, the denominator of `mfu`; 0 = unknown, and the column stays empty.";
         memory_budget_bytes: u64 = (default "0"), UNSIGNED,
             "Memory one rank's arena may take; a plan that needs more is refused before start. 0 = no budget.";
+        time_limit: String = (default ""), Kind::Duration,
+            "Time from the start of the process after which it must be over; it saves and stops with code 75 before. Slurm's own limit counts too.";
+        stop_signals: String = (default "TERM,USR1"), Kind::Signals,
+            "Signals that ask for a checkpoint at the next step boundary and a stop with code 75; one rank is enough.";
+        timeout: u64 = (default "600"), integer(0, 1 << 31),
+            "Seconds without progress after which a run is taken for stuck: it names the ranks that are late and ends with code 5. 0 = wait for ever.";
     }
 
     /// The transformer.

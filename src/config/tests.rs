@@ -412,6 +412,10 @@ fn valid_text(key: &'static Key) -> BoxedStrategy<String> {
         Kind::Choice(words) => proptest::sample::select(words).prop_map(str::to_owned).boxed(),
         Kind::Checkpointing => Just("none".to_owned()).boxed(),
         Kind::Steps => proptest::sample::select(&["", "3", "3..9", "3..=9"][..]).prop_map(|s| s.to_string()).boxed(),
+        Kind::Duration => {
+            proptest::sample::select(&["", "90", "1h30m", "01:30:00"][..]).prop_map(str::to_owned).boxed()
+        }
+        Kind::Signals => proptest::sample::select(&["", "TERM", "SIGUSR1,INT"][..]).prop_map(str::to_owned).boxed(),
         Kind::LogFilter => proptest::sample::select(&["off", "WARN", "zero3=debug", "info,a::b=off/x"][..])
             .prop_map(str::to_owned)
             .boxed(),

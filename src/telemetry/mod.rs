@@ -3,6 +3,7 @@
 //! Plain counters and writers; they are told numbers and never ask for them. Must not know: MPI, models, backends, decks.
 
 pub mod comm_volume;
+pub mod flight;
 pub mod human;
 pub mod ledger;
 pub mod logging;
@@ -10,16 +11,21 @@ pub mod progress;
 mod replace_file;
 pub mod signals;
 pub mod step_log;
+pub mod stragglers;
 pub mod summary;
+pub mod time_limit;
 pub mod timer;
+pub mod timing;
 pub mod trace;
 pub mod units;
 
 pub use comm_volume::{CommClass, CommVolume};
+pub use flight::Flight;
 pub use ledger::{Ledger, MemKind};
 pub use progress::Progress;
 pub use step_log::{RankStats, RankStep, StepLog, StepRow, combine};
 pub use summary::Summary;
 pub use timer::{Phase, PhaseTimer, PhaseTimes};
+pub use timing::Timing;
 pub use trace::{Trace, Track};
 pub use units::UnitTimes;

@@ -1,20 +1,126 @@
 //! Signals as flags: a handler sets one, the loop looks. Nothing else is safe in a handler.
+//!
+//! A wish to stop stays until the process ends: a second signal changes nothing, not even in the middle of a save.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 static REPORT: AtomicBool = AtomicBool::new(false);
+/// [`Stop::code`] of the wish to stop, 0 = none.
+static STOP: AtomicI32 = AtomicI32::new(0);
 
-extern "C" fn ask_for_report(_signal: libc::c_int) {
+/// Signals that can ask for a stop, by the names of `kill -l`. USR2 asks for a report, KILL and STOP cannot be caught.
+const STOP_SIGNALS: [(&str, libc::c_int); 7] = [
+    ("TERM", libc::SIGTERM),
+    ("USR1", libc::SIGUSR1),
+    ("INT", libc::SIGINT),
+    ("HUP", libc::SIGHUP),
+    ("QUIT", libc::SIGQUIT),
+    ("XCPU", libc::SIGXCPU),
+    ("URG", libc::SIGURG),
+];
+
+/// Code of [`Stop::TimeLimit`]: above every signal number, so that the largest wish of all ranks is well defined.
+const TIME_LIMIT: i32 = 1000;
+
+/// Why a run is to stop early, with a checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stop {
+    /// A rank got this signal.
+    Signal(i32),
+    /// There is no time for one more step and a save.
+    TimeLimit,
+}
+
+impl Stop {
+    /// A number that travels between ranks; the largest one counts.
+    pub fn code(self) -> i32 {
+        match self {
+            Stop::Signal(number) => number,
+            Stop::TimeLimit => TIME_LIMIT,
+        }
+    }
+
+    /// The reverse of [`Stop::code`]; none for 0.
+    pub fn from_code(code: i32) -> Option<Stop> {
+        match code {
+            0 => None,
+            TIME_LIMIT => Some(Stop::TimeLimit),
+            number => Some(Stop::Signal(number)),
+        }
+    }
+}
+
+impl std::fmt::Display for Stop {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Stop::TimeLimit => write!(f, "the time limit is near"),
+            Stop::Signal(number) => match STOP_SIGNALS.iter().find(|s| s.1 == *number) {
+                Some((name, _)) => write!(f, "a rank got SIG{name}"),
+                None => write!(f, "a rank got signal {number}"),
+            },
+        }
+    }
+}
+
+extern "C" fn note_report(_signal: libc::c_int) {
     REPORT.store(true, Ordering::Relaxed);
 }
 
-/// From now on SIGUSR2 asks for a report instead of ending the process.
-pub fn listen() {
-    // SAFETY: the handler only stores to an atomic, which is async-signal-safe.
-    unsafe { libc::signal(libc::SIGUSR2, ask_for_report as *const () as libc::sighandler_t) };
+extern "C" fn note_stop(signal: libc::c_int) {
+    STOP.fetch_max(signal, Ordering::Relaxed);
+}
+
+/// The signals of `run.stop_signals`: names with or without SIG, separated by commas; empty = none.
+pub fn numbers_of(text: &str) -> std::result::Result<Vec<libc::c_int>, String> {
+    let names = text.split(',').map(str::trim).filter(|_| !text.trim().is_empty());
+    names
+        .map(|name| {
+            let bare = name.strip_prefix("SIG").unwrap_or(name);
+            let found = STOP_SIGNALS.iter().find(|s| s.0 == bare);
+            found.map(|s| s.1).ok_or_else(|| format!("`{name}` is none of {}", STOP_SIGNALS.map(|s| s.0).join(", ")))
+        })
+        .collect()
+}
+
+/// From now on SIGUSR2 asks for a report, and each of `stop` for a stop, instead of ending the process.
+pub fn listen(stop: &[libc::c_int]) {
+    let handlers = stop.iter().map(|&signal| (signal, note_stop as extern "C" fn(libc::c_int)));
+    for (signal, handler) in handlers.chain([(libc::SIGUSR2, note_report as extern "C" fn(libc::c_int))]) {
+        // SAFETY: the handlers only touch atomics, which is async-signal-safe.
+        unsafe { libc::signal(signal, handler as *const () as libc::sighandler_t) };
+    }
 }
 
 /// Whether a report was asked for since the last look.
 pub fn report_wanted() -> bool {
     REPORT.load(Ordering::Relaxed) && REPORT.swap(false, Ordering::Relaxed)
+}
+
+/// Wishes to stop at the next step boundary.
+pub fn ask_to_stop(stop: Stop) {
+    STOP.fetch_max(stop.code(), Ordering::Relaxed);
+}
+
+/// [`Stop::code`] of this rank's wish, 0 = none.
+pub fn stop_code() -> i32 {
+    STOP.load(Ordering::Relaxed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn signals_go_by_name_and_codes_come_back() {
+        assert_eq!(numbers_of("TERM, SIGUSR1").unwrap(), [libc::SIGTERM, libc::SIGUSR1]);
+        assert_eq!(numbers_of("").unwrap(), Vec::<i32>::new());
+        for bad in ["USR2", "KILL", "TERM,", "term"] {
+            assert!(numbers_of(bad).is_err(), "{bad}");
+        }
+        for stop in [Stop::TimeLimit, Stop::Signal(libc::SIGTERM)] {
+            assert_eq!(Stop::from_code(stop.code()), Some(stop));
+        }
+        assert_eq!(Stop::from_code(0), None);
+        assert_eq!(Stop::Signal(libc::SIGUSR1).to_string(), "a rank got SIGUSR1");
+    }
 }

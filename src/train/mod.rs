@@ -15,11 +15,13 @@ use crate::backend::agree::{all_or_none, decided_by_rank_0};
 use crate::backend::memory::Memory;
 use crate::backend::{Backend, Comm};
 use crate::config::Deck;
-use crate::error::{Exit, Result};
+use crate::error::{Error, Exit, Result};
 use crate::model::gpt2;
+use crate::params::ModelSpec;
 use crate::plan::Plan;
 use crate::plan::schedule::Knobs;
-use crate::telemetry::{CommVolume, PhaseTimer, StepLog, Trace, UnitTimes, signals, trace};
+use crate::telemetry::time_limit::{JobClock, parse_seconds, unix_now};
+use crate::telemetry::{CommVolume, Flight, PhaseTimer, StepLog, Timing, Trace, UnitTimes, trace};
 use crate::test_hooks::{self, fault_point};
 use crate::zero::Shards;
 use report::Report;
@@ -28,7 +30,7 @@ use source::Source;
 use state::{Position, Start};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use step::Stepper;
 
 /// Everything a run needs besides its backend.
@@ -49,6 +51,8 @@ pub struct Job {
     pub host: String,
     /// When the process started.
     pub started: Instant,
+    /// Ends the job on every rank, from any thread.
+    pub abort: fn(Exit),
 }
 
 /// Runs a job to its end on the shard group `comm`. Errors of the deck, the data or a checkpoint are the same on
@@ -73,7 +77,7 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
     }
     let source = Source::open(comm, deck, job.is_terminal)?;
 
-    signals::listen();
+    let flight = start_flight(comm, job, &model.spec)?;
     let mut arena = None;
     all_or_none(comm, comm.alloc(plan.arena_bytes).map(|a| _ = arena.insert(a)))?;
     let mut memory = Memory::new(arena.expect("no rank failed"), job.poison);
@@ -90,7 +94,11 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
         volume: CommVolume::new(),
         trace: Trace::default(),
         units: vec![UnitTimes::default(); model.spec.units.len()],
+        flight,
+        step_now: 0,
     };
+    let began = Instant::now();
+    stepper.flight.at(0, "restore", None);
     let position = match &restored {
         Some((dir, _)) => state::restore(&mut stepper, deck, &source, dir)?,
         None => {
@@ -98,6 +106,7 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
             Position::default()
         }
     };
+    let restore_seconds = if restored.is_some() { began.elapsed().as_secs_f64() } else { 0.0 };
     let keep_to = decided_by_rank_0(comm, || {
         // What stays must be this run's: nothing does where the checkpoint is from elsewhere.
         let keep_to = restored.filter(|(dir, _)| state::is_of_run(run_dir, dir)).map(|(_, step)| step);
@@ -106,7 +115,16 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
     })?;
     let mut log = open_log(comm, run_dir, keep_to)?;
 
-    let mut report = Report::new(job, &stepper, &source, position);
+    let timing = match comm.rank() {
+        0 => {
+            let limit = parse_seconds(&deck.run.time_limit).expect("the deck was checked");
+            let clock = JobClock::find(limit, unix_now() - job.started.elapsed().as_secs_f64());
+            Timing::open(run_dir, clock, keep_to, state::saved_bytes(&plan, 0))
+        }
+        _ => Timing::silent(),
+    };
+    let mut report = Report::new(job, &stepper, &source, position, timing)?;
+    report.timing.begin_steps(position.step, deck.train.steps, job.started.elapsed().as_secs_f64(), restore_seconds);
     let ending = train(&mut stepper, job, &source, position, log.as_mut(), &mut report)?;
     report.finish(job, &stepper, ending)
 }
@@ -117,6 +135,19 @@ fn open_log<C: Comm>(comm: &C, run_dir: &Path, resume_after: Option<u64>) -> Res
     let opened = if comm.rank() == 0 { StepLog::open(run_dir, resume_after).map(|l| log = Some(l)) } else { Ok(()) };
     all_or_none(comm, opened)?;
     Ok(log)
+}
+
+/// This rank's recorder and watchdog. They start before anything that can hang for want of another rank, but for the data.
+fn start_flight<C: Comm>(comm: &C, job: &Job, spec: &ModelSpec) -> Result<Flight> {
+    let run_dir = Path::new(&job.deck.run.dir);
+    let units = spec.units.iter().map(|u| u.name.clone()).collect();
+    let (timeout, abort) = (Duration::from_secs(job.deck.run.timeout), job.abort);
+    let mut flight = None;
+    let started =
+        Flight::start(run_dir, (comm.rank(), comm.size()), &job.host, units, timeout, move || abort(Exit::CommFailure))
+            .map_err(|e| Error::io("write in", &run_dir.join("flight"), &e));
+    all_or_none(comm, started.map(|f| _ = flight.insert(f)))?;
+    Ok(flight.expect("no rank failed"))
 }
 
 /// Why the loop ended, and where.
@@ -143,9 +174,9 @@ fn train<B: Backend>(
     let mut saver = Saver::new(stepper, &job.deck, source);
     let (mut exit, mut reason) = run_steps(stepper, job, source, &mut at, log.as_deref_mut(), report, &mut saver)?;
     saver.drain(stepper, log)?;
-    if let (Exit::Finished, Some(why)) = (exit, saver.newest_failure()) {
+    if let (Exit::Finished | Exit::StoppedEarly, Some(why)) = (exit, saver.newest_failure()) {
         exit = Exit::CommFailure;
-        reason = format!("all {} steps are done, but their checkpoint could not be saved: {why}", job.deck.train.steps);
+        reason = format!("{} steps are done, but their checkpoint could not be saved: {why}", at.step);
     }
     Ok(Ending { position: at, last_checkpoint: saver.into_last(), exit, reason })
 }
@@ -167,6 +198,7 @@ fn run_steps<B: Backend>(
     let mut skipped_in_a_row = 0;
     report.begin_steps(stepper);
     while at.step < t.steps {
+        report.timing.begin_round();
         fault_point("step", stepper.comm.rank(), at.step + 1);
         stepper.trace.set_step(traced.contains(&(at.step + 1)).then_some(at.step + 1));
         let load = |j| source.training_micro_batch(at.samples, j, t.micro_batch_size);
@@ -196,9 +228,12 @@ fn run_steps<B: Backend>(
         stepper.trace.set_step(None);
 
         let is_last = at.step == t.steps;
+        let stop = outcome.stop.filter(|_| !is_last);
         let due = |every: u64| every > 0 && (at.step.is_multiple_of(every) || is_last);
         let val_loss = if due(t.eval_every) { Some(validate(stepper, deck, source)?) } else { None };
-        if due(deck.checkpoint.every) {
+        let save_began = Instant::now();
+        let saves = due(deck.checkpoint.every) || stop.is_some();
+        if saves {
             saver.begin(stepper, *at, log.as_deref_mut())?;
         }
         // The row reaches the disk before the checkpoint counts: no checkpoint is newer than the log.
@@ -211,6 +246,15 @@ fn run_steps<B: Backend>(
         }
         report.show(&row, due(deck.log.every) || val_loss.is_some() && deck.log.every > 0);
         saver.advance(stepper, log.as_deref_mut())?;
+        if saves {
+            report.timing.saved(save_began.elapsed().as_secs_f64());
+        }
+        report.timing.write(saves)?;
+        if let Some(stop) = stop {
+            let reason =
+                format!("stopped early: {stop}; step {} of {} is saved, the same command goes on", at.step, t.steps);
+            return Ok((Exit::StoppedEarly, reason));
+        }
     }
     let reason = format!("finished: all {} steps are done", t.steps);
     Ok((Exit::Finished, reason))

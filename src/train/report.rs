@@ -4,6 +4,7 @@ use super::source::Source;
 use super::state::Position;
 use super::step::{StepOutcome, Stepper};
 use super::{Ending, Job};
+use crate::backend::agree::all_or_none;
 use crate::backend::{Backend, Comm, Device};
 use crate::config::Deck;
 use crate::error::{Exit, Result};
@@ -12,10 +13,11 @@ use crate::plan::memory::Peaks;
 use crate::plan::placement::bytes_per_param;
 use crate::plan::volume::Volume;
 use crate::telemetry::ledger::Label;
+use crate::telemetry::stragglers::Stragglers;
 use crate::telemetry::summary::{KindBytes, PhaseTotal, Planned, RankBytes, Resident, UnitRow};
 use crate::telemetry::units::N_TIMES;
 use crate::telemetry::{
-    CommClass, MemKind, Phase, PhaseTimes, Progress, RankStep, StepRow, Summary, UnitTimes, combine,
+    CommClass, MemKind, Phase, PhaseTimes, Progress, RankStep, StepRow, Summary, Timing, UnitTimes, combine,
     comm_volume::CommCounts, human,
 };
 use std::io::Write;
@@ -41,17 +43,27 @@ pub struct Report {
     last_val_loss: Option<f64>,
     /// Tokens and slowest rank's time of all steps.
     stepped: (u64, f64),
+    /// What a scheduler wants to know.
+    pub timing: Timing,
+    stragglers: Stragglers,
 }
 
 impl Report {
-    /// Opens the report; rank 0 prints the banner.
-    pub fn new<B: Backend>(job: &Job, stepper: &Stepper<'_, B>, source: &Source, start: Position) -> Self {
+    /// Opens the report; rank 0 prints the banner. Collective.
+    pub fn new<B: Backend>(
+        job: &Job,
+        stepper: &Stepper<'_, B>,
+        source: &Source,
+        start: Position,
+        timing: Timing,
+    ) -> Result<Self> {
         let t = &job.deck.train;
         let rank = stepper.comm.rank();
         if rank == 0 {
             banner(job, stepper, source, start);
         }
-        Report {
+        let hosts = all_or_none(stepper.comm, Ok(job.host.clone()))?;
+        Ok(Report {
             progress: (rank == 0).then(|| Progress::new(t.steps, start.step, job.is_terminal)),
             start,
             unigram_entropy: source.unigram_entropy,
@@ -66,7 +78,9 @@ impl Report {
             last_row: None,
             last_val_loss: None,
             stepped: (0, 0.0),
-        }
+            timing,
+            stragglers: Stragglers::new(hosts),
+        })
     }
 
     /// Start-up is over: times, counters and peaks begin here.
@@ -84,7 +98,8 @@ impl Report {
         outcome: &StepOutcome,
         in_a_row: u64,
     ) {
-        self.measure(stepper, at);
+        let (times, _) = self.measure(stepper, at);
+        self.timing.skipped(times.step_ms() / 1e3);
         if let Some(progress) = &self.progress {
             progress.note(&format!(
                 "attempt {} skipped: loss {}, gradient norm {}{}; step {} stands, {in_a_row} skipped in a row",
@@ -129,11 +144,18 @@ impl Report {
         }
         ledger.reset_peaks();
 
+        stepper.flight.at(at.step, "log row", None);
         let all = stepper.comm.all_gather_f64(&own.to_array())?;
         let ranks: Vec<RankStep> = all
             .chunks_exact(own.to_array().len())
             .map(|c| RankStep::from_array(c.try_into().expect("one rank's")))
             .collect();
+        if stepper.comm.rank() == 0 {
+            self.timing.step(at.step, &ranks, times.ms(Phase::Evaluation) / 1e3, times.ms(Phase::Checkpoint) / 1e3);
+            if let Some(line) = self.stragglers.step(at.step, &ranks) {
+                log::warn!("{line}");
+            }
+        }
         let mut row = StepRow {
             step: at.step,
             tokens: (deck.train.global_batch_size * deck.model.seq_len) as u64,
@@ -181,8 +203,10 @@ impl Report {
     }
 
     /// Gathers the totals, writes `summary.json`, prints the closing words. Collective.
-    pub fn finish<B: Backend>(self, job: &Job, stepper: &Stepper<'_, B>, ending: Ending) -> Result<Exit> {
+    pub fn finish<B: Backend>(mut self, job: &Job, stepper: &Stepper<'_, B>, ending: Ending) -> Result<Exit> {
         let Stepper { comm, plan, .. } = stepper;
+        stepper.flight.at(ending.position.step, "summary", None);
+        self.timing.write(true)?;
         let counts = stepper.volume.counts();
         let mut own: Vec<f64> = CommClass::ALL.iter().take(3).map(|&class| counts.bytes(class) as f64).collect();
         own.push(self.steps_off_plan as f64);

@@ -86,6 +86,7 @@ impl<'a> Saver<'a> {
     ) -> Result<()> {
         self.drain(stepper, log)?;
         let outer = stepper.timer.switch(Phase::Checkpoint);
+        stepper.flight.at(at.step, "save", None);
         let started = self.start(stepper, at);
         let outcome = match started {
             Ok(stage) => {

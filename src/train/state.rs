@@ -13,7 +13,7 @@ use crate::config::Deck;
 use crate::error::{Error, Result};
 use crate::model::init;
 use crate::params::{ModelSpec, ParamId};
-use crate::plan::State;
+use crate::plan::{Plan, State};
 use crate::telemetry::CommClass;
 use crate::zero::Shards;
 use std::borrow::Cow;
@@ -253,6 +253,11 @@ fn check_fits(dir: &Path, manifest: &Manifest, spec: &ModelSpec, deck: &Deck, da
         dir.display(),
         faults.join("\n  ")
     )))
+}
+
+/// Bytes that `rank` writes in a save.
+pub fn saved_bytes(plan: &Plan, rank: usize) -> u64 {
+    plan.partitions.iter().map(|p| (STORED.len() * 4 * p.shard_range(rank).len()) as u64).sum()
 }
 
 /// What a checkpoint holds of this rank, by parameter and [`STORED`]: borrowed where the host can see it.

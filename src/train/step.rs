@@ -16,7 +16,8 @@ use crate::plan::memory::SlotId;
 use crate::plan::schedule::{GatherId, Instr, Pass};
 use crate::plan::volume::micro_steps;
 use crate::plan::{Plan, Program, State};
-use crate::telemetry::{CommClass, CommVolume, MemKind, Phase, PhaseTimer, Trace, Track, UnitTimes, signals};
+use crate::telemetry::signals::{self, Stop};
+use crate::telemetry::{CommClass, CommVolume, Flight, MemKind, Phase, PhaseTimer, Trace, Track, UnitTimes};
 use crate::zero::reduce::Contributions;
 use crate::zero::refresh::refresh;
 use crate::zero::{Gathers, Reductions, Shards};
@@ -84,6 +85,8 @@ pub struct StepOutcome {
     pub lr: f64,
     /// The update was made; false where the loss or the norm was not finite.
     pub updated: bool,
+    /// Some rank wishes to stop here.
+    pub stop: Option<Stop>,
     /// Where that began: the first unit in the order of backward, and its parameter, with a gradient that is not finite.
     pub not_finite: Option<(UnitId, ParamId)>,
 }
@@ -110,6 +113,10 @@ pub struct Stepper<'a, B: Backend> {
     pub trace: Trace,
     /// Collectives of each unit in training, since the start.
     pub units: Vec<UnitTimes>,
+    /// What this rank is at, for ranks that wait for it.
+    pub flight: Flight,
+    /// The step that is under way.
+    pub step_now: u64,
 }
 
 impl<B: Backend> Stepper<'_, B> {
@@ -127,6 +134,8 @@ impl<B: Backend> Stepper<'_, B> {
         let n_tokens = n_micro * self.model.spec.tokens_per_micro_batch;
         let plan = self.plan;
 
+        self.step_now = update;
+        self.flight.at(update, "begin", None);
         self.shards.begin_step(self.device, &mut self.memory, &plan.step);
         // Micro-batch j is computed by rank j mod N in micro-step j div N. In the last micro-step some ranks may
         // have none: they join the collectives and add nothing.
@@ -145,9 +154,12 @@ impl<B: Backend> Stepper<'_, B> {
             losses.push(self.run(plan.micro_step(a, n_micro_steps), batch.as_ref(), purpose)?);
         }
         self.shards.end_step(self.device, &mut self.memory, &plan.step);
-        let loss = self.sum_in_order(&losses, n_micro)? / n_tokens as f64;
+        // The wishes to stop ride along: all ranks learn of them at the same step.
+        let (sum, stop) = self.sum_in_order(&losses, signals::stop_code(), n_micro)?;
+        let loss = sum / n_tokens as f64;
 
         let outer = self.timer.switch(Phase::Optimizer);
+        self.flight.at(update, "gradient norm", None);
         let grad_norm = optim::grad_norm(self.device, self.comm, &self.shards, &self.model.spec)?;
         let lr = lr_at(update, o);
         // The norm and the loss are the same bits on every rank, so all skip alike.
@@ -168,14 +180,15 @@ impl<B: Backend> Stepper<'_, B> {
             self.refresh(State::Param, CommClass::TrainAllGather)?;
         }
         self.timer.switch(outer);
-        Ok(StepOutcome { loss, grad_norm, lr, updated, not_finite })
+        Ok(StepOutcome { loss, grad_norm, lr, updated, stop: Stop::from_code(stop), not_finite })
     }
 
     /// Makes what is kept whole of `state` whole again from its owners' slices.
     pub fn refresh(&mut self, state: State, class: CommClass) -> Result<()> {
         let outer = self.timer.switch(Phase::ExposedComm);
-        let Stepper { device, comm, plan, memory, shards, volume, .. } = self;
+        let Stepper { device, comm, plan, memory, shards, volume, flight, step_now, .. } = self;
         memory.ledger().set_label("refresh", None);
+        flight.at(*step_now, "refresh", None);
         refresh::<B>(device, comm, memory, plan, shards, state, (volume, class))?;
         self.timer.switch(outer);
         Ok(())
@@ -192,7 +205,7 @@ impl<B: Backend> Stepper<'_, B> {
             losses.push(self.run(&plan.eval, batch.as_ref(), Purpose::Evaluate)?);
         }
         let n_tokens = n_batches * self.model.spec.tokens_per_micro_batch;
-        Ok(self.sum_in_order(&losses, n_batches)? / n_tokens as f64)
+        Ok(self.sum_in_order(&losses, 0, n_batches)?.0 / n_tokens as f64)
     }
 
     /// Executes a program once. Without a batch the rank joins the collectives only. Returns the summed loss.
@@ -353,6 +366,7 @@ impl<B: Backend> Stepper<'_, B> {
             _ => Queue::Compute,
         };
         let (what, unit) = describe(program, instr);
+        self.flight.at(self.step_now, what, unit);
         self.memory.ledger().set_label(what, unit);
         for &id in &program.begins[at] {
             let slot = &program.slots[id];
@@ -462,11 +476,17 @@ impl<B: Backend> Stepper<'_, B> {
         }
     }
 
-    /// Sum of the losses of all micro-batches in the order of their index: `own[a]` is that of `a * N + rank`.
-    fn sum_in_order(&self, own: &[f64], n_micro: usize) -> Result<f64> {
-        let (n, per_rank) = (self.comm.size(), own.len());
-        let all = self.comm.all_gather_f64(own)?;
-        Ok((0..n_micro).map(|j| all[(j % n) * per_rank + j / n]).sum())
+    /// Sum of the losses of all micro-batches in the order of their index (`own[a]` is that of `a * N + rank`), and the
+    /// largest `word` of any rank.
+    fn sum_in_order(&self, own: &[f64], word: i32, n_micro: usize) -> Result<(f64, i32)> {
+        self.flight.at(self.step_now, "losses", None);
+        let n = self.comm.size();
+        let mut own = own.to_vec();
+        own.push(f64::from(word));
+        let all = self.comm.all_gather_f64(&own)?;
+        let sum = (0..n_micro).map(|j| all[(j % n) * own.len() + j / n]).sum();
+        let word = all.chunks_exact(own.len()).map(|rank| rank[own.len() - 1] as i32).max();
+        Ok((sum, word.unwrap_or(0)))
     }
 }
 

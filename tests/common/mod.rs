@@ -358,6 +358,11 @@ impl Steps {
         Steps { header, rows }
     }
 
+    /// Rows of `RUN/steps.csv`, 0 where there is none.
+    pub fn n_rows(run_dir: &Path) -> usize {
+        if run_dir.join("steps.csv").exists() { Self::read(run_dir).rows.len() } else { 0 }
+    }
+
     /// A column from the first row to the last.
     #[track_caller]
     pub fn column(&self, name: &str) -> Vec<&str> {

@@ -1,0 +1,359 @@
+//! `timing.json`: what a scheduler, and whoever asks it for time, wants to know of a run, kept current while it goes on.
+//!
+//! It outlives the process: a resumed run reads its predecessor's file and goes on adding. It also decides when there is no
+//! time for one more step. Must not know: MPI, checkpoints, steps' contents.
+
+use super::replace_file::replace_file;
+use super::signals::{self, Stop};
+use super::step_log::RankStep;
+use super::stragglers::StepShares;
+use super::time_limit::{JobClock, unix_now};
+use crate::error::Result;
+use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Step times kept for median and p95.
+const N_KEPT: usize = 1024;
+/// The file is written no more often than this, saves and the end apart.
+const EVERY: Duration = Duration::from_secs(10);
+/// Room for a save that takes longer than any before.
+const SAVE_FACTOR: f64 = 2.0;
+/// Room for closing files and leaving MPI.
+const LEAVE_SECONDS: f64 = 3.0;
+/// Slurm sends a signal up to a minute early or late.
+const SIGNAL_SLACK_SECONDS: f64 = 60.0;
+/// What a disk is trusted with before a save has been measured.
+const ASSUMED_BYTES_PER_SECOND: f64 = 100e6;
+
+/// The file.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Record {
+    /// Unix time of this state of the file.
+    pub updated_unix: f64,
+    /// Unix time at which the first job of this run was submitted, or its process started.
+    pub since_unix: f64,
+    /// Job id, where a batch system runs this.
+    pub job_id: Option<String>,
+    /// How often the job was requeued.
+    pub n_restarts: u64,
+    /// Optimizer step reached.
+    pub step: u64,
+    /// Optimizer steps of the whole run.
+    pub total_steps: u64,
+    /// From the start of the job to the first step of this process, restore apart.
+    pub startup_seconds: f64,
+    /// Reading the checkpoint this process started from.
+    pub restore_seconds: f64,
+    /// The first step of this process.
+    pub first_step_seconds: f64,
+    /// Median of the last 1024 steps, the slowest rank's time each.
+    pub step_seconds_median: f64,
+    /// 95th percentile of the same.
+    pub step_seconds_p95: f64,
+    /// The last save.
+    pub save_seconds: f64,
+    /// The longest save of this process.
+    pub save_seconds_max: f64,
+    /// Unix time at which this job will be ended, where known.
+    pub job_ends_unix: Option<f64>,
+    /// Who says so.
+    pub job_ends_from: String,
+    /// Time to the last step at the pace so far, evaluation and saves included.
+    pub seconds_to_finish: f64,
+    /// Unix time of the last step, if it all fitted into this job.
+    pub projected_end_unix: f64,
+    /// What to ask sbatch for: the rest of the run as one job.
+    pub recommended_time: String,
+    /// What to ask sbatch for: a signal early enough to save.
+    pub recommended_signal: String,
+    /// Wall time since `since_unix`.
+    pub wall_seconds: f64,
+    /// Compute of the mean rank in steps that count.
+    pub useful_step_seconds: f64,
+    /// Useful step time over wall time.
+    pub goodput: f64,
+    /// Where the rest went.
+    pub lost_seconds: Lost,
+}
+
+/// Wall time that was not useful, by class.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Lost {
+    /// In the queue, and between jobs.
+    pub queue: f64,
+    /// From a job's start to its first step.
+    pub startup: f64,
+    /// Reading checkpoints.
+    pub restore: f64,
+    /// Steps made twice because a job ended without saving them (their number times the median step).
+    pub recomputed_steps: f64,
+    /// Steps that were not finite.
+    pub skipped_steps: f64,
+    /// Training stood still for a save.
+    pub checkpoint_stall: f64,
+    /// Validation.
+    pub evaluation: f64,
+    /// Even the slowest rank waited for a collective.
+    pub exposed_communication: f64,
+    /// The slowest rank computed longer than the mean one.
+    pub stragglers: f64,
+    /// None of these.
+    pub rest: f64,
+}
+
+impl Lost {
+    fn known(&self) -> f64 {
+        self.queue
+            + self.startup
+            + self.restore
+            + self.recomputed_steps
+            + self.skipped_steps
+            + self.checkpoint_stall
+            + self.evaluation
+            + self.exposed_communication
+            + self.stragglers
+    }
+}
+
+/// Measures a run and writes the file; rank 0 has the one that writes.
+#[derive(Debug)]
+pub struct Timing {
+    /// None on the other ranks.
+    path: Option<PathBuf>,
+    clock: JobClock,
+    record: Record,
+    step_seconds: VecDeque<f64>,
+    /// Whole rounds of the loop without their saves: steps, evaluation, logging.
+    rounds: VecDeque<f64>,
+    round_began: Option<Instant>,
+    /// Saves of the round that is under way.
+    saved_seconds: f64,
+    steps_began: Instant,
+    start_step: u64,
+    written: Option<Instant>,
+    /// What a save is taken for before one has been measured.
+    assumed_save_seconds: f64,
+}
+
+impl Timing {
+    /// For a rank that does not write.
+    pub fn silent() -> Self {
+        Timing::new(None, JobClock::default(), Record::default(), 0.0)
+    }
+
+    /// For rank 0. `state_bytes` is what one rank saves; `resumed` says that a predecessor's file, if there is one, is of this
+    /// run.
+    pub fn open(run_dir: &Path, clock: JobClock, resumed: Option<u64>, state_bytes: u64) -> Self {
+        let path = run_dir.join("timing.json");
+        let before = resumed.and_then(|_| std::fs::read_to_string(&path).ok());
+        let before: Option<Record> = before.and_then(|text| serde_json::from_str(&text).ok());
+        let now = unix_now();
+        let job_started = clock.started.unwrap_or(now).min(now);
+        let mut record = Record::default();
+        match before {
+            Some(before) => {
+                record.since_unix = before.since_unix;
+                record.useful_step_seconds = before.useful_step_seconds;
+                record.lost_seconds = before.lost_seconds;
+                let lost = &mut record.lost_seconds;
+                lost.queue += (job_started - before.updated_unix).max(0.0);
+                let again = before.step.saturating_sub(resumed.unwrap_or(0)) as f64 * before.step_seconds_median;
+                let again = again.min(record.useful_step_seconds);
+                record.useful_step_seconds -= again;
+                lost.recomputed_steps += again;
+            }
+            None => {
+                record.since_unix = job_started - clock.queued_seconds;
+                record.lost_seconds.queue = clock.queued_seconds;
+            }
+        }
+        Timing::new(Some(path), clock, record, 2.0 + state_bytes as f64 / ASSUMED_BYTES_PER_SECOND)
+    }
+
+    fn new(path: Option<PathBuf>, clock: JobClock, record: Record, assumed_save_seconds: f64) -> Self {
+        Timing {
+            path,
+            clock,
+            record,
+            step_seconds: VecDeque::new(),
+            rounds: VecDeque::new(),
+            round_began: None,
+            saved_seconds: 0.0,
+            steps_began: Instant::now(),
+            start_step: 0,
+            written: None,
+            assumed_save_seconds,
+        }
+    }
+
+    /// The first step comes next. `process_seconds` went by since the process started, `restore_seconds` of them in a restore.
+    pub fn begin_steps(&mut self, at_step: u64, total_steps: u64, process_seconds: f64, restore_seconds: f64) {
+        let since_job = self.clock.started.map_or(0.0, |started| unix_now() - started);
+        self.record.startup_seconds = (since_job.max(process_seconds) - restore_seconds).max(0.0);
+        self.record.restore_seconds = restore_seconds;
+        self.record.lost_seconds.startup += self.record.startup_seconds;
+        self.record.lost_seconds.restore += restore_seconds;
+        (self.record.step, self.record.total_steps, self.start_step) = (at_step, total_steps, at_step);
+        self.steps_began = Instant::now();
+    }
+
+    /// A round of the loop begins: asks for a stop at its end where there is no time for another one and a save.
+    pub fn begin_round(&mut self) {
+        let now = Instant::now();
+        if let Some(began) = self.round_began.replace(now) {
+            let seconds = now.duration_since(began).as_secs_f64() - std::mem::take(&mut self.saved_seconds);
+            push(&mut self.rounds, seconds);
+        }
+        if self.path.is_some() && self.clock.seconds_left() < self.seconds_needed() {
+            signals::ask_to_stop(Stop::TimeLimit);
+        }
+    }
+
+    /// What the round that begins, one more, a save and the way out may take.
+    fn seconds_needed(&self) -> f64 {
+        let round = self.rounds.iter().copied().fold(0.0, f64::max);
+        let save = match self.record.save_seconds_max {
+            0.0 => self.assumed_save_seconds,
+            measured => measured,
+        };
+        2.0 * round + SAVE_FACTOR * save + LEAVE_SECONDS
+    }
+
+    /// A step is done; `evaluation_seconds` and `stall_seconds` went by for validation and saves since the last one.
+    pub fn step(&mut self, step: u64, ranks: &[RankStep], evaluation_seconds: f64, stall_seconds: f64) {
+        let shares = StepShares::of(ranks);
+        let seconds = ranks.iter().map(|r| r.step_ms).fold(0.0, f64::max) / 1e3;
+        if self.step_seconds.is_empty() && self.record.first_step_seconds == 0.0 {
+            self.record.first_step_seconds = seconds;
+        }
+        push(&mut self.step_seconds, seconds);
+        self.record.step = step;
+        self.record.useful_step_seconds += shares.useful_ms / 1e3;
+        let lost = &mut self.record.lost_seconds;
+        lost.stragglers += shares.straggler_ms / 1e3;
+        lost.exposed_communication += shares.exposed_ms / 1e3;
+        lost.evaluation += evaluation_seconds;
+        lost.checkpoint_stall += stall_seconds;
+    }
+
+    /// A step was not finite.
+    pub fn skipped(&mut self, seconds: f64) {
+        self.record.lost_seconds.skipped_steps += seconds;
+    }
+
+    /// A save is done, after so long.
+    pub fn saved(&mut self, seconds: f64) {
+        self.saved_seconds += seconds;
+        self.record.save_seconds = seconds;
+        self.record.save_seconds_max = self.record.save_seconds_max.max(seconds);
+    }
+
+    /// Writes the file if it is time to, or `now`.
+    pub fn write(&mut self, now: bool) -> Result<()> {
+        let Some(path) = &self.path else { return Ok(()) };
+        if !now && self.written.is_some_and(|at| at.elapsed() < EVERY) {
+            return Ok(());
+        }
+        self.written = Some(Instant::now());
+        let record = self.current();
+        replace_file(path, |out| {
+            serde_json::to_writer_pretty(&mut *out, &record)?;
+            out.write_all(b"\n")
+        })
+    }
+
+    /// The record as of now.
+    fn current(&self) -> Record {
+        let mut record = self.record.clone();
+        let now = unix_now();
+        let mut sorted: Vec<f64> = self.step_seconds.iter().copied().collect();
+        sorted.sort_by(f64::total_cmp);
+        let share = |q: f64| sorted.get(((sorted.len() as f64 * q) as usize).min(sorted.len().saturating_sub(1)));
+        record.step_seconds_median = share(0.5).copied().unwrap_or(0.0);
+        record.step_seconds_p95 = share(0.95).copied().unwrap_or(0.0);
+        let n_done = record.step.saturating_sub(self.start_step);
+        let n_left = record.total_steps.saturating_sub(record.step);
+        let pace = if n_done == 0 { 0.0 } else { self.steps_began.elapsed().as_secs_f64() / n_done as f64 };
+        record.seconds_to_finish = pace * n_left as f64;
+        record.projected_end_unix = now + record.seconds_to_finish;
+        let again = record.startup_seconds + record.restore_seconds + SAVE_FACTOR * record.save_seconds_max;
+        record.recommended_time = slurm_time(again + 1.1 * record.seconds_to_finish + SIGNAL_SLACK_SECONDS);
+        record.recommended_signal = format!("USR1@{}", (self.seconds_needed() + SIGNAL_SLACK_SECONDS).ceil() as u64);
+        (record.updated_unix, record.job_ends_unix) = (now, self.clock.end);
+        record.job_ends_from = self.clock.end_from.into();
+        (record.job_id, record.n_restarts) = (self.clock.job_id.clone(), self.clock.n_restarts);
+        record.wall_seconds = (now - record.since_unix).max(1e-9);
+        record.goodput = record.useful_step_seconds / record.wall_seconds;
+        record.lost_seconds.rest =
+            (record.wall_seconds - record.useful_step_seconds - record.lost_seconds.known()).max(0.0);
+        record
+    }
+}
+
+fn push(values: &mut VecDeque<f64>, value: f64) {
+    if values.len() == N_KEPT {
+        values.pop_front();
+    }
+    values.push_back(value);
+}
+
+/// Seconds as `--time` takes them, rounded up to a minute.
+fn slurm_time(seconds: f64) -> String {
+    let minutes = (seconds / 60.0).ceil() as u64;
+    let (days, hours, minutes) = (minutes / 1440, minutes / 60 % 24, minutes % 60);
+    match days {
+        0 => format!("{hours:02}:{minutes:02}:00"),
+        _ => format!("{days}-{hours:02}:{minutes:02}:00"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rank(compute_ms: f64, wait_ms: f64) -> RankStep {
+        RankStep { step_ms: compute_ms + wait_ms, exposed_comm_ms: wait_ms, ..RankStep::default() }
+    }
+
+    #[test]
+    fn a_resumed_run_goes_on_adding_and_counts_what_it_does_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut first = Timing::open(dir.path(), JobClock::default(), None, 0);
+        first.begin_steps(0, 10, 1.5, 0.0);
+        for step in 1..=4 {
+            first.step(step, &[rank(1000.0, 0.0), rank(800.0, 200.0)], 0.0, 0.0);
+        }
+        first.saved(0.5);
+        first.write(true).unwrap();
+        let text = std::fs::read_to_string(dir.path().join("timing.json")).unwrap();
+        let written: Record = serde_json::from_str(&text).unwrap();
+        assert_eq!((written.step, written.step_seconds_median, written.save_seconds), (4, 1.0, 0.5));
+        assert!((written.useful_step_seconds - 3.6).abs() < 1e-9, "{written:?}");
+        assert!((written.lost_seconds.stragglers - 0.4).abs() < 1e-9, "{written:?}");
+
+        // Killed after step 4; the checkpoint is of step 2.
+        let second = Timing::open(dir.path(), JobClock::default(), Some(2), 0);
+        assert!((second.record.lost_seconds.recomputed_steps - 2.0).abs() < 1e-9, "{second:?}");
+        assert!((second.record.useful_step_seconds - 1.6).abs() < 1e-9, "{second:?}");
+        assert_eq!(second.record.since_unix, written.since_unix);
+        // A fresh start in the same directory does not.
+        let fresh = Timing::open(dir.path(), JobClock::default(), None, 0);
+        assert_eq!(fresh.record.useful_step_seconds, 0.0);
+    }
+
+    #[test]
+    fn the_time_for_a_step_and_a_save_comes_from_what_was_measured() {
+        let mut timing = Timing::open(Path::new("/nowhere"), JobClock::default(), None, 300_000_000);
+        assert_eq!(timing.seconds_needed(), 2.0 * (2.0 + 3.0) + 3.0, "assumed: 300 MB at 100 MB/s and 2 s");
+        push(&mut timing.rounds, 4.0);
+        push(&mut timing.rounds, 6.0);
+        timing.saved(10.0);
+        assert_eq!(timing.seconds_needed(), 12.0 + 20.0 + 3.0);
+        assert_eq!([59.0, 3600.0, 90_061.0].map(slurm_time), ["00:01:00", "01:00:00", "1-01:02:00"]);
+    }
+}

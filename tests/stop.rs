@@ -1,0 +1,137 @@
+//! Runs that are told to stop, run out of time, or hang: the right code, nothing lost, and the same bits in the end.
+
+mod common;
+
+use common::state::{State, assert_same_state};
+use common::{Case, Running, Steps, assert_same_curve, summary};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+const SOON: Duration = Duration::from_secs(90);
+
+/// Waits until the run has logged its `n`-th row.
+fn until_row(run_dir: &Path, n: usize) {
+    let started = Instant::now();
+    let rows = || std::fs::read_to_string(run_dir.join("steps.csv")).map_or(0, |t| t.lines().count().saturating_sub(1));
+    while rows() < n {
+        assert!(started.elapsed() < SOON, "{} rows of {n}", rows());
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn timing(run_dir: &Path) -> serde_json::Value {
+    let text = std::fs::read_to_string(run_dir.join("timing.json")).expect("timing.json");
+    serde_json::from_str(&text).expect("JSON")
+}
+
+#[test]
+fn a_run_cut_three_times_by_signals_has_the_bits_of_the_uncut_one() {
+    let case = Case::tiny();
+    let words = ["train.steps=240", "log.every=0", "train.eval_every=60"];
+    case.train(2, "whole", &words).output().expect_success();
+    let run_dir = case.path("run");
+    // No checkpoint is due: the stop alone saves.
+    let cut_words = [&words[..], &["checkpoint.every=0"]].concat();
+    let cut = |n_ranks: usize, after: usize, interfere: &dyn Fn(&Running), said: &str| {
+        let running = case.train(n_ranks, "run", &cut_words).start();
+        until_row(&run_dir, after);
+        interfere(&running);
+        let output = running.output().expect_code(75).expect_text("stopped early").expect_text(said);
+        let summary = summary(&run_dir);
+        assert_eq!(summary["exit_code"], 75, "{output}");
+        assert!(summary["last_checkpoint"].is_string(), "{summary:#}");
+        let step = summary["step"].as_u64().expect("a step");
+        assert!((after as u64..240).contains(&step), "stopped at {step}\n{output}");
+    };
+    // One rank, not the first; the other learns of it.
+    cut(2, 20, &|run| run.signal_rank(1, "USR1"), "SIGUSR1");
+    // All of them, on another rank count.
+    cut(3, 70, &|run| (0..3).for_each(|rank| run.signal_rank(rank, "TERM")), "SIGTERM");
+    // Again and again until it is gone, which hits the save too.
+    let storm = |run: &Running| {
+        let pid = run.pid_of_rank(0).to_string();
+        for _ in 0..200 {
+            let sent =
+                std::process::Command::new("sh").args(["-c", "kill -USR1 \"$1\" 2>/dev/null", "sh", &pid]).status();
+            if !sent.expect("there is a shell").success() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    };
+    cut(2, 120, &storm, "SIGUSR1");
+    case.train(1, "run", &words).output().expect_success();
+    assert_same_curve(&Steps::read(&case.path("whole")), &Steps::read(&run_dir));
+    assert_same_state(&State::read(&case.path("whole"), 240), &State::read(&run_dir, 240));
+    let timing = timing(&run_dir);
+    assert_eq!(timing["step"], 240);
+    let goodput = timing["goodput"].as_f64().expect("a number");
+    assert!(goodput > 0.0 && goodput < 1.0, "{timing:#}");
+    let restore = timing["lost_seconds"]["restore"].as_f64().expect("a number");
+    assert!(restore > 0.0, "three restores took time: {timing:#}");
+}
+
+#[test]
+fn a_signal_the_deck_does_not_name_still_ends_the_run() {
+    let case = Case::tiny();
+    let words =
+        ["train.steps=100000", "train.eval_every=0", "checkpoint.every=0", "run.stop_signals=USR1", "log.every=0"];
+    let running = case.train(2, "run", &words).start();
+    until_row(&case.path("run"), 5);
+    running.signal_rank(1, "TERM");
+    let output = running.output();
+    assert!(![0, 75].contains(&output.code) && output.elapsed < SOON, "{output}");
+}
+
+#[test]
+fn a_run_stops_in_time_to_save_and_goes_on_later() {
+    let case = Case::tiny();
+    let words =
+        ["train.steps=1000000", "train.eval_every=0", "checkpoint.every=0", "log.every=0", "run.time_limit=12s"];
+    for n_restarts in 0..2 {
+        let before = Steps::n_rows(&case.path("run"));
+        let output = case.train(2, "run", &words).output().expect_code(75).expect_text("the time limit is near");
+        assert!(output.elapsed < Duration::from_secs(14), "start {n_restarts}: {output}");
+        assert!(Steps::read(&case.path("run")).rows.len() > before, "it gets on");
+    }
+    let timing = timing(&case.path("run"));
+    assert_eq!(timing["job_ends_from"], "run.time_limit");
+    for key in ["step_seconds_median", "save_seconds", "projected_end_unix", "startup_seconds"] {
+        assert!(timing[key].as_f64().is_some_and(|n| n > 0.0), "{key}: {timing:#}");
+    }
+    assert!(timing["recommended_signal"].as_str().is_some_and(|s| s.starts_with("USR1@")), "{timing:#}");
+}
+
+#[test]
+fn a_rank_that_hangs_is_named_with_its_host_and_the_job_ends_with_code_5() {
+    let case = Case::tiny();
+    let words = ["train.steps=100000", "train.eval_every=0", "checkpoint.every=0", "log.every=0", "run.timeout=3"];
+    for (rank, lowest_live) in [(2, 0), (0, 1)] {
+        let run = format!("stopped_{rank}");
+        let running = case.train(3, &run, &words).start();
+        until_row(&case.path(&run), 10);
+        running.signal_rank(rank, "STOP");
+        let output = running.output().expect_code(5);
+        assert!(output.elapsed < SOON, "{output}");
+        let late = format!("rank {rank} on ");
+        let line =
+            output.text().lines().find(|l| l.contains(&late) && l.contains("has not arrived at")).map(String::from);
+        let line = line.unwrap_or_else(|| panic!("nobody says that rank {rank} is late\n{output}"));
+        for part in [&format!("[rank {lowest_live}]")[..], "of step", "no sign of life", "last seen at"] {
+            assert!(line.contains(part), "{part:?} is not in {line}\n{output}");
+        }
+        for other in (0..3u64).filter(|r| *r != rank as u64) {
+            let events = std::fs::read_to_string(case.path(&run).join(format!("flight/rank_{other}.jsonl")));
+            let events = events.unwrap_or_else(|e| panic!("rank {other} left no events: {e}\n{output}"));
+            let last: serde_json::Value = serde_json::from_str(events.lines().last().expect("an event")).expect("JSON");
+            assert_eq!((&last["ended"], last["rank"].as_u64()), (&false.into(), Some(other)), "{last}");
+        }
+    }
+    // Threads that live in a process whose main thread does not move.
+    let running = case.train(2, "asleep", &words).env("ZERO3_TEST_FAULT", "hang@step:1:5");
+    let output = running.output().expect_code(5).expect_text("rank 1 on ").expect_text("it is alive");
+    assert!(output.elapsed < SOON, "{output}");
+    // And a run that ends well leaves nothing of this.
+    case.train(2, "well", &["run.timeout=30"]).output().expect_success();
+    assert!(!case.path("well/flight").exists());
+}
