@@ -1,7 +1,8 @@
 //! Properties of every plan, whatever the model, the rank count and the knobs.
 
+use super::knobs::Knobs;
 use super::memory::Slot;
-use super::schedule::{Instr, Knobs, Pass};
+use super::schedule::{Instr, Pass};
 use super::*;
 use crate::params::{Init, ParamSpec, UnitSpec};
 use proptest::prelude::*;
