@@ -231,7 +231,7 @@ fn instructions(spec: &ModelSpec, schedule: &Schedule) -> Vec<String> {
 
 /// The instruction that sets the peak of training, unless it is no instruction's.
 fn peak_at(spec: &ModelSpec, plan: &Plan, peaks: &Peaks) -> String {
-    if peaks.total > plan.train.peaks.total {
+    if peaks.total > plan.train.peaks.total + plan.host_staging_bytes {
         return "refresh".into();
     }
     let instructions = instructions(spec, &plan.train.schedule);
