@@ -5,9 +5,8 @@ use crate::backend::cpu::CpuDevice;
 use crate::config::Deck;
 use crate::error::Result;
 use crate::model::{Model, gpt2};
-use crate::plan::Plan;
-use crate::plan::schedule::Knobs;
 use crate::plan::table::{Paper, Shape};
+use crate::plan::{Knobs, Plan};
 use crate::train::{budget, save};
 
 /// The plan of a deck's model on `n_ranks` ranks.

@@ -4,6 +4,7 @@
 //! `zero3 plan` prints it, the executor runs it, the summary holds the measured figures against it.
 //! Must not know: MPI, devices, the clock.
 
+pub mod knobs;
 pub mod memory;
 pub mod partition;
 pub mod placement;
@@ -25,8 +26,8 @@ use placement::{Hold, Placement};
 use refresh::Refresh;
 use schedule::{GatherId, Gradients, Instr, Pass, ReduceId, Schedule};
 
+pub use knobs::Knobs;
 pub use placement::State;
-pub use schedule::Knobs;
 
 /// A schedule and the buffers it needs.
 #[derive(Debug, Clone, PartialEq)]
