@@ -253,18 +253,21 @@ impl Timing {
         self.record.save_seconds_max = self.record.save_seconds_max.max(seconds);
     }
 
-    /// Writes the file if it is time to, or `now`.
-    pub fn write(&mut self, now: bool) -> Result<()> {
-        let Some(path) = &self.path else { return Ok(()) };
+    /// Writes the file if it is time to, or `now`. A run does not end for want of it: a fault is a warning.
+    pub fn write(&mut self, now: bool) {
+        let Some(path) = &self.path else { return };
         if !now && self.written.is_some_and(|at| at.elapsed() < EVERY) {
-            return Ok(());
+            return;
         }
         self.written = Some(Instant::now());
         let record = self.current();
-        replace_file(path, |out| {
+        let written = replace_file(path, |out| {
             serde_json::to_writer_pretty(&mut *out, &record)?;
             out.write_all(b"\n")
-        })
+        });
+        if let Err(error) = written {
+            log::warn!("{error}");
+        }
     }
 
     /// The record as of now.

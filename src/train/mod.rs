@@ -248,7 +248,7 @@ fn run_steps<B: Backend>(
         if saves {
             report.timing.saved(save_began.elapsed().as_secs_f64());
         }
-        report.timing.write(saves)?;
+        report.timing.write(saves);
         if let Some(stop) = stop {
             let reason =
                 format!("stopped early: {stop}; step {} of {} is saved, the same command goes on", at.step, t.steps);
