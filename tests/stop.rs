@@ -51,7 +51,8 @@ fn a_run_cut_three_times_by_signals_has_the_bits_of_the_uncut_one() {
     let storm = |run: &Running| {
         let pid = run.pid_of_rank(0).to_string();
         for _ in 0..200 {
-            let sent = std::process::Command::new("sh").args(["-c", "kill -USR1 \"$1\" 2>/dev/null", "sh", &pid]).status();
+            let sent =
+                std::process::Command::new("sh").args(["-c", "kill -USR1 \"$1\" 2>/dev/null", "sh", &pid]).status();
             if !sent.expect("there is a shell").success() {
                 break;
             }
@@ -73,7 +74,8 @@ fn a_run_cut_three_times_by_signals_has_the_bits_of_the_uncut_one() {
 #[test]
 fn a_signal_the_deck_does_not_name_still_ends_the_run() {
     let case = Case::tiny();
-    let words = ["train.steps=100000", "train.eval_every=0", "checkpoint.every=0", "run.stop_signals=USR1", "log.every=0"];
+    let words =
+        ["train.steps=100000", "train.eval_every=0", "checkpoint.every=0", "run.stop_signals=USR1", "log.every=0"];
     let running = case.train(2, "run", &words).start();
     until_row(&case.path("run"), 5);
     running.signal_rank(1, "TERM");
@@ -84,7 +86,8 @@ fn a_signal_the_deck_does_not_name_still_ends_the_run() {
 #[test]
 fn a_run_stops_in_time_to_save_and_goes_on_later() {
     let case = Case::tiny();
-    let words = ["train.steps=1000000", "train.eval_every=0", "checkpoint.every=0", "log.every=0", "run.time_limit=12s"];
+    let words =
+        ["train.steps=1000000", "train.eval_every=0", "checkpoint.every=0", "log.every=0", "run.time_limit=12s"];
     for n_restarts in 0..2 {
         let before = Steps::n_rows(&case.path("run"));
         let output = case.train(2, "run", &words).output().expect_code(75).expect_text("the time limit is near");
@@ -111,7 +114,8 @@ fn a_rank_that_hangs_is_named_with_its_host_and_the_job_ends_with_code_5() {
         let output = running.output().expect_code(5);
         assert!(output.elapsed < SOON, "{output}");
         let late = format!("rank {rank} on ");
-        let line = output.text().lines().find(|l| l.contains(&late) && l.contains("has not arrived at")).map(String::from);
+        let line =
+            output.text().lines().find(|l| l.contains(&late) && l.contains("has not arrived at")).map(String::from);
         let line = line.unwrap_or_else(|| panic!("nobody says that rank {rank} is late\n{output}"));
         for part in [&format!("[rank {lowest_live}]")[..], "of step", "no sign of life", "last seen at"] {
             assert!(line.contains(part), "{part:?} is not in {line}\n{output}");
