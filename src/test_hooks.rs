@@ -2,27 +2,51 @@
 //!
 //! | variable | effect |
 //! | --- | --- |
-//! | `ZERO3_TEST_FAULT=KIND@POINT:RANK:STEP` | the rank fails at that point of that step: `panic`, `exit`, `kill` (SIGKILL) or `hang` |
+//! | `ZERO3_TEST_FAULT=KIND@POINT:RANK:STEP` | the rank (`*`: each) fails at that point of that step: `panic`, `exit`, `kill` (SIGKILL), `hang`, `slow` (a second), or, where a file is written, `eio`, `enospc` |
 //! | `ZERO3_TEST_MAX_MESSAGE_NUMEL=N` | messages are cut at N elements |
 //! | `ZERO3_TEST_COLLECTIVE_DELAY_US=N` | each gather and reduction takes N microseconds more |
 //! | `ZERO3_TEST_SPOIL=RANK:ATTEMPT` | the rank in that attempt (counted from 0) has NaN gradients |
 //!
-//! Points: `step` (before it), `save.begin`, `save.written` (this rank's file is), `save.commit` (before the rename), `save.done`.
+//! Points, in the order of a save: `step` (before it); `prepare.cleaned`, `prepare.made`; `save.begin`; `write.structure`, `write.half`,
+//! `write.values` (before the fsync), `write.synced`; `save.written`; `save.commit`; `master.written`; `commit.checked`,
+//! `commit.manifest` (before its fsync), `commit.synced`, `commit.aside` (re-saves only), `commit.renamed`, `latest.made`, `latest.moved`,
+//! `commit.done`; of each deletion, with the step that is deleted: `doom.renamed`, `doom.half`, `doom.done`; `save.done`. What rank 0
+//! alone does has the rank 0.
 
+use std::io;
 use std::sync::OnceLock;
+use std::time::Duration;
+
+/// The kind of fault asked for here, if one is.
+fn fault_here(point: &str, rank: usize, step: u64) -> Option<&'static str> {
+    static FAULT: OnceLock<Option<String>> = OnceLock::new();
+    let fault = FAULT.get_or_init(|| std::env::var("ZERO3_TEST_FAULT").ok()).as_ref()?;
+    let (kind, place) = fault.split_once('@')?;
+    let here = place == format!("{point}:{rank}:{step}") || place == format!("{point}:*:{step}");
+    here.then_some(kind)
+}
+
+/// The same where a file is written: the fault may also be an error of the operating system.
+pub fn write_point(point: &str, rank: usize, step: u64) -> io::Result<()> {
+    match fault_here(point, rank, step) {
+        Some("eio") => Err(io::Error::from_raw_os_error(libc::EIO)),
+        Some("enospc") => Err(io::Error::from_raw_os_error(libc::ENOSPC)),
+        _ => {
+            fault_point(point, rank, step);
+            Ok(())
+        }
+    }
+}
 
 /// Fails here if the environment says so.
 pub fn fault_point(point: &str, rank: usize, step: u64) {
-    static FAULT: OnceLock<Option<String>> = OnceLock::new();
-    let Some(fault) = FAULT.get_or_init(|| std::env::var("ZERO3_TEST_FAULT").ok()) else { return };
-    let Some((kind, place)) = fault.split_once('@') else { return };
-    if place != format!("{point}:{rank}:{step}") {
-        return;
-    }
+    let Some(kind) = fault_here(point, rank, step) else { return };
     match kind {
-        "panic" => panic!("a test asked rank {rank} to panic at {place}"),
+        "panic" => panic!("a test asked rank {rank} to panic at {point} of step {step}"),
         "exit" => std::process::exit(9),
-        "hang" => std::thread::sleep(std::time::Duration::from_secs(3600)),
+        "hang" => std::thread::sleep(Duration::from_secs(3600)),
+        "slow" => std::thread::sleep(Duration::from_secs(1)),
+        "eio" | "enospc" => {}
         _ => {
             // SAFETY: a plain system call on this process.
             unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };

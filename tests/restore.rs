@@ -55,6 +55,10 @@ fn snapshot(dir: &Path) -> BTreeMap<PathBuf, (Vec<u8>, SystemTime)> {
     let mut files = BTreeMap::new();
     for entry in fs::read_dir(dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display())) {
         let path = entry.expect("an entry").path();
+        // The link to the newest checkpoint holds nothing of its own.
+        if path.is_symlink() {
+            continue;
+        }
         if path.is_dir() {
             files.extend(snapshot(&path));
         } else {

@@ -1,5 +1,6 @@
 //! Making room in a run directory without losing anything: what an earlier run left is moved, never deleted.
 
+use super::commit::point_latest;
 use super::find::{self, Suffix};
 use super::{CHECKPOINTS_DIR, checkpoints_dir};
 use crate::error::{Error, Result};
@@ -36,6 +37,10 @@ pub fn set_aside(run_dir: &Path, after: Option<u64>) -> Result<Option<PathBuf>> 
         let name = from.file_name().expect("entries of a directory have names");
         let to = if i < n_checkpoints { kept.join(name) } else { place.join(name) };
         fs::rename(from, &to).map_err(|e| Error::io("rename", from, &e))?;
+    }
+    // The link goes back to what stays.
+    if n_checkpoints > 0 {
+        point_latest(&checkpoints, find::complete_checkpoints(run_dir)?.pop().map(|(step, _)| step));
     }
     Ok(Some(place))
 }

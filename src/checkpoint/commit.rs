@@ -20,8 +20,9 @@ use std::path::{Path, PathBuf};
 
 use super::find::{self, Suffix};
 use super::manifest::Manifest;
-use super::{MANIFEST_FILE, checkpoints_dir, partial_dir, step_dir, step_dir_name};
+use super::{LATEST, MANIFEST_FILE, checkpoints_dir, partial_dir, step_dir, step_dir_name};
 use crate::error::{Error, Result};
+use crate::test_hooks::{fault_point, write_point};
 
 /// Makes the empty partial directory of a step and returns its path. Cleans up first ([`clean_up`]), so that saves that
 /// died or failed do not take the room that this one needs.
@@ -32,9 +33,11 @@ pub fn prepare(run_dir: &Path, step: u64) -> Result<PathBuf> {
         sync_dir(run_dir)?;
     }
     clean_up(run_dir)?;
+    fault_point("prepare.cleaned", 0, step);
     let partial = partial_dir(run_dir, step);
     fs::create_dir(&partial).map_err(|e| Error::io("mkdir", &partial, &e))?;
     sync_dir(&parent)?;
+    fault_point("prepare.made", 0, step);
     Ok(partial)
 }
 
@@ -50,26 +53,34 @@ pub fn commit(run_dir: &Path, manifest: &Manifest) -> Result<PathBuf> {
     // 1. Every file is there, whole.
     find::check_files(&partial, manifest)
         .map_err(|why| Error::Io(format!("step {step} cannot be committed: {why}")))?;
+    fault_point("commit.checked", 0, step);
     // 2. The manifest, durable.
     let path = partial.join(MANIFEST_FILE);
     let bytes = manifest.to_bytes()?;
     let mut file = File::create(&path).map_err(|e| Error::io("create", &path, &e))?;
-    file.write_all(&bytes).map_err(|e| Error::io("write", &path, &e))?;
+    file.write_all(&bytes)
+        .and_then(|()| write_point("commit.manifest", 0, step))
+        .map_err(|e| Error::Io(format!("writing {} ({} bytes): {e}", path.display(), bytes.len())))?;
     file.sync_all().map_err(|e| Error::io("fsync", &path, &e))?;
     // 3. The names of all files, durable.
     sync_dir(&partial)?;
+    fault_point("commit.synced", 0, step);
     // 4. A checkpoint of the same step steps aside under a name that still counts.
     let replaced = with_suffix(&parent, step, Suffix::Replaced);
     if present(&done) {
         remove_tree(&replaced)?;
         rename(&done, &replaced)?;
         sync_dir(&parent)?;
+        fault_point("commit.aside", 0, step);
     }
     // 5. The commit.
     rename(&partial, &done)?;
     sync_dir(&parent)?;
+    fault_point("commit.renamed", 0, step);
+    point_latest(&parent, Some(step));
     // 6. Only now is the old one gone for good.
     doom(&parent, step, &replaced)?;
+    fault_point("commit.done", 0, step);
     Ok(done)
 }
 
@@ -95,10 +106,10 @@ pub fn clean_up(run_dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Cleans up ([`clean_up`]), then deletes the complete checkpoints but the newest `keep_last` (0 keeps all). Returns the
-/// steps deleted. Call it after a commit, with no save under way. The newest complete checkpoint is never touched; a
-/// damaged one is neither counted nor deleted.
-pub fn retain(run_dir: &Path, keep_last: usize) -> Result<Vec<u64>> {
+/// Cleans up ([`clean_up`]), then deletes the complete checkpoints but the newest `keep_last` (0 keeps all) and those whose
+/// step is a multiple of `keep_every` (0: none is). Returns the steps deleted. Call it after a commit, with no save under
+/// way. The newest complete checkpoint is never touched; a damaged one is neither counted nor deleted.
+pub fn retain(run_dir: &Path, keep_last: usize, keep_every: u64) -> Result<Vec<u64>> {
     clean_up(run_dir)?;
     let parent = checkpoints_dir(run_dir);
     if keep_last == 0 {
@@ -107,11 +118,32 @@ pub fn retain(run_dir: &Path, keep_last: usize) -> Result<Vec<u64>> {
     let complete = find::complete_checkpoints(run_dir)?;
     let n_old = complete.len().saturating_sub(keep_last);
     let mut deleted = Vec::with_capacity(n_old);
-    for (step, path) in &complete[..n_old] {
+    let kept_for_ever = |step: u64| keep_every > 0 && step.is_multiple_of(keep_every);
+    for (step, path) in complete[..n_old].iter().filter(|(step, _)| !kept_for_ever(*step)) {
         doom(&parent, *step, path)?;
         deleted.push(*step);
     }
     Ok(deleted)
+}
+
+/// Points the link `latest` at a step, for people and scripts; without a step, takes it away. Nothing here reads it, so a
+/// file system without links is no error. It changes from one target to the next in one rename.
+pub(super) fn point_latest(parent: &Path, step: Option<u64>) {
+    let link = parent.join(LATEST);
+    let Some(step) = step else {
+        fs::remove_file(&link).ok();
+        return;
+    };
+    let made = parent.join(format!(".{LATEST}.tmp"));
+    fs::remove_file(&made).ok();
+    let pointed = std::os::unix::fs::symlink(step_dir_name(step), &made)
+        .inspect(|()| fault_point("latest.made", 0, step))
+        .and_then(|()| fs::rename(&made, &link))
+        .and_then(|()| sync_dir(parent).map_err(std::io::Error::other));
+    if let Err(why) = pointed {
+        log::warn!("{} still points where it did: {why}", link.display());
+    }
+    fault_point("latest.moved", 0, step);
 }
 
 /// Refuses a save that the file system of `dir` has no room for. Quotas and other writers may still fill it before the save
@@ -158,7 +190,13 @@ fn doom(parent: &Path, step: u64, path: &Path) -> Result<()> {
     remove_tree(&doomed)?;
     rename(path, &doomed)?;
     sync_dir(parent)?;
-    remove_tree(&doomed)
+    fault_point("doom.renamed", 0, step);
+    // The manifest first: what is left then is not even a checkpoint under another name.
+    fs::remove_file(doomed.join(MANIFEST_FILE)).ok();
+    fault_point("doom.half", 0, step);
+    remove_tree(&doomed)?;
+    fault_point("doom.done", 0, step);
+    Ok(())
 }
 
 /// Something has this name, be it a link to nothing.

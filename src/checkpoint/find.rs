@@ -57,7 +57,7 @@ pub(super) fn step_entries(parent: &Path) -> Result<Vec<(u64, Suffix, PathBuf)>>
 }
 
 /// The directories that count as committed, by step.
-fn committed(parent: &Path) -> Result<Vec<(u64, PathBuf)>> {
+pub(super) fn committed(parent: &Path) -> Result<Vec<(u64, PathBuf)>> {
     if !parent.is_dir() {
         return Ok(Vec::new());
     }
@@ -91,22 +91,22 @@ pub fn read_manifest(dir: &Path) -> Result<Manifest> {
 
 /// Checks that every file the manifest names is in `dir` with its size.
 pub(super) fn check_files(dir: &Path, manifest: &Manifest) -> std::result::Result<(), String> {
-    for record in &manifest.files {
-        let path = dir.join(&record.name);
-        // Opened, not just asked for: a network file system answers an open with what is on the server now.
-        let file = match File::open(&path) {
-            Err(e) if e.kind() == ErrorKind::NotFound => {
-                return Err(format!("{} is missing", path.display()));
-            }
-            other => other.map_err(|e| format!("{} cannot be opened: {e}", path.display()))?,
-        };
-        let metadata = file.metadata().map_err(|e| format!("{} cannot be read: {e}", path.display()))?;
-        if !metadata.is_file() {
-            return Err(format!("{} is not a file", path.display()));
-        }
-        if metadata.len() != record.bytes {
-            return Err(format!("{} has {} bytes, the manifest says {}", path.display(), metadata.len(), record.bytes));
-        }
+    manifest.files.iter().try_for_each(|record| check_file(&dir.join(&record.name), record.bytes))
+}
+
+/// Checks that a file is there with its size.
+pub(super) fn check_file(path: &Path, bytes: u64) -> std::result::Result<(), String> {
+    // Opened, not just asked for: a network file system answers an open with what is on the server now.
+    let file = match File::open(path) {
+        Err(e) if e.kind() == ErrorKind::NotFound => return Err(format!("{} is missing", path.display())),
+        other => other.map_err(|e| format!("{} cannot be opened: {e}", path.display()))?,
+    };
+    let metadata = file.metadata().map_err(|e| format!("{} cannot be read: {e}", path.display()))?;
+    if !metadata.is_file() {
+        return Err(format!("{} is not a file", path.display()));
+    }
+    if metadata.len() != bytes {
+        return Err(format!("{} has {} bytes, the manifest says {bytes}", path.display(), metadata.len()));
     }
     Ok(())
 }
@@ -115,6 +115,13 @@ pub(super) fn check_files(dir: &Path, manifest: &Manifest) -> std::result::Resul
 /// says (if it says one), and every file with its size.
 pub fn check_complete(dir: &Path) -> Result<Manifest> {
     let manifest = read_manifest(dir)?;
+    check_name(dir, &manifest)?;
+    check_files(dir, &manifest).map_err(Error::Checkpoint)?;
+    Ok(manifest)
+}
+
+/// Checks that a directory named after a step holds that step.
+pub(super) fn check_name(dir: &Path, manifest: &Manifest) -> Result<()> {
     let named = dir.file_name().and_then(|n| n.to_str()).and_then(Suffix::parse);
     if named.is_some_and(|(step, _)| step != manifest.step) {
         return Err(Error::Checkpoint(format!(
@@ -123,8 +130,7 @@ pub fn check_complete(dir: &Path) -> Result<Manifest> {
             manifest.step
         )));
     }
-    check_files(dir, &manifest).map_err(Error::Checkpoint)?;
-    Ok(manifest)
+    Ok(())
 }
 
 /// The complete checkpoints of a run directory, oldest first. Damaged ones are left out: this is for lists and clean-up;
@@ -163,31 +169,54 @@ pub fn instead_of(dir: &Path, step: u64) -> String {
 
 /// The complete step directory that PATH means: a step directory, or the newest of a checkpoints or run directory.
 pub fn resolve(path: &Path) -> Result<PathBuf> {
-    let no = |why: &str| Error::Checkpoint(format!("{}: {why}", path.display()));
-    let wanted = "a run directory, a checkpoints directory or a step directory would do";
+    match meant(path)? {
+        Meant::Step(dir) => check_complete(&dir).map(|_| dir),
+        Meant::Parent(parent) => newest_in(&parent)?.map(|(_, dir)| dir).ok_or_else(|| none_in(path, &parent)),
+    }
+}
+
+/// The same without a look inside: the newest by name, be it damaged. For what judges damage itself.
+pub fn resolve_unchecked(path: &Path) -> Result<PathBuf> {
+    match meant(path)? {
+        Meant::Step(dir) => Ok(dir),
+        Meant::Parent(parent) => committed(&parent)?.pop().map(|(_, dir)| dir).ok_or_else(|| none_in(path, &parent)),
+    }
+}
+
+/// What a person's PATH is.
+enum Meant {
+    Step(PathBuf),
+    /// A checkpoints directory, or what should be one.
+    Parent(PathBuf),
+}
+
+const WANTED: &str = "a run directory, a checkpoints directory or a step directory would do";
+
+fn none_in(path: &Path, parent: &Path) -> Error {
+    let parent = parent.display();
+    Error::Checkpoint(format!(
+        "{}: holds no complete checkpoint (looked for {parent}/step_*); {WANTED}",
+        path.display()
+    ))
+}
+
+fn meant(path: &Path) -> Result<Meant> {
+    let no = |why: &str| Err(Error::Checkpoint(format!("{}: {why}", path.display())));
     if !path.exists() {
-        return Err(no(&format!("no such directory; {wanted}")));
+        return no(&format!("no such directory; {WANTED}"));
     }
     if !path.is_dir() {
-        return Err(no(&format!("not a directory; {wanted}")));
+        return no(&format!("not a directory; {WANTED}"));
     }
     // The name may be hidden behind `.` or a link.
     let real = path.canonicalize().map_err(|e| Error::io("resolve", path, &e))?;
     match real.file_name().and_then(|n| n.to_str()).and_then(Suffix::parse) {
-        Some((_, Suffix::Partial)) => {
-            return Err(no("a save that did not finish; it holds no checkpoint"));
-        }
-        Some((_, Suffix::Doomed)) => return Err(no("a checkpoint that is being deleted")),
-        Some(_) => return check_complete(path).map(|_| path.to_path_buf()),
-        None if path.join(MANIFEST_FILE).exists() => {
-            return check_complete(path).map(|_| path.to_path_buf());
-        }
+        Some((_, Suffix::Partial)) => return no("a save that did not finish; it holds no checkpoint"),
+        Some((_, Suffix::Doomed)) => return no("a checkpoint that is being deleted"),
+        Some(_) => return Ok(Meant::Step(path.to_path_buf())),
+        None if path.join(MANIFEST_FILE).exists() => return Ok(Meant::Step(path.to_path_buf())),
         None => {}
     }
     let nested = checkpoints_dir(path);
-    let parent = if nested.is_dir() { nested } else { path.to_path_buf() };
-    match newest_in(&parent)? {
-        Some((_, dir)) => Ok(dir),
-        None => Err(no(&format!("holds no complete checkpoint (looked for {}/step_*); {wanted}", parent.display()))),
-    }
+    Ok(Meant::Parent(if nested.is_dir() { nested } else { path.to_path_buf() }))
 }

@@ -4,8 +4,7 @@
 //! group indices carry checksums: a flipped bit in them is an error instead of a wrong size or a wrong address. It is the
 //! newest format that every HDF5 in use on clusters still reads.
 //!
-//! \[Note: locks\] HDF5 takes an flock on open, which some network file systems refuse. A rank file has one writer, is
-//! read only after the commit, and is never changed afterwards, so the lock guards nothing and is switched off.
+//! HDF5 would take an flock on open, which some network file systems refuse; its locks are off (see `lock.rs`).
 //!
 //! The crate holds the library's own error printing off; errors reach people through `Error` alone.
 
@@ -26,9 +25,17 @@ pub(super) fn one_line(err: &hdf5::Error) -> String {
     }
 }
 
-/// Creates a file that must not exist yet.
+/// Creates a file that must not exist yet. Nothing in it says when: the same state gives the same bytes.
 pub(super) fn create(path: &Path) -> hdf5::Result<hdf5::File> {
-    hdf5::File::with_options().with_fapl(|fapl| fapl.libver_v110().file_locking(false)).create_excl(path)
+    hdf5::File::with_options()
+        .with_fapl(|fapl| fapl.libver_v110().file_locking(false))
+        .with_fcpl(|fcpl| fcpl.obj_track_times(false))
+        .create_excl(path)
+}
+
+/// Creates a group of such a file.
+pub(super) fn create_group(file: &hdf5::File, name: &str) -> hdf5::Result<hdf5::Group> {
+    file.create_group_builder().obj_track_times(false).create(name)
 }
 
 /// Opens a file for reading.

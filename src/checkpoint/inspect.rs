@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use super::find;
-use super::manifest::{Alias, MeshDim, Optimizer, Seeds, Writer};
+use super::manifest::{Alias, ExtraFile, MeshDim, Optimizer, Seeds, Writer};
 use crate::error::Result;
 
 /// A complete checkpoint's content, without the values. `Display` is the table, `Serialize` the JSON.
@@ -50,7 +50,9 @@ pub struct Inspection {
     pub aliases: Vec<Alias>,
     /// Files.
     pub files: Vec<InspectedFile>,
-    /// Bytes of all files.
+    /// Files that no restore needs.
+    pub extra_files: Vec<ExtraFile>,
+    /// Bytes of all files with slices.
     pub total_bytes: u64,
     /// The resolved deck as TOML text.
     pub deck: String,
@@ -115,6 +117,7 @@ pub fn inspect(path: &Path) -> Result<Inspection> {
         params,
         total_bytes: files.iter().map(|f| f.bytes).sum(),
         files,
+        extra_files: m.extra_files,
         format_version: m.format_version,
         required_features: m.required_features,
         writer: m.writer,

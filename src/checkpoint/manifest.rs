@@ -79,6 +79,9 @@ pub struct Manifest {
     pub aliases: Vec<Alias>,
     /// Every file, with the slices it holds.
     pub files: Vec<FileRecord>,
+    /// Files that no restore needs, e.g. the master file for people's tools.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub extra_files: Vec<ExtraFile>,
 }
 
 /// The program that wrote a checkpoint.
@@ -176,6 +179,17 @@ pub struct FileRecord {
     pub digest: String,
     /// Slices in it, empty ones included.
     pub slices: Vec<Slice>,
+}
+
+/// A file that no restore needs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ExtraFile {
+    /// File name within the step directory.
+    pub name: String,
+    /// Size in bytes.
+    pub bytes: u64,
+    /// Digest of the whole file.
+    pub digest: String,
 }
 
 /// One parameter's flat range in one file.
@@ -306,6 +320,7 @@ impl Default for Manifest {
             params: Vec::new(),
             aliases: Vec::new(),
             files: Vec::new(),
+            extra_files: Vec::new(),
         }
     }
 }
@@ -468,6 +483,11 @@ impl Manifest {
                     digests.iter().try_for_each(|d| check_digest(d)).map_err(|why| format!("{label} {why}"))?;
                 }
             }
+        }
+        for file in &self.extra_files {
+            check(is_plain_file_name(&file.name), format!("names a file {:?}, not a plain file name", file.name))?;
+            check(files.insert(file.name.as_str()), format!("names file {} twice", file.name))?;
+            check_digest(&file.digest).map_err(|why| format!("has file {} {why}", file.name))?;
         }
         let placed = self.placed();
         check(placed.len() == self.params.len(), "has slices of parameters it does not list".to_string())?;

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! RUN/checkpoints/step_00000100/manifest.json            what is here, and where
+//!                               model.h5                 the same, each parameter whole, for people's tools
 //!                               rank_0000_of_0004.h5     /weight/<param>, /exp_avg/<param>, /exp_avg_sq/<param>
 //! RUN/checkpoints/step_00000200.partial/                 being written: nobody reads it
 //! ```
@@ -14,7 +15,9 @@
 //! | [`find`] | which checkpoints a run directory holds; what a person's PATH means |
 //! | [`read`] | from a parameter's range to file ranges, and the verified bytes |
 //! | [`weights_file`] | initial weights from somebody else's HDF5 file |
+//! | [`master`] | `model.h5`, which shows each parameter whole to people's tools |
 //! | [`inspect`](mod@inspect), [`diff`](mod@diff) | what a checkpoint holds; where two differ |
+//! | [`verify`](mod@verify), [`reshard`](mod@reshard) | where one is damaged; the same one for another rank count |
 //!
 //! The format and the commit protocol are specified in `docs/checkpoint_format.md`.
 //!
@@ -26,8 +29,12 @@ pub mod diff;
 pub mod find;
 mod h5;
 pub mod inspect;
+mod lock;
 pub mod manifest;
+pub mod master;
 pub mod read;
+pub mod reshard;
+pub mod verify;
 pub mod weights_file;
 pub mod write;
 
@@ -41,8 +48,10 @@ pub use find::{complete_checkpoints, newest, resolve};
 pub use inspect::{Inspection, inspect};
 pub use manifest::{Manifest, Part, Slice};
 pub use read::Reader;
+pub use reshard::{Resharded, reshard};
+pub use verify::{Verified, verify};
 pub use weights_file::WeightsFile;
-pub use write::{ParamSlice, estimate_bytes, write_rank_file};
+pub use write::{ParamSlice, SliceShape, Target, estimate_bytes, write_rank_file, write_slices};
 
 use std::path::{Path, PathBuf};
 
@@ -50,6 +59,10 @@ use std::path::{Path, PathBuf};
 pub const CHECKPOINTS_DIR: &str = "checkpoints";
 /// File name of the manifest in a step directory.
 pub const MANIFEST_FILE: &str = "manifest.json";
+/// File name of the master file in a step directory.
+pub const MASTER_FILE: &str = "model.h5";
+/// Link to the newest step directory, beside the step directories.
+pub const LATEST: &str = "latest";
 
 /// What is stored of each parameter element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]

@@ -12,8 +12,10 @@ use std::path::{Path, PathBuf};
 
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::lock::{self, Access};
 use super::manifest::{self, DIGEST_BLOCK, Manifest, Part, Placed};
 use super::{Kind, find, h5, write};
+use crate::config::Locking;
 use crate::error::{Error, Result};
 
 /// Files held open at once, well under the usual limit of 1024.
@@ -24,7 +26,9 @@ pub struct Reader {
     dir: PathBuf,
     manifest: Manifest,
     placed: HashMap<String, Vec<Placed>>,
-    open: VecDeque<(usize, hdf5::File)>,
+    /// Open files, and what holds their locks.
+    open: VecDeque<(usize, hdf5::File, Option<File>)>,
+    locking: Locking,
     verify: bool,
     scratch: Vec<f32>,
     bytes_read: u64,
@@ -34,17 +38,31 @@ impl Reader {
     /// Opens a step directory ([`resolve`](super::resolve) finds it). Errors: the manifest is damaged or not understood; a file
     /// is missing or has another size.
     pub fn open(step_dir: &Path) -> Result<Self> {
-        let manifest = find::check_complete(step_dir)?;
+        Reader::open_with(step_dir, Locking::Off)
+    }
+
+    /// The same; each file is locked for reading while it is open.
+    pub fn open_with(step_dir: &Path, locking: Locking) -> Result<Self> {
+        Ok(Reader::of(step_dir, find::check_complete(step_dir)?, locking))
+    }
+
+    /// Opens what there is of a checkpoint that may lack files, to find out what is wrong with the others.
+    pub(super) fn open_incomplete(step_dir: &Path) -> Result<Self> {
+        Ok(Reader::of(step_dir, find::read_manifest(step_dir)?, Locking::Off))
+    }
+
+    fn of(step_dir: &Path, manifest: Manifest, locking: Locking) -> Self {
         let placed = manifest.placed().into_iter().map(|(k, v)| (k.to_string(), v)).collect();
-        Ok(Reader {
+        Reader {
             dir: step_dir.to_path_buf(),
             manifest,
             placed,
             open: VecDeque::new(),
+            locking,
             verify: true,
             scratch: Vec::new(),
             bytes_read: 0,
-        })
+        }
     }
 
     /// What the checkpoint holds.
@@ -151,15 +169,23 @@ impl Reader {
 
     /// The file, opened now or before; the one opened longest ago makes room.
     fn file(&mut self, file_idx: usize) -> std::result::Result<hdf5::File, String> {
-        if let Some((_, file)) = self.open.iter().find(|(idx, _)| *idx == file_idx) {
+        if let Some((_, file, _)) = self.open.iter().find(|(idx, ..)| *idx == file_idx) {
             return Ok(file.clone());
         }
         let path = self.dir.join(&self.manifest.files[file_idx].name);
+        let held = match self.locking {
+            Locking::Off => None,
+            _ => {
+                let held = File::open(&path).map_err(|e| format!("is out of reach: {e}"))?;
+                lock::hold(&held, &path, self.locking, Access::Read).map_err(|e| e.to_string())?;
+                Some(held)
+            }
+        };
         let file = h5::open(&path).map_err(|e| format!("is out of reach: {}", h5::one_line(&e)))?;
         if self.open.len() == MAX_OPEN_FILES {
             self.open.pop_front();
         }
-        self.open.push_back((file_idx, file.clone()));
+        self.open.push_back((file_idx, file.clone(), held));
         Ok(file)
     }
 }

@@ -146,7 +146,7 @@ fn entry(group: &hdf5::Group, name: &str, shape: &[usize]) -> std::result::Resul
 }
 
 /// The boxes that make up a flat row-major range, in order: at most `2 * rank - 1` of them.
-fn boxes(shape: &[usize], range: Range<usize>) -> Vec<Vec<Range<usize>>> {
+pub(super) fn boxes(shape: &[usize], range: Range<usize>) -> Vec<Vec<Range<usize>>> {
     if range.is_empty() {
         return Vec::new();
     }

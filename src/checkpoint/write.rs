@@ -5,14 +5,20 @@
 use std::collections::HashSet;
 use std::fs::File;
 use std::io::Read;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use hdf5::plist::dataset_create::{AllocTime, FillTime};
 use hdf5::types::VarLenUnicode;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
+use super::lock::{self, Access};
 use super::manifest::{self, DIGEST_BLOCK, FORMAT_VERSION, FileRecord, Slice, SliceDigests, check_param_name};
 use super::{Kind, h5, rank_file_name};
+use crate::config::Locking;
 use crate::error::{Error, Result};
+use crate::test_hooks::{fault_point, write_point};
 
 // Digests are over little-endian f32, which is what the datasets hold.
 const _: () = assert!(cfg!(target_endian = "little"));
@@ -51,18 +57,71 @@ impl<'a> ParamSlice<'a> {
             Kind::ExpAvgSq => self.exp_avg_sq,
         }
     }
+
+    /// The slice without its values.
+    pub fn shape(&self) -> SliceShape<'a> {
+        let &ParamSlice { name, global_shape, numel, start, end, .. } = self;
+        SliceShape { name, global_shape, numel, start, end }
+    }
+}
+
+impl SliceShape<'_> {
+    /// Elements in it.
+    pub fn numel(&self) -> usize {
+        self.end - self.start
+    }
 }
 
 /// Bytes a rank file of these slices takes on disk, a little over: what to ask
 /// [`check_free_space`](super::check_free_space) for.
-pub fn estimate_bytes(slices: &[ParamSlice<'_>]) -> u64 {
-    let values: u64 = slices.iter().map(|s| (s.end - s.start) as u64 * 4 + BYTES_PER_DATASET).sum();
+pub fn estimate_bytes(slices: &[SliceShape<'_>]) -> u64 {
+    let values: u64 = slices.iter().map(|s| s.numel() as u64 * 4 + BYTES_PER_DATASET).sum();
     BYTES_PER_FILE + Kind::ALL.len() as u64 * values
 }
 
-/// Writes `dir/rank_RRRR_of_NNNN.h5` and returns its manifest record once its bytes are durable. `dir` is the partial
-/// directory of the step ([`partial_dir`](super::partial_dir)). Errors: the file exists, the disk is full, or any other
-/// failure of the file system, with the path.
+/// What a rank file is, besides the values in it.
+#[derive(Debug, Clone, Copy)]
+pub struct Target<'a> {
+    /// The partial directory of the step ([`partial_dir`](super::partial_dir)).
+    pub dir: &'a Path,
+    /// The rank whose file it is.
+    pub rank: usize,
+    /// Ranks of the shard group.
+    pub world_size: usize,
+    /// Optimizer step.
+    pub step: u64,
+    /// Whether the file is locked while it is written.
+    pub locking: Locking,
+}
+
+/// A slice of one parameter, without its values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SliceShape<'a> {
+    /// Parameter name.
+    pub name: &'a str,
+    /// Whole shape of the parameter.
+    pub global_shape: &'a [usize],
+    /// Elements of the whole parameter.
+    pub numel: usize,
+    /// First element of the slice in the flattened parameter.
+    pub start: usize,
+    /// One past the last element; `start == end` is a normal, empty slice.
+    pub end: usize,
+}
+
+/// Where the values of a rank file come from, block by block.
+pub trait Values {
+    /// Elements `range` of slice `slice_idx`, counted from the slice's own start.
+    fn block(&mut self, slice_idx: usize, kind: Kind, range: Range<usize>) -> Result<&[f32]>;
+}
+
+impl Values for &[ParamSlice<'_>] {
+    fn block(&mut self, slice_idx: usize, kind: Kind, range: Range<usize>) -> Result<&[f32]> {
+        Ok(&self[slice_idx].values(kind)[range])
+    }
+}
+
+/// Writes `dir/rank_RRRR_of_NNNN.h5` from slices in memory, without a lock; see [`write_file`].
 pub fn write_rank_file(
     dir: &Path,
     rank: usize,
@@ -70,67 +129,95 @@ pub fn write_rank_file(
     step: u64,
     slices: &[ParamSlice<'_>],
 ) -> Result<FileRecord> {
-    check_slices(rank, world_size, slices)?;
-    let name = rank_file_name(rank, world_size);
-    let path = dir.join(&name);
-    let records = write_datasets(&path, rank, world_size, step, slices).map_err(|e| {
-        Error::Io(format!(
-            "writing checkpoint file {} (about {} bytes): {}",
-            path.display(),
-            estimate_bytes(slices),
-            h5::one_line(&e)
-        ))
-    })?;
+    write_slices(&Target { dir, rank, world_size, step, locking: Locking::Off }, slices)
+}
 
-    // The library has closed the file. The disk takes its bytes while they are digested from the page cache.
-    let mut file = File::open(&path).map_err(|e| Error::io("open", &path, &e))?;
-    let to_sync = file.try_clone().map_err(|e| Error::io("open", &path, &e))?;
-    let (synced, digested) = std::thread::scope(|scope| {
-        let syncing = scope.spawn(move || to_sync.sync_all());
-        let digested = digest_file(&mut file);
-        (syncing.join().expect("fsync does not panic"), digested)
-    });
-    synced.map_err(|e| Error::io("fsync", &path, &e))?;
-    let (bytes, digest) = digested.map_err(|e| Error::io("read", &path, &e))?;
+/// Writes a rank's file from slices in memory; see [`write_file`].
+pub fn write_slices(target: &Target<'_>, mut slices: &[ParamSlice<'_>]) -> Result<FileRecord> {
+    for slice in slices {
+        for kind in Kind::ALL {
+            let (have, want) = (slice.values(kind).len(), slice.end - slice.start);
+            assert_eq!(have, want, "{kind} values of {} for its range {}..{}", slice.name, slice.start, slice.end);
+        }
+    }
+    let shapes: Vec<SliceShape<'_>> = slices.iter().map(ParamSlice::shape).collect();
+    write_file(target, &shapes, &mut slices)
+}
+
+/// Writes a rank's file and returns its manifest record once its bytes are durable. Errors: the file exists, the disk is
+/// full, or any other failure of the file system, with the path and the bytes needed; or what `values` met.
+///
+/// \[Note: two passes\] The HDF5 library makes the file's structure, with the place of every dataset fixed; then the values are
+/// written to those places with plain writes, in the order of the file, each block digested meanwhile. So the file is
+/// digested without being read back, a full disk is met by a plain write and not inside the library, and the disk gets large
+/// sequential writes. The values pass through no buffer of ours.
+pub fn write_file(target: &Target<'_>, slices: &[SliceShape<'_>], values: &mut dyn Values) -> Result<FileRecord> {
+    check_slices(target, slices)?;
+    let (rank, step) = (target.rank, target.step);
+    let name = rank_file_name(rank, target.world_size);
+    let path = target.dir.join(&name);
+    let failed = |what: String| {
+        let needed_bytes = estimate_bytes(slices);
+        Error::Io(format!("writing checkpoint file {} (about {needed_bytes} bytes): {what}", path.display()))
+    };
+    let mut places = make_structure(&path, target, slices).map_err(|e| failed(h5::one_line(&e)))?;
+    places.sort_by_key(|place| place.offset);
+    write_point("write.structure", rank, step).map_err(|e| failed(e.to_string()))?;
+
+    // The library has closed the file.
+    let file = File::options().read(true).write(true).open(&path).map_err(|e| failed(e.to_string()))?;
+    lock::hold(&file, &path, target.locking, Access::Write)?;
+    let bytes = file.metadata().map_err(|e| failed(e.to_string()))?.len();
+    let mut whole = Whole { file: &file, hasher: Xxh3::new(), at: 0 };
+    let mut digests = vec![SliceDigests::default(); slices.len()];
+    for (i, place) in places.iter().enumerate() {
+        if i == places.len() / 2 {
+            write_point("write.half", rank, step).map_err(|e| failed(e.to_string()))?;
+        }
+        whole.skip_to(place.offset).map_err(|e| failed(e.to_string()))?;
+        let numel = slices[place.slice_idx].numel();
+        for from in (0..numel).step_by(DIGEST_BLOCK) {
+            let range = from..numel.min(from + DIGEST_BLOCK);
+            let block = bytemuck::cast_slice(values.block(place.slice_idx, place.kind, range)?);
+            let digest = whole.write(block).map_err(|e| failed(e.to_string()))?;
+            digests[place.slice_idx].of_mut(place.kind).push(manifest::hex(digest));
+        }
+    }
+    whole.skip_to(bytes).map_err(|e| failed(e.to_string()))?;
+    let digest = manifest::hex(whole.hasher.digest());
+    write_point("write.values", rank, step).map_err(|e| failed(e.to_string()))?;
+    file.sync_all().map_err(|e| failed(e.to_string()))?;
+    fault_point("write.synced", rank, step);
+    let records = slices
+        .iter()
+        .zip(digests)
+        .map(|(s, digests)| Slice { param: s.name.to_string(), start: s.start, end: s.end, digests })
+        .collect();
     Ok(FileRecord { rank, name, bytes, digest, slices: records })
 }
 
-fn check_slices(rank: usize, world_size: usize, slices: &[ParamSlice<'_>]) -> Result<()> {
-    assert!(rank < world_size, "rank {rank} of {world_size}");
+fn check_slices(target: &Target<'_>, slices: &[SliceShape<'_>]) -> Result<()> {
+    assert!(target.rank < target.world_size, "rank {} of {}", target.rank, target.world_size);
     let mut names = HashSet::new();
     for slice in slices {
         check_param_name(slice.name).map_err(|why| Error::Internal(format!("the model {why}")))?;
         assert!(names.insert(slice.name), "two slices of {}", slice.name);
-        assert!(
-            slice.start <= slice.end && slice.end <= slice.numel,
-            "slice {}..{} of {} with {} elements",
-            slice.start,
-            slice.end,
-            slice.name,
-            slice.numel
-        );
-        for kind in Kind::ALL {
-            assert_eq!(
-                slice.values(kind).len(),
-                slice.end - slice.start,
-                "{kind} values of {} for its range {}..{}",
-                slice.name,
-                slice.start,
-                slice.end
-            );
-        }
+        assert!(slice.start <= slice.end && slice.end <= slice.numel, "{slice:?}");
     }
     Ok(())
 }
 
-fn write_datasets(
-    path: &Path,
-    rank: usize,
-    world_size: usize,
-    step: u64,
-    slices: &[ParamSlice<'_>],
-) -> hdf5::Result<Vec<Slice>> {
+/// Where the values of one dataset lie in the file.
+struct Place {
+    offset: u64,
+    slice_idx: usize,
+    kind: Kind,
+}
+
+/// Creates the file with every dataset allocated and none written. Empty datasets have no place.
+fn make_structure(path: &Path, target: &Target<'_>, slices: &[SliceShape<'_>]) -> hdf5::Result<Vec<Place>> {
     let file = h5::create(path)?;
+    let (rank, world_size, step) = (target.rank, target.world_size, target.step);
     let about = format!("zero3 checkpoint, step {step}: slices of rank {rank} of {world_size}");
     let about: VarLenUnicode = about.parse().expect("letters and numbers hold no NUL");
     file.new_attr::<VarLenUnicode>().create("about")?.write_scalar(&about)?;
@@ -142,38 +229,70 @@ fn write_datasets(
     ] {
         file.new_attr::<u64>().create(name)?.write_scalar(&value)?;
     }
-
-    let mut digests = vec![SliceDigests::default(); slices.len()];
+    let mut places = Vec::with_capacity(slices.len() * Kind::ALL.len());
     for kind in Kind::ALL {
-        let group = file.create_group(kind.group())?;
-        for (slice, digests) in slices.iter().zip(&mut digests) {
-            *digests.of_mut(kind) = write_dataset(&group, slice, slice.values(kind))?;
+        let group = h5::create_group(&file, kind.group())?;
+        for (slice_idx, slice) in slices.iter().enumerate() {
+            let dataset = make_dataset(&group, slice)?;
+            if slice.numel() > 0 {
+                let offset = dataset.offset().ok_or("the library gave a dataset no place in the file")?;
+                places.push(Place { offset, slice_idx, kind });
+            }
         }
     }
     file.flush()?;
     file.close()?;
-    Ok(slices
-        .iter()
-        .zip(digests)
-        .map(|(s, digests)| Slice { param: s.name.to_string(), start: s.start, end: s.end, digests })
-        .collect())
+    Ok(places)
 }
 
-/// Writes one dataset block by block, so that a block is digested while it is in cache. Returns the block digests.
-fn write_dataset(group: &hdf5::Group, slice: &ParamSlice<'_>, values: &[f32]) -> hdf5::Result<Vec<String>> {
-    let dataset = group.new_dataset::<f32>().shape(values.len()).create(slice.name)?;
+fn make_dataset(group: &hdf5::Group, slice: &SliceShape<'_>) -> hdf5::Result<hdf5::Dataset> {
+    let dataset = group
+        .new_dataset::<f32>()
+        .alloc_time(Some(AllocTime::Early))
+        .fill_time(FillTime::Never)
+        .shape(slice.numel())
+        .create(slice.name)?;
     let global_shape: Vec<u64> = slice.global_shape.iter().map(|&d| d as u64).collect();
     dataset.new_attr::<u64>().shape(global_shape.len()).create("global_shape")?.write_raw(&global_shape)?;
     for (name, value) in [("start", slice.start as u64), ("numel", slice.numel as u64)] {
         dataset.new_attr::<u64>().create(name)?.write_scalar(&value)?;
     }
-    let mut digests = Vec::with_capacity(values.len().div_ceil(DIGEST_BLOCK));
-    for (block_idx, block) in values.chunks(DIGEST_BLOCK).enumerate() {
-        digests.push(manifest::hex(xxh3_64(bytemuck::cast_slice(block))));
-        let from = block_idx * DIGEST_BLOCK;
-        dataset.write_slice(block, from..from + block.len())?;
+    Ok(dataset)
+}
+
+/// A file filled from front to back, and the digest of all of it.
+struct Whole<'a> {
+    file: &'a File,
+    hasher: Xxh3,
+    at: u64,
+}
+
+impl Whole<'_> {
+    /// Digests what the library wrote between here and `offset`.
+    fn skip_to(&mut self, offset: u64) -> std::io::Result<()> {
+        assert!(self.at <= offset, "two datasets share bytes {offset}..{} of a file", self.at);
+        let mut buffer = [0u8; 16 << 10];
+        while self.at < offset {
+            let n = buffer.len().min((offset - self.at) as usize);
+            self.file.read_exact_at(&mut buffer[..n], self.at)?;
+            self.hasher.update(&buffer[..n]);
+            self.at += n as u64;
+        }
+        Ok(())
     }
-    Ok(digests)
+
+    /// Writes a block, which another core digests meanwhile where one is idle. Returns the block's own digest.
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<u64> {
+        let Whole { file, hasher, at } = self;
+        let digested = || {
+            hasher.update(bytes);
+            xxh3_64(bytes)
+        };
+        let (written, digest) = rayon::join(|| file.write_all_at(bytes, *at), digested);
+        written?;
+        self.at += bytes.len() as u64;
+        Ok(digest)
+    }
 }
 
 /// Size and digest of a file's bytes, read through a fixed buffer.

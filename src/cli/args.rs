@@ -60,6 +60,32 @@ Examples:
 
 Exit codes: 0 finished; 2 no checkpoint there, or a damaged one; 70 internal error.";
 
+const CKPT_VERIFY_HELP: &str = "\
+Examples:
+  zero3 ckpt verify runs/tiny
+      the newest checkpoint of a run
+  zero3 ckpt verify runs/tiny/checkpoints/step_00000300 --json
+
+Exit codes: 0 all as written; 2 no checkpoint there, or damage: which file, dataset and elements; 70 internal error.";
+
+const CKPT_DIFF_HELP: &str = "\
+Examples:
+  zero3 ckpt diff runs/tiny runs/other
+      the newest checkpoints of two runs, whatever their rank counts
+  zero3 ckpt diff runs/tiny/checkpoints/step_00000200 runs/tiny/checkpoints/step_00000300 --json
+
+Exit codes: 0 equal, bit for bit; 1 they differ: which parameter, how far; 2 no checkpoint there, or a damaged
+one; 70 internal error.";
+
+const CKPT_RESHARD_HELP: &str = "\
+Examples:
+  zero3 ckpt reshard runs/tiny runs/tiny-on-8 --ranks 8
+  zero3 ckpt reshard runs/tiny/checkpoints/step_00000300 /scratch/archive --ranks 1
+      then, if you like:  mpirun -n 1 zero3 train inputs/tiny.toml --resume /scratch/archive
+
+Exit codes: 0 finished; 2 no checkpoint there, a damaged one, or the destination has one already; 5 it could not be
+written; 70 internal error.";
+
 const REPORT_HELP: &str = "\
 Example:
   zero3 report runs/tiny
@@ -80,6 +106,12 @@ pub enum Command {
     DataInfo(DeckArgs),
     /// `zero3 ckpt inspect`
     CkptInspect(CkptInspectArgs),
+    /// `zero3 ckpt verify`
+    CkptVerify(CkptInspectArgs),
+    /// `zero3 ckpt diff`
+    CkptDiff(CkptDiffArgs),
+    /// `zero3 ckpt reshard`
+    CkptReshard(CkptReshardArgs),
     /// `zero3 report`: the five questions about a run directory.
     Report(PathBuf),
 }
@@ -117,13 +149,35 @@ pub struct PlanArgs {
     pub json: bool,
 }
 
-/// Arguments of `zero3 ckpt inspect`.
+/// Arguments of `zero3 ckpt inspect` and `zero3 ckpt verify`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CkptInspectArgs {
     /// A run directory (its newest complete checkpoint) or a step directory.
     pub path: PathBuf,
     /// Print JSON.
     pub json: bool,
+}
+
+/// Arguments of `zero3 ckpt diff`; each path is a run directory or a step directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CkptDiffArgs {
+    /// The first checkpoint.
+    pub a: PathBuf,
+    /// The second.
+    pub b: PathBuf,
+    /// Print JSON.
+    pub json: bool,
+}
+
+/// Arguments of `zero3 ckpt reshard`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CkptReshardArgs {
+    /// A run directory (its newest complete checkpoint) or a step directory.
+    pub source: PathBuf,
+    /// A run directory without checkpoints.
+    pub run_dir: PathBuf,
+    /// Ranks to cut for, at least 1.
+    pub n_ranks: usize,
 }
 
 /// Where a run starts from.
@@ -241,6 +295,45 @@ enum CkptCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Read every byte of a checkpoint and compare it with its digests.
+    ///
+    /// Names each damage: the file, the dataset, the elements. A restore checks what it reads too; this checks all of it,
+    /// files side by side, without a job. Needs no MPI.
+    #[command(after_help = CKPT_VERIFY_HELP)]
+    Verify {
+        /// A run directory (its newest checkpoint) or a step directory.
+        path: PathBuf,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Compare the weights and moments of two checkpoints, bit for bit.
+    ///
+    /// The rank counts need not be the same. Says which parameters differ, in how many elements and how far. Needs no MPI.
+    #[command(after_help = CKPT_DIFF_HELP)]
+    Diff {
+        /// A run directory (its newest complete checkpoint) or a step directory.
+        a: PathBuf,
+        /// Another one.
+        b: PathBuf,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Write a checkpoint anew for another rank count, without a job.
+    ///
+    /// A restore does not need this: it takes any rank count. Use it for fewer or more files, or to copy a checkpoint
+    /// with every digest checked. Takes little memory, whatever the model's size. Needs no MPI.
+    #[command(after_help = CKPT_RESHARD_HELP)]
+    Reshard {
+        /// A run directory (its newest complete checkpoint) or a step directory.
+        source: PathBuf,
+        /// The run directory to write to; it may not hold a checkpoint yet.
+        run_dir: PathBuf,
+        /// Ranks to cut for.
+        #[arg(long, value_name = "M", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+        ranks: u32,
+    },
 }
 
 /// A deck and overrides, in any order.
@@ -341,6 +434,15 @@ pub fn parse(args: impl Iterator<Item = OsString>) -> Result<Command, clap::Erro
         CliCommand::Ckpt { command: CkptCommand::Inspect { path, json } } => {
             Ok(Command::CkptInspect(CkptInspectArgs { path, json }))
         }
+        CliCommand::Ckpt { command: CkptCommand::Verify { path, json } } => {
+            Ok(Command::CkptVerify(CkptInspectArgs { path, json }))
+        }
+        CliCommand::Ckpt { command: CkptCommand::Diff { a, b, json } } => {
+            Ok(Command::CkptDiff(CkptDiffArgs { a, b, json }))
+        }
+        CliCommand::Ckpt { command: CkptCommand::Reshard { source, run_dir, ranks } } => {
+            Ok(Command::CkptReshard(CkptReshardArgs { source, run_dir, n_ranks: ranks as usize }))
+        }
     }
 }
 
@@ -418,6 +520,14 @@ mod tests {
             parsed("ckpt inspect runs/tiny --json").unwrap(),
             Command::CkptInspect(CkptInspectArgs { path: "runs/tiny".into(), json: true })
         );
+        assert_eq!(
+            parsed("ckpt diff a b").unwrap(),
+            Command::CkptDiff(CkptDiffArgs { a: "a".into(), b: "b".into(), json: false })
+        );
+        assert_eq!(
+            parsed("ckpt reshard --ranks 3 a b").unwrap(),
+            Command::CkptReshard(CkptReshardArgs { source: "a".into(), run_dir: "b".into(), n_ranks: 3 })
+        );
     }
 
     #[test]
@@ -437,6 +547,10 @@ mod tests {
             ("data", "Usage"),
             ("data info", "DECK"),
             ("ckpt inspect", "PATH"),
+            ("ckpt verify", "PATH"),
+            ("ckpt diff a", "<B>"),
+            ("ckpt reshard a b", "--ranks"),
+            ("ckpt reshard a b --ranks 0", "0"),
         ] {
             let err = parsed(line).unwrap_err();
             assert_eq!(err.exit_code(), 2, "{line}: {err}");
@@ -446,7 +560,19 @@ mod tests {
 
     #[test]
     fn help_teaches_with_an_example_and_exit_codes() {
-        for line in ["", "train", "plan", "data", "data info", "report", "ckpt", "ckpt inspect"] {
+        for line in [
+            "",
+            "train",
+            "plan",
+            "data",
+            "data info",
+            "report",
+            "ckpt",
+            "ckpt inspect",
+            "ckpt verify",
+            "ckpt diff",
+            "ckpt reshard",
+        ] {
             let help = parsed(&format!("{line} --help")).unwrap_err();
             assert_eq!(help.exit_code(), 0);
             let text = help.to_string();

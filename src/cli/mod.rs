@@ -1,15 +1,15 @@
 //! From arguments to an exit code: which command, on which backend.
 //!
-//! Commands that need one process only (`plan`, `data info`, `ckpt inspect`, `train --dry-run`) never start MPI.
+//! Commands that need one process only (`plan`, `data info`, `ckpt ...`, `train --dry-run`) never start MPI.
 
 pub mod args;
+mod ckpt;
 mod launch;
 mod launch_checks;
 mod plan;
 
 use crate::backend::agree::decided_by_rank_0;
 use crate::backend::cpu::{Cpu, CpuDevice};
-use crate::checkpoint;
 use crate::config::Deck;
 use crate::data::{DataInfo, Dataset};
 use crate::error::{Error, Exit, Result};
@@ -44,21 +44,32 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> Exit {
         Command::Plan(args) => alone(|| plan::run(&args)),
         Command::DataInfo(args) => alone(|| data_info(&args)),
         Command::Report(run_dir) => alone(|| report::five_answers(&run_dir)),
-        Command::CkptInspect(args) => alone(|| {
-            let inspection = checkpoint::inspect(&args.path)?;
-            let json = || serde_json::to_string_pretty(&inspection).expect("plain data");
-            Ok(if args.json { json() } else { inspection.to_string() })
-        }),
+        Command::CkptInspect(args) => alone(|| ckpt::inspect(&args)),
+        Command::CkptVerify(args) => alone(|| ckpt::verify(&args)),
+        Command::CkptDiff(args) => alone(|| ckpt::diff(&args)),
+        Command::CkptReshard(args) => alone(|| ckpt::reshard(&args)),
     };
     match outcome {
-        Ok(text) => {
+        Ok(Said { text, exit }) => {
             writeln!(std::io::stdout().lock(), "{text}").ok();
-            Exit::Finished
+            exit
         }
         Err(error) => {
             complain(&error.to_string());
             error.exit()
         }
+    }
+}
+
+/// What a command says on stdout, and its exit code.
+struct Said {
+    text: String,
+    exit: Exit,
+}
+
+impl From<String> for Said {
+    fn from(text: String) -> Self {
+        Said { text, exit: Exit::Finished }
     }
 }
 
@@ -79,13 +90,14 @@ fn complain(text: &str) {
 }
 
 /// Runs a command that needs one process: under a launcher, the lowest rank does it and the others have nothing to do.
-fn alone(work: impl FnOnce() -> Result<String>) -> Result<String> {
+fn alone<T: Into<Said>>(work: impl FnOnce() -> Result<T>) -> Result<Said> {
     if launch::rank_from_environment() != 0 {
         std::process::exit(0);
     }
     // The panic has been printed by the time it is caught.
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(work))
         .unwrap_or_else(|_| Err(Error::Internal("the program broke its own rule; please report it".into())))
+        .map(Into::into)
 }
 
 fn dry_run(args: &TrainArgs) -> Result<String> {

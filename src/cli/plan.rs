@@ -5,15 +5,15 @@ use crate::backend::cpu::CpuDevice;
 use crate::config::Deck;
 use crate::error::Result;
 use crate::model::{Model, gpt2};
-use crate::plan::Plan;
-use crate::plan::schedule::Knobs;
 use crate::plan::table::{Paper, Shape};
-use crate::train::budget;
+use crate::plan::{Knobs, Plan};
+use crate::train::{budget, save};
 
 /// The plan of a deck's model on `n_ranks` ranks.
 pub fn of_deck(deck: &Deck, n_ranks: usize) -> Result<(Model, Plan)> {
     let model = gpt2::model::<CpuDevice>(deck);
-    let plan = Plan::new(&model.spec, n_ranks, &Knobs::from_deck(&deck.zero))?;
+    let mut plan = Plan::new(&model.spec, n_ranks, &Knobs::from_deck(&deck.zero))?;
+    save::plan_staging(&mut plan, deck);
     budget::check::<CpuDevice>(deck, &plan)?;
     Ok((model, plan))
 }

@@ -152,6 +152,28 @@ choice! {
     }
 }
 
+choice! {
+    /// Locks on checkpoint files: `checkpoint.locking`.
+    Locking {
+        /// None: works on any file system.
+        Off = "off",
+        /// Where the file system has them.
+        BestEffort = "best_effort",
+        /// Always; a file system without locks is an error.
+        On = "on",
+    }
+}
+
+choice! {
+    /// What a save that fails does to the run: `checkpoint.on_error`.
+    OnSaveError {
+        /// The run ends with exit code 5.
+        Stop = "stop",
+        /// The run goes on and tries again at the next save.
+        Continue = "continue",
+    }
+}
+
 /// Which activations backward recomputes: `zero.activation_checkpointing`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]

@@ -13,7 +13,9 @@ mod suggest;
 #[cfg(test)]
 mod tests;
 
-pub use choices::{ActivationCheckpointing, BackendKind, DataFormat, Preset, PresetSizes, ReduceWhen, Tokenizer};
+pub use choices::{
+    ActivationCheckpointing, BackendKind, DataFormat, Locking, OnSaveError, Preset, PresetSizes, ReduceWhen, Tokenizer,
+};
 pub use key::{Key, Kind, Origin};
 pub use render::markdown_table;
 
@@ -279,7 +281,15 @@ deck! {
         every: u64 = (default "1000"), UNSIGNED,
             "Save every so many steps, and at the end; 0 = never, not even at the end.";
         keep_last: usize = (default "2"), UNSIGNED,
-            "Complete checkpoints kept; 0 = all.";
+            "Complete checkpoints kept, the newest ones; 0 = all.";
+        keep_every: u64 = (default "0"), UNSIGNED,
+            "Checkpoints whose step is a multiple of this are kept for ever; 0 = none.";
+        async_save: bool = (default "false"), Kind::Flag,
+            "Copy the state to host memory and write it while training goes on; it takes as much memory again as a rank's weights and moments.";
+        on_error: OnSaveError = (default "stop"), Kind::Choice(OnSaveError::NAMES),
+            "After a save that failed (disk full, I/O error): end with exit code 5, or go on with the previous checkpoint.";
+        locking: Locking = (default "off"), Kind::Choice(Locking::NAMES),
+            "Lock a checkpoint file while it is written or read: never, where the file system can, or always.";
     }
 
     /// What is printed; `steps.csv` and `steps.jsonl` get every step whatever is set here.

@@ -1,7 +1,7 @@
 //! Token files and samples: from the deck's globs to the tokens of sample `g`, the same on every rank count.
 //!
 //! Every rank opens the same files and can read every sample; which rank computes which micro-batch is arithmetic on
-//! indices ([`owner`], [`micro_batch_samples`]; rule 8 of the design). Must not know: MPI, models, backends.
+//! indices ([`micro_batch_samples`]; rule 8 of the design). Must not know: MPI, models, backends.
 
 pub mod files;
 pub mod info;
@@ -320,23 +320,13 @@ impl SampleSpace {
     }
 }
 
-// ---- who computes what (rule 8) ----
+// ---- what a micro-batch holds (rule 8) ----
 
 /// Samples of micro-batch `j` of the step whose first sample is `step_base_sample`: always the same for the same `j`,
 /// whichever rank computes it.
 pub fn micro_batch_samples(step_base_sample: u64, j: usize, micro_batch_size: usize) -> Range<u64> {
     let start = step_base_sample + j as u64 * micro_batch_size as u64;
     start..start + micro_batch_size as u64
-}
-
-/// The rank (of `n_ranks` data-parallel ones) that computes micro-batch `j`, in micro-step `j / n_ranks`.
-pub fn owner(j: usize, n_ranks: usize) -> usize {
-    j % n_ranks
-}
-
-/// Micro-steps of a step with `n_micro_batches`. In the last one, ranks without a micro-batch join the collectives only.
-pub fn micro_steps(n_micro_batches: usize, n_ranks: usize) -> usize {
-    n_micro_batches.div_ceil(n_ranks)
 }
 
 #[cfg(test)]
@@ -542,19 +532,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_micro_batch_has_one_owner_and_the_samples_of_a_step_are_covered(
-            n_ranks in 1usize..9, n_micro in 1usize..30, size in 1usize..5, base in 0u64..1000,
+        fn the_micro_batches_of_a_step_cover_its_samples_in_order(
+            n_micro in 1usize..30, size in 1usize..5, base in 0u64..1000,
         ) {
-            let mut of_step = Vec::new();
-            for micro_step in 0..micro_steps(n_micro, n_ranks) {
-                for rank in 0..n_ranks {
-                    let j = micro_step * n_ranks + rank;
-                    if j < n_micro {
-                        prop_assert_eq!(owner(j, n_ranks), rank);
-                        of_step.extend(micro_batch_samples(base, j, size));
-                    }
-                }
-            }
+            let of_step: Vec<u64> = (0..n_micro).flat_map(|j| micro_batch_samples(base, j, size)).collect();
             prop_assert_eq!(of_step, (base..base + (n_micro * size) as u64).collect::<Vec<_>>());
         }
     }

@@ -110,6 +110,12 @@ pub struct Peaks {
 }
 
 impl Peaks {
+    /// Counts `bytes` of `kind` that are held all the time.
+    pub fn add_throughout(&mut self, kind: MemKind, bytes: u64) {
+        self.by_kind.iter_mut().filter(|(k, _)| *k == kind).for_each(|(_, peak)| *peak += bytes);
+        self.total += bytes;
+    }
+
     /// The larger of each figure.
     pub fn raise(&mut self, other: &Peaks) {
         for (a, b) in self.by_kind.iter_mut().zip(&other.by_kind) {

@@ -4,6 +4,7 @@
 //! `zero3 plan` prints it, the executor runs it, the summary holds the measured figures against it.
 //! Must not know: MPI, devices, the clock.
 
+pub mod knobs;
 pub mod memory;
 pub mod partition;
 pub mod placement;
@@ -25,8 +26,8 @@ use placement::{Hold, Placement};
 use refresh::Refresh;
 use schedule::{GatherId, Gradients, Instr, Pass, ReduceId, Schedule};
 
+pub use knobs::Knobs;
 pub use placement::State;
-pub use schedule::Knobs;
 
 /// A schedule and the buffers it needs.
 #[derive(Debug, Clone, PartialEq)]
@@ -109,6 +110,8 @@ pub struct Plan {
     pub refresh: Refresh,
     /// Size of the arena.
     pub arena_bytes: usize,
+    /// Host memory beside the arena that asynchronous saves copy the state to; 0 without them.
+    pub host_staging_bytes: u64,
 }
 
 impl Plan {
@@ -173,6 +176,7 @@ impl Plan {
             eval,
             refresh,
             arena_bytes,
+            host_staging_bytes: 0,
         })
     }
 
@@ -211,7 +215,20 @@ impl Plan {
         for other in self.train_hold.iter().map(|p| &p.peaks).chain([&refresh]) {
             peaks.raise(other);
         }
+        peaks.add_throughout(MemKind::Staging, self.host_staging_bytes);
         peaks
+    }
+
+    /// Peaks of an evaluation pass.
+    pub fn evaluation_peaks(&self) -> Peaks {
+        let mut peaks = self.eval.peaks.clone();
+        peaks.add_throughout(MemKind::Staging, self.host_staging_bytes);
+        peaks
+    }
+
+    /// Room on the host for a copy of weights and both moments of this rank, padding included.
+    pub fn stage_saves(&mut self) {
+        self.host_staging_bytes = self.partitions.iter().map(|p| 12 * p.shard_numel() as u64).sum();
     }
 }
 

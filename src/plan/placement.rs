@@ -1,8 +1,8 @@
 //! What is cut into slices and what every rank keeps whole: the ZeRO stages and the persistence threshold, per
 //! parameter.
 
+use super::knobs::Knobs;
 use super::partition::Partition;
-use super::schedule::Knobs;
 use crate::dtype::DType;
 use crate::telemetry::ledger::MemKind;
 

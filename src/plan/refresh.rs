@@ -1,10 +1,10 @@
 //! What is kept whole and updated by its owners' slices becomes whole again: an all-gather of each bucket after the
 //! update (parameters), before it (gradients, stage 0), or after a restore (all of them).
 
+use super::knobs::Knobs;
 use super::memory::{self, Slot};
 use super::partition::Partition;
 use super::placement::{Hold, Placement, State};
-use super::schedule::Knobs;
 use crate::params::{ModelSpec, ParamId};
 use crate::telemetry::ledger::MemKind;
 

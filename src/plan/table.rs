@@ -3,8 +3,8 @@
 use super::partition::Partition;
 use super::placement::bytes_per_param;
 use super::schedule::{Instr, Pass, Schedule};
-use super::volume::{Saving, Volume, contributors, micro_steps};
-use super::{Plan, Program};
+use super::volume::{Bound, Saving, Volume, contributors, micro_steps};
+use super::{Peaks, Plan};
 use crate::params::ModelSpec;
 use crate::telemetry::human;
 use serde::Serialize;
@@ -38,7 +38,9 @@ pub struct Paper {
     pub ranks_in_last_micro_step: usize,
     /// The cut of each parameter.
     pub params: Vec<ParamRow>,
-    /// One micro-step, instruction by instruction.
+    /// Gradients are held and reduced in the last micro-step alone.
+    pub reduced_once: bool,
+    /// One micro-step (the last one, where gradients are held), instruction by instruction.
     pub schedule: Vec<String>,
     /// Resident model state, padding included.
     pub resident_bytes: u64,
@@ -56,10 +58,10 @@ pub struct Paper {
     pub arena_bytes: u64,
     /// Received per step by each rank.
     pub step_volume: Vec<VolumeRow>,
-    /// A * 3 * Psi^ * (N-1)/N elements, in bytes.
-    pub upper_bound_bytes: u64,
+    /// The most a rank receives per step with nothing persistent.
+    pub upper_bound: Bound,
     /// What one micro-step gathers less than everything twice.
-    pub savings: Vec<SavingRow>,
+    pub savings: Vec<Saving>,
     /// Received from other nodes by all ranks of one full node per step.
     pub node: NodeVolume,
 }
@@ -101,17 +103,6 @@ pub struct VolumeRow {
     pub all_gather_bytes: u64,
     /// Gradient reductions.
     pub reduce_scatter_bytes: u64,
-}
-
-/// One saving.
-#[derive(Debug, Clone, Serialize)]
-pub struct SavingRow {
-    /// Parameter.
-    pub param: String,
-    /// Reason.
-    pub reason: &'static str,
-    /// Bytes not received per micro-step.
-    pub bytes: u64,
 }
 
 /// Traffic into a node.
@@ -171,6 +162,7 @@ impl Paper {
                     empty_slices: (0..n).filter(|&r| p.shard_range(r).is_empty()).count(),
                 })
                 .collect(),
+            reduced_once: plan.train_hold.is_some(),
             schedule: instructions(spec, &plan.train.schedule),
             resident_bytes: plan.resident_bytes(),
             formula_bytes: plan.formula_bytes(spec.numel()),
@@ -182,36 +174,33 @@ impl Paper {
                 .map(|(kind, bytes)| KindRow { kind: kind.name(), bytes: *bytes })
                 .collect(),
             peak_bytes: peaks.total,
-            peak_at: peak_at(spec, &plan.train),
+            peak_at: peak_at(spec, plan, &peaks),
             arena_bytes: plan.arena_bytes as u64,
             step_volume,
-            upper_bound_bytes: 4 * a as u64 * 3 * (psi_hat / n) as u64 * (n as u64 - 1),
-            savings: plan
-                .savings(spec)
-                .into_iter()
-                .map(|Saving { param, reason, elements }| SavingRow { param, reason, bytes: 4 * elements })
-                .collect(),
+            upper_bound: plan.bound(shape.n_micro),
+            savings: plan.savings(spec),
             node: node_volume(plan, shape),
         }
     }
 }
 
-/// Every rank of a full node receives slices of every rank outside it.
+/// Every rank of a full node receives slices of every rank outside it. Seen from the first node, whose ranks have
+/// micro-batches longest.
 fn node_volume(plan: &Plan, shape: Shape) -> NodeVolume {
     let n = plan.world_size;
     let k = shape.ranks_per_node.min(n);
-    let outside = (n - k) as u64;
-    let slices: u64 = plan.partitions.iter().map(|p| 4 * p.shard_numel() as u64).sum();
-    let gathered = plan.gather_bytes(&plan.train.schedule).checked_div(n as u64 - 1).unwrap_or(0);
-    let (mut gather, mut exchange, mut ring) = (0, 0, 0);
-    for a in 0..micro_steps(shape.n_micro, n) {
-        let active = contributors(shape.n_micro, n, a);
-        let outside_active = active.saturating_sub(k) as u64; // seen from the first node, which is active longest
-        gather += k as u64 * outside * gathered;
-        exchange += k as u64 * outside_active * slices;
-        ring += if outside_active > 0 { k as u64 * slices * outside.div_ceil(k as u64) } else { 0 };
+    let (ranks, outside) = (k as u64, (n - k) as u64);
+    // A gather brings as much from each peer.
+    let from_a_peer = plan.step_volume(0, shape.n_micro).all_gather_bytes.checked_div(n as u64 - 1).unwrap_or(0);
+    let slices = ranks * plan.reduce_slice_bytes();
+    let contributions: Vec<u64> =
+        plan.reductions(shape.n_micro).map(|active| active.saturating_sub(k) as u64).collect();
+    let rings = contributions.iter().filter(|&&contributed| contributed > 0).count() as u64;
+    NodeVolume {
+        all_gather_bytes: ranks * outside * from_a_peer,
+        reduce_scatter_bytes: slices * contributions.iter().sum::<u64>(),
+        ring_reduce_scatter_bytes: slices * rings * outside.div_ceil(ranks),
     }
-    NodeVolume { all_gather_bytes: gather, reduce_scatter_bytes: exchange, ring_reduce_scatter_bytes: ring }
 }
 
 /// One line per instruction.
@@ -240,8 +229,13 @@ fn instructions(spec: &ModelSpec, schedule: &Schedule) -> Vec<String> {
         .collect()
 }
 
-fn peak_at(spec: &ModelSpec, program: &Program) -> String {
-    instructions(spec, &program.schedule)[program.peaks.at].split_whitespace().collect::<Vec<_>>().join(" ")
+/// The instruction that sets the peak of training, unless it is no instruction's.
+fn peak_at(spec: &ModelSpec, plan: &Plan, peaks: &Peaks) -> String {
+    if peaks.total > plan.train.peaks.total + plan.host_staging_bytes {
+        return "refresh".into();
+    }
+    let instructions = instructions(spec, &plan.train.schedule);
+    instructions[plan.train.peaks.at].split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 impl fmt::Display for Paper {
@@ -262,8 +256,11 @@ impl fmt::Display for Paper {
         }
         writeln!(
             f,
-            "\nschedule: {} micro-batches in {} micro-steps, the last one of {} ranks; each micro-step is",
-            self.n_micro, self.micro_steps, self.ranks_in_last_micro_step
+            "\nschedule: {} micro-batches in {} micro-steps, the last one of {} ranks; {} micro-step is",
+            self.n_micro,
+            self.micro_steps,
+            self.ranks_in_last_micro_step,
+            if self.reduced_once { "the last" } else { "each" }
         )?;
         for line in &self.schedule {
             writeln!(f, "  {line}")?;
@@ -295,7 +292,14 @@ impl fmt::Display for Paper {
             let (gather, reduce) = (v.all_gather_bytes, v.reduce_scatter_bytes);
             writeln!(f, "  {ranks:<12} {gather:>16} {reduce:>16} {:>16}", gather + reduce)?;
         }
-        writeln!(f, "  at most      {:>50}  (micro-steps x 3 x padded parameters x (N-1)/N)", self.upper_bound_bytes)?;
+        let Bound { all_gathers, reductions, bytes } = self.upper_bound;
+        let plural = |n: usize| if n == 1 { "" } else { "s" };
+        writeln!(
+            f,
+            "  at most      {bytes:>50}  ({all_gathers} all-gather{} and {reductions} reduction{} of everything, (N-1)/N of it)",
+            plural(all_gathers),
+            plural(reductions)
+        )?;
         for s in &self.savings {
             writeln!(f, "  saved        {:>50}  {} per micro-step: {}", s.bytes, s.param, s.reason)?;
         }

@@ -1,7 +1,8 @@
 //! Properties of every plan, whatever the model, the rank count and the knobs.
 
+use super::knobs::Knobs;
 use super::memory::Slot;
-use super::schedule::{Instr, Knobs, Pass};
+use super::schedule::{Instr, Pass};
 use super::*;
 use crate::params::{Init, ParamSpec, UnitSpec};
 use proptest::prelude::*;
@@ -175,7 +176,7 @@ proptest! {
             (0..spec.params.len()).filter(|&p| wanted(p)).map(|p| 4 * plan.partitions[p].shard_numel() as u64).sum()
         };
         let (all, cut) = (slices(&|_| true) * peers, slices(&|p| plan.placements[p].param == Hold::Sharded) * peers);
-        let saved: u64 = plan.savings(&spec).iter().map(|s| 4 * s.elements).sum();
+        let saved: u64 = plan.savings(&spec).iter().map(|s| s.bytes).sum();
         let a = volume::micro_steps(n_micro, n) as u64;
         let last = knobs.reduce == ReduceWhen::LastMicroStep;
         let refreshed = if knobs.stage == 0 { all } else { all - cut };
@@ -192,6 +193,30 @@ proptest! {
         // Each contribution reaches every owner but the one that computed it, once.
         let contributions = if last { n_micro.min(n) } else { n_micro } as u64;
         prop_assert_eq!(reduced, contributions * all);
+    }
+
+    #[test]
+    fn the_bound_and_a_node_of_one_rank_are_those_of_the_stage_and_the_element_types(
+        spec in any_model(), n in 1usize..9, knobs in any_knobs(), n_micro in 1usize..20, bf16 in any::<[bool; 3]>()
+    ) {
+        let dtype = |bf16: bool| if bf16 { DType::Bf16 } else { DType::F32 };
+        let reduce_dtype = dtype(bf16[2] && knobs.reduce == ReduceWhen::EveryMicroStep);
+        let knobs = Knobs {
+            param_dtype: dtype(bf16[0]), grad_dtype: dtype(bf16[1]), reduce_dtype, persistence_threshold_bytes: 0, ..knobs
+        };
+        let plan = Plan::new(&spec, n, &knobs).unwrap();
+        let paper = table::Paper::new(&spec, &plan, table::Shape { n_micro, ranks_per_node: 1 });
+        let volume = plan.step_volume(0, n_micro);
+        prop_assert_eq!(paper.node.all_gather_bytes, volume.all_gather_bytes);
+        prop_assert_eq!(paper.node.reduce_scatter_bytes, volume.reduce_scatter_bytes);
+
+        let a = volume::micro_steps(n_micro, n) as u64;
+        let reductions = if knobs.reduce == ReduceWhen::LastMicroStep { 1 } else { a };
+        // What the bound leaves out: gathers that are saved, and contributions of this rank's own and of none.
+        let saved: u64 = plan.savings(&spec).iter().map(|s| a * s.bytes).sum();
+        let slices: u64 = plan.partitions.iter().map(|p| (knobs.reduce_dtype.bytes() * p.shard_numel()) as u64).sum();
+        let absent = reductions * (n as u64 - 1) * slices - volume.reduce_scatter_bytes;
+        prop_assert_eq!(volume.total() + saved + absent, paper.upper_bound.bytes);
     }
 
     #[test]
@@ -264,7 +289,7 @@ fn the_last_unit_and_the_embedding_are_gathered_once_and_named() {
     let spec = model(&[vec![10, 3], vec![8], vec![5]]);
     let plan = Plan::new(&spec, 2, &knobs(0, false)).unwrap();
     let savings = plan.savings(&spec);
-    let names: Vec<(&str, u64)> = savings.iter().map(|s| (s.param.as_str(), s.elements)).collect();
+    let names: Vec<(&str, u64)> = savings.iter().map(|s| (s.param.as_str(), s.bytes)).collect();
     // The tied parameter 0 is gathered for the embedding and for the head: twice, nothing saved.
-    assert_eq!(names, [("u0.p1", 2), ("u2.p3", 3)]);
+    assert_eq!(names, [("u0.p1", 8), ("u2.p3", 12)]);
 }

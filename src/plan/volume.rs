@@ -3,9 +3,11 @@
 use super::Plan;
 use super::placement::{Hold, State};
 use super::schedule::{Gather, Schedule};
+use crate::dtype::DType;
 use crate::params::{ModelSpec, UnitRole};
+use serde::Serialize;
 
-/// Payload bytes a rank receives, and the messages they arrive in.
+/// Payload bytes a rank receives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Volume {
     /// Received by all-gathers.
@@ -31,15 +33,26 @@ pub fn contributors(n_micro: usize, world_size: usize, a: usize) -> usize {
     n_micro.saturating_sub(a * world_size).min(world_size)
 }
 
-/// One parameter whose gathers the plan saves, in elements of one micro-step against two whole gathers.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// The most a rank receives in a step without persistent parameters (rule 6): everything gathered and reduced so often.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Bound {
+    /// All-gathers of all padded parameters (in stage 0: of their gradients).
+    pub all_gathers: usize,
+    /// Reductions of all padded gradients.
+    pub reductions: usize,
+    /// Bytes of a rank, (N-1)/N of all that.
+    pub bytes: u64,
+}
+
+/// One parameter that a micro-step gathers less often than twice.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Saving {
     /// Parameter.
     pub param: String,
     /// Why it is not gathered twice.
     pub reason: &'static str,
-    /// Elements not received per micro-step, padding included, times (N-1)/N.
-    pub elements: u64,
+    /// Bytes a rank does not receive per micro-step.
+    pub bytes: u64,
 }
 
 impl Plan {
@@ -64,25 +77,47 @@ impl Plan {
         }
     }
 
+    /// Bytes of one rank's slices of all parameters in `dtype`, padding included.
+    fn slice_bytes(&self, dtype: DType) -> u64 {
+        dtype.bytes() as u64 * self.partitions.iter().map(|p| p.shard_numel() as u64).sum::<u64>()
+    }
+
     /// Bytes `rank` receives in one training step of `n_micro` micro-batches.
     pub fn step_volume(&self, rank: usize, n_micro: usize) -> Volume {
         let n = self.world_size;
-        let slice_bytes: u64 =
-            self.partitions.iter().map(|p| (self.knobs.reduce_dtype.bytes() * p.shard_numel()) as u64).sum();
         let a = micro_steps(n_micro, n);
-        let mut volume = Volume::default();
-        for a_i in 0..a {
-            let program = self.micro_step(a_i, a);
-            volume.all_gather_bytes += self.gather_bytes(&program.schedule);
-            if self.train_hold.is_some() && a_i + 1 < a {
-                continue;
-            }
-            let k = self.contributors(n_micro, a_i);
-            volume.reduce_scatter_bytes += (k - usize::from(rank < k)) as u64 * slice_bytes;
+        let gathered = (0..a).map(|a_i| self.gather_bytes(&self.micro_step(a_i, a).schedule)).sum::<u64>();
+        let refreshed = self.refreshed_states().iter().map(|&s| self.refresh.received_bytes(s, n)).sum::<u64>();
+        let contributions: usize = self.reductions(n_micro).map(|k| k - usize::from(rank < k)).sum();
+        Volume {
+            all_gather_bytes: gathered + refreshed,
+            reduce_scatter_bytes: contributions as u64 * self.reduce_slice_bytes(),
         }
-        volume.all_gather_bytes +=
-            self.refreshed_states().iter().map(|&s| self.refresh.received_bytes(s, n)).sum::<u64>();
-        volume
+    }
+
+    /// Bytes of one contribution to a rank's slices of all gradients.
+    pub fn reduce_slice_bytes(&self) -> u64 {
+        self.slice_bytes(self.knobs.reduce_dtype)
+    }
+
+    /// The reductions of all gradients in one step: how many ranks contribute to each.
+    pub fn reductions(&self, n_micro: usize) -> impl Iterator<Item = usize> {
+        let a = micro_steps(n_micro, self.world_size);
+        let first = if self.train_hold.is_some() { a - 1 } else { 0 };
+        (first..a).map(move |a_i| self.contributors(n_micro, a_i))
+    }
+
+    /// Rule 6 for this stage and these element types: `2A` gathers of everything in stage 3, one refresh below it.
+    pub fn bound(&self, n_micro: usize) -> Bound {
+        let a = micro_steps(n_micro, self.world_size);
+        let (all_gathers, gathered) = match self.knobs.stage {
+            0 => (1, self.knobs.grad_dtype),
+            1 | 2 => (1, self.knobs.param_dtype),
+            _ => (2 * a, self.knobs.param_dtype),
+        };
+        let reductions = self.reductions(n_micro).count();
+        let bytes = all_gathers as u64 * self.slice_bytes(gathered) + reductions as u64 * self.reduce_slice_bytes();
+        Bound { all_gathers, reductions, bytes: bytes * (self.world_size as u64 - 1) }
     }
 
     /// Ranks that add a gradient in micro-step `a`: those with a micro-batch, or, where gradients are held, those with
@@ -106,8 +141,9 @@ impl Plan {
                     UnitRole::Head => "the last unit stays gathered from forward to backward",
                     UnitRole::Block => "zero.release_after_forward = false keeps it gathered",
                 };
-                let elements = ((2 - gathers) * self.partitions[p].shard_numel() * (self.world_size - 1)) as u64;
-                savings.push(Saving { param: param.name.clone(), reason, elements });
+                let elements = (2 - gathers) * self.partitions[p].shard_numel() * (self.world_size - 1);
+                let bytes = (elements * self.knobs.param_dtype.bytes()) as u64;
+                savings.push(Saving { param: param.name.clone(), reason, bytes });
             }
         }
         savings

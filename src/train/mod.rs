@@ -1,9 +1,11 @@
 //! The training run: where it starts from, the loop, what it writes, why it ends.
 //!
-//! Reading order: [`step`] (the algorithm), then [`run`] here, then `state.rs` (save and restore).
+//! Reading order: [`step`] (the algorithm), then [`run`] here, then `state.rs` (restore) and `save.rs`.
 
 pub mod budget;
+pub mod changes;
 pub mod report;
+pub mod save;
 pub mod source;
 pub mod state;
 pub mod step;
@@ -16,13 +18,13 @@ use crate::config::Deck;
 use crate::error::{Error, Exit, Result};
 use crate::model::gpt2;
 use crate::params::ModelSpec;
-use crate::plan::Plan;
-use crate::plan::schedule::Knobs;
+use crate::plan::{Knobs, Plan};
 use crate::telemetry::time_limit::{JobClock, parse_seconds, unix_now};
 use crate::telemetry::{CommVolume, Flight, PhaseTimer, StepLog, Timing, Trace, UnitTimes, trace};
 use crate::test_hooks::{self, fault_point};
 use crate::zero::Shards;
 use report::Report;
+use save::Saver;
 use source::Source;
 use state::{Position, Start};
 use std::collections::BTreeMap;
@@ -58,7 +60,8 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
     let deck = &job.deck;
     let run_dir = Path::new(&deck.run.dir);
     let model = gpt2::model::<B::Device>(deck);
-    let plan = Plan::new(&model.spec, comm.size(), &Knobs::from_deck(&deck.zero))?;
+    let mut plan = Plan::new(&model.spec, comm.size(), &Knobs::from_deck(&deck.zero))?;
+    save::plan_staging(&mut plan, deck);
     budget::check::<B::Device>(deck, &plan)?;
     let digests = all_or_none(comm, Ok(plan.digest()))?;
     assert!(digests.iter().all(|d| *d == digests[0]), "ranks planned differently: {digests:x?}");
@@ -160,7 +163,7 @@ pub struct Ending {
     pub reason: String,
 }
 
-/// The loop: step, validate, save, log.
+/// The loop, and after it the end of a save that is still under way.
 fn train<B: Backend>(
     stepper: &mut Stepper<'_, B>,
     job: &Job,
@@ -169,11 +172,30 @@ fn train<B: Backend>(
     mut log: Option<&mut StepLog>,
     report: &mut Report,
 ) -> Result<Ending> {
+    let mut saver = Saver::new(stepper, &job.deck, source);
+    let (mut exit, mut reason) = run_steps(stepper, job, source, &mut at, log.as_deref_mut(), report, &mut saver)?;
+    saver.drain(stepper, log)?;
+    if let (Exit::Finished | Exit::StoppedEarly, Some(why)) = (exit, saver.newest_failure()) {
+        exit = Exit::CommFailure;
+        reason = format!("{} steps are done, but their checkpoint could not be saved: {why}", at.step);
+    }
+    Ok(Ending { position: at, last_checkpoint: saver.into_last(), exit, reason })
+}
+
+/// Step, validate, save, log, until the steps are done or there is no sense in going on: why it ended, in code and words.
+fn run_steps<B: Backend>(
+    stepper: &mut Stepper<'_, B>,
+    job: &Job,
+    source: &Source,
+    at: &mut Position,
+    mut log: Option<&mut StepLog>,
+    report: &mut Report,
+    saver: &mut Saver<'_>,
+) -> Result<(Exit, String)> {
     let deck = &job.deck;
     let t = &deck.train;
     let traced = trace::steps_of(&deck.log.trace).expect("the deck was checked");
     let n_micro = t.global_batch_size / t.micro_batch_size;
-    let mut last_checkpoint = None;
     let mut skipped_in_a_row = 0;
     report.begin_steps(stepper);
     while at.step < t.steps {
@@ -188,7 +210,7 @@ fn train<B: Backend>(
         at.tokens += (t.global_batch_size * deck.model.seq_len) as u64;
         if !outcome.updated {
             skipped_in_a_row += 1;
-            report.skipped(stepper, at, &outcome, skipped_in_a_row);
+            report.skipped(stepper, *at, &outcome, skipped_in_a_row);
             if skipped_in_a_row >= t.max_skipped_steps {
                 let reason = format!(
                     "{skipped_in_a_row} steps in a row were not finite (loss {}, gradient norm {}{}); weights are those of step {}; \
@@ -198,7 +220,7 @@ fn train<B: Backend>(
                     report::origin(&stepper.model.spec, &outcome),
                     at.step
                 );
-                return Ok(Ending { position: at, last_checkpoint, exit: Exit::NonFinite, reason });
+                return Ok((Exit::NonFinite, reason));
             }
             continue;
         }
@@ -212,9 +234,11 @@ fn train<B: Backend>(
         let val_loss = if due(t.eval_every) { Some(validate(stepper, deck, source)?) } else { None };
         let save_began = Instant::now();
         let saves = due(deck.checkpoint.every) || stop.is_some();
-        let saved = if saves { Some(state::write_files(stepper, deck, at)?) } else { None };
+        if saves {
+            saver.begin(stepper, *at, log.as_deref_mut())?;
+        }
         // The row reaches the disk before the checkpoint counts: no checkpoint is newer than the log.
-        let row = report.row(stepper, deck, at, &outcome, val_loss)?;
+        let row = report.row(stepper, deck, *at, &outcome, val_loss)?;
         if let Some(log) = log.as_deref_mut() {
             log.write(&row)?;
         }
@@ -222,24 +246,19 @@ fn train<B: Backend>(
             tracing::write(stepper, Path::new(&deck.run.dir), &job.host)?;
         }
         report.show(&row, due(deck.log.every) || val_loss.is_some() && deck.log.every > 0);
-        if let Some(files) = saved {
-            let sync = match log.as_deref_mut() {
-                Some(log) => log.sync(),
-                None => Ok(()),
-            };
-            all_or_none(stepper.comm, sync)?;
-            last_checkpoint = Some(state::commit(stepper, deck, source, at, files)?);
+        saver.advance(stepper, log.as_deref_mut())?;
+        if saves {
             report.timing.saved(save_began.elapsed().as_secs_f64());
         }
         report.timing.write(saves)?;
         if let Some(stop) = stop {
             let reason =
                 format!("stopped early: {stop}; step {} of {} is saved, the same command goes on", at.step, t.steps);
-            return Ok(Ending { position: at, last_checkpoint, exit: Exit::StoppedEarly, reason });
+            return Ok((Exit::StoppedEarly, reason));
         }
     }
     let reason = format!("finished: all {} steps are done", t.steps);
-    Ok(Ending { position: at, last_checkpoint, exit: Exit::Finished, reason })
+    Ok((Exit::Finished, reason))
 }
 
 /// Mean validation loss in nats per token.

@@ -219,7 +219,9 @@ impl Report {
             return Ok(ending.exit);
         }
         let evaluated = self.last_val_loss.is_some();
-        let planned = planned_peaks(plan.training_peaks(), evaluated.then_some(&plan.eval.peaks));
+        let planned = planned_peaks(plan.training_peaks(), evaluated.then(|| plan.evaluation_peaks()));
+        // Everything the ledger holds now, the copy for asynchronous saves apart: nothing gathered, no gradient whole.
+        let at_rest = stepper.memory.ledger().total_now() - plan.host_staging_bytes;
         let n_params = stepper.model.spec.numel() as u64;
         let formula_bytes = plan.formula_bytes(n_params as usize);
         let (whole_bytes, cut_bytes) = bytes_per_param(&plan.knobs);
@@ -272,7 +274,7 @@ impl Report {
                 cut_bytes_per_param: cut_bytes as u64,
                 formula_bytes,
                 padding_bytes: plan.resident_bytes() as f64 - formula_bytes,
-                bytes: Planned { planned: plan.resident_bytes(), measured: stepper.memory.ledger().total_now() },
+                bytes: Planned { planned: plan.resident_bytes(), measured: at_rest },
             },
             persistent: plan.knobs.persistence_threshold_bytes > 0,
             peak_bytes: Planned { planned: planned.total, measured: self.peak_total },
@@ -305,9 +307,9 @@ pub fn origin(spec: &ModelSpec, outcome: &StepOutcome) -> String {
 }
 
 /// The peaks of whichever programs ran.
-fn planned_peaks(mut train: Peaks, eval: Option<&Peaks>) -> Peaks {
+fn planned_peaks(mut train: Peaks, eval: Option<Peaks>) -> Peaks {
     if let Some(eval) = eval {
-        train.raise(eval);
+        train.raise(&eval);
     }
     train
 }

@@ -1,20 +1,20 @@
-//! The state of a run: fresh, saved, restored. Slices go between the arena and `checkpoint/`; ranks agree on each
-//! stage.
+//! The state of a run: fresh or restored, and what a checkpoint says of it (`save.rs` writes one). Slices go between the
+//! arena and `checkpoint/`; ranks agree on each stage.
 
+use super::changes::{Verdict, changes};
 use super::source::Source;
 use super::step::Stepper;
-use crate::backend::agree::{all_or_none, decided_by_rank_0};
+use crate::backend::agree::all_or_none;
 use crate::backend::mesh::{Dim, Mesh};
 use crate::backend::{Backend, Comm, Device};
 use crate::checkpoint::manifest::{Alias, FileRecord, MeshDim, Optimizer, Param, Seeds};
-use crate::checkpoint::{self, Kind, Manifest, ParamSlice, Reader, WeightsFile};
+use crate::checkpoint::{self, Kind, Manifest, Reader, WeightsFile};
 use crate::config::Deck;
 use crate::error::{Error, Result};
 use crate::model::init;
 use crate::params::{ModelSpec, ParamId};
 use crate::plan::{Plan, State};
-use crate::telemetry::{CommClass, Phase};
-use crate::test_hooks::fault_point;
+use crate::telemetry::CommClass;
 use crate::zero::Shards;
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
@@ -162,7 +162,7 @@ pub fn initialise<B: Backend>(stepper: &mut Stepper<'_, B>, deck: &Deck) -> Resu
 /// Reads this rank's slices from a checkpoint of any rank count.
 pub fn restore<B: Backend>(stepper: &mut Stepper<'_, B>, deck: &Deck, source: &Source, dir: &Path) -> Result<Position> {
     let mut reader = None;
-    all_or_none(stepper.comm, Reader::open(dir).map(|r| _ = reader.insert(r)))?;
+    all_or_none(stepper.comm, Reader::open_with(dir, deck.checkpoint.locking).map(|r| _ = reader.insert(r)))?;
     let mut reader = reader.expect("no rank failed");
     let manifest = reader.manifest().clone();
     check_fits(dir, &manifest, &stepper.model.spec, deck, &source.digest)?;
@@ -179,8 +179,14 @@ pub fn restore<B: Backend>(stepper: &mut Stepper<'_, B>, deck: &Deck, source: &S
             log::warn!("the data are not those the checkpoint was trained on; data.allow_changed lets the run go on");
         }
         log::info!("restored step {} from {} (written by {} ranks)", manifest.step, dir.display(), manifest.world_size);
-        for change in deck_changes(&manifest.deck, deck) {
-            log::info!("deck changed since then: {change}");
+        for change in changes(&manifest.deck, deck) {
+            match change.verdict {
+                Verdict::Free => log::info!("deck changed since then, with no effect on the result: {change}"),
+                Verdict::Course => log::info!("deck changed since then, the run goes on the new way: {change}"),
+                Verdict::Data | Verdict::Model => {
+                    log::warn!("deck changed since then, as data.allow_changed lets it: {change}")
+                }
+            }
         }
     }
     let Manifest { step, attempts, samples, tokens, .. } = manifest;
@@ -229,6 +235,15 @@ fn check_fits(dir: &Path, manifest: &Manifest, spec: &ModelSpec, deck: &Deck, da
             manifest.data_digest
         ));
     }
+    for change in changes(&manifest.deck, deck) {
+        match change.verdict {
+            Verdict::Free | Verdict::Course => {}
+            Verdict::Data if deck.data.allow_changed => {}
+            Verdict::Data => faults
+                .push(format!("{change}: another sequence of samples; set it back, or set data.allow_changed=true")),
+            Verdict::Model => faults.push(format!("{change}: another model; set it back, or start a run of its own")),
+        }
+    }
     if faults.is_empty() {
         return Ok(());
     }
@@ -240,99 +255,20 @@ fn check_fits(dir: &Path, manifest: &Manifest, spec: &ModelSpec, deck: &Deck, da
     )))
 }
 
-/// Keys whose values differ between the deck in a checkpoint and the deck of this run, as `key: old -> new`.
-fn deck_changes(saved: &str, deck: &Deck) -> Vec<String> {
-    let parse = |text: &str| text.parse::<toml::Table>().unwrap_or_default();
-    let (old, new) = (parse(saved), parse(&deck.to_toml()));
-    let mut changes = Vec::new();
-    for (section, keys) in &new {
-        for (key, value) in keys.as_table().into_iter().flatten() {
-            let before = old.get(section).and_then(|s| s.get(key));
-            if before != Some(value) {
-                let before = before.map_or("(absent)".to_string(), ToString::to_string);
-                changes.push(format!("{section}.{key}: {before} -> {value}"));
-            }
-        }
-    }
-    changes
-}
-
 /// Bytes that `rank` writes in a save.
 pub fn saved_bytes(plan: &Plan, rank: usize) -> u64 {
     plan.partitions.iter().map(|p| (STORED.len() * 4 * p.shard_range(rank).len()) as u64).sum()
 }
 
-/// Every rank writes its file into the partial directory. Collective; returns all records in rank order.
-pub fn write_files<B: Backend>(stepper: &mut Stepper<'_, B>, deck: &Deck, at: Position) -> Result<Vec<FileRecord>> {
-    let outer = stepper.timer.switch(Phase::Checkpoint);
-    stepper.flight.at(at.step, "save", None);
-    let (rank, n) = (stepper.comm.rank(), stepper.comm.size());
-    let run_dir = Path::new(&deck.run.dir);
-    let spec = &stepper.model.spec;
-    let owned: Vec<[Cow<'_, [f32]>; 3]> = (0..spec.params.len())
+/// What a checkpoint holds of this rank, by parameter and [`STORED`]: borrowed where the host can see it.
+pub(super) fn owned<'a, B: Backend>(stepper: &'a Stepper<'_, B>) -> Vec<[Cow<'a, [f32]>; 3]> {
+    (0..stepper.model.spec.params.len())
         .map(|p| STORED.map(|kind| stepper.device.read(stepper.shards.owned(p, state_of(kind, &stepper.shards, p)))))
-        .collect();
-    let slices: Vec<ParamSlice<'_>> = spec
-        .params
-        .iter()
-        .zip(&owned)
-        .enumerate()
-        .map(|(p, (param, [weight, exp_avg, exp_avg_sq]))| {
-            let range = stepper.shards.range(p);
-            let (name, global_shape, numel) = (param.name.as_str(), param.shape.as_slice(), param.numel());
-            ParamSlice { name, global_shape, numel, start: range.start, end: range.end, weight, exp_avg, exp_avg_sq }
-        })
-        .collect();
-    let needed: u64 = all_or_none(stepper.comm, Ok(checkpoint::estimate_bytes(&slices)))?.iter().sum();
-    let partial = decided_by_rank_0(stepper.comm, || {
-        std::fs::create_dir_all(run_dir).map_err(|e| Error::io("mkdir", run_dir, &e))?;
-        let partial = checkpoint::prepare(run_dir, at.step)?; // frees what dead saves left
-        checkpoint::check_free_space(&partial, needed).inspect_err(|_| free_room(run_dir))?;
-        Ok(partial)
-    })?;
-    fault_point("save.begin", rank, at.step);
-    let own = checkpoint::write_rank_file(&partial, rank, n, at.step, &slices);
-    fault_point("save.written", rank, at.step);
-    let records = all_or_none(stepper.comm, own);
-    if rank == 0 && records.is_err() {
-        free_room(run_dir);
-    }
-    let records = records?;
-    stepper.timer.switch(outer);
-    Ok(records)
+        .collect()
 }
 
-/// After a save that failed: what it wrote is of no use and may fill the disk. A fault of this must not hide the first.
-fn free_room(run_dir: &Path) {
-    if let Err(error) = checkpoint::clean_up(run_dir) {
-        log::warn!("{error}");
-    }
-}
-
-/// Rank 0 makes the written files a checkpoint and clears old ones away. Collective; returns its directory.
-pub fn commit<B: Backend>(
-    stepper: &mut Stepper<'_, B>,
-    deck: &Deck,
-    source: &Source,
-    at: Position,
-    files: Vec<FileRecord>,
-) -> Result<PathBuf> {
-    let run_dir = Path::new(&deck.run.dir);
-    let outer = stepper.timer.switch(Phase::Checkpoint);
-    stepper.flight.at(at.step, "commit", None);
-    fault_point("save.commit", stepper.comm.rank(), at.step);
-    let manifest = manifest(&stepper.model.spec, stepper.comm.size(), deck, source, at, files);
-    let dir = decided_by_rank_0(stepper.comm, || {
-        let dir = checkpoint::commit(run_dir, &manifest).inspect_err(|_| free_room(run_dir))?;
-        checkpoint::retain(run_dir, deck.checkpoint.keep_last)?;
-        Ok(dir)
-    })?;
-    fault_point("save.done", stepper.comm.rank(), at.step);
-    stepper.timer.switch(outer);
-    Ok(dir)
-}
-
-fn manifest(
+/// All of a checkpoint but its values.
+pub(super) fn manifest(
     spec: &ModelSpec,
     world_size: usize,
     deck: &Deck,

@@ -164,6 +164,14 @@ impl Running {
     pub fn signal_rank(&self, rank: usize, signal: &str) {
         send_signal(signal, self.pid_of_rank(rank));
     }
+
+    /// The same to a process whose id was asked for before; it may have ended since.
+    pub fn signal_pid(pid: u32, signal: &str) {
+        Command::new("sh")
+            .args(["-c", "kill -s \"$1\" \"$2\" 2>/dev/null", "sh", signal, &pid.to_string()])
+            .status()
+            .ok();
+    }
 }
 
 impl Drop for Running {

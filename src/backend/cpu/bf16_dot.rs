@@ -13,9 +13,8 @@
 use super::CpuDevice;
 use super::element::Element;
 use super::host::Shared;
-use super::matmul::{Mat, MatMut, k_chunk};
-use super::product::Start;
-use super::simd::simd;
+use super::matmul::{Mat, MatMut, Start, k_chunk};
+use super::simd::{convert, has_bf16_dot, simd};
 use crate::dtype::DType;
 use half::bf16;
 
@@ -27,18 +26,6 @@ const COLS: usize = 32;
 
 /// A tile of sums.
 type Tile = [[f32; COLS]; ROWS];
-
-/// Whether this processor has the instruction.
-pub fn available() -> bool {
-    #[cfg(target_arch = "x86_64")]
-    {
-        is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16")
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    {
-        false
-    }
-}
 
 /// 32-bit words of the packed operands of a block with an inner dimension of one chunk `k`.
 pub fn packed_numel(m: usize, n: usize, k: usize) -> usize {
@@ -57,7 +44,7 @@ pub fn block<D: Element, B: Element>(
     rhs: Mat<'_, bf16>,
     work: &mut [f32],
 ) {
-    assert!(available(), "AVX512_BF16 is missing");
+    assert!(has_bf16_dot(), "AVX512_BF16 is missing");
     let (m, n, k) = (dst.rows, dst.cols, lhs.cols);
     let chunk = k_chunk(k);
     let (row_panels, col_panels) = (m.div_ceil(ROWS), n.div_ceil(COLS));
@@ -107,7 +94,7 @@ pub fn block<D: Element, B: Element>(
                         add_to(sums, tile);
                     }
                     if is_last {
-                        super::product::convert(dst, sums);
+                        convert(dst, sums);
                     }
                 }
             }

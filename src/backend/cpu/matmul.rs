@@ -117,6 +117,17 @@ impl<'a, T: Element> MatMut<'a, T> {
     }
 }
 
+/// What the product is added to.
+#[derive(Clone, Copy)]
+pub enum Start<'a, B> {
+    /// Nothing.
+    Zero,
+    /// A row, added to each row of the result.
+    Row(&'a [B]),
+    /// What the result holds.
+    Held,
+}
+
 /// Elements from the first to the last of a matrix.
 fn span(rows: usize, cols: usize, row_stride: usize) -> usize {
     if rows == 0 || cols == 0 { 0 } else { (rows - 1) * row_stride + cols }

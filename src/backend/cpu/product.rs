@@ -10,8 +10,8 @@
 use super::CpuDevice;
 use super::bf16_dot;
 use super::element::Element;
-use super::matmul::{Mat, MatMut, k_chunk, matmul};
-use super::simd::simd;
+use super::matmul::{Mat, MatMut, Start, k_chunk, matmul};
+use super::simd::{convert, has_bf16_dot};
 use crate::dtype::DType;
 
 /// Rows and columns of a block of the result. A converted element serves as many multiplications.
@@ -19,17 +19,6 @@ pub const BLOCK: usize = 1024;
 
 /// Lines of one task that converts or fills.
 const LINES: usize = 32;
-
-/// What the product is added to.
-#[derive(Clone, Copy)]
-pub enum Start<'a, B> {
-    /// Nothing.
-    Zero,
-    /// A row, added to each row of the result.
-    Row(&'a [B]),
-    /// What the result holds.
-    Held,
-}
 
 /// Scratch elements of a product (m, k) x (k, n): none where all is f32. The same on every processor.
 pub fn work_numel(m: usize, n: usize, k: usize, dst: DType, lhs: DType, rhs: DType) -> usize {
@@ -70,7 +59,7 @@ pub fn product<D: Element, L: Element, R: Element, B: Element>(
             let dst = dst.block(rows.clone(), cols.clone());
             let (lhs, rhs) = (lhs.block(rows, 0..k), rhs.block(0..k, cols.clone()));
             match (lhs.as_bf16(), rhs.as_bf16()) {
-                (Some(lhs), Some(rhs)) if bf16_dot::available() => {
+                (Some(lhs), Some(rhs)) if has_bf16_dot() => {
                     bf16_dot::block(device, dst, start, lhs, rhs, work);
                 }
                 _ => converted_block(device, dst, start, lhs, rhs, work),
@@ -164,15 +153,6 @@ fn load<'a, T: Element>(device: &CpuDevice, mat: Mat<'a, T>, work: &'a mut [f32]
     if by_rows { mat } else { mat.t() }
 }
 
-simd! {
-    /// Overwrites `out`.
-    pub fn convert<O: Element, I: Element>(out: &mut [O], inp: &[I]) {
-        for (o, x) in out.iter_mut().zip(inp) {
-            *o = O::store(x.load());
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -181,7 +161,7 @@ mod tests {
 
     #[test]
     fn dot_products_of_bf16_and_converted_operands_differ_by_roundings_of_f32_alone() {
-        if !bf16_dot::available() {
+        if !has_bf16_dot() {
             return;
         }
         let narrow = |n: usize, seed: u64| -> Vec<bf16> {

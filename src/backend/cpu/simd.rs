@@ -1,4 +1,4 @@
-//! Which instruction set kernels run on, and the row sums whose bits do not depend on it.
+//! Which instruction set kernels run on; conversions and row sums whose bits do not depend on it.
 //!
 //! [Note: lanes] A row sum is kept in 16 lanes: element `i` goes to lane `i % 16`, and the lanes are folded in one
 //! fixed tree. A vector of any width holds the same 16 lanes, and the tail of a row lands in lanes like the rest,
@@ -7,8 +7,6 @@
 //!
 //! Must not know: views, threads, operations.
 
-#[cfg(target_arch = "x86_64")]
-use super::bf16_dot;
 use super::element::Element;
 
 /// Compiles a function once per instruction set and picks one at run time. Helpers called inside must be
@@ -36,7 +34,7 @@ pub fn instruction_set() -> &'static str {
             && is_x86_feature_detected!("avx512dq")
             && is_x86_feature_detected!("avx512vl");
         match (avx2, avx512) {
-            (true, true) if bf16_dot::available() => "avx512f+bf16",
+            (true, true) if has_bf16_dot() => "avx512f+bf16",
             (true, true) => "avx512f",
             (true, false) => "avx2+fma",
             (false, _) => "portable",
@@ -49,6 +47,27 @@ pub fn instruction_set() -> &'static str {
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     {
         "portable"
+    }
+}
+
+/// Whether this processor has dot products of bf16 (AVX512_BF16).
+pub fn has_bf16_dot() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bf16")
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        false
+    }
+}
+
+simd! {
+    /// `out = inp`, rounded to the type of `out`. Overwrites `out`.
+    pub fn convert<O: Element, I: Element>(out: &mut [O], inp: &[I]) {
+        for (o, x) in out.iter_mut().zip(inp) {
+            *o = O::store(x.load());
+        }
     }
 }
 

@@ -22,7 +22,7 @@ fn check_survives(run_dir: &Path, what: &str) {
     save(run_dir, 200, 200, 3);
     assert_eq!(newest_step(run_dir), 200, "{what}");
     check_restores(&resolve(run_dir).unwrap(), 200, 2);
-    assert_eq!(retain(run_dir, 2).unwrap(), [0u64; 0], "{what}");
+    assert_eq!(retain(run_dir, 2, 0).unwrap(), [0u64; 0], "{what}");
     assert_eq!(names(run_dir), ["step_00000100", "step_00000200"], "{what}");
 }
 
@@ -81,7 +81,7 @@ fn death_during_a_re_save_keeps_the_old_one_until_the_new_one_counts() {
     // The same, and the clean-up comes first.
     let run = run_with_step_100();
     fs::rename(step_dir(run.path(), 100), replaced(run.path())).unwrap();
-    assert_eq!(retain(run.path(), 1).unwrap(), [0u64; 0]);
+    assert_eq!(retain(run.path(), 1, 0).unwrap(), [0u64; 0]);
     check_survives(run.path(), "re-save: old one aside, then clean-up");
 
     // After the commit: the new one counts, the old one goes with the next clean-up.
@@ -163,15 +163,15 @@ fn retention_keeps_the_newest_and_counts_only_complete_ones() {
     for step in [1, 2, 3, 4, 5] {
         save(run.path(), step, step, 1);
     }
-    assert_eq!(retain(run.path(), 0).unwrap(), [0u64; 0]);
-    assert_eq!(retain(run.path(), 9).unwrap(), [0u64; 0]);
+    assert_eq!(retain(run.path(), 0, 0).unwrap(), [0u64; 0]);
+    assert_eq!(retain(run.path(), 9, 0).unwrap(), [0u64; 0]);
     // The newest is damaged: the newest complete one is step 4, and nobody deletes evidence.
     fs::remove_file(step_dir(run.path(), 5).join(MANIFEST_FILE)).unwrap();
-    assert_eq!(retain(run.path(), 2).unwrap(), [1, 2]);
+    assert_eq!(retain(run.path(), 2, 0).unwrap(), [1, 2]);
     assert_eq!(names(run.path()), ["step_00000003", "step_00000004", "step_00000005"]);
-    assert_eq!(retain(run.path(), 1).unwrap(), [3]);
+    assert_eq!(retain(run.path(), 1, 0).unwrap(), [3]);
     check_restores(&step_dir(run.path(), 4), 4, 2);
-    assert_eq!(retain(run.path(), 1).unwrap(), [0u64; 0]);
+    assert_eq!(retain(run.path(), 1, 0).unwrap(), [0u64; 0]);
 }
 
 #[test]
@@ -181,7 +181,7 @@ fn clean_up_leaves_what_is_not_ours() {
     for name in ["step_100", "step_00000100.bak", "notes.partial", "step_x.partial"] {
         fs::create_dir(parent.join(name)).unwrap();
     }
-    retain(run.path(), 1).unwrap();
+    retain(run.path(), 1, 0).unwrap();
     assert_eq!(names(run.path()).len(), 5);
     assert_eq!(newest_step(run.path()), 100);
 }
@@ -253,4 +253,67 @@ fn too_little_space_names_both_sizes() {
     assert!(why.contains("needs 18446744073709551615 bytes"), "{why}");
     assert!(why.contains(&run.path().display().to_string()), "{why}");
     assert!(check_free_space(&run.path().join("gone"), 1).is_err());
+}
+
+#[test]
+fn retention_keeps_every_kth_for_ever() {
+    let run = tempfile::tempdir().unwrap();
+    for step in 1..=7 {
+        save(run.path(), step, step, 1);
+        retain(run.path(), 2, 3).unwrap();
+    }
+    assert_eq!(names(run.path()), [3, 6, 7].map(step_dir_name));
+    // The newest keep_last are among them or beside them; with 0 all are kept.
+    save(run.path(), 8, 8, 1);
+    assert_eq!(retain(run.path(), 1, 3).unwrap(), [7]);
+    assert_eq!(retain(run.path(), 0, 3).unwrap(), [0u64; 0]);
+    assert_eq!(names(run.path()), [3, 6, 8].map(step_dir_name));
+}
+
+#[test]
+fn latest_points_at_the_newest_and_nobody_needs_it() {
+    let run = tempfile::tempdir().unwrap();
+    let link = checkpoints_dir(run.path()).join(LATEST);
+    for step in [5, 6] {
+        save(run.path(), step, step, 1);
+        assert_eq!(fs::read_link(&link).unwrap(), Path::new(&step_dir_name(step)), "relative");
+        assert_eq!(resolve(&link).unwrap().canonicalize().unwrap(), step_dir(run.path(), step).canonicalize().unwrap());
+    }
+    // A save that is not committed does not move it, a leftover of a dead one is no obstacle.
+    write_partial(run.path(), 1, 7, 1);
+    assert_eq!(fs::read_link(&link).unwrap(), Path::new(&step_dir_name(6)));
+    std::os::unix::fs::symlink("nowhere", checkpoints_dir(run.path()).join(".latest.tmp")).unwrap();
+    save(run.path(), 8, 8, 1);
+    assert_eq!(fs::read_link(&link).unwrap(), Path::new(&step_dir_name(8)));
+    set_aside(run.path(), Some(5)).unwrap();
+    assert_eq!(fs::read_link(&link).unwrap(), Path::new(&step_dir_name(5)));
+    // Stale or gone, it changes nothing.
+    fs::remove_file(&link).unwrap();
+    std::os::unix::fs::symlink("step_00000099", &link).unwrap();
+    assert_eq!(newest(run.path()).unwrap().unwrap().0, 5);
+    assert_eq!(retain(run.path(), 1, 0).unwrap(), [0u64; 0]);
+    set_aside(run.path(), None).unwrap();
+    assert!(fs::symlink_metadata(&link).is_err());
+}
+
+#[test]
+fn locks_are_held_as_the_policy_says() {
+    use crate::config::Locking;
+    let run = run_with_step_100();
+    let dir = step_dir(run.path(), 100);
+    let held = fs::File::open(dir.join(rank_file_name(0, 2))).unwrap();
+    held.lock().unwrap();
+    let read = |locking| {
+        let mut reader = Reader::open_with(&dir, locking).unwrap();
+        reader.read("wte.weight", Kind::Weight, 0..505, &mut vec![0.0; 505])
+    };
+    read(Locking::Off).unwrap();
+    for locking in [Locking::BestEffort, Locking::On] {
+        let why = message(read(locking));
+        assert!(why.contains("rank_0000_of_0002.h5") && why.contains("checkpoint.locking=off"), "{why}");
+    }
+    // Readers do not exclude each other.
+    held.unlock().unwrap();
+    held.lock_shared().unwrap();
+    read(Locking::On).unwrap();
 }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::*;
 
 /// A committed checkpoint on two ranks and the path of rank 1's file.
-fn checkpoint() -> (tempfile::TempDir, PathBuf, PathBuf) {
+pub(super) fn checkpoint() -> (tempfile::TempDir, PathBuf, PathBuf) {
     let run = tempfile::tempdir().unwrap();
     let dir = save(run.path(), 11, 1, 2);
     let file = dir.join(rank_file_name(1, 2));
@@ -15,7 +15,7 @@ fn checkpoint() -> (tempfile::TempDir, PathBuf, PathBuf) {
 }
 
 /// Reads all: as one rank, as each of three, and without verification, where values may be wrong but nothing else may happen.
-fn read_all_ways(dir: &Path) -> Result<()> {
+pub(super) fn read_all_ways(dir: &Path) -> Result<()> {
     let mut reader = Reader::open(dir)?;
     reader.verify(false);
     for (name, shape) in PARAMS {
@@ -32,7 +32,7 @@ fn read_all_ways(dir: &Path) -> Result<()> {
 }
 
 /// Rewrites the manifest with a valid digest, so that only its content can be refused.
-fn seal(dir: &Path, edit: impl FnOnce(&mut Value)) {
+pub(super) fn seal(dir: &Path, edit: impl FnOnce(&mut Value)) {
     let path = dir.join(MANIFEST_FILE);
     let mut json: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     json.as_object_mut().unwrap().remove("digest");

@@ -3,6 +3,8 @@
 mod commit;
 mod damage;
 mod formats;
+mod fuzz;
+mod golden;
 mod reshard;
 
 use std::ops::Range;
@@ -138,11 +140,12 @@ fn message<T>(result: Result<T>) -> String {
     }
 }
 
-/// Names in the checkpoints directory.
+/// Names in the checkpoints directory, but the link for people.
 fn names(run_dir: &Path) -> Vec<String> {
     let mut names: Vec<String> = std::fs::read_dir(checkpoints_dir(run_dir))
         .unwrap()
         .map(|e| e.unwrap().file_name().into_string().unwrap())
+        .filter(|name| name != LATEST)
         .collect();
     names.sort();
     names

@@ -86,7 +86,7 @@ fn verified_read_of_a_long_slice_reads_at_most_a_block_more_at_each_end() {
         exp_avg: &held[1],
         exp_avg_sq: &held[2],
     };
-    let estimate = estimate_bytes(&[slice]);
+    let estimate = estimate_bytes(&[slice.shape()]);
     let file = write_rank_file(&dir, 0, 1, 1, &[slice]).unwrap();
     assert!((file.bytes..file.bytes + (64 << 10)).contains(&estimate), "{estimate} for {file:?}");
     let manifest = Manifest {

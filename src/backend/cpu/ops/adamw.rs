@@ -3,8 +3,7 @@
 use crate::backend::cpu::CpuDevice;
 use crate::backend::cpu::element::Element;
 use crate::backend::cpu::host::Shared;
-use crate::backend::cpu::product::convert;
-use crate::backend::cpu::simd::simd;
+use crate::backend::cpu::simd::{convert, simd};
 use crate::backend::ops::AdamwStep;
 use half::bf16;
 

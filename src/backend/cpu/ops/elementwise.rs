@@ -4,8 +4,7 @@ use crate::backend::cpu::CpuDevice;
 use crate::backend::cpu::element::Element;
 use crate::backend::cpu::host::Shared;
 use crate::backend::cpu::math::exp;
-use crate::backend::cpu::product::convert;
-use crate::backend::cpu::simd::simd;
+use crate::backend::cpu::simd::{convert, simd};
 
 /// Elements of one task.
 const TASK_NUMEL: usize = 16 * 1024;

@@ -3,8 +3,8 @@
 use crate::backend::cpu::CpuDevice;
 use crate::backend::cpu::element::Element;
 use crate::backend::cpu::host::Shared;
-use crate::backend::cpu::matmul::{Mat, MatMut};
-use crate::backend::cpu::product::{Start, product};
+use crate::backend::cpu::matmul::{Mat, MatMut, Start};
+use crate::backend::cpu::product::product;
 use crate::backend::cpu::simd::simd;
 use crate::backend::ops::LinearShape;
 

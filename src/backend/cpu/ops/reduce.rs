@@ -2,7 +2,7 @@
 
 use crate::backend::cpu::CpuDevice;
 use crate::backend::cpu::element::Element;
-use crate::backend::cpu::product::convert;
+use crate::backend::cpu::simd::convert;
 use crate::exact_sum::ExactSum;
 use rayon::prelude::*;
 

@@ -1,0 +1,140 @@
+//! The same checkpoint for another rank count, without a job: streamed through one buffer, committed like any save.
+//!
+//! A restore needs none of this, it reads any rank count; a file system may like fewer, larger files, and a restore is
+//! fastest from as many files as ranks. The result is, byte for byte, what a save by that many ranks would have written.
+//!
+//! Must not know: how ranks cut parameters; the caller says which range is whose.
+
+use std::fmt;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use super::manifest::FileRecord;
+use super::write::{SliceShape, Target, Values, write_file};
+use super::{
+    Kind, Reader, check_free_space, checkpoints_dir, clean_up, estimate_bytes, find, master, prepare, step_dir,
+};
+use crate::config::Locking;
+use crate::error::{Error, Result};
+
+/// What was written.
+#[derive(Debug, Clone, Serialize)]
+pub struct Resharded {
+    /// The checkpoint read.
+    pub from: PathBuf,
+    /// Its rank count.
+    pub from_ranks: usize,
+    /// The new step directory.
+    pub to: PathBuf,
+    /// Its rank count.
+    pub to_ranks: usize,
+    /// Its step.
+    pub step: u64,
+    /// Bytes of the new files with slices.
+    pub bytes: u64,
+}
+
+/// Writes the checkpoint that `source` means (a step directory, or the newest of a run directory) into the run directory
+/// `run_dir`, cut for `world_size` ranks. `shard_range(numel, rank)` is the part of a parameter of `numel` elements that a rank
+/// owns; `progress` is told the values' bytes done so far. Every digest is checked on the way.
+///
+/// # Errors
+/// [`Error::Checkpoint`] when the source is damaged; [`Error::Input`] when `run_dir` holds a checkpoint already;
+/// [`Error::Io`] when it cannot be written. `run_dir` then holds no checkpoint.
+pub fn reshard(
+    source: &Path,
+    run_dir: &Path,
+    world_size: usize,
+    shard_range: impl Fn(usize, usize) -> Range<usize>,
+    progress: impl Fn(u64),
+) -> Result<Resharded> {
+    let mut reader = Reader::open(&find::resolve(source)?)?;
+    let mut manifest = reader.manifest().clone();
+    if checkpoints_dir(run_dir).is_dir() && !find::committed(&checkpoints_dir(run_dir))?.is_empty() {
+        return Err(Error::Input(format!(
+            "{} holds checkpoints already; name a run directory that has none, nothing is overwritten",
+            run_dir.display()
+        )));
+    }
+    std::fs::create_dir_all(run_dir).map_err(|e| Error::io("mkdir", run_dir, &e))?;
+    let partial = prepare(run_dir, manifest.step)?;
+
+    let shapes = |rank: usize| -> Vec<SliceShape<'_>> {
+        let params = manifest.params.iter();
+        params
+            .map(|p| {
+                let range = shard_range(p.numel, rank);
+                let (name, global_shape) = (p.name.as_str(), p.global_shape.as_slice());
+                SliceShape { name, global_shape, numel: p.numel, start: range.start, end: range.end }
+            })
+            .collect()
+    };
+    let write_all = |reader: &mut Reader| -> Result<Vec<FileRecord>> {
+        check_free_space(&partial, (0..world_size).map(|rank| estimate_bytes(&shapes(rank))).sum())?;
+        let mut stream = Stream { reader, shapes: Vec::new(), buffer: Vec::new(), done: 0, progress: &progress };
+        (0..world_size)
+            .map(|rank| {
+                let slices = shapes(rank);
+                stream.shapes = slices.iter().map(|s| (s.name.to_string(), s.start)).collect();
+                let target = Target { dir: &partial, rank, world_size, step: manifest.step, locking: Locking::Off };
+                write_file(&target, &slices, &mut stream)
+            })
+            .collect()
+    };
+    let from_ranks = manifest.world_size;
+    let committed = write_all(&mut reader).and_then(|files| {
+        manifest.files = files;
+        manifest.world_size = world_size;
+        for dim in manifest.mesh.iter_mut().filter(|d| d.dim == "shard") {
+            dim.extent = world_size;
+        }
+        master::finish(run_dir, manifest.clone())
+    });
+    let to = match committed {
+        Ok(to) => to,
+        Err(error) => {
+            clean_up(run_dir).ok();
+            return Err(error);
+        }
+    };
+    assert_eq!(to, step_dir(run_dir, manifest.step), "where a commit goes");
+    Ok(Resharded {
+        from: reader.dir().to_path_buf(),
+        from_ranks,
+        to,
+        to_ranks: world_size,
+        step: manifest.step,
+        bytes: manifest.files.iter().map(|f| f.bytes).sum(),
+    })
+}
+
+/// Blocks of the new files from ranges of the old ones, through one buffer of a block.
+struct Stream<'a> {
+    reader: &'a mut Reader,
+    /// Name and first element of each slice of the file being written.
+    shapes: Vec<(String, usize)>,
+    buffer: Vec<f32>,
+    done: u64,
+    progress: &'a dyn Fn(u64),
+}
+
+impl Values for Stream<'_> {
+    fn block(&mut self, slice_idx: usize, kind: Kind, range: Range<usize>) -> Result<&[f32]> {
+        let (name, start) = &self.shapes[slice_idx];
+        self.buffer.resize(range.len(), 0.0);
+        self.reader.read(name, kind, start + range.start..start + range.end, &mut self.buffer)?;
+        self.done += 4 * range.len() as u64;
+        (self.progress)(self.done);
+        Ok(&self.buffer)
+    }
+}
+
+impl fmt::Display for Resharded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Resharded { from, from_ranks, to, to_ranks, step, bytes } = self;
+        let (from, to) = (from.display(), to.display());
+        write!(f, "step {step}: {from} ({from_ranks} ranks) -> {to} ({to_ranks} ranks, {bytes} bytes)")
+    }
+}

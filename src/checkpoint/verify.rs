@@ -1,0 +1,135 @@
+//! Is every byte of a checkpoint as it was written? If not: which file, which dataset, which elements.
+//!
+//! Must not know: MPI. Files are read side by side by threads.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rayon::prelude::*;
+use serde::Serialize;
+
+use super::{Kind, MANIFEST_FILE, Reader, find, write};
+use crate::error::{Error, Result};
+
+/// What a check of every byte found.
+#[derive(Debug, Clone, Serialize)]
+pub struct Verified {
+    /// The step directory.
+    pub path: PathBuf,
+    /// Its step.
+    pub step: u64,
+    /// Files checked, the manifest included.
+    pub n_files: usize,
+    /// Bytes read.
+    pub bytes: u64,
+    /// Each damage: file, dataset and range as far as they can be told. Empty: all is as it was written.
+    pub damage: Vec<String>,
+}
+
+/// Bytes that [`verify`] will read of the checkpoint that `path` means.
+pub fn bytes_to_verify(path: &Path) -> Result<u64> {
+    let manifest = find::read_manifest(&find::resolve_unchecked(path)?)?;
+    let extra = manifest.extra_files.iter().map(|f| f.bytes);
+    Ok(manifest.files.iter().map(|f| f.bytes).chain(extra).sum())
+}
+
+/// Reads every byte of the checkpoint that `path` means (a step directory, or the newest of a run directory, be it damaged)
+/// and compares sizes and digests. `progress` is told the bytes done so far, by any thread.
+///
+/// # Errors
+/// [`Error::Checkpoint`] when there is no checkpoint or its manifest is not to be believed; damage to other files is in the result.
+pub fn verify(path: &Path, progress: &(dyn Fn(u64) + Sync)) -> Result<Verified> {
+    let dir = find::resolve_unchecked(path)?;
+    let manifest = find::read_manifest(&dir)?;
+    let done = AtomicU64::new(0);
+    let files: Vec<(&str, u64, &str, Option<usize>)> = manifest
+        .files
+        .iter()
+        .enumerate()
+        .map(|(i, f)| (f.name.as_str(), f.bytes, f.digest.as_str(), Some(i)))
+        .chain(manifest.extra_files.iter().map(|f| (f.name.as_str(), f.bytes, f.digest.as_str(), None)))
+        .collect();
+    let mut damage: Vec<String> = files
+        .par_iter()
+        .flat_map_iter(|(name, bytes, digest, file_idx)| {
+            let found = check_file(&dir.join(name), *bytes, digest);
+            progress(done.fetch_add(*bytes, Ordering::Relaxed) + bytes);
+            match (found, file_idx) {
+                (Ok(()), _) => Vec::new(),
+                (Err(Fault::Digest(_)), Some(file_idx)) => locate(&dir, *file_idx),
+                (Err(fault), _) => vec![fault.into_text()],
+            }
+        })
+        .collect();
+    if let Err(Error::Checkpoint(why)) = find::check_name(&dir, &manifest) {
+        damage.push(why);
+    }
+    damage.sort();
+    Ok(Verified { path: dir, step: manifest.step, n_files: files.len() + 1, bytes: done.into_inner(), damage })
+}
+
+enum Fault {
+    /// Missing, or of another size: nothing in it can be trusted or found.
+    Plain(String),
+    /// The right size and other bytes.
+    Digest(String),
+}
+
+impl Fault {
+    fn into_text(self) -> String {
+        match self {
+            Fault::Plain(text) | Fault::Digest(text) => text,
+        }
+    }
+}
+
+fn check_file(path: &Path, bytes: u64, digest: &str) -> std::result::Result<(), Fault> {
+    find::check_file(path, bytes).map_err(Fault::Plain)?;
+    let read = std::fs::File::open(path).and_then(|mut file| write::digest_file(&mut file));
+    let (_, found) = read.map_err(|e| Fault::Plain(format!("{} cannot be read: {e}", path.display())))?;
+    if found != digest {
+        return Err(Fault::Digest(format!("{} is damaged: its bytes do not match its digest", path.display())));
+    }
+    Ok(())
+}
+
+/// Names the datasets and elements that a damaged file has wrong; where all values are right, its structure is damaged.
+fn locate(dir: &Path, file_idx: usize) -> Vec<String> {
+    // Other files may be missing or cut short; this one is read all the same.
+    let mut reader = match Reader::open_incomplete(dir) {
+        Ok(reader) => reader,
+        Err(e) => return vec![e.to_string()],
+    };
+    let file = reader.manifest().files[file_idx].clone();
+    let block = reader.manifest().digest_block;
+    let mut found = Vec::new();
+    let mut out = Vec::new();
+    for slice in &file.slices {
+        for kind in Kind::ALL {
+            for from in (slice.start..slice.end).step_by(block) {
+                let range = from..slice.end.min(from + block);
+                out.resize(range.len(), 0.0);
+                if let Err(e) = reader.read(&slice.param, kind, range, &mut out) {
+                    found.push(e.to_string());
+                }
+            }
+        }
+    }
+    if found.is_empty() {
+        let path = dir.join(&file.name);
+        found.push(format!("{} is damaged outside its values (all of them are right)", path.display()));
+    }
+    found
+}
+
+impl fmt::Display for Verified {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Verified { path, step, n_files, bytes, damage } = self;
+        if damage.is_empty() {
+            return write!(f, "{}: step {step}, {n_files} files, {bytes} bytes: all as written", path.display());
+        }
+        write!(f, "{} is damaged ({MANIFEST_FILE} holds, {} of its claims do not):", path.display(), damage.len())?;
+        damage.iter().try_for_each(|one| write!(f, "\n  {one}"))
+    }
+}

@@ -1,0 +1,44 @@
+//! `zero3 ckpt ...`: looking at checkpoints, judging them, cutting them anew. One process, no MPI.
+
+use super::Said;
+use super::args::{CkptDiffArgs, CkptInspectArgs, CkptReshardArgs};
+use crate::checkpoint;
+use crate::error::{Exit, Result};
+use crate::plan::partition::Partition;
+use crate::telemetry::progress::BytesBar;
+use std::io::IsTerminal;
+
+pub(super) fn inspect(args: &CkptInspectArgs) -> Result<Said> {
+    let found = checkpoint::inspect(&args.path)?;
+    Ok(said(&found, args.json, Exit::Finished))
+}
+
+pub(super) fn verify(args: &CkptInspectArgs) -> Result<Said> {
+    let n_bytes = checkpoint::verify::bytes_to_verify(&args.path)?;
+    let bar = BytesBar::new("verifying", n_bytes, std::io::stderr().is_terminal());
+    let found = checkpoint::verify(&args.path, &|done| bar.set(done));
+    bar.finish();
+    let found = found?;
+    let exit = if found.damage.is_empty() { Exit::Finished } else { Exit::BadInput };
+    Ok(said(&found, args.json, exit))
+}
+
+pub(super) fn diff(args: &CkptDiffArgs) -> Result<Said> {
+    let found = checkpoint::diff(&args.a, &args.b)?;
+    let exit = if found.is_equal() { Exit::Finished } else { Exit::Differs };
+    Ok(said(&found, args.json, exit))
+}
+
+pub(super) fn reshard(args: &CkptReshardArgs) -> Result<Said> {
+    let values = checkpoint::inspect(&args.source)?.psi as u64 * 12;
+    let bar = BytesBar::new("resharding", values, std::io::stderr().is_terminal());
+    let shard_range = |numel, rank| Partition::new(numel, args.n_ranks).shard_range(rank);
+    let done = checkpoint::reshard(&args.source, &args.run_dir, args.n_ranks, shard_range, |done| bar.set(done));
+    bar.finish();
+    Ok(said(&done?, false, Exit::Finished))
+}
+
+fn said<T: serde::Serialize + std::fmt::Display>(found: &T, json: bool, exit: Exit) -> Said {
+    let as_json = || serde_json::to_string_pretty(found).expect("plain data");
+    Said { text: if json { as_json() } else { found.to_string() }, exit }
+}

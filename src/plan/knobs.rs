@@ -1,0 +1,79 @@
+//! What of the deck the plan depends on, caps of 0 already turned into "none".
+
+use crate::config::{ActivationCheckpointing, ReduceWhen, ZeroSection};
+use crate::dtype::DType;
+use crate::params::{ModelSpec, UnitId, UnitRole};
+
+/// The knobs the plan depends on, caps of 0 already turned into "none".
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Knobs {
+    /// ZeRO stage, 0 to 3.
+    pub stage: u8,
+    /// Visits gathered ahead.
+    pub prefetch_units: usize,
+    /// Cap on bytes gathered ahead; `u64::MAX` = none.
+    pub prefetch_max_bytes: u64,
+    /// Cap on gathered bytes alive at once; `u64::MAX` = none.
+    pub max_live_bytes: u64,
+    /// Parameters at or under it stay whole.
+    pub persistence_threshold_bytes: u64,
+    /// Parameters gathered in one call, in bytes; `u64::MAX` = a unit.
+    pub gather_bucket_bytes: u64,
+    /// Receive staging of one exchange, in bytes.
+    pub reduce_bucket_bytes: u64,
+    /// Drop parameters between forward and backward.
+    pub release_after_forward: bool,
+    /// Collectives run beside compute.
+    pub overlap: bool,
+    /// What is gathered and computed with.
+    pub param_dtype: DType,
+    /// What gradients are kept in.
+    pub grad_dtype: DType,
+    /// What gradients travel in.
+    pub reduce_dtype: DType,
+    /// Which blocks are computed again in backward.
+    pub activation_checkpointing: ActivationCheckpointing,
+    /// When gradients travel.
+    pub reduce: ReduceWhen,
+}
+
+impl Default for Knobs {
+    fn default() -> Self {
+        Knobs::from_deck(&ZeroSection::default())
+    }
+}
+
+impl Knobs {
+    /// Reads the deck's `[zero]` section, where 0 means no cap.
+    pub fn from_deck(zero: &ZeroSection) -> Self {
+        let cap = |bytes: u64| if bytes == 0 { u64::MAX } else { bytes };
+        Knobs {
+            stage: zero.stage,
+            prefetch_units: zero.prefetch_units,
+            prefetch_max_bytes: cap(zero.prefetch_max_bytes),
+            max_live_bytes: cap(zero.max_live_bytes),
+            persistence_threshold_bytes: zero.persistence_threshold_bytes,
+            gather_bucket_bytes: cap(zero.gather_bucket_bytes),
+            reduce_bucket_bytes: zero.reduce_bucket_bytes,
+            release_after_forward: zero.release_after_forward,
+            overlap: zero.overlap,
+            param_dtype: zero.param_dtype,
+            grad_dtype: zero.grad_dtype,
+            reduce_dtype: zero.reduce_dtype,
+            activation_checkpointing: zero.activation_checkpointing,
+            reduce: zero.reduce,
+        }
+    }
+
+    /// Whether a unit's saved tensors are dropped after forward and computed again in backward. Of `every:K` it is
+    /// each K-th block, the first one included.
+    pub fn recomputes(&self, spec: &ModelSpec, unit: UnitId) -> bool {
+        let block = unit.wrapping_sub(1); // unit 0 is the embedding
+        spec.units[unit].role == UnitRole::Block
+            && match self.activation_checkpointing {
+                ActivationCheckpointing::None => false,
+                ActivationCheckpointing::All => true,
+                ActivationCheckpointing::Every(k) => block.is_multiple_of(k as usize),
+            }
+    }
+}

@@ -1,0 +1,315 @@
+//! Saving: in place while training waits, or from a copy while training goes on.
+//!
+//! A save has three stages: every rank writes its file; the log row of its step reaches the disk; rank 0 commits. With
+//! `checkpoint.async_save` the first and the last run on a thread, and the ranks agree after each step whether all are done, so
+//! every rank takes each stage at the same step boundary. The stall is then the copy. A save that comes before the last one
+//! is done waits for it.
+//!
+//! Must not know: HDF5, what a step computes.
+
+use super::source::Source;
+use super::state::{self, Position};
+use super::step::Stepper;
+use crate::backend::agree::{all_or_none, decided_by_rank_0};
+use crate::backend::{Backend, Comm};
+use crate::checkpoint::manifest::FileRecord;
+use crate::checkpoint::{self, Manifest, ParamSlice, SliceShape, Target};
+use crate::config::{Deck, OnSaveError};
+use crate::error::{Error, Result};
+use crate::plan::Plan;
+use crate::telemetry::{MemKind, Phase, StepLog, human};
+use crate::test_hooks::fault_point;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
+
+/// Plans the host memory of asynchronous saves, where the deck asks for them.
+pub fn plan_staging(plan: &mut Plan, deck: &Deck) {
+    if deck.checkpoint.async_save && deck.checkpoint.every > 0 {
+        plan.stage_saves();
+    }
+}
+
+/// The saves of a run.
+pub struct Saver<'a> {
+    deck: &'a Deck,
+    source: &'a Source,
+    /// Room for a copy of this rank's state; empty without asynchronous saves, and while a writer has it.
+    staging: Vec<f32>,
+    pending: Option<(Position, Stage)>,
+    last: Option<PathBuf>,
+    newest_failure: Option<String>,
+}
+
+/// How far a save has come, the same on every rank.
+enum Stage {
+    /// The files are being written from the copies, which come back with the record.
+    Writing(JoinHandle<(Vec<f32>, Result<FileRecord>)>),
+    /// All files are written and durable.
+    Written(Vec<FileRecord>),
+    /// Rank 0 is at it; the other ranks have nothing to do.
+    Committing(Option<JoinHandle<Result<PathBuf>>>),
+}
+
+impl<'a> Saver<'a> {
+    /// Ready to save; asynchronous saves take their memory here, once.
+    pub fn new<B: Backend>(stepper: &Stepper<'_, B>, deck: &'a Deck, source: &'a Source) -> Self {
+        let mut staging = Vec::new();
+        let bytes = stepper.plan.host_staging_bytes;
+        if bytes > 0 {
+            stepper.memory.count_outside(MemKind::Staging, bytes);
+            if stepper.comm.rank() == 0 {
+                log::info!("checkpoints are written beside training, from {} of host staging", human::bytes(bytes));
+            }
+            // Not zeros: the pages are to be there before the first save.
+            staging = vec![1.0; bytes as usize / size_of::<f32>()];
+        }
+        Saver { deck, source, staging, pending: None, last: None, newest_failure: None }
+    }
+
+    /// The newest checkpoint of this process.
+    pub fn into_last(self) -> Option<PathBuf> {
+        self.last
+    }
+
+    /// Why the newest save left no checkpoint, where it did not.
+    pub fn newest_failure(&self) -> Option<&str> {
+        self.newest_failure.as_deref()
+    }
+
+    /// Starts the save of the state as it is now; the log row of this step comes next. Collective.
+    pub fn begin<B: Backend>(
+        &mut self,
+        stepper: &Stepper<'_, B>,
+        at: Position,
+        log: Option<&mut StepLog>,
+    ) -> Result<()> {
+        self.drain(stepper, log)?;
+        let outer = stepper.timer.switch(Phase::Checkpoint);
+        stepper.flight.at(at.step, "save", None);
+        let started = self.start(stepper, at);
+        let outcome = match started {
+            Ok(stage) => {
+                self.pending = Some((at, stage));
+                Ok(())
+            }
+            Err(error) => self.failed(stepper, at, error),
+        };
+        stepper.timer.switch(outer);
+        outcome
+    }
+
+    /// Takes a save as far as it goes without waiting for a thread, after each step. Collective.
+    pub fn advance<B: Backend>(&mut self, stepper: &Stepper<'_, B>, log: Option<&mut StepLog>) -> Result<()> {
+        self.proceed(stepper, log, false)
+    }
+
+    /// Ends a save that is under way. Collective.
+    pub fn drain<B: Backend>(&mut self, stepper: &Stepper<'_, B>, log: Option<&mut StepLog>) -> Result<()> {
+        self.proceed(stepper, log, true)
+    }
+
+    fn start<B: Backend>(&mut self, stepper: &Stepper<'_, B>, at: Position) -> Result<Stage> {
+        let (rank, world_size) = (stepper.comm.rank(), stepper.comm.size());
+        let run_dir = Path::new(&self.deck.run.dir);
+        let shapes = shapes(stepper);
+        let owned_shapes: Vec<SliceShape<'_>> = shapes.iter().map(Shape::borrowed).collect();
+        let needed: u64 = all_or_none(stepper.comm, Ok(checkpoint::estimate_bytes(&owned_shapes)))?.iter().sum();
+        let partial = decided_by_rank_0(stepper.comm, || {
+            std::fs::create_dir_all(run_dir).map_err(|e| Error::io("mkdir", run_dir, &e))?;
+            let partial = checkpoint::prepare(run_dir, at.step)?; // frees what dead saves left
+            checkpoint::check_free_space(&partial, needed)?;
+            Ok(partial)
+        })?;
+        fault_point("save.begin", rank, at.step);
+
+        let owned = state::owned(stepper);
+        let locking = self.deck.checkpoint.locking;
+        if !self.deck.checkpoint.async_save {
+            let values: Vec<[&[f32]; 3]> = owned.iter().map(|kinds| kinds.each_ref().map(|v| &**v)).collect();
+            let target = Target { dir: &partial, rank, world_size, step: at.step, locking };
+            let own = write(&target, &shapes, &values);
+            return Ok(Stage::Written(all_or_none(stepper.comm, own)?));
+        }
+
+        let mut staging = std::mem::take(&mut self.staging);
+        let mut places: Vec<[Range<usize>; 3]> = Vec::with_capacity(owned.len());
+        let mut end = 0;
+        for kinds in &owned {
+            places.push(kinds.each_ref().map(|values| {
+                let place = end..end + values.len();
+                staging[place.clone()].copy_from_slice(values);
+                end = place.end;
+                place
+            }));
+        }
+        assert_eq!(end, staging.len(), "the staging holds this rank's state");
+        let step = at.step;
+        let writer = spawn("checkpoint writer", move || {
+            let values: Vec<[&[f32]; 3]> = places.iter().map(|p| p.each_ref().map(|r| &staging[r.clone()])).collect();
+            let target = Target { dir: &partial, rank, world_size, step, locking };
+            let own = write(&target, &shapes, &values);
+            (staging, own)
+        });
+        Ok(Stage::Writing(writer))
+    }
+
+    fn proceed<B: Backend>(
+        &mut self,
+        stepper: &Stepper<'_, B>,
+        mut log: Option<&mut StepLog>,
+        wait: bool,
+    ) -> Result<()> {
+        let outer = stepper.timer.switch(Phase::Checkpoint);
+        let wait = wait || !self.deck.checkpoint.async_save;
+        let mut outcome = Ok(());
+        while outcome.is_ok() {
+            let Some((at, stage)) = self.pending.take() else { break };
+            let ready = match &stage {
+                Stage::Writing(writer) => wait || all_ready(stepper, writer.is_finished())?,
+                Stage::Written(_) => true,
+                Stage::Committing(commit) => {
+                    wait || all_ready(stepper, commit.as_ref().is_none_or(JoinHandle::is_finished))?
+                }
+            };
+            if !ready {
+                self.pending = Some((at, stage));
+                break;
+            }
+            let next = match stage {
+                Stage::Writing(writer) => {
+                    let (staging, own) = joined(writer);
+                    self.staging = staging;
+                    all_or_none(stepper.comm, own).map(|files| Some(Stage::Written(files)))
+                }
+                Stage::Written(files) => self.begin_commit(stepper, at, log.as_deref_mut(), files),
+                Stage::Committing(commit) => {
+                    let dir = decided_by_rank_0(stepper.comm, || joined(commit.expect("rank 0 commits")));
+                    dir.map(|dir| {
+                        fault_point("save.done", stepper.comm.rank(), at.step);
+                        self.last = Some(dir);
+                        self.newest_failure = None;
+                        None
+                    })
+                }
+            };
+            match next {
+                Ok(next) => self.pending = next.map(|stage| (at, stage)),
+                Err(error) => outcome = self.failed(stepper, at, error),
+            }
+        }
+        stepper.timer.switch(outer);
+        outcome
+    }
+
+    /// The rows so far reach the disk, then rank 0 commits: here, or on a thread.
+    fn begin_commit<B: Backend>(
+        &mut self,
+        stepper: &Stepper<'_, B>,
+        at: Position,
+        log: Option<&mut StepLog>,
+        files: Vec<FileRecord>,
+    ) -> Result<Option<Stage>> {
+        let comm = stepper.comm;
+        all_or_none(comm, log.map_or(Ok(()), |log| log.sync()))?;
+        fault_point("save.commit", comm.rank(), at.step);
+        if comm.rank() != 0 {
+            return Ok(Some(Stage::Committing(None)));
+        }
+        let manifest = state::manifest(&stepper.model.spec, comm.size(), self.deck, self.source, at, files);
+        let (run_dir, c) = (PathBuf::from(&self.deck.run.dir), &self.deck.checkpoint);
+        let (keep_last, keep_every) = (c.keep_last, c.keep_every);
+        let commit = move || commit(&run_dir, manifest, keep_last, keep_every);
+        Ok(Some(Stage::Committing(Some(spawn("checkpoint commit", commit)))))
+    }
+
+    /// A save that could not be made: it is cleared away, and the deck says what that means. Collective.
+    fn failed<B: Backend>(&mut self, stepper: &Stepper<'_, B>, at: Position, error: Error) -> Result<()> {
+        // Every rank has learnt of it; what one rank alone met is no matter of the disk.
+        let (rank, error) = match error {
+            Error::Agreed { rank, error } if matches!(*error, Error::Io(_) | Error::Checkpoint(_)) => (rank, error),
+            other => return Err(other),
+        };
+        // No rank writes any more, and none ends the job before the room is free again.
+        let cleared =
+            decided_by_rank_0(stepper.comm, || Ok(checkpoint::clean_up(Path::new(&self.deck.run.dir)).is_ok()))?;
+        let why = format!("the checkpoint of step {} failed: {error}", at.step);
+        if self.deck.checkpoint.on_error == OnSaveError::Stop {
+            let why = format!(
+                "{why}; the checkpoints before it are whole (checkpoint.on_error=continue would let the run go on)"
+            );
+            return Err(Error::Agreed { rank, error: Box::new(Error::Io(why)) });
+        }
+        if stepper.comm.rank() == 0 {
+            let left = if cleared { "" } else { "; what it left could not be cleared away yet" };
+            log::error!("{why}; the run goes on, and the checkpoints before it are whole{left}");
+        }
+        self.newest_failure = Some(error.to_string());
+        Ok(())
+    }
+}
+
+/// One slice of this rank, without its values and without borrowing from the model: for a thread.
+struct Shape {
+    name: String,
+    global_shape: Vec<usize>,
+    numel: usize,
+    range: Range<usize>,
+}
+
+impl Shape {
+    fn borrowed(&self) -> SliceShape<'_> {
+        let Shape { name, global_shape, numel, range } = self;
+        SliceShape { name, global_shape, numel: *numel, start: range.start, end: range.end }
+    }
+}
+
+fn shapes<B: Backend>(stepper: &Stepper<'_, B>) -> Vec<Shape> {
+    let params = stepper.model.spec.params.iter().enumerate();
+    params
+        .map(|(p, param)| Shape {
+            name: param.name.clone(),
+            global_shape: param.shape.clone(),
+            numel: param.numel(),
+            range: stepper.shards.range(p),
+        })
+        .collect()
+}
+
+/// This rank's file; `values` by parameter: weights, first and second moments.
+fn write(target: &Target<'_>, shapes: &[Shape], values: &[[&[f32]; 3]]) -> Result<FileRecord> {
+    let slices: Vec<ParamSlice<'_>> = shapes
+        .iter()
+        .zip(values)
+        .map(|(shape, &[weight, exp_avg, exp_avg_sq])| {
+            let SliceShape { name, global_shape, numel, start, end } = shape.borrowed();
+            ParamSlice { name, global_shape, numel, start, end, weight, exp_avg, exp_avg_sq }
+        })
+        .collect();
+    let record = checkpoint::write_slices(target, &slices);
+    fault_point("save.written", target.rank, target.step);
+    record
+}
+
+/// Rank 0's part: the master file, the commit, the clearing away of old ones, which is no failure of the save where it fails.
+fn commit(run_dir: &Path, manifest: Manifest, keep_last: usize, keep_every: u64) -> Result<PathBuf> {
+    let dir = checkpoint::master::finish(run_dir, manifest)?;
+    if let Err(why) = checkpoint::retain(run_dir, keep_last, keep_every) {
+        log::warn!("old checkpoints could not be cleared away: {why}");
+    }
+    Ok(dir)
+}
+
+/// All ranks are ready; every rank learns the same answer. Collective.
+fn all_ready<B: Backend>(stepper: &Stepper<'_, B>, own: bool) -> Result<bool> {
+    Ok(stepper.comm.all_gather_f64(&[f64::from(u8::from(own))])?.iter().all(|&ready| ready == 1.0))
+}
+
+fn spawn<T: Send + 'static>(name: &str, work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
+    std::thread::Builder::new().name(name.into()).spawn(work).expect("the system starts a thread")
+}
+
+/// What a thread came to; its panic is ours.
+fn joined<T>(thread: JoinHandle<T>) -> T {
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}

@@ -1,0 +1,314 @@
+//! What a save leaves when it dies or fails at any of its steps: always a checkpoint that restores, and a run that goes on to the
+//! same bits.
+
+mod common;
+
+use common::{Case, Output, Run, Steps, assert_same_curve};
+use std::path::Path;
+use std::time::{Duration, Instant};
+use zero3::checkpoint;
+
+/// Four steps on two ranks, saved after 2 and 4, the older one deleted; async or not.
+fn train(case: &Case, run: &str, words: &[&str]) -> Run {
+    case.train(2, run, words).arg("checkpoint.keep_last=1")
+}
+
+/// The undisturbed run, on one rank: the bits are the same on any number.
+fn undisturbed(case: &Case) -> Steps {
+    case.train(1, "undisturbed", &[]).output().expect_success();
+    Steps::read(&case.path("undisturbed"))
+}
+
+/// Kills at `place`; the newest checkpoint is then of `newest_step` and whole, and the next start ends like an undisturbed run.
+fn dies_and_goes_on(case: &Case, reference: &Steps, place: &str, words: &[&str], newest_step: u64) {
+    let run = format!("{}-{}", place.replace([':', '*'], "_"), words.len());
+    let run_dir = case.path(&run);
+    let died = train(case, &run, words).env("ZERO3_TEST_FAULT", format!("kill@{place}")).output();
+    assert_ne!(died.code, 0, "nothing was killed at {place}\n{died}");
+    let newest = checkpoint::newest(&run_dir).unwrap_or_else(|e| panic!("after death at {place}: {e}"));
+    let (step, dir) = newest.unwrap_or_else(|| panic!("no checkpoint after death at {place}"));
+    assert_eq!(step, newest_step, "after death at {place}");
+    let verified = checkpoint::verify(&dir, &|_| ()).unwrap();
+    assert!(verified.damage.is_empty(), "after death at {place}: {verified}");
+    // `latest` is the newest one, or an older one that is there, or away.
+    let latest = checkpoint::checkpoints_dir(&run_dir).join("latest");
+    if latest.symlink_metadata().is_ok() && latest.exists() {
+        assert!(checkpoint::verify(&latest, &|_| ()).unwrap().damage.is_empty(), "after death at {place}");
+    }
+    train(case, &run, words).output().expect_success();
+    assert_same_curve(&Steps::read(&run_dir), reference);
+    let same = checkpoint::diff(&run_dir, &case.path("undisturbed")).unwrap();
+    assert!(same.is_equal(), "after death at {place}: {same}");
+    let mut names: Vec<_> = std::fs::read_dir(checkpoint::checkpoints_dir(&run_dir))
+        .unwrap()
+        .map(|e| e.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    // A run that died after its last commit is finished, and is not started to clean up.
+    if newest_step < 4 {
+        assert_eq!(names, ["latest", "step_00000004"], "after death at {place}");
+    }
+}
+
+/// Every point up to the commit: the older checkpoint is what counts.
+#[test]
+fn death_of_a_rank_before_the_commit_leaves_the_older_checkpoint() {
+    let case = Case::tiny();
+    let reference = undisturbed(&case);
+    for place in [
+        "prepare.cleaned:0:4",
+        "prepare.made:0:4",
+        "save.begin:1:4",
+        "write.structure:0:4",
+        "write.half:1:4",
+        "write.values:0:4",
+        "write.synced:1:4",
+        "save.written:0:4",
+        "save.commit:0:4",
+        "master.written:0:4",
+        "commit.checked:0:4",
+        "commit.manifest:0:4",
+        "commit.synced:0:4",
+    ] {
+        dies_and_goes_on(&case, &reference, place, &[], 2);
+    }
+}
+
+#[test]
+fn death_of_a_rank_after_the_commit_leaves_the_new_checkpoint() {
+    let case = Case::tiny();
+    let reference = undisturbed(&case);
+    for place in [
+        "commit.renamed:0:4",
+        "latest.made:0:4",
+        "latest.moved:0:4",
+        "commit.done:0:4",
+        "doom.renamed:0:2",
+        "doom.half:0:2",
+        "doom.done:0:2",
+        "save.done:0:4",
+    ] {
+        dies_and_goes_on(&case, &reference, place, &[], 4);
+    }
+}
+
+#[test]
+fn death_of_all_ranks_at_once_leaves_a_checkpoint() {
+    let case = Case::tiny();
+    let reference = undisturbed(&case);
+    for (place, newest_step) in [
+        ("save.begin:*:4", 2),
+        ("write.half:*:4", 2),
+        ("save.written:*:4", 2),
+        ("save.commit:*:4", 2),
+        ("save.done:*:4", 4),
+    ] {
+        dies_and_goes_on(&case, &reference, place, &[], newest_step);
+    }
+}
+
+#[test]
+fn death_while_a_save_runs_beside_training_leaves_a_checkpoint() {
+    let case = Case::tiny();
+    let reference = undisturbed(&case);
+    let words = ["checkpoint.async_save=true"];
+    for (place, newest_step) in [
+        ("save.begin:1:4", 2),
+        ("write.half:1:4", 2),
+        ("write.half:*:4", 2),
+        ("save.commit:0:4", 2),
+        ("commit.synced:0:4", 2),
+        ("commit.renamed:0:4", 4),
+        ("doom.half:0:2", 4),
+    ] {
+        dies_and_goes_on(&case, &reference, place, &words, newest_step);
+    }
+}
+
+/// The writer of rank 1 hangs in the middle of step 2's file. Training goes on to step 3; the save of step 4 waits for it.
+#[test]
+fn an_asynchronous_save_lets_training_go_on_and_holds_the_next_save_back() {
+    let case = Case::tiny();
+    let rows = |wanted: usize| {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while Instant::now() < deadline {
+            let text = std::fs::read_to_string(case.path("hung").join("steps.csv")).unwrap_or_default();
+            if text.lines().count() > wanted {
+                return true;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        false
+    };
+    let words = ["checkpoint.async_save=true"];
+    let run = train(&case, "hung", &words).env("ZERO3_TEST_FAULT", "hang@write.half:1:2").start();
+    assert!(rows(3), "step 3 goes on while step 2 is being written");
+    std::thread::sleep(Duration::from_secs(1));
+    let text = std::fs::read_to_string(case.path("hung").join("steps.csv")).unwrap();
+    assert_eq!(text.lines().count(), 4, "the save of step 4 is held back, its row is not there:\n{text}");
+    assert_eq!(checkpoint::newest(&case.path("hung")).unwrap(), None, "step 2 does not count yet");
+    run.signal_rank(1, "KILL");
+    assert_ne!(run.output().code, 0);
+}
+
+#[test]
+fn what_an_asynchronous_save_holds_is_the_state_of_its_step() {
+    let case = Case::tiny();
+    let reference = undisturbed(&case);
+    let words = ["checkpoint.async_save=true", "checkpoint.every=1", "checkpoint.keep_last=0"];
+    case.train(2, "slow", &words).env("ZERO3_TEST_FAULT", "slow@write.half:1:2").output().expect_success();
+    assert_same_curve(&Steps::read(&case.path("slow")), &reference);
+    assert_eq!(steps_of(&case.path("slow")), [1, 2, 3, 4]);
+    assert!(checkpoint::diff(&case.path("slow"), &case.path("undisturbed")).unwrap().is_equal());
+    for step in [2, 3] {
+        let (from, run) = (checkpoint::step_dir(&case.path("slow"), step), format!("from_{step}"));
+        case.train(3, &run, &["--resume", from.to_str().unwrap()]).output().expect_success();
+        let same = checkpoint::diff(&case.path(&run), &case.path("undisturbed")).unwrap();
+        assert!(same.is_equal(), "from step {step}: {same}");
+    }
+}
+
+fn steps_of(run_dir: &Path) -> Vec<u64> {
+    checkpoint::complete_checkpoints(run_dir).unwrap().into_iter().map(|found| found.0).collect()
+}
+
+fn entries(run_dir: &Path) -> usize {
+    std::fs::read_dir(checkpoint::checkpoints_dir(run_dir))
+        .unwrap()
+        .filter(|e| e.as_ref().unwrap().file_name() != "latest")
+        .count()
+}
+
+#[test]
+fn an_error_of_the_disk_ends_the_run_with_five_and_leaves_the_older_checkpoint() {
+    let case = Case::tiny();
+    for (i, fault) in
+        ["eio@write.half:1:4", "enospc@write.values:0:4", "enospc@master.written:0:4", "eio@commit.manifest:0:4"]
+            .into_iter()
+            .enumerate()
+    {
+        for mode in ["false", "true"] {
+            let run = format!("{i}-{mode}");
+            let asynchronous = format!("checkpoint.async_save={mode}");
+            let said = train(&case, &run, &[&asynchronous]).env("ZERO3_TEST_FAULT", fault).output().expect_code(5);
+            let said = said.expect_text("the checkpoint of step 4 failed").expect_text("os error");
+            let named = if fault.contains("@write") {
+                "rank_000"
+            } else if fault.contains("master") {
+                "model.h5"
+            } else {
+                "manifest.json"
+            };
+            let said = said.expect_text(named);
+            if fault.contains("write.half") {
+                said.expect_text("bytes)");
+            }
+            assert_eq!((steps_of(&case.path(&run)), entries(&case.path(&run))), (vec![2], 1), "{fault}, async {mode}");
+        }
+    }
+}
+
+#[test]
+fn with_on_error_continue_the_run_goes_on_and_the_next_save_counts() {
+    let case = Case::tiny();
+    let reference = undisturbed(&case);
+    for mode in ["false", "true"] {
+        let words = [&format!("checkpoint.async_save={mode}") as &str, "checkpoint.on_error=continue"];
+        let run = format!("middle-{mode}");
+        let said = train(&case, &run, &words).env("ZERO3_TEST_FAULT", "eio@write.half:1:2").output().expect_success();
+        said.expect_text("the checkpoint of step 2 failed").expect_text("the run goes on");
+        assert_eq!((steps_of(&case.path(&run)), entries(&case.path(&run))), (vec![4], 1));
+        assert_same_curve(&Steps::read(&case.path(&run)), &reference);
+
+        // The last one: the steps are done, and nobody may take the run for finished.
+        let run = format!("last-{mode}");
+        let said =
+            train(&case, &run, &words).env("ZERO3_TEST_FAULT", "enospc@write.values:0:4").output().expect_code(5);
+        said.expect_text("could not be saved");
+        assert_eq!((steps_of(&case.path(&run)), entries(&case.path(&run))), (vec![2], 1));
+        train(&case, &run, &words).output().expect_success();
+        assert_same_curve(&Steps::read(&case.path(&run)), &reference);
+    }
+}
+
+/// Runs zero3 on two ranks with `run` on a tmpfs of its own, which is copied to `kept` at the end.
+fn on_small_disk(case: &Case, mount_options: &str, words: &str) -> Output {
+    let mpirun = std::env::var("MPIRUN").unwrap_or_else(|_| "mpirun".into());
+    let script = format!(
+        "mkdir -p small kept && mount -t tmpfs -o {mount_options} tmpfs small || exit 99\n\
+         {mpirun} --oversubscribe --bind-to none -n 2 {} train deck.toml run.dir=small {words}\n\
+         code=$?; cp -a small/. kept; exit $code",
+        env!("CARGO_BIN_EXE_zero3")
+    );
+    // A user namespace, so that it needs no root; a mount namespace, so that it leaves nothing behind.
+    let run = Run::new(0).program("unshare").args(["--user", "--map-root-user", "--mount", "sh", "-c", &script]);
+    run.dir(&case.path(".")).output()
+}
+
+#[test]
+fn a_disk_that_fills_up_is_seen_before_anything_is_written() {
+    let case = Case::tiny();
+    // Room for one checkpoint of 300 kB and logs, not for two.
+    let said = on_small_disk(&case, "size=640k", "").expect_code(5);
+    let said = said
+        .expect_text("the checkpoint of step 4 failed")
+        .expect_text("a checkpoint needs")
+        .expect_text("the file system has");
+    assert!(said.text().contains("checkpoint.keep_last"), "the remedy is named\n{said}");
+    assert_eq!((steps_of(&case.path("kept")), entries(&case.path("kept"))), (vec![2], 1));
+}
+
+#[test]
+fn a_full_disk_in_the_middle_of_a_save_leaves_the_older_checkpoint_and_the_run_goes_on() {
+    let case = Case::tiny();
+    // Files run out while bytes do not: what `statvfs` says of the free space holds nobody back. Root, two logs, the
+    // checkpoints directory, a step directory with four files, the link; the second step directory takes the rest.
+    let said = on_small_disk(&case, "size=8m,nr_inodes=13", "checkpoint.on_error=continue").expect_code(5);
+    let said = said.expect_text("the checkpoint of step 4 failed").expect_text("No space left on device");
+    said.expect_text("could not be saved");
+    assert_eq!((steps_of(&case.path("kept")), entries(&case.path("kept"))), (vec![2], 1));
+}
+
+#[test]
+fn a_real_full_disk_inside_a_rank_file_names_the_file_and_the_bytes_needed() {
+    use zero3::checkpoint::ParamSlice;
+    const MARK: &str = "ZERO3_TEST_SMALL_DISK";
+    // The child is this test again, in a mount namespace of its own.
+    if let Ok(dir) = std::env::var(MARK) {
+        let run_dir = Path::new(&dir);
+        let partial = checkpoint::prepare(run_dir, 1).unwrap();
+        let values = vec![1.5f32; 200_000];
+        let slice = ParamSlice {
+            name: "wte.weight",
+            global_shape: &[200_000],
+            numel: 200_000,
+            start: 0,
+            end: 200_000,
+            weight: &values,
+            exp_avg: &values,
+            exp_avg_sq: &values,
+        };
+        for _ in 0..3 {
+            let why = checkpoint::write_rank_file(&partial, 0, 1, 1, &[slice]).unwrap_err().to_string();
+            assert!(why.contains("rank_0000_of_0001.h5 (about 24") && why.contains("No space left"), "{why}");
+            // Cleared away, the room is free again: nothing holds the file open.
+            checkpoint::clean_up(run_dir).unwrap();
+            let free = checkpoint::commit::free_bytes(run_dir).unwrap();
+            assert!(free > 900_000, "{free}");
+            checkpoint::prepare(run_dir, 1).unwrap();
+        }
+        return;
+    }
+    let case = Case::tiny();
+    let small = case.path("small");
+    std::fs::create_dir(&small).unwrap();
+    let this = std::env::current_exe().unwrap();
+    let script = format!(
+        "mount -t tmpfs -o size=1m tmpfs {0} && {MARK}={0} exec {1} --exact {2} --nocapture",
+        small.display(),
+        this.display(),
+        "a_real_full_disk_inside_a_rank_file_names_the_file_and_the_bytes_needed"
+    );
+    let run = Run::new(0).program("unshare").args(["--user", "--map-root-user", "--mount", "sh", "-c", &script]);
+    run.output().expect_success().expect_text("1 passed");
+}
