@@ -6,6 +6,7 @@ use common::{Case, Steps, assert_same_curve, summary};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// One cluster at a time: the machine is small, and a job that waits for cores proves nothing.
 static ONE: Mutex<()> = Mutex::new(());
@@ -39,27 +40,97 @@ impl Cluster {
         command
     }
 
-    /// Submits slurm/zero3.sbatch from the case's directory, waits, and returns its exit code and what it printed.
-    fn train(&self, case: &Case, run: &str, words: &[&str]) -> (i32, String) {
-        let printed = case.path(&format!("{run}.out"));
-        let job = self
-            .client("sbatch")
-            .arg("--wait")
-            .arg(format!("--output={}", printed.display()))
-            .arg(script("slurm/zero3.sbatch"))
-            .arg(case.deck())
-            .arg(format!("run.dir={}", case.path(run).display()))
-            .args(words)
+    /// sbatch of one of slurm/*.sbatch from the case's directory, its output to `RUN.out`.
+    fn sbatch(&self, case: &Case, script_name: &str, run: &str, options: &[&str]) -> Command {
+        let mut command = self.client("sbatch");
+        command
+            .arg(format!("--output={}", case.path(&format!("{run}.out")).display()))
+            .args(options)
+            .arg(script(script_name))
             .env("ZERO3", env!("CARGO_BIN_EXE_zero3"))
+            .env("ZERO3_SBATCH", script("slurm/zero3.sbatch"))
             // The nodes claim more cores than the machine has: without it ranks spin on cores that others need.
             .env("OMPI_MCA_mpi_yield_when_idle", "1")
-            .current_dir(case.path(""))
-            .output()
-            .expect("coreutils has timeout");
-        let log = std::fs::read_to_string(&printed).unwrap_or_default();
+            .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
+            .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+            .current_dir(case.path(""));
+        command
+    }
+
+    /// The words that make the case's deck train into `run`.
+    fn words(case: &Case, run: &str, words: &[&str]) -> Vec<String> {
+        let own = [case.deck().display().to_string(), format!("run.dir={}", case.path(run).display())];
+        own.into_iter().chain(words.iter().map(|word| word.to_string())).collect()
+    }
+
+    /// Waits for a job and returns its exit code and what it printed.
+    fn ended(mut sbatch_wait: Command, case: &Case, run: &str) -> (i32, String) {
+        let job = sbatch_wait.output().expect("coreutils has timeout");
+        let log = std::fs::read_to_string(case.path(&format!("{run}.out"))).unwrap_or_default();
         let client = String::from_utf8_lossy(&job.stderr);
         assert_ne!(job.status.code(), Some(124), "the job did not end in time\n{client}\n{log}");
         (job.status.code().expect("sbatch exits"), format!("{client}{log}"))
+    }
+
+    /// Trains with slurm/zero3.sbatch, waits, and returns its exit code and what it printed.
+    fn train(&self, case: &Case, run: &str, words: &[&str]) -> (i32, String) {
+        let mut sbatch = self.sbatch(case, "slurm/zero3.sbatch", run, &["--wait"]);
+        sbatch.args(Self::words(case, run, words));
+        Self::ended(sbatch, case, run)
+    }
+
+    /// Submits without waiting; returns the job's id.
+    fn submit(&self, case: &Case, run: &str, words: &[&str]) -> String {
+        let mut sbatch = self.sbatch(case, "slurm/zero3.sbatch", run, &["--parsable"]);
+        let out = sbatch.args(Self::words(case, run, words)).output().expect("coreutils has timeout");
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        String::from_utf8_lossy(&out.stdout).trim().to_string()
+    }
+
+    fn control(&self, words: &[&str]) {
+        let out = self.client("scontrol").args(words).output().expect("coreutils has timeout");
+        assert!(out.status.success(), "scontrol {words:?}: {}", String::from_utf8_lossy(&out.stderr));
+    }
+
+    /// A field of `scontrol show job`.
+    fn field(&self, job: &str, name: &str) -> String {
+        let out =
+            self.client("scontrol").args(["--oneliner", "show", "job", job]).output().expect("coreutils has timeout");
+        let text = String::from_utf8_lossy(&out.stdout).into_owned();
+        let found = text.split_whitespace().filter_map(|word| word.split_once('=')).find(|(key, _)| *key == name);
+        found.unwrap_or_else(|| panic!("no {name} of job {job} in {text}")).1.to_string()
+    }
+
+    /// Waits until a field of a job has one of the values. A job that waits after a requeue is started at once.
+    #[track_caller]
+    fn until(&self, case: &Case, run: &str, job: &str, name: &str, values: &[&str]) -> String {
+        let started = Instant::now();
+        loop {
+            let value = self.field(job, name);
+            if values.contains(&value.as_str()) {
+                return value;
+            }
+            if started.elapsed() > Duration::from_secs(90) {
+                let log = std::fs::read_to_string(case.path(&format!("{run}.out"))).unwrap_or_default();
+                panic!("{name} of job {job} is {value}, not {values:?}\n{log}");
+            }
+            let requeued = self.field(job, "JobState") == "PENDING" && self.field(job, "Restarts") != "0";
+            if requeued && processes_of(&self.dir, "slurmstepd").is_empty() {
+                // Slurm holds a requeued job for two minutes, so that nothing is left of its last life.
+                let update = ["update", &format!("jobid={job}"), "StartTime=now"];
+                self.client("scontrol").args(update).output().expect("coreutils has timeout");
+            }
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+}
+
+/// Waits until the run has logged its `n`-th row.
+fn until_row(run_dir: &Path, n: usize) {
+    let started = Instant::now();
+    while Steps::n_rows(run_dir) < n {
+        assert!(started.elapsed() < Duration::from_secs(90), "no row {n} in {}", run_dir.display());
+        std::thread::sleep(Duration::from_millis(20));
     }
 }
 
@@ -100,6 +171,124 @@ fn a_bad_deck_fails_the_job_with_its_exit_code() {
     let (code, log) = cluster.train(&case, "run", &["optim.learning_rate=1"]);
     assert_eq!(code, 2, "{log}");
     assert!(log.contains("optim.learning_rate"), "the log does not name the key\n{log}");
+}
+
+#[test]
+fn a_signalled_job_goes_back_into_the_queue_and_ends_with_the_bits_of_an_uncut_run() {
+    let cluster = Cluster::up(2);
+    let case = Case::tiny();
+    let words = ["train.steps=120", "train.eval_every=0", "log.every=20", "checkpoint.every=0"];
+    let job = cluster.submit(&case, "run", &words);
+    until_row(&case.path("run"), 10);
+    // As --signal=USR1@T does: to the tasks, not to the batch shell.
+    let signalled = cluster.client("scancel").args(["--signal=USR1", &job]).status();
+    assert!(signalled.expect("coreutils has timeout").success());
+    let state = cluster.until(&case, "run", &job, "JobState", &["COMPLETED", "FAILED", "TIMEOUT", "CANCELLED"]);
+    let log = std::fs::read_to_string(case.path("run.out")).expect("the output");
+    assert_eq!((state.as_str(), cluster.field(&job, "Restarts").as_str()), ("COMPLETED", "1"), "{log}");
+    // Both lives are in the one output.
+    for part in
+        ["stopped early: a rank got SIGUSR1", "back into the queue (restart 1)", "restored step", "finished: all 120"]
+    {
+        assert!(log.contains(part), "{part:?} is not in\n{log}");
+    }
+    assert!(summary(&case.path("run"))["start_step"].as_u64().is_some_and(|s| s >= 10), "{log}");
+    case.train(2, "local", &words).output().expect_success();
+    assert_same_curve(&Steps::read(&case.path("run")), &Steps::read(&case.path("local")));
+    let text = std::fs::read_to_string(case.path("run/timing.json")).expect("timing.json");
+    let timing: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!((&timing["job_id"], &timing["n_restarts"]), (&job.as_str().into(), &1.into()), "{timing:#}");
+    assert_eq!(timing["job_ends_from"], "scontrol show job");
+    assert!(timing["lost_seconds"]["queue"].as_f64().is_some_and(|s| s > 0.0), "{timing:#}");
+}
+
+#[test]
+fn a_node_that_goes_down_puts_the_job_back_and_nothing_is_lost() {
+    let cluster = Cluster::up(2);
+    let case = Case::tiny();
+    let words = ["train.steps=100", "train.eval_every=0", "log.every=0", "checkpoint.every=10"];
+    let job = cluster.submit(&case, "run", &words);
+    until_row(&case.path("run"), 20);
+    cluster.control(&["update", "nodename=n2", "state=down", "reason=test"]);
+    cluster.until(&case, "run", &job, "Restarts", &["1"]);
+    // It may have come back by itself: its daemon lives.
+    let resume = ["update", "nodename=n2", "state=resume"];
+    cluster.client("scontrol").args(resume).output().expect("coreutils has timeout");
+    let state = cluster.until(&case, "run", &job, "JobState", &["COMPLETED", "FAILED", "TIMEOUT", "CANCELLED"]);
+    let log = std::fs::read_to_string(case.path("run.out")).expect("the output");
+    assert_eq!(state, "COMPLETED", "{log}");
+    case.train(2, "local", &words).output().expect_success();
+    assert_same_curve(&Steps::read(&case.path("run")), &Steps::read(&case.path("local")));
+}
+
+#[test]
+fn a_killed_rank_fails_the_job_at_once() {
+    let cluster = Cluster::up(2);
+    let case = Case::tiny();
+    let mut sbatch = cluster.sbatch(&case, "slurm/zero3.sbatch", "run", &["--wait"]);
+    sbatch.args(Cluster::words(&case, "run", &["train.steps=100000"])).env("ZERO3_TEST_FAULT", "kill@step:3:3");
+    let started = Instant::now();
+    let (code, log) = Cluster::ended(sbatch, &case, "run");
+    assert!(code != 0 && code != 75, "{code}\n{log}");
+    assert!(started.elapsed() < Duration::from_secs(60), "{:?}\n{log}", started.elapsed());
+}
+
+#[test]
+fn checkpoints_go_from_four_ranks_to_three_to_six_across_jobs() {
+    let cluster = Cluster::up(2);
+    let case = Case::tiny();
+    let schedule = "optim.decay_steps=6";
+    let (code, log) = cluster.train(&case, "four", &["train.steps=2", schedule]);
+    assert_eq!(code, 0, "{log}");
+    let restore = |from: &str, run: &str, options: &[&str], steps: &str| {
+        let options = [&["--wait"], options].concat();
+        let mut sbatch = cluster.sbatch(&case, "slurm/restore.sbatch", run, &options);
+        sbatch.arg(case.path(from)).args(Cluster::words(&case, run, &[steps, schedule]));
+        let (code, log) = Cluster::ended(sbatch, &case, run);
+        assert_eq!(code, 0, "{log}");
+        assert!(log.contains("restored step"), "{log}");
+    };
+    restore("four", "three", &["--nodes=1", "--ntasks-per-node=3"], "train.steps=4");
+    restore("three", "six", &["--nodes=2", "--ntasks-per-node=3"], "train.steps=6");
+    case.train(1, "local", &["train.steps=6"]).output().expect_success();
+    let newest = |run: &str| case.path(run).join("checkpoints/step_00000006");
+    let diff = zero3::checkpoint::diff(&newest("six"), &newest("local")).unwrap_or_else(|e| panic!("{e}"));
+    assert!(diff.is_equal(), "{diff}");
+    let rank_file = newest("six").join("rank_0005_of_0006.h5");
+    assert!(rank_file.is_file(), "six ranks wrote it");
+}
+
+#[test]
+fn an_array_trains_each_line_into_a_directory_of_its_own() {
+    let cluster = Cluster::up(2);
+    let case = Case::tiny();
+    std::fs::write(case.path("sweep.txt"), "optim.lr=1e-3\noptim.lr=2e-3 train.steps=3\n").expect("a temporary file");
+    let mut sbatch = cluster.sbatch(&case, "slurm/array_sweep.sbatch", "sweep_%a", &["--wait", "--array=1-2"]);
+    sbatch.arg(case.path("sweep.txt")).arg(case.path("runs")).arg(case.deck());
+    let (code, log) = Cluster::ended(sbatch, &case, "sweep_1");
+    assert_eq!(code, 0, "{log}");
+    assert_eq!([1, 2].map(|i| summary(&case.path(&format!("runs/{i}")))["step"].clone()), [4, 3]);
+}
+
+#[test]
+fn tasks_that_cannot_meet_are_refused_and_mpirun_is_a_way() {
+    let cluster = Cluster::up(2);
+    let case = Case::tiny();
+    for kind in ["none", "pmi2"] {
+        let mut srun = cluster.client("srun");
+        srun.args(["-N2", "-n4", &format!("--mpi={kind}"), env!("CARGO_BIN_EXE_zero3"), "train"]);
+        let out = srun.args(Cluster::words(&case, "never", &[])).output().expect("coreutils has timeout");
+        let said = String::from_utf8_lossy(&out.stderr);
+        assert_eq!(out.status.code(), Some(2), "{said}");
+        assert_eq!(said.matches("srun --mpi=pmix --kill-on-bad-exit=1 -n 4").count(), 1, "said once\n{said}");
+    }
+    assert!(!case.path("never").exists(), "nothing was started");
+
+    let mut sbatch = cluster.sbatch(&case, "slurm/zero3.sbatch", "run", &["--wait"]);
+    sbatch.args(Cluster::words(&case, "run", &[])).env("ZERO3_LAUNCHER", "mpirun");
+    let (code, log) = Cluster::ended(sbatch, &case, "run");
+    assert_eq!(code, 0, "{log}");
+    assert!(log.contains("2 nodes: n1 (ranks 0-1), n2 (ranks 2-3)"), "{log}");
 }
 
 #[test]

@@ -2,15 +2,18 @@
 //!
 //! Besides logging, this is the one place that sees the world rank.
 
+use super::launch_checks::{self, Place};
 use crate::backend::agree::all_or_none;
 use crate::backend::cpu::{MpiComm, instruction_set};
 use crate::backend::mesh::{Dim, Mesh};
+use crate::config::Deck;
 use crate::error::{Error, Exit, Result};
 use crate::test_hooks;
 use mpi::Threading;
 use mpi::environment::Universe;
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::*;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io::Write;
 
@@ -23,9 +26,18 @@ pub struct Launch {
 impl Launch {
     /// Starts MPI and turns every later panic into an abort of the whole job.
     pub fn start() -> Result<Self> {
+        let env = |name: &str| std::env::var(name).ok();
+        let library = mpi::environment::library_version().unwrap_or_default();
+        let library = library.split(',').next().unwrap_or("").trim_end_matches('\0').trim();
+        if let Some(refusal) = launch_checks::refusal_before_mpi(&env, library) {
+            return Err(Error::Input(refusal));
+        }
         let (universe, granted) = mpi::initialize_with_threading(Threading::Multiple)
             .ok_or_else(|| Error::Comm("MPI was already initialised in this process".into()))?;
         let world = universe.world();
+        if let Some(refusal) = launch_checks::refusal_after_mpi(&env, world.size() as usize) {
+            return Err(Error::Input(refusal));
+        }
         abort_on_panic(world.rank());
         let launch = Launch { universe, world };
         launch.connect_all();
@@ -40,14 +52,21 @@ impl Launch {
 
     /// Exchanges a byte with every other rank, on this thread alone. MPI libraries open a connection at the first message
     /// between two ranks; Open MPI 4.1 crashes or hangs now and then when several threads of a rank, or both ends at
-    /// once, open the same one, which is what the first collectives of two queues would do between nodes.
+    /// once, open the same one, which is what the first collectives of two queues would do between nodes. So the lower rank
+    /// of each pair opens it, and the higher one answers.
     fn connect_all(&self) {
         let (rank, size) = (self.world.rank(), self.world.size());
-        for distance in 1..size {
-            let to = self.world.process_at_rank((rank + distance) % size);
-            let from = self.world.process_at_rank((rank + size - distance) % size);
+        for lower in (0..rank).map(|r| self.world.process_at_rank(r)) {
             let mut received = 0u8;
-            mpi::point_to_point::send_receive_into(&0u8, &to, &mut received, &from);
+            lower.receive_into(&mut received);
+            lower.send(&received);
+        }
+        for higher in (rank + 1..size).map(|r| self.world.process_at_rank(r)) {
+            higher.send(&0u8);
+        }
+        for higher in (rank + 1..size).map(|r| self.world.process_at_rank(r)) {
+            let mut received = 0u8;
+            higher.receive_into(&mut received);
         }
     }
 
@@ -72,20 +91,64 @@ impl Launch {
         })
     }
 
-    /// Ranks that would compute different bits are refused: another program, or another instruction set.
-    pub fn check_agreement(&self, comm: &MpiComm) -> Result<()> {
-        let own = (env!("CARGO_PKG_VERSION").to_string(), instruction_set().to_string(), self.host());
+    /// Ranks that would compute different bits are refused: another program, deck or instruction set. Rank 0 says who is
+    /// where, and warns of a start that will be slow. Collective.
+    pub fn check_agreement(&self, comm: &MpiComm, deck: &Deck, threads: usize) -> Result<()> {
+        let own = Start {
+            version: env!("CARGO_PKG_VERSION").into(),
+            program: program_digest(),
+            deck: deck.digest(),
+            instructions: instruction_set().into(),
+            place: Place { host: self.host(), cpus: allowed_cpus(), threads },
+        };
         let all = all_or_none(comm, Ok(own))?;
-        let (version, instructions, host) = &all[0];
-        for (rank, (v, i, h)) in all.iter().enumerate() {
-            if (v, i) != (version, instructions) {
+        let first = &all[0];
+        for (rank, start) in all.iter().enumerate() {
+            let (h, host) = (&start.place.host, &first.place.host);
+            if (&start.version, &start.instructions) != (&first.version, &first.instructions) {
                 return Err(Error::Input(format!(
-                    "rank {rank} on {h} is zero3 {v} with {i} kernels, rank 0 on {host} is zero3 {version} with {instructions}: \
-                     their results would differ; start ranks on nodes of one kind"
+                    "rank {rank} on {h} is zero3 {} with {} kernels, rank 0 on {host} is zero3 {} with {}: \
+                     their results would differ; start ranks on nodes of one kind",
+                    start.version, start.instructions, first.version, first.instructions
                 )));
             }
+            if start.program != first.program {
+                return Err(Error::Input(format!(
+                    "rank {rank} on {h} runs another build of zero3 (digest {:016x}) than rank 0 on {host} ({:016x}): put the \
+                     program where every node sees the same file",
+                    start.program, first.program
+                )));
+            }
+            assert_eq!(start.deck, first.deck, "rank {rank} on {h} has another deck than rank 0");
+        }
+        if self.rank() == 0 {
+            let places: Vec<Place> = all.iter().map(|start| start.place.clone()).collect();
+            self.banner(first, &places);
+            launch_checks::warnings(&places).iter().for_each(|line| log::warn!("{line}"));
         }
         Ok(())
+    }
+
+    /// Where this runs and on what, for whoever reads the log later.
+    fn banner(&self, start: &Start, places: &[Place]) {
+        let versions = self.versions();
+        let version = |name: &str| versions.get(name).map_or("?", String::as_str);
+        let job = ["SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"].iter().find_map(|name| std::env::var(name).ok());
+        let job = job.map_or(String::new(), |id| {
+            let again = std::env::var("SLURM_RESTART_COUNT").map_or(String::new(), |n| format!(" (restart {n})"));
+            format!("job {id}{again} on ")
+        });
+        log::info!(
+            "zero3 {}, revision {}, program {:016x}, deck {:016x}",
+            version("zero3"),
+            version("revision"),
+            start.program,
+            start.deck
+        );
+        log::info!("{job}{}", launch_checks::layout(places));
+        let threads = start.place.threads;
+        let plural = if threads == 1 { "" } else { "s" };
+        log::info!("{}, HDF5 {}, {threads} thread{plural} on rank 0", version("mpi"), version("hdf5"));
     }
 
     /// Compute threads of this rank: what the deck says, or its share of the cores it may run on. Collective.
@@ -114,6 +177,7 @@ impl Launch {
         let mpi = mpi::environment::library_version().unwrap_or_default();
         BTreeMap::from([
             ("zero3".into(), env!("CARGO_PKG_VERSION").into()),
+            ("revision".into(), env!("ZERO3_REVISION").into()),
             ("mpi".into(), mpi.split(',').next().unwrap_or("").trim().trim_end_matches('\0').to_string()),
             ("hdf5".into(), format!("{major}.{minor}.{micro}")),
             ("instruction_set".into(), instruction_set().into()),
@@ -142,6 +206,21 @@ fn abort_on_panic(rank: i32) {
         // SAFETY: MPI is initialised, and the call does not return.
         unsafe { mpi::ffi::MPI_Abort(mpi::ffi::RSMPI_COMM_WORLD, Exit::Internal.code()) };
     }));
+}
+
+/// What ranks compare before they start.
+#[derive(Serialize, Deserialize)]
+struct Start {
+    version: String,
+    program: u64,
+    deck: u64,
+    instructions: String,
+    place: Place,
+}
+
+/// xxh3 of this program's file; 0 where the system does not show it.
+fn program_digest() -> u64 {
+    std::fs::read("/proc/self/exe").map_or(0, |bytes| xxhash_rust::xxh3::xxh3_64(&bytes))
 }
 
 /// The rank a launcher has given this process, before MPI is started; 0 where nobody has.

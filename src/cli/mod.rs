@@ -5,6 +5,7 @@
 pub mod args;
 mod ckpt;
 mod launch;
+mod launch_checks;
 mod plan;
 
 use crate::backend::agree::decided_by_rank_0;
@@ -132,7 +133,10 @@ fn train_under_mpi(args: &TrainArgs, started: Instant) -> Exit {
     let launch = match Launch::start() {
         Ok(launch) => launch,
         Err(error) => {
-            complain(&error.to_string());
+            // Ranks that do not know of each other would all say it.
+            if launch::rank_from_environment() == 0 {
+                complain(&error.to_string());
+            }
             return error.exit();
         }
     };
@@ -170,9 +174,10 @@ fn train_on(launch: &Launch, args: &TrainArgs, started: Instant) -> Result<Exit>
         decided_by_rank_0(&comm, || Deck::load(&args.deck.path, &args.deck.overrides).map(|deck| deck.to_toml()))?;
     let deck = Deck::parse(&text, &[], "the deck of rank 0")?;
     logging::init(&deck.log.level, launch.rank());
-    launch.check_agreement(&comm)?;
+    let threads = launch.threads(deck.run.threads_per_rank);
+    launch.check_agreement(&comm, &deck, threads)?;
     signals::listen(&signals::numbers_of(&deck.run.stop_signals).expect("the deck was checked"));
-    let device = CpuDevice::new(launch.threads(deck.run.threads_per_rank))?;
+    let device = CpuDevice::new(threads)?;
     let job = Job {
         start: start(&args.resume),
         versions: launch.versions(),

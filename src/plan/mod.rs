@@ -115,6 +115,20 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// xxh3 of all that ranks must agree on: partitions, instructions, offsets.
+    pub fn digest(&self) -> u64 {
+        struct Hasher(xxhash_rust::xxh3::Xxh3);
+        impl std::fmt::Write for Hasher {
+            fn write_str(&mut self, part: &str) -> std::fmt::Result {
+                self.0.update(part.as_bytes());
+                Ok(())
+            }
+        }
+        let mut hasher = Hasher(xxhash_rust::xxh3::Xxh3::new());
+        std::fmt::Write::write_fmt(&mut hasher, format_args!("{self:?}")).expect("hashing cannot fail");
+        hasher.0.digest()
+    }
+
     /// Plans a model on `world_size` ranks. Fails where a cap in the deck cannot be kept.
     pub fn new(spec: &ModelSpec, world_size: usize, knobs: &Knobs) -> Result<Self> {
         let partitions: Vec<Partition> = spec.params.iter().map(|p| Partition::new(p.numel(), world_size)).collect();

@@ -64,6 +64,8 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
     let mut plan = Plan::new(&model.spec, comm.size(), &Knobs::from_deck(&deck.zero))?;
     save::plan_staging(&mut plan, deck);
     budget::check::<B::Device>(deck, &plan)?;
+    let digests = all_or_none(comm, Ok(plan.digest()))?;
+    assert!(digests.iter().all(|d| *d == digests[0]), "ranks planned differently: {digests:x?}");
     // What is soon found comes before what takes a while to read.
     let restored = decided_by_rank_0(comm, || {
         state::check_run_dir(run_dir)?;

@@ -1,0 +1,234 @@
+//! Whether the launcher started what was meant: a group of ranks that meet, evenly spread, each with cores of its own.
+//!
+//! Pure functions of an environment and of what ranks say of themselves, tested on recorded ones. Must not know: MPI.
+
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Looks up a variable of the environment.
+pub type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+/// Why ranks started like this would not meet, each taking itself for the only one; to be asked before MPI starts, because MPI
+/// may end the process in words of its own. `mpi_library` is the library's name for itself.
+pub fn refusal_before_mpi(env: Env<'_>, mpi_library: &str) -> Option<String> {
+    let n_tasks = srun_tasks(env)?;
+    let needs_pmix = mpi_library.contains("Open MPI");
+    (needs_pmix && env("PMIX_NAMESPACE").is_none()).then(|| {
+        let how = match env("SLURM_MPI_TYPE").filter(|kind| kind != "none") {
+            Some(kind) => format!("srun --mpi={kind} gives no PMIx, through which {mpi_library} ranks meet"),
+            None => "srun was not told of MPI".into(),
+        };
+        refusal(n_tasks, &how)
+    })
+}
+
+/// The same, once MPI has counted the ranks.
+pub fn refusal_after_mpi(env: Env<'_>, world_size: usize) -> Option<String> {
+    let n_tasks = srun_tasks(env)?;
+    (world_size == 1).then(|| refusal(n_tasks, "each of them found itself alone"))
+}
+
+/// Tasks of the Slurm step this process is one of, when there are several and no mpirun stands between.
+fn srun_tasks(env: Env<'_>) -> Option<usize> {
+    let by_mpirun = ["OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS"].iter().any(|name| env(name).is_some());
+    let n_tasks = env("SLURM_STEP_NUM_TASKS")?.parse().ok()?;
+    (n_tasks > 1 && !by_mpirun).then_some(n_tasks)
+}
+
+fn refusal(n_tasks: usize, how: &str) -> String {
+    format!(
+        "Slurm started {n_tasks} tasks, but {how}: they would train {n_tasks} times the same run. Start them with\n  \
+         srun --mpi=pmix --kill-on-bad-exit=1 -n {n_tasks} zero3 train ...\nor, where `srun --mpi=list` names no pmix, with\n  \
+         mpirun -n {n_tasks} zero3 train ..."
+    )
+}
+
+/// What a rank says of its place.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    /// Its node.
+    pub host: String,
+    /// Processors it may run on.
+    pub cpus: Vec<usize>,
+    /// Compute threads it will use.
+    pub threads: usize,
+}
+
+/// Ranks of each node, by the order of their lowest rank.
+fn ranks_by_host(places: &[Place]) -> Vec<(&str, Vec<usize>)> {
+    let mut hosts: Vec<(&str, Vec<usize>)> = Vec::new();
+    for (rank, place) in places.iter().enumerate() {
+        match hosts.iter_mut().find(|(host, _)| *host == place.host) {
+            Some((_, ranks)) => ranks.push(rank),
+            None => hosts.push((&place.host, vec![rank])),
+        }
+    }
+    hosts
+}
+
+/// `0-3, 8`: ranks in few words.
+fn in_words(ranks: &[usize]) -> String {
+    let mut runs: Vec<(usize, usize)> = Vec::new();
+    for &rank in ranks {
+        match runs.last_mut() {
+            Some((_, last)) if *last + 1 == rank => *last = rank,
+            _ => runs.push((rank, rank)),
+        }
+    }
+    let words = runs.iter().map(|&(a, b)| if a == b { a.to_string() } else { format!("{a}-{b}") });
+    words.collect::<Vec<_>>().join(", ")
+}
+
+/// Who is where: `2 nodes: n1 (ranks 0-1), n2 (ranks 2-3)`.
+pub fn layout(places: &[Place]) -> String {
+    let hosts = ranks_by_host(places);
+    let list: Vec<String> = hosts
+        .iter()
+        .map(|(host, ranks)| format!("{host} (rank{} {})", if ranks.len() == 1 { "" } else { "s" }, in_words(ranks)))
+        .collect();
+    format!("{} node{}: {}", hosts.len(), if hosts.len() == 1 { "" } else { "s" }, list.join(", "))
+}
+
+/// What will work and be slow, one line each.
+pub fn warnings(places: &[Place]) -> Vec<String> {
+    let hosts = ranks_by_host(places);
+    let mut lines = Vec::new();
+    let counts: BTreeSet<usize> = hosts.iter().map(|(_, ranks)| ranks.len()).collect();
+    if counts.len() > 1 {
+        lines.push(format!(
+            "ranks are spread unevenly over {}; memory and network of the fuller nodes set the pace: --ntasks-per-node evens them out",
+            layout(places)
+        ));
+    }
+    let mut bound: BTreeMap<(&str, usize), Vec<usize>> = BTreeMap::new();
+    for (rank, place) in places.iter().enumerate() {
+        if let &[core] = place.cpus.as_slice() {
+            bound.entry((&place.host, core)).or_default().push(rank);
+        }
+    }
+    if let Some(((host, core), ranks)) = bound.iter().find(|(_, ranks)| ranks.len() > 1) {
+        lines.push(format!(
+            "ranks {} are bound to the same core, {core} of {host}: let the launcher bind each to its own (srun \
+             --cpus-per-task, mpirun --map-by), or none (mpirun --bind-to none)",
+            in_words(ranks)
+        ));
+    }
+    let short = hosts.iter().find_map(|(host, ranks)| {
+        let cores: BTreeSet<usize> = ranks.iter().flat_map(|&r| places[r].cpus.iter().copied()).collect();
+        let threads: usize = ranks.iter().map(|&r| places[r].threads).sum();
+        (cores.len() < threads).then_some((host, cores.len(), threads, ranks.len()))
+    });
+    if let Some((host, n_cores, n_threads, n_ranks)) = short {
+        lines.push(format!(
+            "{host} has {n_cores} core{} for {n_threads} compute threads of {n_ranks} rank{}: start fewer ranks there, ask for more \
+             cores (--cpus-per-task), or lower run.threads_per_rank",
+            if n_cores == 1 { "" } else { "s" },
+            if n_ranks == 1 { "" } else { "s" },
+        ));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OPEN_MPI: &str = "Open MPI v4.1.4";
+
+    /// Recorded under Slurm 22.05 with Open MPI 4.1.4: one task of `srun -N2 -n4 --mpi=KIND`.
+    const SRUN_NONE: &[(&str, &str)] =
+        &[("SLURM_NTASKS", "4"), ("SLURM_PROCID", "1"), ("SLURM_STEP_ID", "0"), ("SLURM_STEP_NUM_TASKS", "4")];
+    const SRUN_PMI2: &[(&str, &str)] = &[
+        ("PMI_FD", "13"),
+        ("PMI_JOBID", "3.0"),
+        ("PMI_RANK", "1"),
+        ("PMI_SIZE", "4"),
+        ("SLURM_MPI_TYPE", "pmi2"),
+        ("SLURM_NTASKS", "4"),
+        ("SLURM_PROCID", "1"),
+        ("SLURM_STEP_NUM_TASKS", "4"),
+    ];
+    const SRUN_PMIX: &[(&str, &str)] = &[
+        ("PMIX_NAMESPACE", "slurm.pmix.2.0"),
+        ("PMIX_RANK", "1"),
+        ("SLURM_MPI_TYPE", "pmix"),
+        ("SLURM_NTASKS", "4"),
+        ("SLURM_PROCID", "1"),
+        ("SLURM_STEP_NUM_TASKS", "4"),
+    ];
+    /// `mpirun -n 1` in a batch script of an allocation of four tasks.
+    const MPIRUN_IN_BATCH: &[(&str, &str)] = &[
+        ("OMPI_COMM_WORLD_RANK", "0"),
+        ("OMPI_COMM_WORLD_SIZE", "1"),
+        ("PMIX_NAMESPACE", "1241317377"),
+        ("PMIX_RANK", "0"),
+        ("SLURM_NTASKS", "4"),
+        ("SLURM_NTASKS_PER_NODE", "2"),
+        ("SLURM_PROCID", "0"),
+    ];
+    /// The same on another node, where mpirun's daemons are tasks of a Slurm step (of two, had there been a third node).
+    const MPIRUN_ELSEWHERE: &[(&str, &str)] = &[
+        ("OMPI_COMM_WORLD_RANK", "0"),
+        ("OMPI_COMM_WORLD_SIZE", "1"),
+        ("PMIX_NAMESPACE", "1207959553"),
+        ("SLURM_NTASKS", "2"),
+        ("SLURM_STEP_ID", "1"),
+        ("SLURM_STEP_NUM_TASKS", "2"),
+    ];
+    /// A batch script that starts the program without any launcher.
+    const BATCH: &[(&str, &str)] = &[("SLURM_NTASKS", "4"), ("SLURM_PROCID", "0"), ("SLURM_TASKS_PER_NODE", "2(x2)")];
+
+    fn lookup(recorded: &'static [(&'static str, &'static str)]) -> impl Fn(&str) -> Option<String> {
+        move |name| recorded.iter().find(|(n, _)| *n == name).map(|(_, value)| value.to_string())
+    }
+
+    #[test]
+    fn tasks_that_cannot_meet_are_refused_with_the_line_that_works() {
+        for (recorded, why) in [(SRUN_NONE, "not told of MPI"), (SRUN_PMI2, "--mpi=pmi2 gives no PMIx")] {
+            let said = refusal_before_mpi(&lookup(recorded), OPEN_MPI).expect("refused");
+            for part in [why, "4 tasks", "srun --mpi=pmix --kill-on-bad-exit=1 -n 4", "mpirun -n 4"] {
+                assert!(said.contains(part), "{part}: {said}");
+            }
+        }
+        // MPICH meets through pmi2; what it then counts decides.
+        assert_eq!(refusal_before_mpi(&lookup(SRUN_PMI2), "MPICH Version: 4.0.2"), None);
+        assert_eq!(refusal_after_mpi(&lookup(SRUN_PMI2), 4), None);
+        assert!(refusal_after_mpi(&lookup(SRUN_PMI2), 1).expect("refused").contains("found itself alone"));
+    }
+
+    #[test]
+    fn ranks_that_meet_and_legitimate_single_ranks_are_not() {
+        for (recorded, world_size) in
+            [(SRUN_PMIX, 4), (MPIRUN_IN_BATCH, 1), (MPIRUN_ELSEWHERE, 1), (BATCH, 1), (&[][..], 1)]
+        {
+            assert_eq!(refusal_before_mpi(&lookup(recorded), OPEN_MPI), None, "{recorded:?}");
+            assert_eq!(refusal_after_mpi(&lookup(recorded), world_size), None, "{recorded:?}");
+        }
+    }
+
+    fn place(host: &str, cpus: &[usize], threads: usize) -> Place {
+        Place { host: host.into(), cpus: cpus.into(), threads }
+    }
+
+    #[test]
+    fn each_slow_start_is_one_warning() {
+        let even = [place("n1", &[0, 1], 2), place("n1", &[2, 3], 2), place("n2", &[0, 1], 2), place("n2", &[2, 3], 2)];
+        assert_eq!(warnings(&even), Vec::<String>::new());
+        assert_eq!(layout(&even), "2 nodes: n1 (ranks 0-1), n2 (ranks 2-3)");
+
+        let uneven = warnings(&even[..3]);
+        assert_eq!(uneven.len(), 1, "{uneven:?}");
+        assert!(uneven[0].contains("n1 (ranks 0-1), n2 (rank 2)"), "{uneven:?}");
+
+        let one_core = warnings(&[place("n1", &[3], 1), place("n1", &[4], 1), place("n1", &[3], 1)]);
+        assert!(one_core[0].contains("ranks 0, 2 are bound to the same core, 3 of n1"), "{one_core:?}");
+        // They are too few as well.
+        assert!(
+            one_core.len() == 2 && one_core[1].contains("2 cores for 3 compute threads of 3 ranks"),
+            "{one_core:?}"
+        );
+
+        let few = warnings(&[place("n1", &[0, 1], 4), place("n2", &[0, 1, 2, 3], 4)]);
+        assert!(few.len() == 1 && few[0].contains("n1 has 2 cores for 4 compute threads of 1 rank:"), "{few:?}");
+    }
+}
