@@ -6,6 +6,7 @@ pub mod args;
 mod ckpt;
 mod launch;
 mod plan;
+mod screen;
 
 use crate::backend::agree::decided_by_rank_0;
 use crate::backend::cpu::{Cpu, CpuDevice};
@@ -176,7 +177,7 @@ fn train_on(launch: &Launch, args: &TrainArgs, started: Instant) -> Result<Exit>
         start: start(&args.resume),
         versions: launch.versions(),
         relaunch: relaunch(args),
-        is_terminal: std::io::stderr().is_terminal(),
+        is_terminal: std::io::stderr().is_terminal() || screen::launcher_has_a_terminal(),
         poison: cfg!(debug_assertions),
         host: launch.host(),
         started,
