@@ -283,3 +283,21 @@ fn a_filter_of_log_levels_is_taken() {
     let loud = case.train(2, "loud", &["log.level=info"]).output().expect_success();
     assert!(loud.stderr.contains("[rank 0]") && !loud.stderr.contains("[rank 1]"), "{loud}");
 }
+
+/// `script` gives the launcher a terminal; the ranks have pipes to it.
+#[test]
+fn a_bar_is_drawn_where_the_launcher_has_a_terminal_and_lines_are_plain_elsewhere() {
+    let case = Case::tiny();
+    let run = |script: bool, run: &str| {
+        let train = format!("train {} run.dir={}", case.deck().display(), case.path(run).display());
+        let line = format!("mpirun -n 2 --oversubscribe {} {train}", env!("CARGO_BIN_EXE_zero3"));
+        let mut shell = if script { std::process::Command::new("script") } else { std::process::Command::new("sh") };
+        shell.args(if script { ["-qec", &line, "/dev/null"].as_slice() } else { ["-c", &line].as_slice() });
+        shell.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
+        let output = shell.output().expect("script of util-linux, or sh");
+        String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
+    };
+    let (watched, plain) = (run(true, "watched"), run(false, "plain"));
+    assert!(watched.contains(" steps  ") && watched.contains("\x1b["), "{watched}");
+    assert!(plain.contains("finished: ") && !plain.contains('\x1b'), "{plain}");
+}

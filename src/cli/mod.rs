@@ -7,6 +7,7 @@ mod ckpt;
 mod launch;
 mod launch_checks;
 mod plan;
+mod screen;
 
 use crate::backend::agree::decided_by_rank_0;
 use crate::backend::cpu::{Cpu, CpuDevice};
@@ -182,7 +183,7 @@ fn train_on(launch: &Launch, args: &TrainArgs, started: Instant) -> Result<Exit>
         start: start(&args.resume),
         versions: launch.versions(),
         relaunch: relaunch(args),
-        is_terminal: std::io::stderr().is_terminal(),
+        is_terminal: std::io::stderr().is_terminal() || screen::launcher_has_a_terminal(),
         poison: cfg!(debug_assertions),
         host: launch.host(),
         started,

@@ -2,11 +2,14 @@
 //!
 //! Lines go to stdout, the bar to stderr, so that a redirected stdout holds the lines alone. A closed stdout (`| head`) does not
 //! end a run. Must not know: what a step does.
+//!
+//! Behind a launcher both are pipes that it copies to its own terminal, in no order between the two: there lines go to
+//! stderr too, above the bar.
 
-use std::io::Write;
+use std::io::{self, IsTerminal, Write};
 use std::time::Instant;
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle, TermLike};
 
 use super::human;
 use super::step_log::StepRow;
@@ -22,19 +25,26 @@ pub struct Progress {
     started: Instant,
     /// None where no terminal is.
     bar: Option<ProgressBar>,
+    /// The terminal is a launcher's.
+    is_forwarded: bool,
     n_lines: u64,
 }
 
 impl Progress {
-    /// A run that has done `start_step` of `total_steps`. `is_terminal`: stderr is one.
+    /// A run that has done `start_step` of `total_steps`. `is_terminal`: stderr is one, or is copied to one.
     pub fn new(total_steps: u64, start_step: u64, is_terminal: bool) -> Self {
+        let is_forwarded = is_terminal && !io::stderr().is_terminal();
         let bar = is_terminal.then(|| {
-            let bar = ProgressBar::new(total_steps).with_position(start_step);
+            let target = match is_forwarded {
+                true => ProgressDrawTarget::term_like_with_hz(Box::new(Forwarded), 10),
+                false => ProgressDrawTarget::stderr(),
+            };
+            let bar = ProgressBar::with_draw_target(Some(total_steps), target).with_position(start_step);
             bar.set_style(style(&format!("{} {{pos}}/{{len}} steps  {{msg}}", colored_bar())));
             bar.tick();
             bar
         });
-        Progress { total_steps, start_step, started: Instant::now(), bar, n_lines: 0 }
+        Progress { total_steps, start_step, started: Instant::now(), bar, is_forwarded, n_lines: 0 }
     }
 
     /// Step `row.step` is done; `print` asks for its line.
@@ -58,7 +68,10 @@ impl Progress {
     pub fn note(&self, text: &str) {
         let print = || {
             // Nobody may be reading any more; the files have it all.
-            writeln!(std::io::stdout().lock(), "{text}").ok();
+            match self.is_forwarded {
+                true => writeln!(io::stderr().lock(), "{text}").ok(),
+                false => writeln!(io::stdout().lock(), "{text}").ok(),
+            };
         };
         match &self.bar {
             Some(bar) => bar.suspend(print),
@@ -120,6 +133,58 @@ fn style(template: &str) -> ProgressStyle {
 fn colored_bar() -> &'static str {
     let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     if no_color { "[{bar:30}]" } else { "[{bar:30.cyan}]" }
+}
+
+/// A terminal at the other end of stderr: control sequences get there as they are, its size is not known here.
+#[derive(Debug)]
+struct Forwarded;
+
+impl Forwarded {
+    fn put(text: std::fmt::Arguments<'_>) -> io::Result<()> {
+        io::stderr().write_fmt(text)
+    }
+
+    fn move_cursor(n: usize, direction: char) -> io::Result<()> {
+        if n == 0 { Ok(()) } else { Self::put(format_args!("\x1b[{n}{direction}")) }
+    }
+}
+
+impl TermLike for Forwarded {
+    fn width(&self) -> u16 {
+        79 // it is filled with blanks up to here, which no usual terminal wraps
+    }
+
+    fn move_cursor_up(&self, n: usize) -> io::Result<()> {
+        Self::move_cursor(n, 'A')
+    }
+
+    fn move_cursor_down(&self, n: usize) -> io::Result<()> {
+        Self::move_cursor(n, 'B')
+    }
+
+    fn move_cursor_right(&self, n: usize) -> io::Result<()> {
+        Self::move_cursor(n, 'C')
+    }
+
+    fn move_cursor_left(&self, n: usize) -> io::Result<()> {
+        Self::move_cursor(n, 'D')
+    }
+
+    fn write_line(&self, text: &str) -> io::Result<()> {
+        Self::put(format_args!("{text}\n"))
+    }
+
+    fn write_str(&self, text: &str) -> io::Result<()> {
+        Self::put(format_args!("{text}"))
+    }
+
+    fn clear_line(&self) -> io::Result<()> {
+        Self::put(format_args!("\r\x1b[2K"))
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        io::stderr().flush()
+    }
 }
 
 /// The words over [`line()`].
