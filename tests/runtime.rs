@@ -177,6 +177,22 @@ fn smaller_gather_buckets_make_more_calls_with_the_same_bytes() {
             assert_eq!(bytes, run.steps.numbers(&format!("{column}_max"))[1], "{cat}");
         }
     }
+    // A release names its bytes, and the counter beside it has come down by them.
+    let live = |ph: &str, ts: f64| {
+        let events = trace["traceEvents"].as_array().expect("a list").iter();
+        let at = |e: &&Value| e["ph"] == ph && e["pid"] == 1 && (e["ts"].as_f64().expect("us") - ts).abs() < 1e-6;
+        events.filter(at).find_map(|e| e["args"]["bytes"].as_f64()).expect("an event there")
+    };
+    let counters: Vec<&Value> = {
+        let events = trace["traceEvents"].as_array().expect("a list").iter();
+        events.filter(|e| e["ph"] == "C" && e["pid"] == 1).collect()
+    };
+    for release in spans(&trace, "release") {
+        let (start, dur) = (release["ts"].as_f64().expect("us"), release["dur"].as_f64().expect("us"));
+        let before = counters.iter().rfind(|c| c["ts"].as_f64().expect("us") <= start).expect("compute came before");
+        let dropped = before["args"]["bytes"].as_f64().expect("bytes") - live("C", start + dur);
+        assert_eq!(release["args"]["bytes"].as_f64(), Some(dropped), "{release}");
+    }
     for unit in ["embed", "h.0", "head"] {
         for cat in ["forward", "backward", "loss", "release"] {
             let wanted = !matches!((unit, cat), ("head", "forward" | "backward") | ("embed" | "h.0", "loss"));
@@ -258,6 +274,14 @@ fn a_plan_over_the_budget_is_refused_with_a_change_that_fits() {
     let change = change.replace(" = ", "=").replace('"', "");
     plan(&[&budget, &change]).expect_success();
     assert!(!case.path("small").join("steps.csv").exists(), "nothing was started");
+
+    // A dry run does not know the ranks: a budget that some number of them keeps is right, one that none keeps is not.
+    let dry_run = |budget: u64| {
+        let words = ["--dry-run".to_string(), format!("run.memory_budget_bytes={budget}")];
+        Run::new(0).arg("train").arg(case.deck()).args(words).output()
+    };
+    dry_run(arena).expect_success();
+    dry_run(1000).expect_code(2).expect_text("no knob");
 }
 
 #[test]
@@ -296,8 +320,9 @@ fn a_running_job_answers_to_sigusr2_and_its_memory_is_flat() {
 #[test]
 fn the_first_gradient_that_is_not_finite_is_named() {
     let case = Case::tiny();
-    let words = ["train.max_skipped_steps=2"];
+    let words = ["train.max_skipped_steps=2", "log.trace=1..100"];
     let run = case.train(3, "spoilt", &words).env("ZERO3_TEST_SPOIL", "1:1,1:2");
     // Rank 1's dlogits are NaN: of everything that follows in backward, the head's own norm comes first.
     run.output().expect_code(4).expect_text("unit head").expect_text("ln_f.weight");
+    assert!(case.path("spoilt").join("trace.json").exists(), "what was traced up to there is written");
 }

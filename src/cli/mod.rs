@@ -104,7 +104,7 @@ fn dry_run(args: &TrainArgs) -> Result<String> {
     let deck = Deck::load(&args.deck.path, &args.deck.overrides)?;
     // What can only be seen outside the deck is checked too: whether the plan keeps to its caps, the run directory, data,
     // and what the run would start from.
-    let (model, _) = plan::of_deck(&deck, 1)?;
+    let (model, _) = plan::of_deck_on_any_ranks(&deck)?;
     state::check_run_dir(Path::new(&deck.run.dir))?;
     let report = Dataset::open(&data_config(&deck))?.scan(&|_| {})?;
     state::check_start(&deck, &start(&args.resume), &model.spec, &report.digest)?;
@@ -198,5 +198,20 @@ fn relaunch(args: &TrainArgs) -> String {
     let mut words = vec![program, "train".into(), args.deck.path.display().to_string()];
     let kept = args.deck.overrides.iter().filter(|(key, _)| key != "train.steps");
     words.extend(kept.map(|(key, value)| format!("{key}={value}")));
-    words.join(" ")
+    words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
+}
+
+/// A word as a shell takes it.
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_alphanumeric() || "_-+=./,:@%".contains(c);
+    if !word.is_empty() && word.chars().all(plain) { word.into() } else { format!("'{}'", word.replace('\'', r"'\''")) }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn words_with_globs_and_spaces_are_quoted_for_the_shell() {
+        let words = ["optim.lr=1e-3", "data.train=a b/*.txt", "run.dir=it's", ""].map(super::quoted);
+        assert_eq!(words, ["optim.lr=1e-3", "'data.train=a b/*.txt'", r"'run.dir=it'\''s'", "''"]);
+    }
 }

@@ -9,12 +9,24 @@ use crate::plan::table::{Paper, Shape};
 use crate::plan::{Knobs, Plan};
 use crate::train::{budget, save};
 
-/// The plan of a deck's model on `n_ranks` ranks.
+/// The plan of a deck's model on `n_ranks` ranks, within the deck's budget.
 pub fn of_deck(deck: &Deck, n_ranks: usize) -> Result<(Model, Plan)> {
+    let (model, plan) = without_budget(deck, n_ranks)?;
+    budget::check::<CpuDevice>(deck, &plan)?;
+    Ok((model, plan))
+}
+
+/// The same for a deck of which nobody has said how many ranks it is for: its budget must be kept by some number of them.
+pub fn of_deck_on_any_ranks(deck: &Deck) -> Result<(Model, Plan)> {
+    let keeps = |&n: &usize| without_budget(deck, n).is_ok_and(|(_, plan)| budget::is_kept(deck, &plan));
+    let n_ranks = (0..=16).map(|k| 1 << k).find(keeps);
+    of_deck(deck, n_ranks.unwrap_or(1))
+}
+
+fn without_budget(deck: &Deck, n_ranks: usize) -> Result<(Model, Plan)> {
     let model = gpt2::model::<CpuDevice>(deck);
     let mut plan = Plan::new(&model.spec, n_ranks, &Knobs::from_deck(&deck.zero))?;
     save::plan_staging(&mut plan, deck);
-    budget::check::<CpuDevice>(deck, &plan)?;
     Ok((model, plan))
 }
 

@@ -247,7 +247,7 @@ impl fmt::Display for Ledger {
             }
         }
         let (now, peak) = (human::bytes(state.total_now), human::bytes(state.total_peak));
-        write!(f, "{:<18} {now:>12} {peak:>12} {peak:>14}  ({})", "total", state.peak_label)
+        write!(f, "{:<18} {now:>12} {peak:>12} {peak:>14}", "total")
     }
 }
 
@@ -318,7 +318,6 @@ mod tests {
         let table = ledger.to_string();
         assert_eq!(table.lines().count(), 4, "{table}");
         assert!(table.contains("Adam moments            3.0 MiB      3.0 MiB        3.0 MiB"), "{table}");
-        assert!(table.ends_with("(embed)"), "{table}");
     }
 
     #[test]

@@ -8,7 +8,6 @@ use super::signals::{self, Stop};
 use super::step_log::RankStep;
 use super::stragglers::StepShares;
 use super::time_limit::{JobClock, unix_now};
-use crate::error::Result;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::io::Write;
@@ -257,18 +256,21 @@ impl Timing {
         self.record.save_seconds_max = self.record.save_seconds_max.max(seconds);
     }
 
-    /// Writes the file if it is time to, or `now`.
-    pub fn write(&mut self, now: bool) -> Result<()> {
-        let Some(path) = &self.path else { return Ok(()) };
+    /// Writes the file if it is time to, or `now`. A run does not end for want of it: a fault is a warning.
+    pub fn write(&mut self, now: bool) {
+        let Some(path) = &self.path else { return };
         if !now && self.written.is_some_and(|at| at.elapsed() < EVERY) {
-            return Ok(());
+            return;
         }
         self.written = Some(Instant::now());
         let record = self.current();
-        replace_file(path, |out| {
+        let written = replace_file(path, |out| {
             serde_json::to_writer_pretty(&mut *out, &record)?;
             out.write_all(b"\n")
-        })
+        });
+        if let Err(error) = written {
+            log::warn!("{error}");
+        }
     }
 
     /// The record as of now.
@@ -333,7 +335,7 @@ mod tests {
             first.step(step, &[rank(1000.0, 0.0), rank(800.0, 200.0)], 0.0, 0.0);
         }
         first.saved(0.5);
-        first.write(true).unwrap();
+        first.write(true);
         let text = std::fs::read_to_string(dir.path().join("timing.json")).unwrap();
         let written: Record = serde_json::from_str(&text).unwrap();
         assert_eq!((written.step, written.step_seconds_median, written.save_seconds), (4, 1.0, 0.5));

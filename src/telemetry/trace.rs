@@ -98,6 +98,11 @@ impl Trace {
         self.events.push(Event { track, what, unit, start_ns, ns, bytes, live_bytes, step });
     }
 
+    /// Whether anything was recorded that nobody has taken.
+    pub fn holds_events(&self) -> bool {
+        !self.events.is_empty()
+    }
+
     /// Takes all events.
     pub fn take(&mut self) -> Vec<Event<'static>> {
         std::mem::take(&mut self.events)

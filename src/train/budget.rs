@@ -8,17 +8,32 @@ use crate::error::{Error, Fault, Result};
 use crate::model::gpt2;
 use crate::plan::{Knobs, Plan};
 
-/// A change of the deck that saves memory, and how a person writes it.
-type Change = (String, Deck);
+/// A change of the deck that saves memory.
+struct Change {
+    key: &'static str,
+    value: String,
+    apply: Box<dyn Fn(&mut Deck)>,
+}
+
+impl Change {
+    /// As a person writes it.
+    fn words(&self) -> String {
+        format!("{} = {}", self.key, self.value)
+    }
+}
+
+/// Whether `plan`, made from `deck`, keeps to `run.memory_budget_bytes`.
+pub fn is_kept(deck: &Deck, plan: &Plan) -> bool {
+    let budget = deck.run.memory_budget_bytes;
+    budget == 0 || plan.arena_bytes as u64 <= budget
+}
 
 /// Fails where `plan`, made from `deck`, needs more than `run.memory_budget_bytes`.
 pub fn check<D: Ops>(deck: &Deck, plan: &Plan) -> Result<()> {
-    let budget = deck.run.memory_budget_bytes;
-    let needed = plan.arena_bytes as u64;
-    if budget == 0 || needed <= budget {
+    if is_kept(deck, plan) {
         return Ok(());
     }
-    let n = plan.world_size;
+    let (budget, needed, n) = (deck.run.memory_budget_bytes, plan.arena_bytes, plan.world_size);
     let remedy = remedy(deck, n, budget, &|deck, n| {
         let spec = gpt2::model::<D>(deck).spec;
         Plan::new(&spec, n, &Knobs::from_deck(&deck.zero)).ok().map(|plan| plan.arena_bytes as u64)
@@ -26,70 +41,118 @@ pub fn check<D: Ops>(deck: &Deck, plan: &Plan) -> Result<()> {
     Err(Error::Deck(vec![Fault {
         key: "run.memory_budget_bytes".into(),
         value: budget.to_string(),
-        wants: format!("the plan needs {needed} bytes on each of {n} ranks; {remedy}"),
+        wants: format!("the plan needs {needed} bytes on each of {n} rank{}; {remedy}", if n == 1 { "" } else { "s" }),
     }]))
 }
 
-/// The first single change that fits, else the shortest sequence of them, else more ranks.
+/// The first single change that fits, else several of which none can be left out, else more ranks.
 fn remedy(deck: &Deck, n: usize, budget: u64, needs: &dyn Fn(&Deck, usize) -> Option<u64>) -> String {
-    let fits = |deck: &Deck, n: usize| needs(deck, n).filter(|&bytes| bytes <= budget);
-    for (change, changed) in changes(deck) {
-        if let Some(bytes) = fits(&changed, n) {
-            return format!("{change} would fit, with {bytes}");
+    let fits = |changes: &[Change], n: usize| needs(&with(deck, changes), n).filter(|&bytes| bytes <= budget);
+    for change in changes(deck) {
+        let change = [change];
+        if let Some(bytes) = fits(&change, n) {
+            return format!("{} would fit, with {bytes}", change[0].words());
         }
     }
-    let (mut all, mut words) = (deck.clone(), Vec::new());
-    while let Some((change, changed)) = changes(&all).into_iter().next() {
-        // A later value of the same key replaces the earlier one.
-        let key = change.split(' ').next().map(str::to_owned);
-        words.retain(|w: &String| w.split(' ').next().map(str::to_owned) != key);
-        words.push(change);
-        all = changed;
-        if let Some(bytes) = fits(&all, n) {
-            return format!("{} together would fit, with {bytes}", words.join(", "));
+    let mut applied: Vec<Change> = Vec::new();
+    while let Some(next) = changes(&with(deck, &applied)).into_iter().next() {
+        applied.retain(|earlier| earlier.key != next.key);
+        applied.push(next);
+        if fits(&applied, n).is_some() {
+            break;
         }
     }
-    let more = std::iter::successors(Some(2 * n), |m| m.checked_mul(2)).take_while(|&m| m <= 1 << 16);
+    let more = std::iter::successors(Some(n), |m| m.checked_mul(2)).take_while(|&m| m <= n.max(1 << 16));
     for m in more {
-        if let Some(bytes) = fits(&all, m) {
-            let with = if words.is_empty() { String::new() } else { format!(" with {}", words.join(", ")) };
-            return format!("{m} ranks{with} would fit, with {bytes} on each");
+        if fits(&applied, m).is_none() {
+            continue;
         }
+        // What does not help is left out again, the dearest first.
+        for i in (0..applied.len()).rev() {
+            let change = applied.remove(i);
+            if fits(&applied, m).is_none() {
+                applied.insert(i, change);
+            }
+        }
+        let bytes = fits(&applied, m).expect("checked");
+        let words = applied.iter().map(Change::words).collect::<Vec<_>>().join(", ");
+        return match (m == n, applied.is_empty()) {
+            (true, _) => format!("{words} together would fit, with {bytes}"),
+            (false, true) => format!("{m} ranks would fit, with {bytes} on each"),
+            (false, false) => format!("{m} ranks with {words} would fit, with {bytes} on each"),
+        };
     }
     "no knob makes it fit: a smaller model or sequence would".into()
+}
+
+fn with(deck: &Deck, changes: &[Change]) -> Deck {
+    let mut deck = deck.clone();
+    changes.iter().for_each(|change| (change.apply)(&mut deck));
+    deck
 }
 
 /// What can still be changed, the cheapest first: staging, then what costs communication, then compute, then another
 /// micro-batch size.
 fn changes(deck: &Deck) -> Vec<Change> {
+    let (zero, train) = (&deck.zero, &deck.train);
     let mut changes = Vec::new();
-    let mut change = |possible: bool, words: String, apply: &dyn Fn(&mut Deck)| {
+    let mut add = |possible: bool, key: &'static str, value: String, apply: Box<dyn Fn(&mut Deck)>| {
         if possible {
-            let mut changed = deck.clone();
-            apply(&mut changed);
-            changes.push((words, changed));
+            changes.push(Change { key, value, apply });
         }
     };
-    let (zero, train) = (&deck.zero, &deck.train);
-    let small_bucket = 1 << 20;
-    change(zero.reduce_bucket_bytes > small_bucket, format!("zero.reduce_bucket_bytes = {small_bucket}"), &|d| {
-        d.zero.reduce_bucket_bytes = small_bucket;
-    });
-    change(zero.prefetch_units > 0, "zero.prefetch_units = 0".into(), &|d| d.zero.prefetch_units = 0);
-    change(!zero.release_after_forward, "zero.release_after_forward = true".into(), &|d| {
-        d.zero.release_after_forward = true
-    });
-    change(zero.persistence_threshold_bytes > 0, "zero.persistence_threshold_bytes = 0".into(), &|d| {
-        d.zero.persistence_threshold_bytes = 0;
-    });
-    change(zero.stage < 3, "zero.stage = 3".into(), &|d| d.zero.stage = 3);
-    let all = ActivationCheckpointing::All;
-    change(zero.activation_checkpointing != all, "zero.activation_checkpointing = \"all\"".into(), &|d| {
-        d.zero.activation_checkpointing = all;
-    });
+    let bucket = 1 << 20;
+    let key = "zero.reduce_bucket_bytes";
+    add(
+        zero.reduce_bucket_bytes > bucket,
+        key,
+        bucket.to_string(),
+        Box::new(move |d| d.zero.reduce_bucket_bytes = bucket),
+    );
+    let key = "zero.prefetch_units";
+    add(zero.prefetch_units > 0, key, "0".into(), Box::new(|d| d.zero.prefetch_units = 0));
+    let key = "zero.release_after_forward";
+    add(!zero.release_after_forward, key, "true".into(), Box::new(|d| d.zero.release_after_forward = true));
+    let key = "zero.persistence_threshold_bytes";
+    add(zero.persistence_threshold_bytes > 0, key, "0".into(), Box::new(|d| d.zero.persistence_threshold_bytes = 0));
+    add(zero.stage < 3, "zero.stage", "3".into(), Box::new(|d| d.zero.stage = 3));
+    let (key, all) = ("zero.activation_checkpointing", ActivationCheckpointing::All);
+    let recompute: Box<dyn Fn(&mut Deck)> = Box::new(move |d| d.zero.activation_checkpointing = all);
+    add(zero.activation_checkpointing != all, key, "\"all\"".into(), recompute);
     let smaller = (1..train.micro_batch_size).rev().find(|b| train.global_batch_size.is_multiple_of(*b));
-    change(smaller.is_some(), format!("train.micro_batch_size = {}", smaller.unwrap_or(0)), &|d| {
-        d.train.micro_batch_size = smaller.expect("checked");
-    });
+    if let Some(b) = smaller {
+        add(true, "train.micro_batch_size", b.to_string(), Box::new(move |d| d.train.micro_batch_size = b));
+    }
     changes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A deck of which only recomputation and a micro-batch of 2 save anything: 30 bytes and 5 bytes of 100, 40 on 2 ranks.
+    fn needs(deck: &Deck, n: usize) -> Option<u64> {
+        let recomputed = if deck.zero.activation_checkpointing == ActivationCheckpointing::All { 30 } else { 0 };
+        let smaller = if deck.train.micro_batch_size <= 2 { 5 } else { 0 };
+        Some((100 - recomputed - smaller) / n as u64)
+    }
+
+    #[test]
+    fn the_remedy_is_one_change_or_those_that_help_or_more_ranks() {
+        let mut deck = Deck::default();
+        deck.train.micro_batch_size = 4;
+        deck.train.global_batch_size = 8;
+        deck.zero.persistence_threshold_bytes = 1000;
+        let remedy = |budget| remedy(&deck, 1, budget, &needs);
+        let recompute = "zero.activation_checkpointing = \"all\"";
+        assert_eq!(remedy(99), format!("{recompute} would fit, with 70"));
+        let both = format!("{recompute}, train.micro_batch_size = 2 together would fit, with 65");
+        assert_eq!(remedy(69), both);
+        assert_eq!(remedy(50), "2 ranks would fit, with 50 on each");
+        assert_eq!(
+            remedy(33),
+            format!("2 ranks with {recompute}, train.micro_batch_size = 1 would fit, with 32 on each")
+        );
+        assert!(needs(&deck, 1) == Some(100) && self::remedy(&deck, 1, 0, &|_, _| Some(1)).starts_with("no knob"));
+    }
 }

@@ -10,6 +10,7 @@ pub mod source;
 pub mod state;
 pub mod step;
 pub mod tracing;
+mod visit;
 
 use crate::backend::agree::{all_or_none, decided_by_rank_0};
 use crate::backend::memory::Memory;
@@ -174,6 +175,10 @@ fn train<B: Backend>(
 ) -> Result<Ending> {
     let mut saver = Saver::new(stepper, &job.deck, source);
     let (mut exit, mut reason) = run_steps(stepper, job, source, &mut at, log.as_deref_mut(), report, &mut saver)?;
+    if stepper.trace.holds_events() {
+        // The run ended within the traced steps.
+        tracing::write(stepper, Path::new(&job.deck.run.dir), &job.host)?;
+    }
     saver.drain(stepper, log)?;
     if let Some(seconds) = saver.take_seconds() {
         report.timing.saved(seconds);
@@ -246,7 +251,7 @@ fn run_steps<B: Backend>(
         if let Some(log) = log.as_deref_mut() {
             log.write(&row)?;
         }
-        if traced.contains(&at.step) && (at.step + 1 == traced.end || at.step == t.steps) {
+        if at.step + 1 == traced.end {
             tracing::write(stepper, Path::new(&deck.run.dir), &job.host)?;
         }
         report.show(&row, due(deck.log.every) || val_loss.is_some() && deck.log.every > 0);
@@ -258,7 +263,7 @@ fn run_steps<B: Backend>(
         if let Some(seconds) = ended {
             report.timing.saved(seconds);
         }
-        report.timing.write(ended.is_some())?;
+        report.timing.write(ended.is_some());
         if let Some(stop) = stop {
             let reason =
                 format!("stopped early: {stop}; step {} of {} is saved, the same command goes on", at.step, t.steps);

@@ -3,6 +3,7 @@
 use super::source::Source;
 use super::state::Position;
 use super::step::{StepOutcome, Stepper};
+use super::tracing::label_in_words;
 use super::{Ending, Job};
 use crate::backend::agree::all_or_none;
 use crate::backend::{Backend, Comm, Device};
@@ -11,7 +12,7 @@ use crate::error::{Exit, Result};
 use crate::params::ModelSpec;
 use crate::plan::memory::Peaks;
 use crate::plan::placement::bytes_per_param;
-use crate::plan::volume::Volume;
+use crate::plan::volume::{Volume, micro_steps};
 use crate::telemetry::ledger::Label;
 use crate::telemetry::stragglers::Stragglers;
 use crate::telemetry::summary::{KindBytes, PhaseTotal, Planned, RankBytes, Resident, UnitRow};
@@ -206,7 +207,7 @@ impl Report {
     pub fn finish<B: Backend>(mut self, job: &Job, stepper: &Stepper<'_, B>, ending: Ending) -> Result<Exit> {
         let Stepper { comm, plan, .. } = stepper;
         stepper.flight.at(ending.position.step, "summary", None);
-        self.timing.write(true)?;
+        self.timing.write(true);
         let counts = stepper.volume.counts();
         let mut own: Vec<f64> = CommClass::ALL.iter().take(3).map(|&class| counts.bytes(class) as f64).collect();
         own.push(self.steps_off_plan as f64);
@@ -314,13 +315,6 @@ fn planned_peaks(mut train: Peaks, eval: Option<Peaks>) -> Peaks {
     train
 }
 
-fn label_in_words(label: Label, spec: &ModelSpec) -> String {
-    match label.unit_idx {
-        Some(unit) => format!("{} of unit {}", label.what, spec.units[unit].name),
-        None => label.what.to_string(),
-    }
-}
-
 /// The run needs no more steps.
 pub fn already_finished(dir: &Path, step: u64, total_steps: u64) {
     let dir = dir.display();
@@ -375,8 +369,8 @@ fn banner<B: Backend>(job: &Job, stepper: &Stepper<'_, B>, source: &Source, star
         "step: {} sequences = {n_micro} micro-batches of {}, in {} micro-step{} of {n} rank{}",
         t.global_batch_size,
         t.micro_batch_size,
-        n_micro.div_ceil(n),
-        if n_micro.div_ceil(n) == 1 { "" } else { "s" },
+        micro_steps(n_micro, n),
+        if micro_steps(n_micro, n) == 1 { "" } else { "s" },
         if n == 1 { "" } else { "s" },
     );
     let volume = plan.step_volume(0, n_micro);

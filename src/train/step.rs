@@ -4,16 +4,17 @@
 //! AllGather again, compute gradients, ReduceScatter them to the owners of the slices. Then the optimizer updates
 //! the local slices. `Stepper::run` executes the planned instructions from top to bottom and decides nothing.
 
+use super::tracing::describe;
+use super::visit::{Live, get, get_mut, grad_ids, put, take};
 use crate::backend::memory::Memory;
-use crate::backend::{Backend, Buf, Comm, CommRecord, Device, Ops, Queue, View};
+use crate::backend::{Backend, Comm, Device, Ops, Queue};
 use crate::config::OptimSection;
 use crate::error::Result;
-use crate::model::{BackwardIo, ForwardIo, LossGrad, LossIo, Model};
+use crate::model::Model;
 use crate::optim;
 use crate::optim::lr_schedule::lr_at;
-use crate::params::{ParamId, UnitId, UnitRole};
-use crate::plan::memory::SlotId;
-use crate::plan::schedule::{GatherId, Instr, Pass};
+use crate::params::{ParamId, UnitId};
+use crate::plan::schedule::{Instr, Pass};
 use crate::plan::volume::micro_steps;
 use crate::plan::{Plan, Program, State};
 use crate::telemetry::signals::{self, Stop};
@@ -214,15 +215,15 @@ impl<B: Backend> Stepper<'_, B> {
         let mut gathers = Gathers::<B::Comm>::new(program.schedule.gathers.len());
         let mut reductions = Reductions::<B::Comm>::new(program.schedule.reduces.len());
         let held = self.plan.train_hold.is_some();
+        let mut last_use: Vec<Option<Instant>> = vec![None; program.schedule.gathers.len()];
         let mut loss = 0.0;
-
-        let mut last_use = vec![None; program.schedule.gathers.len()];
 
         for (at, instr) in program.schedule.instrs.iter().enumerate() {
             if signals::report_wanted() {
                 self.answer(program, at, &gathers);
             }
             let began = Instant::now();
+            let mut released_bytes = 0;
             self.begin(program, at, *instr, &mut live);
             if let (0, Some(batch)) = (at, batch) {
                 self.device.upload(get_mut(&mut live, program.tokens).view_mut(), bytemuck::cast_slice(&batch.tokens));
@@ -265,10 +266,10 @@ impl<B: Backend> Stepper<'_, B> {
                 }
                 Instr::Release(g) => {
                     gathers.release(g);
+                    released_bytes = program.gathered[g].iter().map(|&id| program.slots[id].bytes() as u64).sum();
                     if let (Some(used), Purpose::Train { .. }) = (last_use[g], purpose) {
-                        let bytes: usize = program.gathered[g].iter().map(|&id| program.slots[id].bytes()).sum();
-                        let kept_ms = Instant::now().duration_since(used).as_secs_f64() * 1e3;
-                        self.units[program.schedule.gathers[g].unit].late_byte_ms += bytes as f64 * kept_ms;
+                        let kept_ms = used.elapsed().as_secs_f64() * 1e3;
+                        self.units[program.schedule.gathers[g].unit].late_byte_ms += released_bytes as f64 * kept_ms;
                     }
                 }
                 Instr::Accumulate(r) => {
@@ -310,52 +311,14 @@ impl<B: Backend> Stepper<'_, B> {
             if at + 1 == program.schedule.instrs.len() && batch.is_some() {
                 loss = self.device.sum(get(&live, program.losses).view());
             }
+            self.end(program, at, &mut live);
             if self.trace.is_on() {
                 let (what, unit) = describe(program, *instr);
                 let live_bytes = self.memory.ledger().total_now();
-                self.trace.span(Track::Compute, what, unit, (began, Instant::now()), 0, live_bytes);
+                self.trace.span(Track::Compute, what, unit, (began, Instant::now()), released_bytes, live_bytes);
             }
-            self.end(program, at, &mut live);
         }
         Ok(loss)
-    }
-
-    /// Counts a finished collective for its unit, and for the trace.
-    fn note_comm(&mut self, track: Track, what: &'static str, unit: UnitId, record: &CommRecord, purpose: Purpose) {
-        let span = (record.started, record.finished);
-        let bytes = record.received_bytes;
-        self.trace.span(track, what, Some(unit), span, bytes, self.memory.ledger().total_now());
-        if let Purpose::Train { .. } = purpose {
-            let ms = span.1.duration_since(span.0).as_secs_f64() * 1e3;
-            let times = &mut self.units[unit];
-            let (sum_ms, sum_bytes) = match track {
-                Track::Reduce => (&mut times.reduce_ms, &mut times.reduce_bytes),
-                _ => (&mut times.gather_ms, &mut times.gather_bytes),
-            };
-            *sum_ms += ms;
-            *sum_bytes += bytes as f64;
-        }
-    }
-
-    /// Says where this rank is and what it holds: the answer to SIGUSR2.
-    fn answer(&self, program: &Program, at: usize, gathers: &Gathers<B::Comm>) {
-        let spec = &self.model.spec;
-        let names = |ids: Vec<GatherId>| -> String {
-            let names: Vec<&str> =
-                ids.iter().map(|&g| spec.units[program.schedule.gathers[g].unit].name.as_str()).collect();
-            if names.is_empty() { "none".into() } else { names.join(", ") }
-        };
-        let (what, unit) = describe(program, program.schedule.instrs[at]);
-        let (live, on_the_way) = gathers.now();
-        log::warn!(
-            "rank {} is at instruction {at} of {}: {what} {}\nwhole now: {}; on their way: {}\n{}",
-            self.comm.rank(),
-            program.schedule.instrs.len(),
-            unit.map_or("", |u| spec.units[u].name.as_str()),
-            names(live),
-            names(on_the_way),
-            self.memory.ledger()
-        );
     }
 
     /// Takes the buffers whose life begins with instruction `at`.
@@ -382,100 +345,6 @@ impl<B: Backend> Stepper<'_, B> {
         }
     }
 
-    /// Computes one visit of a unit.
-    fn compute(
-        &mut self,
-        program: &Program,
-        unit: UnitId,
-        pass: Pass,
-        gather: Option<GatherId>,
-        purpose: Purpose,
-        live: &mut Live,
-    ) {
-        let (dev, spec) = (self.device, &self.model.spec);
-        let unit_params = &spec.units[unit].params;
-        let whole = gather.map(|g| take(live, &program.gathered[g])).unwrap_or_default();
-        let gathered = gather.map_or(&[][..], |g| &program.schedule.gathers[g].params);
-        // Padding never reaches a kernel. A visit that needs no parameters gets none.
-        let needs_none = pass == Pass::Backward && spec.units[unit].role == UnitRole::Embedding;
-        let params: Vec<View<'_>> = unit_params
-            .iter()
-            .filter(|_| !needs_none)
-            .map(|&p| match gathered.iter().position(|&q| q == p) {
-                Some(i) => whole[i].view().range(0..spec.params[p].numel()),
-                None => self.shards.whole(p),
-            })
-            .collect();
-        let work_ids = if pass == Pass::Forward { &program.forward_work[unit] } else { &program.backward_work[unit] };
-        let mut work = take(live, work_ids);
-        match pass {
-            Pass::Forward => {
-                let mut saved = take(live, &program.saved[unit]);
-                let mut out = live[program.residual[unit]].take().expect("the output is live");
-                let input = (unit > 0).then(|| get(live, program.residual[unit - 1]).view());
-                let tokens = get(live, program.tokens).view();
-                let io = ForwardIo { tokens, input, out: out.view_mut(), saved: &mut saved, work: &mut work };
-                self.model.forward(dev, unit, &params, io);
-                live[program.residual[unit]] = Some(out);
-                put(live, &program.saved[unit], saved);
-            }
-            Pass::Loss => {
-                let mut losses = live[program.losses].take().expect("losses are live");
-                let mut dresidual = program.dresidual.map(|id| live[id].take().expect("dresidual is live"));
-                let grad_ids = grad_ids(program, unit_params);
-                let mut grads = take(live, &grad_ids);
-                let backward = match (purpose, &mut dresidual) {
-                    (Purpose::Train { dlogits_scale: scale, .. }, Some(dresidual)) => {
-                        Some(LossGrad { scale, dresidual: dresidual.view_mut(), grads: &mut grads })
-                    }
-                    _ => None,
-                };
-                let targets = get(live, program.targets).view();
-                let input = get(live, program.residual[unit - 1]).view();
-                let io = LossIo { targets, input, losses: losses.view_mut(), work: &mut work, backward };
-                self.model.loss(dev, &params, io);
-                live[program.losses] = Some(losses);
-                if let Some(id) = program.dresidual {
-                    live[id] = dresidual;
-                }
-                put(live, &grad_ids, grads);
-            }
-            Pass::Backward => {
-                let again = program.recomputed_out[unit];
-                let saved_ids = if again.is_some() { &program.recomputed[unit] } else { &program.saved[unit] };
-                let mut saved = take(live, saved_ids);
-                if let Some(out_id) = again {
-                    // The same kernels on the same input: the same bits as the forward's.
-                    let mut out = live[out_id].take().expect("the planned life covers this use");
-                    let mut work = take(live, &program.recompute_work[unit]);
-                    let input = (unit > 0).then(|| get(live, program.residual[unit - 1]).view());
-                    let tokens = get(live, program.tokens).view();
-                    let io = ForwardIo { tokens, input, out: out.view_mut(), saved: &mut saved, work: &mut work };
-                    self.model.forward(dev, unit, &params, io);
-                    live[out_id] = Some(out);
-                    put(live, &program.recompute_work[unit], work);
-                }
-                let dresidual_id = program.dresidual.expect("training has a gradient of the residual stream");
-                let mut dresidual = live[dresidual_id].take().expect("dresidual is live");
-                let grad_ids = grad_ids(program, unit_params);
-                let mut grads = take(live, &grad_ids);
-                let input = (unit > 0).then(|| get(live, program.residual[unit - 1]).view());
-                let tokens = get(live, program.tokens).view();
-                let (work, grads_io) = (&mut work[..], &mut grads[..]);
-                let io =
-                    BackwardIo { tokens, input, saved: &saved, work, dresidual: dresidual.view_mut(), grads: grads_io };
-                self.model.backward(dev, unit, &params, io);
-                live[dresidual_id] = Some(dresidual);
-                put(live, saved_ids, saved);
-                put(live, &grad_ids, grads);
-            }
-        }
-        put(live, work_ids, work);
-        if let Some(g) = gather {
-            put(live, &program.gathered[g], whole);
-        }
-    }
-
     /// Sum of the losses of all micro-batches in the order of their index (`own[a]` is that of `a * N + rank`), and the
     /// largest `word` of any rank.
     fn sum_in_order(&self, own: &[f64], word: i32, n_micro: usize) -> Result<(f64, i32)> {
@@ -487,47 +356,5 @@ impl<B: Backend> Stepper<'_, B> {
         let sum = (0..n_micro).map(|j| all[(j % n) * own.len() + j / n]).sum();
         let word = all.chunks_exact(own.len()).map(|rank| rank[own.len() - 1] as i32).max();
         Ok((sum, word.unwrap_or(0)))
-    }
-}
-
-/// The full gradients of some parameters, in their order; none in evaluation.
-fn grad_ids(program: &Program, params: &[ParamId]) -> Vec<SlotId> {
-    params.iter().filter_map(|&p| program.grads.get(p).copied()).collect()
-}
-
-/// An instruction in words, and its unit, for the ledger.
-fn describe(program: &Program, instr: Instr) -> (&'static str, Option<UnitId>) {
-    let schedule = &program.schedule;
-    match instr {
-        Instr::Gather(g) => ("gather", Some(schedule.gathers[g].unit)),
-        Instr::Wait(g) => ("wait", Some(schedule.gathers[g].unit)),
-        Instr::Compute { unit, pass: Pass::Forward, .. } => ("forward", Some(unit)),
-        Instr::Compute { unit, pass: Pass::Loss, .. } => ("loss", Some(unit)),
-        Instr::Compute { unit, pass: Pass::Backward, .. } => ("backward", Some(unit)),
-        Instr::Release(g) => ("release", Some(schedule.gathers[g].unit)),
-        Instr::Accumulate(r) => ("hold gradients", Some(schedule.reduces[r].unit)),
-        Instr::Reduce(r) => ("reduce", Some(schedule.reduces[r].unit)),
-        Instr::ReduceWait(r) => ("wait for the reduction", Some(schedule.reduces[r].unit)),
-    }
-}
-
-/// Buffers in the executor's hands, by slot.
-type Live = Vec<Option<Buf>>;
-
-fn get(live: &Live, id: SlotId) -> &Buf {
-    live[id].as_ref().expect("the planned life covers this use")
-}
-
-fn get_mut(live: &mut Live, id: SlotId) -> &mut Buf {
-    live[id].as_mut().expect("the planned life covers this use")
-}
-
-fn take(live: &mut Live, ids: &[SlotId]) -> Vec<Buf> {
-    ids.iter().map(|&id| live[id].take().expect("the planned life covers this use")).collect()
-}
-
-fn put(live: &mut Live, ids: &[SlotId], bufs: Vec<Buf>) {
-    for (&id, buf) in ids.iter().zip(bufs) {
-        live[id] = Some(buf);
     }
 }

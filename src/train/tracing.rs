@@ -1,10 +1,17 @@
-//! The trace of chosen steps: recorded by every rank, put on one clock, written by rank 0.
+//! What a step shows of itself while it runs: times of collectives, the answer to SIGUSR2, the trace of chosen steps (recorded
+//! by every rank, put on one clock, written by rank 0).
 
-use super::step::Stepper;
+use super::step::{Purpose, Stepper};
 use crate::backend::agree::{all_or_none, decided_by_rank_0};
-use crate::backend::{Backend, Comm};
+use crate::backend::{Backend, Comm, CommRecord};
 use crate::error::Result;
+use crate::params::{ModelSpec, UnitId};
+use crate::plan::Program;
+use crate::plan::schedule::{GatherId, Instr, Pass};
+use crate::telemetry::Track;
+use crate::telemetry::ledger::Label;
 use crate::telemetry::trace::{self, Event};
+use crate::zero::Gathers;
 use std::path::Path;
 use std::time::Instant;
 
@@ -50,4 +57,76 @@ fn clock_offsets_ns<B: Backend>(stepper: &Stepper<'_, B>) -> Result<Vec<i64>> {
             seen[ROUNDS / 2]
         })
         .collect())
+}
+
+impl<B: Backend> Stepper<'_, B> {
+    /// Counts a finished collective for its unit, and for the trace.
+    pub(super) fn note_comm(
+        &mut self,
+        track: Track,
+        what: &'static str,
+        unit: UnitId,
+        record: &CommRecord,
+        purpose: Purpose,
+    ) {
+        let span = (record.started, record.finished);
+        let bytes = record.received_bytes;
+        self.trace.span(track, what, Some(unit), span, bytes, self.memory.ledger().total_now());
+        if let Purpose::Train { .. } = purpose {
+            let ms = span.1.duration_since(span.0).as_secs_f64() * 1e3;
+            let times = &mut self.units[unit];
+            let (sum_ms, sum_bytes) = match track {
+                Track::Reduce => (&mut times.reduce_ms, &mut times.reduce_bytes),
+                _ => (&mut times.gather_ms, &mut times.gather_bytes),
+            };
+            *sum_ms += ms;
+            *sum_bytes += bytes as f64;
+        }
+    }
+
+    /// Says where this rank is and what it holds: the answer to SIGUSR2.
+    pub(super) fn answer(&self, program: &Program, at: usize, gathers: &Gathers<B::Comm>) {
+        let spec = &self.model.spec;
+        let names = |ids: Vec<GatherId>| -> String {
+            let names: Vec<&str> =
+                ids.iter().map(|&g| spec.units[program.schedule.gathers[g].unit].name.as_str()).collect();
+            if names.is_empty() { "none".into() } else { names.join(", ") }
+        };
+        let (what, unit) = describe(program, program.schedule.instrs[at]);
+        let (live, on_the_way) = gathers.now();
+        log::warn!(
+            "rank {} is at instruction {at} of {}: {what} {}\nwhole now: {}; on their way: {}\n{}\npeak at {}",
+            self.comm.rank(),
+            program.schedule.instrs.len(),
+            unit.map_or("", |u| spec.units[u].name.as_str()),
+            names(live),
+            names(on_the_way),
+            self.memory.ledger(),
+            label_in_words(self.memory.ledger().peak_label(), spec)
+        );
+    }
+}
+
+/// An instruction in words, and its unit, for the ledger.
+pub(super) fn describe(program: &Program, instr: Instr) -> (&'static str, Option<UnitId>) {
+    let schedule = &program.schedule;
+    match instr {
+        Instr::Gather(g) => ("gather", Some(schedule.gathers[g].unit)),
+        Instr::Wait(g) => ("wait", Some(schedule.gathers[g].unit)),
+        Instr::Compute { unit, pass: Pass::Forward, .. } => ("forward", Some(unit)),
+        Instr::Compute { unit, pass: Pass::Loss, .. } => ("loss", Some(unit)),
+        Instr::Compute { unit, pass: Pass::Backward, .. } => ("backward", Some(unit)),
+        Instr::Release(g) => ("release", Some(schedule.gathers[g].unit)),
+        Instr::Accumulate(r) => ("hold gradients", Some(schedule.reduces[r].unit)),
+        Instr::Reduce(r) => ("reduce", Some(schedule.reduces[r].unit)),
+        Instr::ReduceWait(r) => ("wait for the reduction", Some(schedule.reduces[r].unit)),
+    }
+}
+
+/// The instruction of a peak, with its unit's name.
+pub(super) fn label_in_words(label: Label, spec: &ModelSpec) -> String {
+    match label.unit_idx {
+        Some(unit) => format!("{} of unit {}", label.what, spec.units[unit].name),
+        None => label.what.to_string(),
+    }
 }

@@ -1,0 +1,133 @@
+//! One visit of a unit: the planned buffers go in by role, the model computes, the buffers come back.
+//!
+//! Must not know: ranks, collectives, when a visit is.
+
+use super::step::{Purpose, Stepper};
+use crate::backend::{Backend, Buf, View};
+use crate::model::{BackwardIo, ForwardIo, LossGrad, LossIo};
+use crate::params::{ParamId, UnitId, UnitRole};
+use crate::plan::Program;
+use crate::plan::memory::SlotId;
+use crate::plan::schedule::{GatherId, Pass};
+
+impl<B: Backend> Stepper<'_, B> {
+    /// Computes one visit of a unit.
+    pub(super) fn compute(
+        &self,
+        program: &Program,
+        unit: UnitId,
+        pass: Pass,
+        gather: Option<GatherId>,
+        purpose: Purpose,
+        live: &mut Live,
+    ) {
+        let (dev, spec) = (self.device, &self.model.spec);
+        let unit_params = &spec.units[unit].params;
+        let whole = gather.map(|g| take(live, &program.gathered[g])).unwrap_or_default();
+        let gathered = gather.map_or(&[][..], |g| &program.schedule.gathers[g].params);
+        // Padding never reaches a kernel. A visit that needs no parameters gets none.
+        let needs_none = pass == Pass::Backward && spec.units[unit].role == UnitRole::Embedding;
+        let params: Vec<View<'_>> = unit_params
+            .iter()
+            .filter(|_| !needs_none)
+            .map(|&p| match gathered.iter().position(|&q| q == p) {
+                Some(i) => whole[i].view().range(0..spec.params[p].numel()),
+                None => self.shards.whole(p),
+            })
+            .collect();
+        let work_ids = if pass == Pass::Forward { &program.forward_work[unit] } else { &program.backward_work[unit] };
+        let mut work = take(live, work_ids);
+        match pass {
+            Pass::Forward => {
+                let mut saved = take(live, &program.saved[unit]);
+                let mut out = live[program.residual[unit]].take().expect("the output is live");
+                let input = (unit > 0).then(|| get(live, program.residual[unit - 1]).view());
+                let tokens = get(live, program.tokens).view();
+                let io = ForwardIo { tokens, input, out: out.view_mut(), saved: &mut saved, work: &mut work };
+                self.model.forward(dev, unit, &params, io);
+                live[program.residual[unit]] = Some(out);
+                put(live, &program.saved[unit], saved);
+            }
+            Pass::Loss => {
+                let mut losses = live[program.losses].take().expect("losses are live");
+                let mut dresidual = program.dresidual.map(|id| live[id].take().expect("dresidual is live"));
+                let grad_ids = grad_ids(program, unit_params);
+                let mut grads = take(live, &grad_ids);
+                let backward = match (purpose, &mut dresidual) {
+                    (Purpose::Train { dlogits_scale: scale, .. }, Some(dresidual)) => {
+                        Some(LossGrad { scale, dresidual: dresidual.view_mut(), grads: &mut grads })
+                    }
+                    _ => None,
+                };
+                let targets = get(live, program.targets).view();
+                let input = get(live, program.residual[unit - 1]).view();
+                let io = LossIo { targets, input, losses: losses.view_mut(), work: &mut work, backward };
+                self.model.loss(dev, &params, io);
+                live[program.losses] = Some(losses);
+                if let Some(id) = program.dresidual {
+                    live[id] = dresidual;
+                }
+                put(live, &grad_ids, grads);
+            }
+            Pass::Backward => {
+                let again = program.recomputed_out[unit];
+                let saved_ids = if again.is_some() { &program.recomputed[unit] } else { &program.saved[unit] };
+                let mut saved = take(live, saved_ids);
+                if let Some(out_id) = again {
+                    // The same kernels on the same input: the same bits as the forward's.
+                    let mut out = live[out_id].take().expect("the planned life covers this use");
+                    let mut work = take(live, &program.recompute_work[unit]);
+                    let input = (unit > 0).then(|| get(live, program.residual[unit - 1]).view());
+                    let tokens = get(live, program.tokens).view();
+                    let io = ForwardIo { tokens, input, out: out.view_mut(), saved: &mut saved, work: &mut work };
+                    self.model.forward(dev, unit, &params, io);
+                    live[out_id] = Some(out);
+                    put(live, &program.recompute_work[unit], work);
+                }
+                let dresidual_id = program.dresidual.expect("training has a gradient of the residual stream");
+                let mut dresidual = live[dresidual_id].take().expect("dresidual is live");
+                let grad_ids = grad_ids(program, unit_params);
+                let mut grads = take(live, &grad_ids);
+                let input = (unit > 0).then(|| get(live, program.residual[unit - 1]).view());
+                let tokens = get(live, program.tokens).view();
+                let (work, grads_io) = (&mut work[..], &mut grads[..]);
+                let io =
+                    BackwardIo { tokens, input, saved: &saved, work, dresidual: dresidual.view_mut(), grads: grads_io };
+                self.model.backward(dev, unit, &params, io);
+                live[dresidual_id] = Some(dresidual);
+                put(live, saved_ids, saved);
+                put(live, &grad_ids, grads);
+            }
+        }
+        put(live, work_ids, work);
+        if let Some(g) = gather {
+            put(live, &program.gathered[g], whole);
+        }
+    }
+}
+
+/// The full gradients of some parameters, in their order; none in evaluation.
+pub(super) fn grad_ids(program: &Program, params: &[ParamId]) -> Vec<SlotId> {
+    params.iter().filter_map(|&p| program.grads.get(p).copied()).collect()
+}
+
+/// Buffers in the executor's hands, by slot.
+pub(super) type Live = Vec<Option<Buf>>;
+
+pub(super) fn get(live: &Live, id: SlotId) -> &Buf {
+    live[id].as_ref().expect("the planned life covers this use")
+}
+
+pub(super) fn get_mut(live: &mut Live, id: SlotId) -> &mut Buf {
+    live[id].as_mut().expect("the planned life covers this use")
+}
+
+pub(super) fn take(live: &mut Live, ids: &[SlotId]) -> Vec<Buf> {
+    ids.iter().map(|&id| live[id].take().expect("the planned life covers this use")).collect()
+}
+
+pub(super) fn put(live: &mut Live, ids: &[SlotId], bufs: Vec<Buf>) {
+    for (&id, buf) in ids.iter().zip(bufs) {
+        live[id] = Some(buf);
+    }
+}
