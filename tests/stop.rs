@@ -31,9 +31,8 @@ fn a_run_cut_three_times_by_signals_has_the_bits_of_the_uncut_one() {
     case.train(2, "whole", &words).output().expect_success();
     let run_dir = case.path("run");
     // No checkpoint is due: the stop alone saves.
-    let cut_words = [&words[..], &["checkpoint.every=0"]].concat();
-    let cut = |n_ranks: usize, after: usize, interfere: &dyn Fn(&Running), said: &str| {
-        let running = case.train(n_ranks, "run", &cut_words).start();
+    let cut = |n_ranks: usize, after: usize, saves: &[&str], interfere: &dyn Fn(&Running), said: &str| {
+        let running = case.train(n_ranks, "run", &[&words[..], saves].concat()).start();
         until_row(&run_dir, after);
         interfere(&running);
         let output = running.output().expect_code(75).expect_text("stopped early").expect_text(said);
@@ -44,9 +43,10 @@ fn a_run_cut_three_times_by_signals_has_the_bits_of_the_uncut_one() {
         assert!((after as u64..240).contains(&step), "stopped at {step}\n{output}");
     };
     // One rank, not the first; the other learns of it.
-    cut(2, 20, &|run| run.signal_rank(1, "USR1"), "SIGUSR1");
+    cut(2, 20, &["checkpoint.every=0"], &|run| run.signal_rank(1, "USR1"), "SIGUSR1");
     // All of them, on another rank count.
-    cut(3, 70, &|run| (0..3).for_each(|rank| run.signal_rank(rank, "TERM")), "SIGTERM");
+    let beside = ["checkpoint.every=0", "checkpoint.async_save=true"];
+    cut(3, 70, &beside, &|run| (0..3).for_each(|rank| run.signal_rank(rank, "TERM")), "SIGTERM");
     // Again and again until it is gone, which hits the save too.
     let storm = |run: &Running| {
         let pid = run.pid_of_rank(0).to_string();
@@ -59,7 +59,7 @@ fn a_run_cut_three_times_by_signals_has_the_bits_of_the_uncut_one() {
             std::thread::sleep(Duration::from_millis(2));
         }
     };
-    cut(2, 120, &storm, "SIGUSR1");
+    cut(2, 120, &["checkpoint.every=25", "checkpoint.async_save=true"], &storm, "SIGUSR1");
     case.train(1, "run", &words).output().expect_success();
     assert_same_curve(&Steps::read(&case.path("whole")), &Steps::read(&run_dir));
     assert_same_state(&State::read(&case.path("whole"), 240), &State::read(&run_dir, 240));

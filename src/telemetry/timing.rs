@@ -130,8 +130,8 @@ pub struct Timing {
     /// Whole rounds of the loop without their saves: steps, evaluation, logging.
     rounds: VecDeque<f64>,
     round_began: Option<Instant>,
-    /// Saves of the round that is under way.
-    saved_seconds: f64,
+    /// Time for saves in the round that is under way.
+    stalled_seconds: f64,
     steps_began: Instant,
     start_step: u64,
     written: Option<Instant>,
@@ -182,7 +182,7 @@ impl Timing {
             step_seconds: VecDeque::new(),
             rounds: VecDeque::new(),
             round_began: None,
-            saved_seconds: 0.0,
+            stalled_seconds: 0.0,
             steps_began: Instant::now(),
             start_step: 0,
             written: None,
@@ -205,7 +205,7 @@ impl Timing {
     pub fn begin_round(&mut self) {
         let now = Instant::now();
         if let Some(began) = self.round_began.replace(now) {
-            let seconds = now.duration_since(began).as_secs_f64() - std::mem::take(&mut self.saved_seconds);
+            let seconds = now.duration_since(began).as_secs_f64() - std::mem::take(&mut self.stalled_seconds);
             push(&mut self.rounds, seconds);
         }
         if self.path.is_some() && self.clock.seconds_left() < self.seconds_needed() {
@@ -245,9 +245,13 @@ impl Timing {
         self.record.lost_seconds.skipped_steps += seconds;
     }
 
-    /// A save is done, after so long.
+    /// Training stood still for a save for so long in this round.
+    pub fn stalled(&mut self, seconds: f64) {
+        self.stalled_seconds += seconds;
+    }
+
+    /// A save is done, so long after its begin, whether training stood still for it or not.
     pub fn saved(&mut self, seconds: f64) {
-        self.saved_seconds += seconds;
         self.record.save_seconds = seconds;
         self.record.save_seconds_max = self.record.save_seconds_max.max(seconds);
     }

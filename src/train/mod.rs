@@ -180,6 +180,9 @@ fn train<B: Backend>(
         tracing::write(stepper, Path::new(&job.deck.run.dir), &job.host)?;
     }
     saver.drain(stepper, log)?;
+    if let Some(seconds) = saver.take_seconds() {
+        report.timing.saved(seconds);
+    }
     if let (Exit::Finished | Exit::StoppedEarly, Some(why)) = (exit, saver.newest_failure()) {
         exit = Exit::CommFailure;
         reason = format!("{} steps are done, but their checkpoint could not be saved: {why}", at.step);
@@ -237,11 +240,12 @@ fn run_steps<B: Backend>(
         let stop = outcome.stop.filter(|_| !is_last);
         let due = |every: u64| every > 0 && (at.step.is_multiple_of(every) || is_last);
         let val_loss = if due(t.eval_every) { Some(validate(stepper, deck, source)?) } else { None };
-        let save_began = Instant::now();
+        let stall_began = Instant::now();
         let saves = due(deck.checkpoint.every) || stop.is_some();
         if saves {
             saver.begin(stepper, *at, log.as_deref_mut())?;
         }
+        let mut stalled = stall_began.elapsed();
         // The row reaches the disk before the checkpoint counts: no checkpoint is newer than the log.
         let row = report.row(stepper, deck, *at, &outcome, val_loss)?;
         if let Some(log) = log.as_deref_mut() {
@@ -251,11 +255,15 @@ fn run_steps<B: Backend>(
             tracing::write(stepper, Path::new(&deck.run.dir), &job.host)?;
         }
         report.show(&row, due(deck.log.every) || val_loss.is_some() && deck.log.every > 0);
+        let stall_began = Instant::now();
         saver.advance(stepper, log.as_deref_mut())?;
-        if saves {
-            report.timing.saved(save_began.elapsed().as_secs_f64());
+        stalled += stall_began.elapsed();
+        report.timing.stalled(stalled.as_secs_f64());
+        let ended = saver.take_seconds();
+        if let Some(seconds) = ended {
+            report.timing.saved(seconds);
         }
-        report.timing.write(saves);
+        report.timing.write(ended.is_some());
         if let Some(stop) = stop {
             let reason =
                 format!("stopped early: {stop}; step {} of {} is saved, the same command goes on", at.step, t.steps);

@@ -22,6 +22,7 @@ use crate::test_hooks::fault_point;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 /// Plans the host memory of asynchronous saves, where the deck asks for them.
 pub fn plan_staging(plan: &mut Plan, deck: &Deck) {
@@ -37,6 +38,9 @@ pub struct Saver<'a> {
     /// Room for a copy of this rank's state; empty without asynchronous saves, and while a writer has it.
     staging: Vec<f32>,
     pending: Option<(Position, Stage)>,
+    began: Instant,
+    /// How long the save took that has ended since somebody asked.
+    took: Option<Duration>,
     last: Option<PathBuf>,
     newest_failure: Option<String>,
 }
@@ -49,6 +53,17 @@ enum Stage {
     Written(Vec<FileRecord>),
     /// Rank 0 is at it; the other ranks have nothing to do.
     Committing(Option<JoinHandle<Result<PathBuf>>>),
+}
+
+impl Stage {
+    /// In words, for ranks that wait.
+    fn name(&self) -> &'static str {
+        match self {
+            Stage::Writing(_) => "files of the save",
+            Stage::Written(_) => "commit",
+            Stage::Committing(_) => "end of the commit",
+        }
+    }
 }
 
 impl<'a> Saver<'a> {
@@ -64,7 +79,16 @@ impl<'a> Saver<'a> {
             // Not zeros: the pages are to be there before the first save.
             staging = vec![1.0; bytes as usize / size_of::<f32>()];
         }
-        Saver { deck, source, staging, pending: None, last: None, newest_failure: None }
+        Saver {
+            deck,
+            source,
+            staging,
+            pending: None,
+            began: Instant::now(),
+            took: None,
+            last: None,
+            newest_failure: None,
+        }
     }
 
     /// The newest checkpoint of this process.
@@ -77,6 +101,11 @@ impl<'a> Saver<'a> {
         self.newest_failure.as_deref()
     }
 
+    /// From its begin to its commit, of a save that has ended since the last call.
+    pub fn take_seconds(&mut self) -> Option<f64> {
+        self.took.take().map(|took| took.as_secs_f64())
+    }
+
     /// Starts the save of the state as it is now; the log row of this step comes next. Collective.
     pub fn begin<B: Backend>(
         &mut self,
@@ -87,6 +116,7 @@ impl<'a> Saver<'a> {
         self.drain(stepper, log)?;
         let outer = stepper.timer.switch(Phase::Checkpoint);
         stepper.flight.at(at.step, "save", None);
+        self.began = Instant::now();
         let started = self.start(stepper, at);
         let outcome = match started {
             Ok(stage) => {
@@ -125,7 +155,8 @@ impl<'a> Saver<'a> {
 
         let owned = state::owned(stepper);
         let locking = self.deck.checkpoint.locking;
-        if !self.deck.checkpoint.async_save {
+        // A run that saves only because it is told to stop has planned no staging.
+        if stepper.plan.host_staging_bytes == 0 {
             let values: Vec<[&[f32]; 3]> = owned.iter().map(|kinds| kinds.each_ref().map(|v| &**v)).collect();
             let target = Target { dir: &partial, rank, world_size, step: at.step, locking };
             let own = write(&target, &shapes, &values);
@@ -165,6 +196,7 @@ impl<'a> Saver<'a> {
         let mut outcome = Ok(());
         while outcome.is_ok() {
             let Some((at, stage)) = self.pending.take() else { break };
+            stepper.flight.at(at.step, stage.name(), None);
             let ready = match &stage {
                 Stage::Writing(writer) => wait || all_ready(stepper, writer.is_finished())?,
                 Stage::Written(_) => true,
@@ -187,6 +219,7 @@ impl<'a> Saver<'a> {
                     let dir = decided_by_rank_0(stepper.comm, || joined(commit.expect("rank 0 commits")));
                     dir.map(|dir| {
                         fault_point("save.done", stepper.comm.rank(), at.step);
+                        self.took = Some(self.began.elapsed());
                         self.last = Some(dir);
                         self.newest_failure = None;
                         None
