@@ -292,7 +292,10 @@ fn a_bar_is_drawn_where_the_launcher_has_a_terminal_and_lines_are_plain_elsewher
         let train = format!("train {} run.dir={}", case.deck().display(), case.path(run).display());
         let line = format!("mpirun -n 2 --oversubscribe {} {train}", env!("CARGO_BIN_EXE_zero3"));
         let mut shell = if script { std::process::Command::new("script") } else { std::process::Command::new("sh") };
-        shell.args(if script { ["-qec", &line, "/dev/null"].as_slice() } else { ["-c", &line].as_slice() });
+        match script {
+            true => shell.args(["-qec", &line, "/dev/null"]),
+            false => shell.args(["-c", &line]),
+        };
         shell.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
         let output = shell.output().expect("script of util-linux, or sh");
         String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
