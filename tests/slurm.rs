@@ -110,7 +110,7 @@ impl Cluster {
             if values.contains(&value.as_str()) {
                 return value;
             }
-            if started.elapsed() > Duration::from_secs(90) {
+            if started.elapsed() > Duration::from_secs(200) {
                 let log = std::fs::read_to_string(case.path(&format!("{run}.out"))).unwrap_or_default();
                 panic!("{name} of job {job} is {value}, not {values:?}\n{log}");
             }
