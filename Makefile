@@ -35,6 +35,9 @@ test: setup-test ## every test: units, documents, many ranks under mpirun, a two
 test-slurm: setup-test ## the tests on Slurm alone
 	$(CARGO) test --test slurm
 
+test-slurm-slow: setup-test ## the Slurm test that needs minutes and an idle machine: a node that goes down
+	$(CARGO) test --test slurm -- --ignored
+
 slurm-lint: setup-test ## sbatch --test-only of every script, on the test cluster; with SLURM_CONF or on a cluster: on that one
 	tests/slurm/lint.sh
 

@@ -203,6 +203,7 @@ fn a_signalled_job_goes_back_into_the_queue_and_ends_with_the_bits_of_an_uncut_r
 }
 
 #[test]
+#[ignore = "waits minutes for Slurm to put a job back, and needs an idle machine: make test-slurm-slow"]
 fn a_node_that_goes_down_puts_the_job_back_and_nothing_is_lost() {
     let cluster = Cluster::up(2);
     let case = Case::tiny();
