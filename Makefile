@@ -11,10 +11,10 @@ CARGO = . scripts/env.sh && cargo
 # Private items are documented too, so links to them lead somewhere.
 DOC_LINT = -D warnings -A rustdoc::private-intra-doc-links
 
-.PHONY: help setup setup-test build run test test-slurm slurm-lint lint doc clean
+.PHONY: help setup setup-test build run test test-slurm test-slurm-slow slurm-lint lint doc clean
 
 help: ## what can be made, and what this machine has
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo; scripts/deps.sh show
 
 setup: ## install what building and running need (Debian, Ubuntu); nothing if all is there
