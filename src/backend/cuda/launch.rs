@@ -10,9 +10,6 @@ use std::ffi::c_void;
 /// Most arguments of a kernel.
 const MAX_ARGS: usize = 24;
 
-/// Dynamic shared memory that every kernel may have without asking.
-const SHARED_BYTES_UNASKED: u32 = 48 << 10;
-
 /// How many threads run a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Grid {
@@ -106,10 +103,7 @@ impl Launch<'_> {
         if blocks.0 == 0 || blocks.1 == 0 || blocks.2 == 0 {
             return;
         }
-        let function = self.device.kernels.function(self.kernel);
-        if shared_bytes > SHARED_BYTES_UNASKED {
-            function.allow_shared_bytes(shared_bytes);
-        }
+        let function = self.device.kernels.function(self.kernel, shared_bytes);
         let mut pointers = [std::ptr::null_mut::<c_void>(); MAX_ARGS];
         for (pointer, arg) in pointers.iter_mut().zip(&mut self.args) {
             *pointer = std::ptr::from_mut(arg).cast();
@@ -119,7 +113,7 @@ impl Launch<'_> {
         // with its pointers is the contract of the operation that launches it.
         let launched = unsafe {
             cudarc::driver::result::launch_kernel(
-                function.raw(),
+                function,
                 blocks,
                 (threads, 1, 1),
                 shared_bytes,

@@ -4,47 +4,27 @@ use super::{fault, kernels};
 use crate::error::{Error, Result};
 use cudarc::driver::{result as driver, sys};
 use cudarc::nvrtc::{result as nvrtc, sys as nvrtc_sys};
-use std::cell::Cell;
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
 use std::ptr;
 
+/// Dynamic shared memory that every kernel may have without asking.
+const SHARED_BYTES_UNASKED: u32 = 48 << 10;
+
 /// The kernels of a device.
 pub struct Kernels {
-    functions: HashMap<&'static str, Function>,
-    modules: Vec<sys::CUmodule>,
+    module: sys::CUmodule,
+    /// Those that were asked for, by name.
+    functions: RefCell<HashMap<String, Function>>,
 }
 
 /// One kernel.
-pub struct Function {
+#[derive(Clone, Copy)]
+struct Function {
     raw: sys::CUfunction,
-    name: &'static str,
     /// Dynamic shared memory it may have so far.
-    shared_bytes: Cell<u32>,
-}
-
-impl Function {
-    /// The driver's handle.
-    pub fn raw(&self) -> sys::CUfunction {
-        self.raw
-    }
-
-    /// Asks for more dynamic shared memory than every kernel has; once for each size that is larger than before.
-    ///
-    /// # Panics
-    /// Where the device has less.
-    pub fn allow_shared_bytes(&self, bytes: u32) {
-        if bytes <= self.shared_bytes.get() {
-            return;
-        }
-        let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        // SAFETY: a function of a module that is loaded.
-        let set = unsafe { driver::function::set_function_attribute(self.raw, attribute, bytes as i32) };
-        if let Err(error) = set {
-            panic!("{} may not have {bytes} bytes of shared memory: {}", self.name, super::in_words(error));
-        }
-        self.shared_bytes.set(bytes);
-    }
+    shared_bytes: u32,
 }
 
 impl Kernels {
@@ -53,46 +33,48 @@ impl Kernels {
     /// # Errors
     /// The compiler does not know the architecture, or finds a fault in the sources.
     pub fn load(compute_capability: (i32, i32)) -> Result<Self> {
-        let mut kernels = Kernels { functions: HashMap::new(), modules: Vec::new() };
-        // One thread for each: they take a second or so, and the compiler is made for it.
-        let cubins: Vec<Result<Vec<u8>>> = std::thread::scope(|scope| {
-            let compile = |unit| scope.spawn(move || compile(unit, compute_capability));
-            let threads: Vec<_> = kernels::UNITS.iter().map(compile).collect();
-            threads.into_iter().map(|thread| thread.join().expect("compiling does not panic")).collect()
-        });
-        for (unit, cubin) in kernels::UNITS.iter().zip(cubins) {
-            let cubin = cubin?;
-            // SAFETY: an image that the compiler has just made, complete.
-            let module = unsafe { driver::module::load_data(cubin.as_ptr().cast()) }
-                .map_err(|e| fault(&format!("cuModuleLoadData of {}", unit.file), e))?;
-            kernels.modules.push(module);
-            for &name in unit.kernels {
-                let c_name = CString::new(name).expect("names of kernels are words");
-                // SAFETY: a module that is loaded.
-                let raw = unsafe { driver::module::get_function(module, c_name) }
-                    .map_err(|e| fault(&format!("cuModuleGetFunction of {name}"), e))?;
-                let before = kernels.functions.insert(name, Function { raw, name, shared_bytes: Cell::new(0) });
-                assert!(before.is_none(), "two kernels are called {name}");
-            }
-        }
-        Ok(kernels)
+        let cubin = compile(compute_capability)?;
+        // SAFETY: an image that the compiler has just made, complete.
+        let module =
+            unsafe { driver::module::load_data(cubin.as_ptr().cast()) }.map_err(|e| fault("cuModuleLoadData", e))?;
+        Ok(Kernels { module, functions: RefCell::default() })
     }
 
-    /// A kernel by name.
+    /// A kernel by name, which may have this much dynamic shared memory.
     ///
     /// # Panics
-    /// Where there is none of this name.
-    pub fn function(&self, name: &str) -> &Function {
-        self.functions.get(name).unwrap_or_else(|| panic!("there is no kernel {name}"))
+    /// Where there is none of this name, or the device has less memory.
+    pub fn function(&self, name: &str, shared_bytes: u32) -> sys::CUfunction {
+        let known = self.functions.borrow().get(name).copied();
+        let mut function = known.unwrap_or_else(|| Function { raw: self.find(name), shared_bytes: SHARED_BYTES_UNASKED });
+        let grows = shared_bytes > function.shared_bytes;
+        if grows {
+            let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: a function of a module that is loaded.
+            let set = unsafe { driver::function::set_function_attribute(function.raw, attribute, shared_bytes as i32) };
+            if let Err(error) = set {
+                panic!("{name} may not have {shared_bytes} bytes of shared memory: {}", super::in_words(error));
+            }
+            function.shared_bytes = shared_bytes;
+        }
+        if known.is_none() || grows {
+            self.functions.borrow_mut().insert(name.into(), function);
+        }
+        function.raw
+    }
+
+    fn find(&self, name: &str) -> sys::CUfunction {
+        let c_name = CString::new(name).expect("names of kernels are words");
+        // SAFETY: a module that is loaded.
+        let found = unsafe { driver::module::get_function(self.module, c_name) };
+        found.unwrap_or_else(|error| panic!("there is no kernel {name}: {}", super::in_words(error)))
     }
 }
 
 impl Drop for Kernels {
     fn drop(&mut self) {
-        for &module in &self.modules {
-            // SAFETY: loaded above, unloaded once; the device waits for its streams first. A fault at the end harms nobody.
-            unsafe { driver::module::unload(module) }.ok();
-        }
+        // SAFETY: loaded above, unloaded once. A fault at the end harms nobody.
+        unsafe { driver::module::unload(self.module) }.ok();
     }
 }
 
@@ -106,41 +88,41 @@ impl Drop for Program {
     }
 }
 
-/// Compiles one unit to a binary for this architecture.
-fn compile(unit: &kernels::Unit, (major, minor): (i32, i32)) -> Result<Vec<u8>> {
+/// Compiles the kernels to a binary for this architecture.
+fn compile((major, minor): (i32, i32)) -> Result<Vec<u8>> {
     let c_string = |text: &str| CString::new(text).expect("sources have no zero bytes");
-    let (text, file) = (c_string(unit.text), c_string(unit.file));
-    let (names, texts): (Vec<_>, Vec<_>) = kernels::HEADERS.iter().map(|(n, t)| (c_string(n), c_string(t))).unzip();
+    let main = c_string(kernels::MAIN);
+    let (names, texts): (Vec<_>, Vec<_>) = kernels::FILES.iter().map(|(n, t)| (c_string(n), c_string(t))).unzip();
     let pointers = |strings: &[CString]| strings.iter().map(|s| s.as_ptr()).collect::<Vec<_>>();
     let (names, texts) = (pointers(&names), pointers(&texts));
     let mut program = ptr::null_mut();
-    // SAFETY: strings that outlive the program.
+    // SAFETY: strings that outlive the program, as many names as texts.
     let made = unsafe {
         nvrtc_sys::nvrtcCreateProgram(
             &mut program,
-            text.as_ptr(),
-            file.as_ptr(),
+            main.as_ptr(),
+            c"kernels".as_ptr(),
             names.len() as i32,
             texts.as_ptr(),
             names.as_ptr(),
         )
     };
-    made.result().map_err(|e| Error::Comm(format!("nvrtcCreateProgram of {}: {e}", unit.file)))?;
+    made.result().map_err(|e| Error::Comm(format!("nvrtcCreateProgram: {e}")))?;
     let program = Program(program);
-    let options = [format!("--gpu-architecture=sm_{major}{minor}"), "--std=c++17".into()];
+    let architecture = format!("--gpu-architecture=sm_{major}{minor}");
+    let options: Vec<&str> = kernels::FLAGS.iter().copied().chain([architecture.as_str()]).collect();
     // SAFETY: a living program.
     if let Err(error) = unsafe { nvrtc::compile_program(program.0, &options) } {
         return Err(Error::Comm(format!(
-            "libnvrtc cannot compile {} for sm_{major}{minor} ({error}); where it does not know the device, a newer libnvrtc \
-             does: {}",
-            unit.file,
+            "libnvrtc cannot compile the kernels for sm_{major}{minor} ({error}); where it does not know the device, that of a \
+             newer CUDA does: {}",
             log_of(&program)
         )));
     }
     let mut bytes = 0;
     // SAFETY: a compiled program; the buffer has the size that the compiler names.
     unsafe {
-        let failed = |e| Error::Comm(format!("nvrtcGetCUBIN of {}: {e}", unit.file));
+        let failed = |e| Error::Comm(format!("nvrtcGetCUBIN: {e}"));
         nvrtc_sys::nvrtcGetCUBINSize(program.0, &mut bytes).result().map_err(failed)?;
         let mut cubin = vec![0u8; bytes];
         nvrtc_sys::nvrtcGetCUBIN(program.0, cubin.as_mut_ptr().cast()).result().map_err(failed)?;

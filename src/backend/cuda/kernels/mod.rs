@@ -1,19 +1,12 @@
-//! The sources of the kernels, as they lie beside this file, and what they define.
+//! The sources of the kernels, as they lie beside this file.
 //!
 //! They are compiled at start for the device at hand (`module.rs`), and in tests by nvcc and for the host.
 
-/// One compilation unit.
-pub struct Unit {
-    /// File name, for the compiler's messages.
-    pub file: &'static str,
-    /// Its text.
-    pub text: &'static str,
-    /// The kernels it defines.
-    pub kernels: &'static [&'static str],
-}
+/// What is compiled: it includes all the rest.
+pub const MAIN: &str = "";
 
-/// Every compilation unit.
-pub const UNITS: &[Unit] = &[];
+/// Every file that is included: its name, and its text.
+pub const FILES: &[(&str, &str)] = &[];
 
-/// Every file that a unit includes: name as written in the `#include`, and text.
-pub const HEADERS: &[(&str, &str)] = &[];
+/// Options of the compiler, besides the architecture.
+pub const FLAGS: &[&str] = &["--std=c++17", "--fmad=false"];
