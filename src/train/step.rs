@@ -5,7 +5,7 @@
 //! the local slices. `Stepper::run` executes the planned instructions from top to bottom and decides nothing.
 
 use super::tracing::{Note, Noted, describe};
-use super::visit::{Live, get, get_mut, grad_ids, put, take};
+use super::visit::{Live, get, get_mut, put, take, travelling_ids};
 use crate::backend::memory::Memory;
 use crate::backend::{Backend, Comm, Device, Queue, QueueClock};
 use crate::config::OptimSection;
@@ -290,12 +290,24 @@ impl<B: Backend> Stepper<'_, B> {
                         self.shards.hold_gradient(self.device, p, get(&live, program.grads[p]), first);
                     }
                 }
+                Instr::Round(r) => {
+                    for &p in program.schedule.reduces[r].params.iter().filter(|_| batch.is_some()) {
+                        let Some(id) = program.rounded[p] else { continue };
+                        let mut rounded = live[id].take().expect("what travels is live");
+                        let n = self.model.spec.params[p].numel();
+                        self.device.cast(
+                            rounded.view_mut().range(0..n),
+                            get(&live, program.grads[p]).view().range(0..n),
+                        );
+                        live[id] = Some(rounded);
+                    }
+                }
                 Instr::Reduce(r) => {
                     let Purpose::Train { who, .. } = purpose else { panic!("evaluation reduces nothing") };
                     let reduce = &program.schedule.reduces[r];
                     let full = match held {
                         true => reduce.params.iter().map(|&p| self.shards.lend_held(p)).collect(),
-                        false => take(&mut live, &grad_ids(program, &reduce.params)),
+                        false => take(&mut live, &travelling_ids(program, &reduce.params)),
                     };
                     let staging = program.staging[r].map(|id| live[id].take().expect("staging is live"));
                     let after = self.device.record(Queue::Compute);
@@ -313,7 +325,7 @@ impl<B: Backend> Stepper<'_, B> {
                         true => {
                             full.into_iter().zip(&reduce.params).for_each(|(buf, &p)| self.shards.restore_held(p, buf))
                         }
-                        false => put(&mut live, &grad_ids(program, &reduce.params), full),
+                        false => put(&mut live, &travelling_ids(program, &reduce.params), full),
                     }
                     if let (Some(id), staging) = (program.staging[r], staging) {
                         live[id] = staging;
