@@ -2,6 +2,7 @@
 // kernels were built from, that every included file comes along, and hands out an image only that double knows.
 #include "common.hpp"
 #include "kernels.hpp"
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -145,7 +146,12 @@ CUDA_DOUBLE_API int nvrtcCompileProgram(void* handle, int n_options, const char*
     const std::string wanted = architecture(words);
     const std::set<std::string> supported = {"sm_80", "sm_90", "sm_100"};
     if (!supported.count(wanted)) program->log += "invalid value for --gpu-architecture: '" + wanted + "'\n";
-    if (!program->log.empty()) return NVRTC_ERROR_INVALID_OPTION;
+    // The double's kernels are: one fma where the source says fmaf, and no other.
+    if (std::find(words.begin(), words.end(), "--fmad=false") == words.end()) program->log += "the kernels are written for --fmad=false\n";
+    if (!program->log.empty()) {
+        complain("nvrtcCompileProgram: %s", program->log.c_str());
+        return NVRTC_ERROR_INVALID_OPTION;
+    }
     if (!only_includes(program->text) && !is_kernel_source(program->text))
         program->log += program->name + ": not the text that the double's kernels were built from; build the doubles anew\n";
     check_includes(*program, program->name, program->text, program->log);
