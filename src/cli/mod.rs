@@ -4,6 +4,7 @@
 
 pub mod args;
 mod ckpt;
+pub mod device_choice;
 mod launch;
 mod launch_checks;
 mod plan;

@@ -35,11 +35,13 @@ pub struct Knobs {
     pub activation_checkpointing: ActivationCheckpointing,
     /// When gradients travel.
     pub reduce: ReduceWhen,
+    /// Gradients are exchanged and added in one order; else a reduce-scatter adds on the way.
+    pub deterministic: bool,
 }
 
 impl Default for Knobs {
     fn default() -> Self {
-        Knobs::from_deck(&ZeroSection::default())
+        Knobs { deterministic: true, ..Knobs::from_deck(&ZeroSection::default()) }
     }
 }
 
@@ -62,6 +64,7 @@ impl Knobs {
             reduce_dtype: zero.reduce_dtype,
             activation_checkpointing: zero.activation_checkpointing,
             reduce: zero.reduce,
+            deterministic: zero.deterministic,
         }
     }
 

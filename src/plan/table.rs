@@ -223,6 +223,7 @@ fn instructions(spec: &ModelSpec, schedule: &Schedule) -> Vec<String> {
             Instr::Compute { unit: u, pass: p, .. } => format!("compute  {} {}", unit(u), pass(p)),
             Instr::Release(g) => format!("release  {}", unit(schedule.gathers[g].unit)),
             Instr::Accumulate(r) => format!("hold     gradients of {}", unit(schedule.reduces[r].unit)),
+            Instr::Round(r) => format!("round    gradients of {}", unit(schedule.reduces[r].unit)),
             Instr::Reduce(r) => format!("reduce   gradients of {}", unit(schedule.reduces[r].unit)),
             Instr::ReduceWait(r) => format!("reduced  gradients of {}", unit(schedule.reduces[r].unit)),
         })

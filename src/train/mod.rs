@@ -14,7 +14,7 @@ mod visit;
 
 use crate::backend::agree::{all_or_none, decided_by_rank_0};
 use crate::backend::memory::Memory;
-use crate::backend::{Backend, Comm};
+use crate::backend::{Backend, Comm, Queue, QueueClock};
 use crate::config::Deck;
 use crate::error::{Error, Exit, Result};
 use crate::model::gpt2;
@@ -84,7 +84,7 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
     all_or_none(comm, comm.alloc(plan.arena_bytes).map(|a| _ = arena.insert(a)))?;
     let mut memory = Memory::new(arena.expect("no rank failed"), job.poison);
     let shards = Shards::allocate(device, &mut memory, &plan, comm.rank());
-    let timer = PhaseTimer::new();
+    let timer = PhaseTimer::new(QueueClock { device, queue: Queue::Compute });
     let mut stepper: Stepper<'_, B> = Stepper {
         device,
         comm,
@@ -96,6 +96,7 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
         volume: CommVolume::new(),
         trace: Trace::default(),
         units: vec![UnitTimes::default(); model.spec.units.len()],
+        notes: Vec::new(),
         flight,
         step_now: 0,
     };
@@ -205,7 +206,7 @@ fn run_steps<B: Backend>(
     let traced = trace::steps_of(&deck.log.trace).expect("the deck was checked");
     let n_micro = t.global_batch_size / t.micro_batch_size;
     let mut skipped_in_a_row = 0;
-    report.begin_steps(stepper);
+    report.begin_steps(stepper)?;
     while at.step < t.steps {
         report.timing.begin_round();
         fault_point("step", stepper.comm.rank(), at.step + 1);
@@ -218,7 +219,7 @@ fn run_steps<B: Backend>(
         at.tokens += (t.global_batch_size * deck.model.seq_len) as u64;
         if !outcome.updated {
             skipped_in_a_row += 1;
-            report.skipped(stepper, *at, &outcome, skipped_in_a_row);
+            report.skipped(stepper, *at, &outcome, skipped_in_a_row)?;
             if skipped_in_a_row >= t.max_skipped_steps {
                 let reason = format!(
                     "{skipped_in_a_row} steps in a row were not finite (loss {}, gradient norm {}{}); weights are those of step {}; \

@@ -81,13 +81,14 @@ impl Portable {
     }
 }
 
-fn landed(inputs: Vec<Buf>, outputs: Vec<Buf>, staging: Option<Buf>) -> Landed {
+fn landed(inputs: Vec<Buf>, outputs: Vec<Buf>, staging: Option<Buf>) -> Landed<Instant> {
     let now = Instant::now();
     Landed { inputs, outputs, staging, record: CommRecord { received_bytes: 0, started: now, finished: now } }
 }
 
 impl Comm for MpiComm {
     type Event = Done;
+    type Mark = Instant;
     type Pending = InFlight;
 
     fn rank(&self) -> usize {
