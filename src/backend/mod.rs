@@ -67,6 +67,8 @@ pub trait Device: Ops {
     fn reserved_bytes(n_sums: usize, numel: usize) -> u64
     where
         Self: Sized;
+    /// Bytes that can still be allocated, where the device says so.
+    fn free_bytes(&self) -> Option<u64>;
     /// Copies host bytes into `dst` on the compute queue. Overwrites; `src` and `dst` have the same byte count, and `src` is
     /// read before the call returns.
     fn upload(&self, dst: ViewMut<'_>, src: &[u8]) -> Result<()>;

@@ -68,6 +68,12 @@ impl Knobs {
         }
     }
 
+    /// What arrives at a rank for each element of its gradient slices when all ranks contribute: the others' contributions, or
+    /// one sum.
+    pub fn arrivals(&self, world_size: usize) -> usize {
+        if self.deterministic { world_size - 1 } else { 1.min(world_size - 1) }
+    }
+
     /// Whether a unit's saved tensors are dropped after forward and computed again in backward. Of `every:K` it is
     /// each K-th block, the first one included.
     pub fn recomputes(&self, spec: &ModelSpec, unit: UnitId) -> bool {

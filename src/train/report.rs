@@ -224,7 +224,7 @@ impl Report {
         let evaluated = self.last_val_loss.is_some();
         let planned = planned_peaks(plan.training_peaks(), evaluated.then(|| plan.evaluation_peaks()));
         // Everything the ledger holds now, the copy for asynchronous saves apart: nothing gathered, no gradient whole.
-        let at_rest = stepper.memory.ledger().total_now() - plan.host_staging_bytes;
+        let at_rest = stepper.memory.ledger().total_now() - plan.outside_bytes();
         let n_params = stepper.model.spec.numel() as u64;
         let formula_bytes = plan.formula_bytes(n_params as usize);
         let (whole_bytes, cut_bytes) = bytes_per_param(&plan.knobs);

@@ -114,6 +114,10 @@ impl Device for CpuDevice {
         0
     }
 
+    fn free_bytes(&self) -> Option<u64> {
+        None
+    }
+
     fn upload(&self, dst: ViewMut<'_>, src: &[u8]) -> Result<()> {
         let dst = host::bytes_mut(dst);
         assert_eq!(dst.len(), src.len(), "bytes of an upload");

@@ -11,22 +11,29 @@
 //! Must not know: what a transformer is, files.
 
 mod arena;
+mod comm;
+mod cublaslt;
 pub mod kernels;
 mod launch;
+mod linear;
 mod module;
+mod nccl;
+mod ops;
 pub mod probe;
 mod streams;
 
 pub use arena::PendingSum;
+pub use comm::NcclComm;
 pub use launch::{Grid, Launch};
 pub use streams::{Event, Mark};
 
 use crate::backend::buffer::{Arena, Buf};
-use crate::backend::{Device, Queue, View, ViewMut};
+use crate::backend::{Backend, Device, Queue, View, ViewMut};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::exact_sum::ExactSum;
 use arena::{Seal, Transfers};
+use cublaslt::CublasLt;
 use cudarc::driver::result::DriverError;
 use cudarc::driver::{result as driver, sys};
 use half::bf16;
@@ -63,12 +70,21 @@ pub struct Props {
     pub memory_bytes: usize,
 }
 
+/// CUDA kernels, collectives over NCCL.
+pub struct Cuda;
+
+impl Backend for Cuda {
+    type Device = CudaDevice;
+    type Comm = NcclComm;
+}
+
 /// One GPU, for the thread that opened it.
 pub struct CudaDevice {
     // Field order is drop order: what lives in the context goes before it.
     transfers: OnceCell<Transfers>,
     /// Bins of a sum of squares, (256, 2) u64.
     bins: RefCell<Buf>,
+    cublaslt: CublasLt,
     kernels: Kernels,
     streams: Rc<Streams>,
     props: Props,
@@ -99,11 +115,11 @@ impl Drop for Context {
 }
 
 impl CudaDevice {
-    /// Opens a device and compiles the kernels for it.
+    /// Opens a device and compiles the kernels for it; `tf32` lets products of f32 matrices round their operands.
     ///
     /// # Errors
     /// There is no such device, or the driver or the compiler fails.
-    pub fn open(ordinal: usize) -> Result<Self> {
+    pub fn open(ordinal: usize, tf32: bool) -> Result<Self> {
         driver::init().map_err(|e| fault("cuInit", e))?;
         let device = driver::device::get(ordinal as i32).map_err(|e| fault("cuDeviceGet", e))?;
         let context = Context::retain(device)?;
@@ -113,8 +129,8 @@ impl CudaDevice {
         let seal = Seal::default();
         // As a view they are twice as many u32.
         let bins = Buf::new(&arena::allocate(&seal, BIN_WORDS * 8)?, 0, BIN_WORDS * 2, DType::U32);
-        let (transfers, bins) = (OnceCell::new(), RefCell::new(bins));
-        let device = CudaDevice { transfers, bins, kernels, streams, props, seal, _context: context };
+        let (transfers, bins, cublaslt) = (OnceCell::new(), RefCell::new(bins), CublasLt::open(tf32)?);
+        let device = CudaDevice { transfers, bins, cublaslt, kernels, streams, props, seal, _context: context };
         // The clocks are compared for the first time.
         device.streams.drain(Queue::Compute)?;
         Ok(device)
@@ -188,6 +204,10 @@ impl Device for CudaDevice {
 
     fn reserved_bytes(n_sums: usize, numel: usize) -> u64 {
         Transfers::pinned_bytes(n_sums, numel) as u64
+    }
+
+    fn free_bytes(&self) -> Option<u64> {
+        driver::mem_get_info().ok().map(|(free, _)| free as u64)
     }
 
     fn upload(&self, dst: ViewMut<'_>, src: &[u8]) -> Result<()> {
