@@ -6,7 +6,7 @@
 //! | `ZERO3_TEST_MAX_MESSAGE_NUMEL=N` | messages are cut at N elements |
 //! | `ZERO3_TEST_COLLECTIVE_DELAY_US=N` | each gather and reduction takes N microseconds more |
 //! | `ZERO3_TEST_SPOIL=RANK:ATTEMPT` | the rank in that attempt (counted from 0) has NaN gradients |
-//! | `ZERO3_TEST_LIST_WAITS=FILE` | each place where a CUDA stream is made to wait for another is written to the file, once |
+//! | `ZERO3_TEST_LIST_WAITS=FILE` | each place where a CUDA stream is made to wait for another is written to the file, once: `SOURCE:LINE QUEUE` |
 //! | `ZERO3_TEST_SKIP_WAIT=PLACE` | the waits of that place, as the list has it, are left out |
 //!
 //! Points, in the order of a save: `step` (before it); `prepare.cleaned`, `prepare.made`; `save.begin`; `write.structure`, `write.half`,
@@ -16,6 +16,7 @@
 //! alone does has the rank 0.
 
 use std::collections::BTreeSet;
+use std::fmt::Debug;
 use std::io;
 use std::panic::Location;
 use std::sync::{Mutex, OnceLock};
@@ -78,8 +79,8 @@ pub fn spoils(rank: usize, attempt: u64) -> bool {
     spoil.as_ref().is_some_and(|spoil| spoil.split(',').any(|one| *one == format!("{rank}:{attempt}")))
 }
 
-/// Whether the wait of a stream that stands at `place` is to be left out. Lists the place where a test asks for the list.
-pub fn skips_wait(place: &Location<'_>) -> bool {
+/// Whether the wait of `queue` that stands at `place` is to be left out. Lists the place where a test asks for the list.
+pub fn skips_wait(place: &Location<'_>, queue: impl Debug) -> bool {
     static SKIPPED: OnceLock<Option<String>> = OnceLock::new();
     static LIST: OnceLock<Option<Mutex<BTreeSet<String>>>> = OnceLock::new();
     let skipped = SKIPPED.get_or_init(|| std::env::var("ZERO3_TEST_SKIP_WAIT").ok());
@@ -87,7 +88,7 @@ pub fn skips_wait(place: &Location<'_>) -> bool {
     if skipped.is_none() && list.is_none() {
         return false;
     }
-    let name = format!("{}:{}", place.file(), place.line());
+    let name = format!("{}:{} {queue:?}", place.file(), place.line());
     if let Some(list) = list {
         let mut places = list.lock().expect("no holder of the list panics");
         if places.insert(name.clone()) {
