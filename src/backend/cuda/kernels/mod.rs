@@ -1,12 +1,26 @@
-//! The sources of the kernels, as they lie beside this file.
+//! The kernels as text: CUDA C++ that NVRTC compiles when a run starts, for the device it runs on.
 //!
-//! They are compiled at start for the device at hand (`module.rs`), and in tests by nvcc and for the host.
+//! `all.cuh` is the program; it includes the other files by name. They include nothing else, because a node has a
+//! driver and NVRTC but no headers of CUDA.
 
-/// What is compiled: it includes all the rest.
-pub const MAIN: &str = "";
+/// The text to compile.
+pub const MAIN: &str = include_str!("all.cuh");
 
-/// Every file that is included: its name, and its text.
-pub const FILES: &[(&str, &str)] = &[];
+/// What it includes: (name, text).
+pub const FILES: &[(&str, &str)] = &[
+    ("attention.cu", include_str!("attention.cu")),
+    ("common.cuh", include_str!("common.cuh")),
+    ("cross_entropy.cu", include_str!("cross_entropy.cu")),
+    ("elementwise.cu", include_str!("elementwise.cu")),
+    ("embedding.cu", include_str!("embedding.cu")),
+    ("exp.cuh", include_str!("exp.cuh")),
+    ("norm.cu", include_str!("norm.cu")),
+    ("optimizer.cu", include_str!("optimizer.cu")),
+    ("rope.cu", include_str!("rope.cu")),
+    ("sums.cu", include_str!("sums.cu")),
+    ("tiles.cuh", include_str!("tiles.cuh")),
+];
 
-/// Options of the compiler, besides the architecture.
+/// How to compile it, besides the architecture. Without `--fmad=false` the compiler leaves out roundings where the kernels
+/// and the CPU have them.
 pub const FLAGS: &[&str] = &["--std=c++17", "--fmad=false"];
