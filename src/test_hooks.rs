@@ -6,6 +6,8 @@
 //! | `ZERO3_TEST_MAX_MESSAGE_NUMEL=N` | messages are cut at N elements |
 //! | `ZERO3_TEST_COLLECTIVE_DELAY_US=N` | each gather and reduction takes N microseconds more |
 //! | `ZERO3_TEST_SPOIL=RANK:ATTEMPT` | the rank in that attempt (counted from 0) has NaN gradients |
+//! | `ZERO3_TEST_LIST_WAITS=FILE` | each place where a CUDA stream is made to wait for another is written to the file, once: `SOURCE:LINE QUEUE` |
+//! | `ZERO3_TEST_SKIP_WAIT=PLACE` | the waits of that place, as the list has it, are left out |
 //!
 //! Points, in the order of a save: `step` (before it); `prepare.cleaned`, `prepare.made`; `save.begin`; `write.structure`, `write.half`,
 //! `write.values` (before the fsync), `write.synced`; `save.written`; `save.commit`; `master.written`; `commit.checked`,
@@ -13,8 +15,11 @@
 //! `commit.done`; of each deletion, with the step that is deleted: `doom.renamed`, `doom.half`, `doom.done`; `save.done`. What rank 0
 //! alone does has the rank 0.
 
+use std::collections::BTreeSet;
+use std::fmt::Debug;
 use std::io;
-use std::sync::OnceLock;
+use std::panic::Location;
+use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 /// The kind of fault asked for here, if one is.
@@ -72,6 +77,27 @@ pub fn spoils(rank: usize, attempt: u64) -> bool {
     static SPOIL: OnceLock<Option<String>> = OnceLock::new();
     let spoil = SPOIL.get_or_init(|| std::env::var("ZERO3_TEST_SPOIL").ok());
     spoil.as_ref().is_some_and(|spoil| spoil.split(',').any(|one| *one == format!("{rank}:{attempt}")))
+}
+
+/// Whether the wait of `queue` that stands at `place` is to be left out. Lists the place where a test asks for the list.
+pub fn skips_wait(place: &Location<'_>, queue: impl Debug) -> bool {
+    static SKIPPED: OnceLock<Option<String>> = OnceLock::new();
+    static LIST: OnceLock<Option<Mutex<BTreeSet<String>>>> = OnceLock::new();
+    let skipped = SKIPPED.get_or_init(|| std::env::var("ZERO3_TEST_SKIP_WAIT").ok());
+    let list = LIST.get_or_init(|| std::env::var_os("ZERO3_TEST_LIST_WAITS").map(|_| Mutex::default()));
+    if skipped.is_none() && list.is_none() {
+        return false;
+    }
+    let name = format!("{}:{} {queue:?}", place.file(), place.line());
+    if let Some(list) = list {
+        let mut places = list.lock().expect("no holder of the list panics");
+        if places.insert(name.clone()) {
+            let lines: String = places.iter().map(|place| format!("{place}\n")).collect();
+            let path = std::env::var_os("ZERO3_TEST_LIST_WAITS").expect("set a moment ago");
+            std::fs::write(&path, lines).expect("a test gives a path that can be written");
+        }
+    }
+    skipped.as_ref() == Some(&name)
 }
 
 fn number_from(variable: &str) -> Option<usize> {

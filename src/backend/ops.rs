@@ -10,7 +10,6 @@
 
 use super::buffer::{View, ViewMut};
 use crate::dtype::DType;
-use crate::exact_sum::ExactSum;
 
 /// Shape of causal self-attention over a fused projection.
 ///
@@ -270,12 +269,6 @@ pub trait Ops {
         targets: View<'_>,   // (rows) u32, each < V
         dlogits_scale: Option<f32>,
     );
-
-    /// Sum of f32 elements in f64, in the order of the elements. Waits for the result.
-    fn sum(&self, inp: View<'_>) -> f64;
-
-    /// Exact sum of the squares of the elements. Waits for the result.
-    fn sum_of_squares(&self, inp: View<'_>) -> ExactSum;
 
     /// One AdamW update of a slice (arXiv:1711.05101), in PyTorch's order: decay first
     /// (`p *= 1 - lr * weight_decay`), then `p -= lr * m^ / (sqrt(v^) + eps)`. Updates `master`, `m`, `v` in place.

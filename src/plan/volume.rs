@@ -88,7 +88,9 @@ impl Plan {
         let a = micro_steps(n_micro, n);
         let gathered = (0..a).map(|a_i| self.gather_bytes(&self.micro_step(a_i, a).schedule)).sum::<u64>();
         let refreshed = self.refreshed_states().iter().map(|&s| self.refresh.received_bytes(s, n)).sum::<u64>();
-        let contributions: usize = self.reductions(n_micro).map(|k| k - usize::from(rank < k)).sum();
+        // A rank without a gradient takes part in a reduce-scatter all the same, with zeros.
+        let arriving = |k: usize| if self.knobs.deterministic { k - usize::from(rank < k) } else { n - 1 };
+        let contributions: usize = self.reductions(n_micro).map(arriving).sum();
         Volume {
             all_gather_bytes: gathered + refreshed,
             reduce_scatter_bytes: contributions as u64 * self.reduce_slice_bytes(),
@@ -128,14 +130,17 @@ impl Plan {
 
     /// What one micro-step saves against two all-gathers of every parameter that is cut.
     pub fn savings(&self, spec: &ModelSpec) -> Vec<Saving> {
+        let users = spec.users();
+        let mut n_gathers = vec![0; spec.params.len()];
+        self.train.schedule.gathers.iter().flat_map(|g| &g.params).for_each(|&p| n_gathers[p] += 1);
         let mut savings = Vec::new();
         for (p, param) in spec.params.iter().enumerate() {
             if self.placements[p].param == Hold::Whole {
                 continue;
             }
-            let gathers = self.train.schedule.gathers.iter().filter(|g| g.params.contains(&p)).count();
+            let gathers = n_gathers[p];
             if gathers < 2 {
-                let role = spec.units[spec.first_unit_of(p)].role;
+                let role = spec.units[users[p][0]].role;
                 let reason = match role {
                     UnitRole::Embedding => "the embedding's backward needs no weights",
                     UnitRole::Head => "the last unit stays gathered from forward to backward",

@@ -7,6 +7,7 @@ use crate::config::{ActivationCheckpointing, Deck};
 use crate::error::{Error, Fault, Result};
 use crate::model::gpt2;
 use crate::plan::{Knobs, Plan};
+use crate::telemetry::MemKind;
 
 /// A change of the deck that saves memory.
 struct Change {
@@ -34,15 +35,34 @@ pub fn check<D: Ops>(deck: &Deck, plan: &Plan) -> Result<()> {
         return Ok(());
     }
     let (budget, needed, n) = (deck.run.memory_budget_bytes, plan.arena_bytes, plan.world_size);
-    let remedy = remedy(deck, n, budget, &|deck, n| {
-        let spec = gpt2::model::<D>(deck).spec;
-        Plan::new(&spec, n, &Knobs::from_deck(&deck.zero)).ok().map(|plan| plan.arena_bytes as u64)
-    });
+    let remedy = remedy(deck, n, budget, &arena_bytes::<D>);
     Err(Error::Deck(vec![Fault {
         key: "run.memory_budget_bytes".into(),
         value: budget.to_string(),
         wants: format!("the plan needs {needed} bytes on each of {n} rank{}; {remedy}", if n == 1 { "" } else { "s" }),
     }]))
+}
+
+/// Fails where the device of this rank has less memory left than `plan`, made from `deck`, needs: says what needs it.
+pub fn check_free<D: Ops>(deck: &Deck, plan: &Plan, free_bytes: Option<u64>) -> Result<()> {
+    let (needed, n) = (plan.arena_bytes as u64, plan.world_size);
+    let Some(free) = free_bytes.filter(|&free| free < needed) else { return Ok(()) };
+    let by_kind = plan.training_peaks().by_kind;
+    // Pinned memory and the copy for asynchronous saves lie elsewhere.
+    let rows = by_kind.iter().filter(|(kind, bytes)| *bytes > 0 && *kind != MemKind::Staging);
+    let rows: Vec<String> = rows.map(|(kind, bytes)| format!("  {kind:<20} {bytes:>16}")).collect();
+    Err(Error::Comm(format!(
+        "the plan needs {needed} bytes on each of {n} rank{}, the device has {free} left; peaks by kind, in bytes:\n{}\n{}",
+        if n == 1 { "" } else { "s" },
+        rows.join("\n"),
+        remedy(deck, n, free, &arena_bytes::<D>)
+    )))
+}
+
+/// What a deck needs on each of `n` ranks; none where it cannot be planned.
+fn arena_bytes<D: Ops>(deck: &Deck, n: usize) -> Option<u64> {
+    let spec = gpt2::model::<D>(deck).spec;
+    Plan::new(&spec, n, &Knobs::from_deck(&deck.zero)).ok().map(|plan| plan.arena_bytes as u64)
 }
 
 /// The first single change that fits, else several of which none can be left out, else more ranks.

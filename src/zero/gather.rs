@@ -47,7 +47,12 @@ impl<C: Comm> Gathers<C> {
     }
 
     /// Waits until the parameters are whole; gives them out in the order of `gather.params`, with a record per call.
-    pub fn wait(&mut self, g: GatherId, gather: &Gather, shards: &mut Shards) -> Result<(Vec<Buf>, Vec<CommRecord>)> {
+    pub fn wait(
+        &mut self,
+        g: GatherId,
+        gather: &Gather,
+        shards: &mut Shards,
+    ) -> Result<(Vec<Buf>, Vec<CommRecord<C::Mark>>)> {
         let UnitState::Gathering(calls) = std::mem::replace(&mut self.states[g], UnitState::Live) else {
             panic!("gather {g} is waited for after its start, once");
         };

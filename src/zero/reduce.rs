@@ -54,7 +54,7 @@ impl<C: Comm> Reductions<C> {
         reduce: &Reduce,
         shards: &mut Shards,
         plan: &Plan,
-    ) -> Result<(Vec<Buf>, Option<Buf>, CommRecord)> {
+    ) -> Result<(Vec<Buf>, Option<Buf>, CommRecord<C::Mark>)> {
         let pending = self.in_flight[r].take().expect("a reduction is waited for after its start, once");
         let landed = pending.wait()?;
         for (&p, slice) in reduce.params.iter().zip(landed.outputs) {
