@@ -17,7 +17,7 @@ inline double sigmoid_f64(double x) { return 1 / (1 + std::exp(-x)); }
 constexpr unsigned FEW_BLOCKS = 2, FEW_THREADS = 64;
 
 // The gradient takes e^80 for all larger powers: where the true one is smaller than this.
-constexpr double FAR_LEFT = 1e-31;
+constexpr double FAR_LEFT = 2e-31;
 
 template <class T>
 void check_gelu(size_t n, size_t skip) {
