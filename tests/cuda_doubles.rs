@@ -24,6 +24,7 @@ fn the_doubles_do_what_the_tests_rely_on() {
         "copies_happen_in_their_time",
         "events_tell_the_time_of_execution",
         "kernels_run",
+        "sources_are_known",
         "products_are_right",
         "careless_products_are_refused",
         "collectives_give_the_right_numbers",
