@@ -7,7 +7,7 @@
 use super::tracing::{Note, Noted, describe};
 use super::visit::{Live, get, get_mut, put, take, travelling_ids};
 use crate::backend::memory::Memory;
-use crate::backend::{Backend, Comm, Device, Queue, QueueClock};
+use crate::backend::{Backend, Comm, Device, Ops, Queue, QueueClock};
 use crate::config::OptimSection;
 use crate::error::Result;
 use crate::model::Model;

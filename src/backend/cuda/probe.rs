@@ -148,7 +148,8 @@ impl Library {
     }
 }
 
-/// The devices that this process sees: PCI bus ids in the order of CUDA ordinals. `collectives` says whether NCCL is needed.
+/// The devices that this process sees: PCI bus ids in the order of CUDA ordinals; none where the driver shows none.
+/// `collectives` says whether NCCL is needed.
 ///
 /// # Errors
 /// In one sentence: what is missing or too old, and what would mend it.
@@ -162,12 +163,10 @@ pub fn devices(collectives: bool) -> Result<Vec<String>, String> {
     );
     driver_library.check()?;
     let failed = |call: &str, error| format!("the NVIDIA driver does not start: {call}: {}", in_words(error));
-    driver::init().map_err(|e| match e.0 {
-        sys::CUresult::CUDA_ERROR_NO_DEVICE => "the NVIDIA driver shows no device: ask the launcher for a GPU \
-             (--gpus-per-node), look at CUDA_VISIBLE_DEVICES, or set run.backend = \"cpu\""
-            .to_string(),
-        _ => failed("cuInit", e),
-    })?;
+    match driver::init() {
+        Err(driver::DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => return Ok(Vec::new()),
+        started => started.map_err(|e| failed("cuInit", e))?,
+    }
     let mut version = 0;
     // SAFETY: the call writes one integer.
     unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(|e| failed("cuDriverGetVersion", e))?;
