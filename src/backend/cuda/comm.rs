@@ -66,6 +66,8 @@ impl Drop for NcclComm {
 impl Communicators {
     fn connect(device: &Rc<CudaDevice>, control: &MpiComm, timeout: Duration) -> Result<Self> {
         let ids = decided_by_rank_0(control, || Ok([nccl::new_id()?.to_vec(), nccl::new_id()?.to_vec()]))?;
+        let digests = ids.each_ref().map(|id| xxhash_rust::xxh3::xxh3_64(id));
+        log::debug!("NCCL ids of the gather and reduce communicators: {:016x}, {:016x}", digests[0], digests[1]);
         control.barrier()?;
         let connect = |id: &[u8], queue| -> Result<Rc<Communicator>> {
             let id = id.try_into().map_err(|_| Error::Comm("rank 0's NCCL id is cut short".into()))?;

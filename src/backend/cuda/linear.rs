@@ -22,6 +22,11 @@ fn rounded_numel(numel: usize) -> usize {
     numel.div_ceil(2).next_multiple_of(16)
 }
 
+/// Of a backward for weights: column sums need scratch, too, before the product.
+fn workspace_numel(shape: LinearShape) -> usize {
+    WORKSPACE_NUMEL.max(ops::bias::work_numel(shape.rows, shape.n_out).next_multiple_of(16))
+}
+
 /// Scratch of [`forward`].
 pub fn forward_work_numel(_shape: LinearShape, out: DType, inp: DType, weight: DType) -> usize {
     assert_eq!(inp, weight, "activations and weights have one type");
@@ -39,7 +44,7 @@ pub fn backward_input_work_numel(shape: LinearShape, dinp: DType, dout: DType, w
 pub fn backward_weight_work_numel(shape: LinearShape, dweight: DType, dout: DType, inp: DType) -> usize {
     let rounded = if dout == inp { 0 } else { rounded_numel(shape.rows * shape.n_out) };
     let result = if has_product(inp, dweight) { 0 } else { shape.n_out * shape.n_in };
-    WORKSPACE_NUMEL + rounded + result
+    workspace_numel(shape) + rounded + result
 }
 
 /// Whether the library multiplies operands of type `inp` to a result of type `out`.
@@ -147,10 +152,10 @@ pub fn backward_weight(
     accumulate: bool,
 ) {
     let LinearShape { rows, n_in, n_out } = shape;
+    let (mut workspace, rest) = work.split_at(workspace_numel(shape));
     if let Some(dbias) = dbias {
-        ops::bias::backward(device, dbias, dout, rows, n_out);
+        ops::bias::backward(device, dbias, dout, workspace.reborrow(), rows, n_out);
     }
-    let (workspace, rest) = work.split_at(WORKSPACE_NUMEL);
     let (dout, rest) = of_type(device, inp.dtype(), dout, rest);
     let epilogue = Epilogue::None;
     let product = Product { m: n_in, n: n_out, k: rows, transpose_a: false, transpose_b: true, accumulate, epilogue };

@@ -184,6 +184,7 @@ impl Device for CudaDevice {
         self.streams.record(queue)
     }
 
+    #[track_caller]
     fn wait(&self, queue: Queue, event: &Event) {
         self.streams.wait(queue, event);
     }

@@ -38,7 +38,7 @@ pub struct Communicator {
 
 /// A new id; one rank makes it and tells the others.
 pub fn new_id() -> Result<[u8; ID_BYTES]> {
-    let id = nccl::get_uniqueid().map_err(|e| failed("ncclGetUniqueId", e.0, ptr::null_mut()))?;
+    let id: sys::ncclUniqueId = nccl::get_uniqueid().map_err(|e| failed("ncclGetUniqueId", e.0, ptr::null_mut()))?;
     Ok(id.internal.map(|c| c as u8))
 }
 
