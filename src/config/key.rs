@@ -243,12 +243,7 @@ impl Kind {
     /// A value of this type that stands for "not set" where no default is known.
     fn placeholder(&self) -> Value {
         match *self {
-            Kind::Text { .. }
-            | Kind::LogFilter
-            | Kind::Steps
-            | Kind::Duration
-            | Kind::Signals
-            | Kind::Devices => {
+            Kind::Text { .. } | Kind::LogFilter | Kind::Steps | Kind::Duration | Kind::Signals | Kind::Devices => {
                 Value::String(String::new())
             }
             Kind::Choice(words) => Value::String(words[0].into()),

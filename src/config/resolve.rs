@@ -313,7 +313,8 @@ impl Resolver {
         {
             self.set("train.global_batch_size", Value::Integer(8 * micro));
         }
-        if let (true, Some(backend)) = (self.is_unset("zero.deterministic"), self.choice::<BackendKind>("run.backend")) {
+        if let (true, Some(backend)) = (self.is_unset("zero.deterministic"), self.choice::<BackendKind>("run.backend"))
+        {
             self.set("zero.deterministic", Value::Boolean(backend != BackendKind::Cuda));
         }
         for (name, stands_for) in [("optim.decay_steps", "train.steps"), ("data.stride", "model.seq_len")] {

@@ -98,7 +98,9 @@ fn gradients_are_added_in_one_order_unless_nccl_may_choose_its_own() {
     assert!(!parsed(SMALLEST, &["run.backend=cuda"]).zero.deterministic);
     assert!(parsed(SMALLEST, &["run.backend=cuda", "zero.deterministic=true"]).zero.deterministic);
     for backend in ["auto", "cpu"] {
-        assert!(fault_of(&[&format!("run.backend={backend}"), "zero.deterministic=false"]).contains("zero.deterministic"));
+        assert!(
+            fault_of(&[&format!("run.backend={backend}"), "zero.deterministic=false"]).contains("zero.deterministic")
+        );
     }
 }
 

@@ -295,10 +295,8 @@ impl<B: Backend> Stepper<'_, B> {
                         let Some(id) = program.rounded[p] else { continue };
                         let mut rounded = live[id].take().expect("what travels is live");
                         let n = self.model.spec.params[p].numel();
-                        self.device.cast(
-                            rounded.view_mut().range(0..n),
-                            get(&live, program.grads[p]).view().range(0..n),
-                        );
+                        self.device
+                            .cast(rounded.view_mut().range(0..n), get(&live, program.grads[p]).view().range(0..n));
                         live[id] = Some(rounded);
                     }
                 }
