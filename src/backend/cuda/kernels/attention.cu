@@ -90,7 +90,7 @@ __device__ __forceinline__ void store_rows(T* matrix, i64 stride, const f32 (&x)
     for (int k = int(threadIdx.x); k < n_rows * (DP / CHUNK); k += int(blockDim.x)) {
         const int row = k / (DP / CHUNK), i = k % (DP / CHUNK) * CHUNK;
         f32 v[CHUNK];
-        unpack(v, tile + row * LD + i);
+        unpack<SharedMemory>(v, tile + row * LD + i);
         store(matrix + row * stride + i, v, d - i, in_words);
     }
 }

@@ -92,9 +92,30 @@ __device__ __forceinline__ u64 address(const T* p) {
     return reinterpret_cast<u64>(p);
 }
 
+// Where words are read from. In device memory by an instruction that says so: the compiler would else make one of a read in
+// words and a read of the same f32 one by one, and it is not the better one.
+struct DeviceMemory {
+    static __device__ __forceinline__ Words read(const Words* p) {
+#ifdef __CUDACC__
+        Words words;
+        asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(words.word[0]), "=r"(words.word[1]), "=r"(words.word[2]), "=r"(words.word[3])
+                     : "l"(__cvta_generic_to_global(p))
+                     : "memory");
+        return words;
+#else
+        return *p;
+#endif
+    }
+};
+struct SharedMemory {
+    static __device__ __forceinline__ Words read(const Words* p) { return *p; }
+};
+
+template <class Memory>
 __device__ __forceinline__ void unpack(f32 (&x)[CHUNK], const f32* p) {
     const Words* words = reinterpret_cast<const Words*>(p);
-    const Words low = words[0], high = words[1];
+    const Words low = Memory::read(words), high = Memory::read(words + 1);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         x[i] = __uint_as_float(low.word[i]);
@@ -102,8 +123,9 @@ __device__ __forceinline__ void unpack(f32 (&x)[CHUNK], const f32* p) {
     }
 }
 
+template <class Memory>
 __device__ __forceinline__ void unpack(f32 (&x)[CHUNK], const bf16* p) {
-    const Words words = *reinterpret_cast<const Words*>(p);
+    const Words words = Memory::read(reinterpret_cast<const Words*>(p));
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         x[2 * i] = __uint_as_float(words.word[i] << 16);
@@ -134,7 +156,7 @@ __device__ __forceinline__ void pack(bf16* p, const f32 (&x)[CHUNK]) {
 template <class T>
 __device__ __forceinline__ void load(f32 (&x)[CHUNK], const T* p, i64 n, bool in_words) {
     if (in_words && n >= CHUNK) {
-        unpack(x, p);
+        unpack<DeviceMemory>(x, p);
         return;
     }
 #pragma unroll
