@@ -20,6 +20,7 @@ libclang|build|libclang-dev clang
 pkg-config|build|pkg-config
 hdf5|build|libhdf5-dev
 clippy|test|
+c++|test|g++
 shellcheck|test|shellcheck
 h5dump|test|hdf5-tools
 slurm|test|slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge libpmi2-0
