@@ -166,6 +166,7 @@ fn wrong_words_on_the_command_line_are_refused_once_for_all_ranks() {
     );
 }
 
+/// Megatron-LM #2459: a token id beyond the vocabulary becomes a device assert.
 #[test]
 fn bad_data_is_found_before_step_0_with_file_offset_and_value() {
     let case = Case::tiny();
@@ -274,6 +275,7 @@ fn spoil(path: &Path, offset: usize) {
     fs::write(path, bytes).unwrap();
 }
 
+/// TOSCA #33: a truncated checkpoint hung each queued job for its whole time limit.
 #[test]
 fn a_bad_checkpoint_is_refused_and_an_older_one_is_named() {
     let case = Case::tiny();
@@ -323,6 +325,7 @@ fn a_bad_checkpoint_is_refused_and_an_older_one_is_named() {
     assert_eq!(output.text().matches("the data are not those").count(), 1, "{output}");
 }
 
+/// DeepSpeed #6691: a resume finds nothing and starts from scratch without a word.
 #[test]
 fn a_resume_from_nothing_is_an_error_never_a_fresh_start() {
     let case = Case::tiny();

@@ -51,10 +51,14 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> Exit {
         Command::CkptReshard(args) => alone(|| ckpt::reshard(&args)),
     };
     match outcome {
-        Ok(Said { text, exit }) => {
-            writeln!(std::io::stdout().lock(), "{text}").ok();
-            exit
-        }
+        Ok(Said { text, exit }) => say(&text).map_or_else(
+            |e| {
+                let error = Error::Io(format!("standard output: {e}"));
+                complain(&error.to_string());
+                error.exit()
+            },
+            |()| exit,
+        ),
         Err(error) => {
             complain(&error.to_string());
             error.exit()
@@ -82,6 +86,15 @@ fn show_usage(usage: &clap::Error) {
         write!(std::io::stdout().lock(), "{}", usage.render()).ok();
     } else {
         usage.print().ok();
+    }
+}
+
+/// What was asked for, on standard output. A pipe that was closed is no error: whoever read it has had enough.
+fn say(text: &str) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    match writeln!(out, "{text}").and_then(|()| out.flush()) {
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        outcome => outcome,
     }
 }
 

@@ -153,7 +153,7 @@ choice! {
 }
 
 choice! {
-    /// Locks on checkpoint files: `checkpoint.locking`.
+    /// Locks on checkpoint files, `checkpoint.locking`, and on the run directory, `run.locking`.
     Locking {
         /// None: works on any file system.
         Off = "off",

@@ -151,6 +151,8 @@ deck! {
             "Peak f32 GFLOP/s of one rank, the denominator of `mfu`; 0 = unknown, and the column stays empty.";
         memory_budget_bytes: u64 = (default "0"), UNSIGNED,
             "Memory one rank's arena may take; a plan that needs more is refused before start. 0 = no budget.";
+        locking: Locking = (default "best_effort"), Kind::Choice(Locking::NAMES),
+            "Lock the run directory against a second job: never, where the file system can, or always.";
         time_limit: String = (default ""), Kind::Duration,
             "Time from the start of the process after which it must be over; it saves and stops with code 75 before. Slurm's own limit counts too.";
         stop_signals: String = (default "TERM,USR1"), Kind::Signals,
