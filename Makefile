@@ -51,7 +51,7 @@ lint: setup-test ## rustfmt, clippy, rustdoc and shellcheck, warnings refused
 	$(CARGO) fmt --check
 	$(CARGO) clippy --all-targets -- -D warnings
 	. scripts/env.sh && RUSTDOCFLAGS="$(DOC_LINT)" cargo doc --no-deps --document-private-items
-	shellcheck -x scripts/*.sh tests/slurm/*.sh tests/perfetto/*.sh slurm/*.sbatch slurm/*.sh .ci/run
+	shellcheck -x scripts/*.sh fuzz/run.sh tests/slurm/*.sh tests/perfetto/*.sh slurm/*.sbatch slurm/*.sh .ci/run
 
 doc: setup ## the documents of the sources: target/doc/zero3/index.html
 	$(CARGO) doc --no-deps --document-private-items
