@@ -75,11 +75,7 @@ fn all_faults_of_a_deck_are_said_at_once_on_three_ranks() {
 
 #[test]
 fn knobs_of_a_later_release_are_refused_with_that_word() {
-    let knobs = [
-        ("run.backend=cuda", "\"auto\" or \"cpu\""),
-        ("data.format=llmc", "\"auto\""),
-        ("zero.deterministic=false", "true"),
-    ];
+    let knobs = [("run.backend=cuda", "\"auto\" or \"cpu\""), ("zero.deterministic=false", "true")];
     let words: Vec<&str> = knobs.iter().map(|(word, _)| *word).collect();
     let output = Case::tiny().train(2, "refused", &words).output().expect_code(2);
     let said = output.text();
@@ -189,7 +185,21 @@ fn bad_data_is_found_before_step_0_with_file_offset_and_value() {
     assert!(std::process::Command::new("mkfifo").arg(case.path("pipe")).status().unwrap().success());
 
     let vocab = "model.vocab_size=100";
-    let faults: [(usize, &[&str], &[&str]); 16] = [
+    let header = |words: [u32; 3]| [u32s(&words), vec![0; 1012]].concat();
+    write("lies.bin", &[header([20_240_520, 1, 5000]), vec![0; 8000]].concat());
+    write("large.bin", &[header([20_240_520, 1, 4000]), vec![1; 8000]].concat());
+    let faults: [(usize, &[&str], &[&str]); 19] = [
+        (
+            2,
+            &["data.train=lies.bin", "data.format=llmc", vocab],
+            &["lies.bin says in its header (byte offset 8) that it holds 5000 tokens, and holds 4000"],
+        ),
+        (0, &["data.train=torn.bin", "data.format=llmc", vocab], &["torn.bin begins with 117901063 (byte offset 0)"]),
+        (
+            0,
+            &["data.train=large.bin", "data.format=llmc", vocab],
+            &["large.bin: token 0 (byte offset 1024) is 257, outside the vocabulary of 100 (4000 such tokens"],
+        ),
         (
             3,
             &["data.train=beyond.bin", vocab],
@@ -211,7 +221,11 @@ fn bad_data_is_found_before_step_0_with_file_offset_and_value() {
         (0, &["data.train=["], &["[ is not a glob"]),
         (0, &["data.train=loop.txt"], &["cannot read loop.txt"]),
         (2, &["data.train=pipe"], &["pipe is not a regular file"]),
-        (0, &["data.train=llmc.bin", vocab], &["llmc.bin begins with the header of an llm.c token file"]),
+        (
+            0,
+            &["data.train=llmc.bin", vocab],
+            &["llmc.bin begins with the header of an llm.c token file; say data.format = \"llmc\""],
+        ),
         (
             0,
             &["data.train=table.parquet"],

@@ -4,6 +4,7 @@
 
 pub mod args;
 mod ckpt;
+mod data;
 mod launch;
 mod launch_checks;
 mod plan;
@@ -12,15 +13,14 @@ mod screen;
 use crate::backend::agree::decided_by_rank_0;
 use crate::backend::cpu::{Cpu, CpuDevice};
 use crate::config::Deck;
-use crate::data::{DataInfo, Dataset};
+use crate::data::Dataset;
 use crate::error::{Error, Exit, Result};
 use crate::report;
-use crate::telemetry::progress::BytesBar;
 use crate::telemetry::{logging, signals};
 use crate::train::source::data_config;
 use crate::train::state::{self, Start};
 use crate::train::{self, Job};
-use args::{Command, DeckArgs, Resume, TrainArgs};
+use args::{Command, Resume, TrainArgs};
 use launch::Launch;
 use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
@@ -43,7 +43,9 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> Exit {
         Command::Train(args) if args.dry_run => alone(|| dry_run(&args)),
         Command::Train(args) => return train_under_mpi(&args, started),
         Command::Plan(args) => alone(|| plan::run(&args)),
-        Command::DataInfo(args) => alone(|| data_info(&args)),
+        Command::DataInfo(args) => alone(|| data::info(&args)),
+        Command::DataFiles(args) => alone(|| data::files_info(&args)),
+        Command::DataTokenize(args) => alone(|| data::tokenize(&args)),
         Command::Report(run_dir) => alone(|| report::five_answers(&run_dir)),
         Command::CkptInspect(args) => alone(|| ckpt::inspect(&args)),
         Command::CkptVerify(args) => alone(|| ckpt::verify(&args)),
@@ -131,15 +133,6 @@ fn start(resume: &Resume) -> Start {
         Resume::None => Start::Scratch,
         Resume::Path(path) => Start::Path(path.clone()),
     }
-}
-
-fn data_info(args: &DeckArgs) -> Result<String> {
-    let deck = Deck::load(&args.path, &args.overrides)?;
-    let data = Dataset::open(&data_config(&deck))?;
-    let bar = BytesBar::new("reading data", data.n_bytes(), std::io::stderr().is_terminal());
-    let info = DataInfo::gather(&data, deck.train.steps, deck.train.global_batch_size as u64, &|done| bar.set(done))?;
-    bar.finish();
-    Ok(info.to_string())
 }
 
 /// Starts MPI, trains, and ends the job the right way: together where all ranks know the verdict, by abort where not.

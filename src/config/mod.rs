@@ -191,10 +191,9 @@ deck! {
         val_fraction: f64 = (default "0"), FRACTION,
             "Share of the end of the training stream kept for validation.";
         format: DataFormat = (default "auto"), Kind::Choice(DataFormat::NAMES),
-            "What the files hold; `auto` goes by name: `*.bin` and `*.u16` raw_u16, `*.u32` raw_u32, else text.",
-            today &["auto", "text", "raw_u16", "raw_u32"], LATER;
-        tokenizer: Tokenizer = (derived "`bytes` for text, else `none`"), Kind::Choice(Tokenizer::NAMES),
-            "How text becomes tokens; `none` for files of tokens.";
+            "What the files hold; `auto` goes by name: `*.bin` and `*.u16` raw_u16, `*.u32` raw_u32, else text. Headers of llm.c have to be named: llmc.";
+        tokenizer: Tokenizer = (derived "`bytes` for text, else `none`"), Kind::Tokenizer,
+            "How text becomes tokens: `bytes` for text; for files of tokens, the one they were made with (`gpt2` or the path of a tokenizer.json), which `data info` and `sample` use, or `none`.";
         seed: u64 = (default "1"), UNSIGNED,
             "Seed of the sample order.";
         shuffle: bool = (default "true"), Kind::Flag,
