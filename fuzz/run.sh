@@ -5,6 +5,7 @@
 # Sanitizers need a nightly one. What was found stays in fuzz/artifacts; corpora grow in fuzz/corpus (both untracked).
 set -euo pipefail
 cd "$(dirname "$0")"
+# shellcheck source=scripts/env.sh
 . ../scripts/env.sh
 
 seconds=${1:-60}

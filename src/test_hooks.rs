@@ -7,7 +7,7 @@
 //! | `ZERO3_TEST_COLLECTIVE_DELAY_US=N` | each gather and reduction takes N microseconds more |
 //! | `ZERO3_TEST_SPOIL=RANK:ATTEMPT` | the rank in that attempt (counted from 0) has NaN gradients |
 //!
-//! Points are `step` (before it) and those of a save, [`SAVE_POINTS`]. What rank 0 alone does has the rank 0. Several faults are
+//! Points are those of a save, [`SAVE_POINTS`], and [`OTHER_POINTS`]. What rank 0 alone does has the rank 0. Several faults are
 //! separated by commas.
 
 use std::io;
@@ -54,10 +54,16 @@ pub const SAVE_POINTS: [(&str, Passes); 22] = [
     ("save.done", Passes::EachRank),
 ];
 
+/// Points that are none of a save: before a training step; after a batch of tokens was written, and after the last one.
+pub const OTHER_POINTS: [&str; 3] = ["step", "tokenize.batch", "tokenize.finished"];
+
 /// The kind of fault asked for here, if one is.
 fn fault_here(point: &str, rank: usize, step: u64) -> Option<&'static str> {
     static FAULTS: OnceLock<Option<String>> = OnceLock::new();
-    assert!(point == "step" || SAVE_POINTS.iter().any(|(name, _)| *name == point), "{point} is not listed");
+    debug_assert!(
+        OTHER_POINTS.contains(&point) || SAVE_POINTS.iter().any(|(name, _)| *name == point),
+        "{point} is not listed"
+    );
     let faults = FAULTS.get_or_init(|| std::env::var("ZERO3_TEST_FAULT").ok()).as_ref()?;
     faults.split(',').find_map(|fault| {
         let (kind, place) = fault.split_once('@')?;
