@@ -7,7 +7,7 @@
 //! | `ZERO3_TEST_COLLECTIVE_DELAY_US=N` | each gather and reduction takes N microseconds more |
 //! | `ZERO3_TEST_SPOIL=RANK:ATTEMPT` | the rank in that attempt (counted from 0) has NaN gradients |
 //!
-//! Points, in the order of a save: `step` (before it); `prepare.cleaned`, `prepare.made`; `save.begin`; `write.structure`, `write.half`,
+//! Points: `deck` (before the deck is read, step 0); `scan` (before the data is read, rank 0, step 0); `leave` (before MPI ends, step 0); and in the order of a save: `step` (before it); `prepare.cleaned`, `prepare.made`; `save.begin`; `write.structure`, `write.half`,
 //! `write.values` (before the fsync), `write.synced`; `save.written`; `save.commit`; `master.written`; `commit.checked`,
 //! `commit.manifest` (before its fsync), `commit.synced`, `commit.aside` (re-saves only), `commit.renamed`, `latest.made`, `latest.moved`,
 //! `commit.done`; of each deletion, with the step that is deleted: `doom.renamed`, `doom.half`, `doom.done`; `save.done`. What rank 0

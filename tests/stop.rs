@@ -72,6 +72,29 @@ fn a_run_cut_three_times_by_signals_has_the_bits_of_the_uncut_one() {
 }
 
 #[test]
+fn a_signal_before_the_deck_is_read_is_not_lost() {
+    let case = Case::tiny();
+    // Rank 1 takes a second to come to the deck, and the signal comes to rank 0 meanwhile.
+    let running = case.train(2, "run", &["train.steps=100000", "log.every=0"]);
+    let running = running.env("ZERO3_TEST_FAULT", "slow@deck:1:0").start();
+    let pid = running.pid_of_rank(0);
+    let holds = || {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let blocked = status.lines().find_map(|l| l.strip_prefix("SigBlk:")).map(str::trim).unwrap_or("0");
+        // Bit n-1 is signal n: SIGTERM is 15.
+        u64::from_str_radix(blocked, 16).expect("hexadecimal") >> 14 & 1 == 1
+    };
+    let started = Instant::now();
+    while !holds() {
+        assert!(started.elapsed() < SOON, "SIGTERM is never held back");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    running.signal_rank(0, "TERM");
+    let output = running.output().expect_code(75).expect_text("a rank got SIGTERM");
+    assert_eq!(summary(&case.path("run"))["step"], 1, "{output}");
+}
+
+#[test]
 fn a_signal_the_deck_does_not_name_still_ends_the_run() {
     let case = Case::tiny();
     let words =
@@ -131,6 +154,14 @@ fn a_rank_that_hangs_is_named_with_its_host_and_the_job_ends_with_code_5() {
     let running = case.train(2, "asleep", &words).env("ZERO3_TEST_FAULT", "hang@step:1:5");
     let output = running.output().expect_code(5).expect_text("rank 1 on ").expect_text("it is alive");
     assert!(output.elapsed < SOON, "{output}");
+    // While the data are read, and when MPI ends.
+    for (fault, operation) in [("hang@scan:0:0", "`verdict on the data`"), ("hang@leave:1:0", "`leave MPI`")] {
+        let running = case.train(3, fault, &["run.timeout=3"]).env("ZERO3_TEST_FAULT", fault);
+        let late = format!("rank {} on ", &fault[fault.len() - 3..fault.len() - 2]);
+        let output =
+            running.output().expect_code(5).expect_text(operation).expect_text("it is alive").expect_text(&late);
+        assert!(output.elapsed < SOON, "{output}");
+    }
     // And a run that ends well leaves nothing of this.
     case.train(2, "well", &["run.timeout=30"]).output().expect_success();
     assert!(!case.path("well/flight").exists());

@@ -56,8 +56,9 @@ pub struct Job {
 }
 
 /// Runs a job to its end on the shard group `comm`. Errors of the deck, the data or a checkpoint are the same on
-/// every rank; any other error is this rank's own, and the caller has to abort the job.
-pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<Exit> {
+/// every rank; any other error is this rank's own, and the caller has to abort the job. The recorder comes back, where there
+/// is one, to watch over the end of MPI.
+pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<(Exit, Option<Flight>)> {
     let deck = &job.deck;
     let run_dir = Path::new(&deck.run.dir);
     let model = gpt2::model::<B::Device>(deck);
@@ -75,11 +76,10 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
         if comm.rank() == 0 {
             report::already_finished(dir, *step, deck.train.steps);
         }
-        return Ok(Exit::Finished);
+        return Ok((Exit::Finished, None));
     }
-    let source = Source::open(comm, deck, job.is_terminal)?;
-
     let flight = start_flight(comm, job, &model.spec)?;
+    let source = Source::open(comm, deck, job.is_terminal, &flight)?;
     let mut arena = None;
     all_or_none(comm, comm.alloc(plan.arena_bytes).map(|a| _ = arena.insert(a)))?;
     let mut memory = Memory::new(arena.expect("no rank failed"), job.poison);
@@ -126,9 +126,13 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
         _ => Timing::silent(),
     };
     let mut report = Report::new(job, &stepper, &source, position, timing)?;
+    if deck.run.job_comment {
+        report.timing.comment_in_job();
+    }
     report.timing.begin_steps(position.step, deck.train.steps, job.started.elapsed().as_secs_f64(), restore_seconds);
     let ending = train(&mut stepper, job, &source, position, log.as_mut(), &mut report)?;
-    report.finish(job, &stepper, ending)
+    let exit = report.finish(job, &stepper, ending)?;
+    Ok((exit, Some(stepper.flight)))
 }
 
 /// Rank 0 has the log; all ranks learn whether it could be opened.
@@ -139,7 +143,7 @@ fn open_log<C: Comm>(comm: &C, run_dir: &Path, resume_after: Option<u64>) -> Res
     Ok(log)
 }
 
-/// This rank's recorder and watchdog. They start before anything that can hang for want of another rank, but for the data.
+/// This rank's recorder and watchdog.
 fn start_flight<C: Comm>(comm: &C, job: &Job, spec: &ModelSpec) -> Result<Flight> {
     let run_dir = Path::new(&job.deck.run.dir);
     let units = spec.units.iter().map(|u| u.name.clone()).collect();
