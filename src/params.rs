@@ -80,9 +80,13 @@ pub struct Precision {
     pub param: DType,
     /// Activations and their gradients.
     pub activation: DType,
-    /// Full gradients of parameters.
+    /// Full gradients of parameters that one unit uses; those of several are [`SHARED_GRAD`].
     pub grad: DType,
 }
+
+/// Element type of the full gradient of a parameter that several units use: their contributions add up in f32 and are
+/// rounded once, when they travel.
+pub const SHARED_GRAD: DType = DType::F32;
 
 impl Precision {
     /// Everything in f32.
@@ -142,8 +146,13 @@ impl ModelSpec {
         self.params.iter().map(ParamSpec::numel).sum()
     }
 
-    /// The unit whose reduction of `param`'s gradient is the last use in backward order: the earliest unit using it.
-    pub fn first_unit_of(&self, param: ParamId) -> UnitId {
-        self.units.iter().position(|u| u.params.contains(&param)).expect("every parameter belongs to a unit")
+    /// The units that use each parameter, in forward order: one, or several where it is tied. In backward the last one
+    /// begins the gradient and the first one completes it.
+    pub fn users(&self) -> Vec<Vec<UnitId>> {
+        let mut users = vec![Vec::new(); self.params.len()];
+        for (u, unit) in self.units.iter().enumerate() {
+            unit.params.iter().for_each(|&p| users[p].push(u));
+        }
+        users
     }
 }

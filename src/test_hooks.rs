@@ -15,6 +15,7 @@
 
 use std::io;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// The kind of fault asked for here, if one is.
@@ -67,11 +68,20 @@ pub fn max_message_numel() -> Option<usize> {
     number_from("ZERO3_TEST_MAX_MESSAGE_NUMEL").filter(|&n| n > 0)
 }
 
-/// Whether this rank's arithmetic of this attempt is to be spoilt.
-pub fn spoils(rank: usize, attempt: u64) -> bool {
+/// The attempt that is under way, counted from 0.
+static ATTEMPT: AtomicU64 = AtomicU64::new(0);
+
+/// A step is tried.
+pub fn begin_attempt(attempt: u64) {
+    ATTEMPT.store(attempt, Ordering::Relaxed);
+}
+
+/// `factor`, or NaN where this rank's arithmetic of this attempt is to be spoilt.
+pub fn spoilt(rank: usize, factor: f32) -> f32 {
     static SPOIL: OnceLock<Option<String>> = OnceLock::new();
-    let spoil = SPOIL.get_or_init(|| std::env::var("ZERO3_TEST_SPOIL").ok());
-    spoil.as_ref().is_some_and(|spoil| spoil.split(',').any(|one| *one == format!("{rank}:{attempt}")))
+    let Some(spoil) = SPOIL.get_or_init(|| std::env::var("ZERO3_TEST_SPOIL").ok()) else { return factor };
+    let here = format!("{rank}:{}", ATTEMPT.load(Ordering::Relaxed));
+    if spoil.split(',').any(|one| one == here) { f32::NAN } else { factor }
 }
 
 fn number_from(variable: &str) -> Option<usize> {

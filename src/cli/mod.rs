@@ -4,6 +4,7 @@
 
 pub mod args;
 mod ckpt;
+mod data;
 pub mod device_choice;
 mod launch;
 mod launch_checks;
@@ -13,16 +14,15 @@ mod screen;
 use crate::backend::agree::decided_by_rank_0;
 use crate::backend::cpu::{Cpu, CpuDevice};
 use crate::config::Deck;
-use crate::data::{DataInfo, Dataset};
+use crate::data::Dataset;
 use crate::error::{Error, Exit, Result};
 use crate::report;
-use crate::telemetry::progress::BytesBar;
 use crate::telemetry::{Flight, logging, signals};
 use crate::test_hooks::fault_point;
 use crate::train::source::data_config;
 use crate::train::state::{self, Start};
 use crate::train::{self, Job};
-use args::{Command, DeckArgs, Resume, TrainArgs};
+use args::{Command, Resume, TrainArgs};
 use launch::Launch;
 use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
@@ -45,7 +45,9 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> Exit {
         Command::Train(args) if args.dry_run => alone(|| dry_run(&args)),
         Command::Train(args) => return train_under_mpi(&args, started),
         Command::Plan(args) => alone(|| plan::run(&args)),
-        Command::DataInfo(args) => alone(|| data_info(&args)),
+        Command::DataInfo(args) => alone(|| data::info(&args)),
+        Command::DataFiles(args) => alone(|| data::files_info(&args)),
+        Command::DataTokenize(args) => alone(|| data::tokenize(&args)),
         Command::Report(run_dir) => alone(|| report::five_answers(&run_dir)),
         Command::CkptInspect(args) => alone(|| ckpt::inspect(&args)),
         Command::CkptVerify(args) => alone(|| ckpt::verify(&args)),
@@ -53,10 +55,14 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> Exit {
         Command::CkptReshard(args) => alone(|| ckpt::reshard(&args)),
     };
     match outcome {
-        Ok(Said { text, exit }) => {
-            writeln!(std::io::stdout().lock(), "{text}").ok();
-            exit
-        }
+        Ok(Said { text, exit }) => say(&text).map_or_else(
+            |e| {
+                let error = Error::Io(format!("standard output: {e}"));
+                complain(&error.to_string());
+                error.exit()
+            },
+            |()| exit,
+        ),
         Err(error) => {
             complain(&error.to_string());
             error.exit()
@@ -84,6 +90,15 @@ fn show_usage(usage: &clap::Error) {
         write!(std::io::stdout().lock(), "{}", usage.render()).ok();
     } else {
         usage.print().ok();
+    }
+}
+
+/// What was asked for, on standard output. A pipe that was closed is no error: whoever read it has had enough.
+fn say(text: &str) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    match writeln!(out, "{text}").and_then(|()| out.flush()) {
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        outcome => outcome,
     }
 }
 
@@ -120,15 +135,6 @@ fn start(resume: &Resume) -> Start {
         Resume::None => Start::Scratch,
         Resume::Path(path) => Start::Path(path.clone()),
     }
-}
-
-fn data_info(args: &DeckArgs) -> Result<String> {
-    let deck = Deck::load(&args.path, &args.overrides)?;
-    let data = Dataset::open(&data_config(&deck))?;
-    let bar = BytesBar::new("reading data", data.n_bytes(), std::io::stderr().is_terminal());
-    let info = DataInfo::gather(&data, deck.train.steps, deck.train.global_batch_size as u64, &|done| bar.set(done))?;
-    bar.finish();
-    Ok(info.to_string())
 }
 
 /// Starts MPI, trains, and ends the job the right way: together where all ranks know the verdict, by abort where not.

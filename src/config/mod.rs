@@ -151,6 +151,8 @@ deck! {
             "Peak f32 GFLOP/s of one rank, the denominator of `mfu`; 0 = unknown, and the column stays empty.";
         memory_budget_bytes: u64 = (default "0"), UNSIGNED,
             "Memory one rank's arena may take; a plan that needs more is refused before start. 0 = no budget.";
+        locking: Locking = (default "best_effort"), Kind::Choice(Locking::NAMES),
+            "Lock the run directory against a second job: never, where the file system can, or always.";
         time_limit: String = (default ""), Kind::Duration,
             "Time from the start of the process after which it must be over; it saves and stops with code 75 before. Slurm's own limit counts too.";
         stop_signals: String = (default "TERM,USR1"), Kind::Signals,
@@ -191,10 +193,9 @@ deck! {
         val_fraction: f64 = (default "0"), FRACTION,
             "Share of the end of the training stream kept for validation.";
         format: DataFormat = (default "auto"), Kind::Choice(DataFormat::NAMES),
-            "What the files hold; `auto` goes by name: `*.bin` and `*.u16` raw_u16, `*.u32` raw_u32, else text.",
-            today &["auto", "text", "raw_u16", "raw_u32"], LATER;
-        tokenizer: Tokenizer = (derived "`bytes` for text, else `none`"), Kind::Choice(Tokenizer::NAMES),
-            "How text becomes tokens; `none` for files of tokens.";
+            "What the files hold; `auto` goes by name: `*.bin` and `*.u16` raw_u16, `*.u32` raw_u32, else text. Headers of llm.c have to be named: llmc.";
+        tokenizer: Tokenizer = (derived "`bytes` for text, else `none`"), Kind::Tokenizer,
+            "How text becomes tokens: `bytes` for text; for files of tokens, the one they were made with (`gpt2` or the path of a tokenizer.json), which `data info` and `sample` use, or `none`.";
         seed: u64 = (default "1"), UNSIGNED,
             "Seed of the sample order.";
         shuffle: bool = (default "true"), Kind::Flag,

@@ -3,11 +3,11 @@
 use super::{BackwardIo, Dims, ForwardIo};
 use crate::backend::{Device, Ops, View};
 use crate::dtype::DType;
-use crate::params::{Precision, TensorSpec};
+use crate::params::{Precision, SHARED_GRAD, TensorSpec};
 
 /// Scratch of a backward visit.
 pub fn backward_work<D: Ops>(dims: &Dims, precision: Precision) -> Vec<TensorSpec> {
-    let numel = D::embedding_backward_work_numel(dims.rows(), precision.grad, precision.grad);
+    let numel = D::embedding_backward_work_numel(dims.rows(), SHARED_GRAD, precision.grad);
     vec![TensorSpec::new("token_order", numel, DType::U32)]
 }
 

@@ -7,7 +7,7 @@ use super::{Dims, LossIo};
 use crate::backend::ops::LinearShape;
 use crate::backend::{Device, Ops, View};
 use crate::dtype::DType;
-use crate::params::{Precision, TensorSpec};
+use crate::params::{Precision, SHARED_GRAD, TensorSpec};
 
 /// Elements of one chunk of logits, about; the number of rows follows from the shape alone (rule 8).
 const CHUNK_NUMEL: usize = 1 << 23;
@@ -20,12 +20,12 @@ pub fn chunk_rows(dims: &Dims) -> usize {
 /// Scratch of the visit, training or not.
 pub fn work<D: Ops>(dims: &Dims, precision: Precision) -> Vec<TensorSpec> {
     let (rows, c) = (dims.rows(), dims.c);
-    let Precision { param, activation, grad } = precision;
+    let Precision { param, activation, .. } = precision;
     let shape = LinearShape { rows: chunk_rows(dims), n_in: c, n_out: dims.vocab };
     let linear = [
         D::linear_forward_work_numel(shape, DType::F32, activation, param),
         D::linear_backward_input_work_numel(shape, activation, DType::F32, param),
-        D::linear_backward_weight_work_numel(shape, DType::F32, DType::F32, activation),
+        D::linear_backward_weight_work_numel(shape, SHARED_GRAD, DType::F32, activation),
     ];
     vec![
         TensorSpec::f32("ln_f.mean", rows),
@@ -35,16 +35,14 @@ pub fn work<D: Ops>(dims: &Dims, precision: Precision) -> Vec<TensorSpec> {
         TensorSpec::new("dln_f", rows * c, activation),
         TensorSpec::f32("layer_norm_work", D::layer_norm_work_numel(rows, c)),
         TensorSpec::f32("linear_work", linear.into_iter().fold(0, usize::max)),
-        // Chunks add up in f32; a gradient in f32 is itself the sum.
-        TensorSpec::f32("dwte_sum", if grad == DType::F32 { 0 } else { dims.vocab * c }),
     ]
 }
 
 /// Writes the loss of each token; in training also every gradient of the head and of its input.
 pub fn loss<D: Device>(dev: &D, dims: &Dims, params: &[View<'_>], io: LossIo<'_>) {
     let [ln_w, ln_b, wte] = params else { panic!("a head has 3 parameters, not {}", params.len()) };
-    let [mean, rstd, ln, logits, dln, layer_norm_work, linear_work, dwte_sum] = io.work else {
-        panic!("a head has 8 work buffers")
+    let [mean, rstd, ln, logits, dln, layer_norm_work, linear_work] = io.work else {
+        panic!("a head has 7 work buffers")
     };
     let (rows, c, vocab) = (dims.rows(), dims.c, dims.vocab);
     let (x, mut losses, mut backward) = (io.input, io.losses, io.backward);
@@ -67,18 +65,14 @@ pub fn loss<D: Device>(dev: &D, dims: &Dims, params: &[View<'_>], io: LossIo<'_>
             let dlogits = logits.view().range(used);
             let dln_chunk = dln.view_mut().range(start * c..end * c);
             dev.linear_backward_input(dln_chunk, dlogits, *wte, linear_work.view_mut(), shape);
-            let dwte = &mut b.grads[2];
-            let sum = if dwte.dtype() == DType::F32 { dwte } else { &mut *dwte_sum };
-            let sum = sum.view_mut().range(0..vocab * c);
-            dev.linear_backward_weight(sum, None, dlogits, ln_chunk, linear_work.view_mut(), shape, start > 0);
+            // Chunks add up in what the embedding will add to: f32.
+            let dwte = b.grads[2].view_mut().range(0..vocab * c);
+            dev.linear_backward_weight(dwte, None, dlogits, ln_chunk, linear_work.view_mut(), shape, start > 0);
         }
     }
 
     if let Some(mut b) = backward {
-        let [dln_w, dln_b, dwte] = b.grads else { panic!("a head has 3 gradients") };
-        if dwte.dtype() != DType::F32 {
-            dev.cast(dwte.view_mut().range(0..vocab * c), dwte_sum.view());
-        }
+        let [dln_w, dln_b, _] = b.grads else { panic!("a head has 3 gradients") };
         dev.fill_bytes(b.dresidual.reborrow(), 0);
         dev.layer_norm_backward(
             b.dresidual,

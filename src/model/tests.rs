@@ -6,7 +6,7 @@ use crate::backend::cpu::CpuDevice;
 use crate::backend::cpu::host::test_memory::{buf_of, buf_u32, read};
 use crate::backend::{Buf, View};
 use crate::dtype::DType;
-use crate::params::{Init, Precision, TensorSpec};
+use crate::params::{Init, Precision, SHARED_GRAD, TensorSpec};
 
 const DIMS: Dims = Dims { b: 2, t: 13, c: 24, n_heads: 3, vocab: 31, n_layer: 2 };
 
@@ -38,8 +38,11 @@ fn micro_batch(threads: usize, precision: Precision) -> Vec<Vec<f32>> {
         })
         .collect();
     let of = |unit: usize| -> Vec<View<'_>> { spec.units[unit].params.iter().map(|&p| params[p].view()).collect() };
-    let mut grads: Vec<Option<Buf>> =
-        spec.params.iter().map(|p| Some(buf_of(precision.grad, &vec![f32::NAN; p.numel()]))).collect();
+    let users = spec.users();
+    let grad_dtype = |p: usize| if users[p].len() > 1 { SHARED_GRAD } else { precision.grad };
+    let mut grads: Vec<Option<Buf>> = (spec.params.iter().enumerate())
+        .map(|(p, param)| Some(buf_of(grad_dtype(p), &vec![f32::NAN; param.numel()])))
+        .collect();
     let ids: Vec<u32> = (0..rows).map(|i| (i * 5 % DIMS.vocab) as u32).collect();
     let targets: Vec<u32> = (0..rows).map(|i| (i * 11 % DIMS.vocab) as u32).collect();
     let (tokens, targets) = (buf_u32(&ids), buf_u32(&targets));

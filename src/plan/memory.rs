@@ -42,7 +42,8 @@ impl Slot {
         self.numel * self.dtype.bytes()
     }
 
-    fn overlaps_in_time(&self, other: &Slot) -> bool {
+    /// Whether both are alive at some instruction.
+    pub fn overlaps_in_time(&self, other: &Slot) -> bool {
         self.first <= other.last && other.first <= self.last
     }
 
@@ -55,7 +56,8 @@ impl Slot {
     }
 }
 
-fn aligned(bytes: usize) -> usize {
+/// Bytes a region takes up.
+pub fn aligned(bytes: usize) -> usize {
     bytes.next_multiple_of(ALIGN)
 }
 
@@ -65,35 +67,6 @@ pub fn lay_in_a_row(slots: &mut [Slot], base: usize) -> usize {
     for slot in slots {
         slot.offset = end;
         end += aligned(slot.bytes());
-    }
-    end
-}
-
-/// Gives every slot the lowest offset at or above `base` that collides with no slot alive at the same time,
-/// largest first. Returns the end of the highest slot.
-pub fn pack(slots: &mut [Slot], base: usize) -> usize {
-    let mut order: Vec<usize> = (0..slots.len()).collect();
-    order.sort_by_key(|&i| (std::cmp::Reverse(slots[i].bytes()), slots[i].first, i));
-    let mut placed: Vec<usize> = Vec::with_capacity(slots.len());
-    let mut end = base;
-    for i in order {
-        let size = aligned(slots[i].bytes());
-        let mut neighbours: Vec<(usize, usize)> = placed
-            .iter()
-            .filter(|&&j| slots[j].overlaps_in_time(&slots[i]))
-            .map(|&j| (slots[j].offset, slots[j].offset + aligned(slots[j].bytes())))
-            .collect();
-        neighbours.sort_unstable();
-        let mut offset = base;
-        for (start, stop) in neighbours {
-            if offset + size <= start {
-                break;
-            }
-            offset = offset.max(stop);
-        }
-        slots[i].offset = offset;
-        end = end.max(offset + size);
-        placed.push(i);
     }
     end
 }
@@ -127,69 +100,35 @@ impl Peaks {
 
 /// Walks the lifetimes of `slots` over `n_instrs` instructions, with `resident` slots alive throughout.
 pub fn peaks(resident: &[Slot], slots: &[Slot], n_instrs: usize) -> Peaks {
-    let mut by_kind: Vec<(MemKind, u64)> = MemKind::ALL.iter().map(|&k| (k, 0)).collect();
     let index = |kind: MemKind| MemKind::ALL.iter().position(|&k| k == kind).expect("every kind is listed");
-    let mut base = vec![0u64; by_kind.len()];
+    let mut now = vec![0i64; MemKind::ALL.len()];
     for slot in resident {
-        base[index(slot.kind)] += slot.bytes() as u64;
+        now[index(slot.kind)] += slot.bytes() as i64;
     }
+    let n_instrs = n_instrs.max(1);
+    // What each kind gains at an instruction over the one before.
+    let mut gains: Vec<Vec<(usize, i64)>> = vec![Vec::new(); n_instrs + 1];
+    for slot in slots {
+        let bytes = slot.bytes() as i64;
+        let mut change = |at: usize, kind: MemKind, gain: i64| gains[at.min(n_instrs)].push((index(kind), gain));
+        change(slot.first, slot.kind_at(slot.first), bytes);
+        if let Some(landed) = slot.landed.filter(|&landed| landed > slot.first) {
+            change(landed, slot.kind_at(slot.first), -bytes);
+            change(landed, slot.kind, bytes);
+        }
+        change(slot.last.saturating_add(1), slot.kind_at(slot.last), -bytes);
+    }
+    let mut by_kind: Vec<(MemKind, u64)> = MemKind::ALL.iter().map(|&k| (k, 0)).collect();
     let (mut total, mut peak_at) = (0, 0);
-    for at in 0..n_instrs.max(1) {
-        let mut now = base.clone();
-        for slot in slots.iter().filter(|s| s.first <= at && at <= s.last) {
-            now[index(slot.kind_at(at))] += slot.bytes() as u64;
-        }
+    for (at, gains) in gains.iter().take(n_instrs).enumerate() {
+        gains.iter().for_each(|&(kind, gain)| now[kind] += gain);
         for (entry, &bytes) in by_kind.iter_mut().zip(&now) {
-            entry.1 = entry.1.max(bytes);
+            entry.1 = entry.1.max(bytes as u64);
         }
-        let sum = now.iter().sum();
+        let sum = now.iter().sum::<i64>() as u64;
         if sum > total {
             (total, peak_at) = (sum, at);
         }
     }
     Peaks { by_kind, total, at: peak_at }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn slot(numel: usize, first: usize, last: usize) -> Slot {
-        Slot {
-            name: format!("{numel}@{first}..={last}"),
-            kind: MemKind::Activation,
-            numel,
-            dtype: DType::F32,
-            offset: 0,
-            first,
-            last,
-            landed: None,
-        }
-    }
-
-    #[test]
-    fn slots_apart_in_time_share_their_place() {
-        let mut slots = vec![slot(100, 0, 1), slot(100, 2, 3)];
-        assert_eq!(pack(&mut slots, 128), 128 + 448);
-        assert_eq!(slots[0].offset, slots[1].offset);
-    }
-
-    proptest! {
-        #[test]
-        fn living_slots_never_overlap_and_the_end_covers_the_peak(
-            shapes in prop::collection::vec((0usize..400, 0usize..30, 0usize..8), 1..60)
-        ) {
-            let mut slots: Vec<Slot> = shapes.iter().map(|&(n, f, d)| slot(n, f, f + d)).collect();
-            let end = pack(&mut slots, 64);
-            for (i, a) in slots.iter().enumerate() {
-                prop_assert!(a.offset >= 64 && a.offset % ALIGN == 0 && a.offset + a.bytes() <= end);
-                for b in &slots[..i] {
-                    let apart = a.offset + a.bytes() <= b.offset || b.offset + b.bytes() <= a.offset;
-                    prop_assert!(!a.overlaps_in_time(b) || apart, "{} {}", a.name, b.name);
-                }
-            }
-            prop_assert!(peaks(&[], &slots, 40).total <= (end - 64) as u64);
-        }
-    }
 }

@@ -6,6 +6,7 @@
 
 pub mod knobs;
 pub mod memory;
+pub mod packing;
 pub mod partition;
 pub mod placement;
 pub mod refresh;
@@ -18,13 +19,15 @@ pub mod volume;
 use crate::config::ReduceWhen;
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::params::{ModelSpec, ParamId, TensorSpec, UnitId, UnitRole};
+use crate::params::{ModelSpec, ParamId, SHARED_GRAD, TensorSpec, UnitId, UnitRole};
 use crate::telemetry::ledger::MemKind;
 use memory::{Peaks, Slot, SlotId};
 use partition::Partition;
 use placement::{Hold, Placement};
 use refresh::Refresh;
 use schedule::{GatherId, Gradients, Instr, Pass, ReduceId, Schedule};
+
+use std::collections::HashMap;
 
 pub use knobs::Knobs;
 pub use placement::State;
@@ -62,6 +65,8 @@ pub struct Program {
     pub dresidual: Option<SlotId>,
     /// Full gradient of each parameter from this micro-step alone, padded; empty for evaluation.
     pub grads: Vec<SlotId>,
+    /// The same rounded to what travels, where several units have added to it in f32; padded.
+    pub rounded: Vec<Option<SlotId>>,
     /// Receive staging of each reduction; none where there is nobody to receive from.
     pub staging: Vec<Option<SlotId>>,
     /// Slots whose life begins with each instruction.
@@ -145,14 +150,12 @@ impl Plan {
                 true => schedule::training(spec, &partitions, &placements, knobs, gradients)?,
                 false => schedule::evaluation(spec, &partitions, &placements, knobs)?,
             };
-            let instrs = schedule.instrs.clone();
-            let lifetimes = Lifetimes { spec, partitions: &partitions, knobs, instrs, gradients, slots: Vec::new() };
-            let mut program = lifetimes.program(schedule);
+            let mut program = Lifetimes::new(spec, &partitions, knobs, &schedule, gradients).program(schedule);
             let (base, always) = match train {
                 true => (step_end, resident.iter().chain(&step.slots).cloned().collect()),
                 false => (resident_end, resident.clone()),
             };
-            arena_bytes = arena_bytes.max(memory::pack(&mut program.slots, base));
+            arena_bytes = arena_bytes.max(packing::pack(&mut program.slots, base));
             program.peaks = memory::peaks(&always, &program.slots, program.schedule.instrs.len());
             Ok(program)
         };
@@ -278,18 +281,34 @@ struct Lifetimes<'a> {
     spec: &'a ModelSpec,
     partitions: &'a [Partition],
     knobs: &'a Knobs,
-    instrs: Vec<Instr>,
+    /// Where each instruction is; visits under `gather: None`.
+    places: HashMap<Instr, usize>,
     gradients: Gradients,
     slots: Vec<Slot>,
 }
 
-impl Lifetimes<'_> {
-    fn find(&self, wanted: impl Fn(&Instr) -> bool) -> usize {
-        self.instrs.iter().position(wanted).expect("the schedule has every instruction it refers to")
+impl<'a> Lifetimes<'a> {
+    fn new(
+        spec: &'a ModelSpec,
+        partitions: &'a [Partition],
+        knobs: &'a Knobs,
+        schedule: &Schedule,
+        gradients: Gradients,
+    ) -> Self {
+        let key = |instr: Instr| match instr {
+            Instr::Compute { unit, pass, .. } => Instr::Compute { unit, pass, gather: None },
+            other => other,
+        };
+        let places = schedule.instrs.iter().enumerate().map(|(at, &instr)| (key(instr), at)).collect();
+        Lifetimes { spec, partitions, knobs, places, gradients, slots: Vec::new() }
+    }
+
+    fn find(&self, instr: Instr) -> usize {
+        *self.places.get(&instr).expect("the schedule has every instruction it refers to")
     }
 
     fn visit(&self, unit: UnitId, pass: Pass) -> usize {
-        self.find(|i| matches!(i, Instr::Compute { unit: u, pass: p, .. } if (*u, *p) == (unit, pass)))
+        self.find(Instr::Compute { unit, pass, gather: None })
     }
 
     fn trains(&self) -> bool {
@@ -328,7 +347,7 @@ impl Lifetimes<'_> {
     fn program(mut self, schedule: Schedule) -> Program {
         let spec = self.spec;
         let head = spec.units.len() - 1;
-        let end = self.instrs.len() - 1;
+        let end = schedule.instrs.len() - 1;
         let n_tokens = spec.tokens_per_micro_batch;
         let activation = spec.activation_dtype;
         let tokens = self.add("tokens".into(), MemKind::Input, n_tokens, DType::U32, 0, end);
@@ -369,7 +388,7 @@ impl Lifetimes<'_> {
             let last = self.visit(0, Pass::Backward);
             self.add("dresidual".into(), MemKind::Activation, spec.residual_numel, activation, loss_visit, last)
         });
-        let grads = if self.trains() { self.grads(&schedule) } else { Vec::new() };
+        let (grads, rounded) = if self.trains() { self.grads(&schedule) } else { Default::default() };
         let staging = (0..schedule.reduces.len()).map(|r| self.staging(r, &schedule)).collect();
         let at = |key: fn(&Slot) -> usize| -> Vec<Vec<SlotId>> {
             let mut by_instr = vec![Vec::new(); end + 1];
@@ -395,6 +414,7 @@ impl Lifetimes<'_> {
             backward_work,
             dresidual,
             grads,
+            rounded,
             staging,
             peaks: Peaks { by_kind: Vec::new(), total: 0, at: 0 },
             schedule,
@@ -402,9 +422,9 @@ impl Lifetimes<'_> {
     }
 
     fn gather(&mut self, g: GatherId, schedule: &Schedule) -> Vec<SlotId> {
-        let start = self.find(|i| *i == Instr::Gather(g));
-        let landed = self.find(|i| *i == Instr::Wait(g));
-        let release = self.find(|i| *i == Instr::Release(g));
+        let start = self.find(Instr::Gather(g));
+        let landed = self.find(Instr::Wait(g));
+        let release = self.find(Instr::Release(g));
         let gather = &schedule.gathers[g];
         let dtype = self.knobs.param_dtype;
         gather
@@ -420,31 +440,44 @@ impl Lifetimes<'_> {
     }
 
     /// A full gradient lives from the first visit that writes it (of a tied parameter: the head's) until it has been
-    /// reduced, or added to what is held.
-    fn grads(&mut self, schedule: &Schedule) -> Vec<SlotId> {
+    /// reduced, or added to what is held. Where it is rounded before it travels, until then, and what travels from there.
+    fn grads(&mut self, schedule: &Schedule) -> (Vec<SlotId>, Vec<Option<SlotId>>) {
         let spec = self.spec;
         let held = self.gradients != Gradients::Reduce;
-        let dtype = if held { DType::F32 } else { self.knobs.reduce_dtype };
-        (0..spec.params.len())
-            .map(|p| {
-                let last_user = spec.units.iter().rposition(|u| u.params.contains(&p)).expect("used by a unit");
-                let first = self.last_visit(last_user);
-                let reduce =
-                    schedule.reduces.iter().position(|r| r.params.contains(&p)).expect("every gradient is reduced");
-                let done = if held { Instr::Accumulate(reduce) } else { Instr::ReduceWait(reduce) };
-                let last = self.find(|i| *i == done);
-                let name = format!("{}.full_grad", spec.params[p].name);
-                self.add(name, MemKind::FullGrad, self.partitions[p].padded_numel(), dtype, first, last)
-            })
-            .collect()
+        let mut reduce_of = vec![None; spec.params.len()];
+        for (r, reduce) in schedule.reduces.iter().enumerate() {
+            reduce.params.iter().for_each(|&p| reduce_of[p] = Some(r));
+        }
+        let (mut grads, mut rounded) = (Vec::new(), Vec::new());
+        for (p, users) in spec.users().into_iter().enumerate() {
+            let reduce = reduce_of[p].expect("every gradient is reduced");
+            let first = self.last_visit(*users.last().expect("used by a unit"));
+            let rounds = !held && schedule::is_rounded(users.len(), self.knobs);
+            let done = match (held, rounds) {
+                (true, _) => Instr::Accumulate(reduce),
+                (false, true) => Instr::Round(reduce),
+                (false, false) => Instr::ReduceWait(reduce),
+            };
+            let dtype = if held || rounds { SHARED_GRAD } else { self.knobs.reduce_dtype };
+            let numel = self.partitions[p].padded_numel();
+            let name = &spec.params[p].name;
+            let last = self.find(done);
+            grads.push(self.add(format!("{name}.full_grad"), MemKind::FullGrad, numel, dtype, first, last));
+            rounded.push(rounds.then(|| {
+                let (first, last) = (last, self.find(Instr::ReduceWait(reduce)));
+                let name = format!("{name}.rounded_grad");
+                self.add(name, MemKind::FullGrad, numel, self.knobs.reduce_dtype, first, last)
+            }));
+        }
+        (grads, rounded)
     }
 
     fn staging(&mut self, r: ReduceId, schedule: &Schedule) -> Option<SlotId> {
         let peers = self.partitions[0].world_size - 1;
         let numel = schedule.reduces[r].buckets.iter().map(|b| b.numel() * peers).max().unwrap_or(0);
         (numel > 0 && self.gradients != Gradients::Hold).then(|| {
-            let first = self.find(|i| *i == Instr::Reduce(r));
-            let last = self.find(|i| *i == Instr::ReduceWait(r));
+            let first = self.find(Instr::Reduce(r));
+            let last = self.find(Instr::ReduceWait(r));
             let name = format!("{}.reduce_staging", self.spec.units[schedule.reduces[r].unit].name);
             self.add(name, MemKind::ReduceStaging, numel, self.knobs.reduce_dtype, first, last)
         })

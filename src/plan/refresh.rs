@@ -2,7 +2,8 @@
 //! update (parameters), before it (gradients, stage 0), or after a restore (all of them).
 
 use super::knobs::Knobs;
-use super::memory::{self, Slot};
+use super::memory::Slot;
+use super::packing;
 use super::partition::Partition;
 use super::placement::{Hold, Placement, State};
 use crate::params::{ModelSpec, ParamId};
@@ -62,7 +63,7 @@ impl Refresh {
                 refresh.slots.push(slot);
             }
         }
-        refresh.end = memory::pack(&mut refresh.slots, base);
+        refresh.end = packing::pack(&mut refresh.slots, base);
         refresh
     }
 

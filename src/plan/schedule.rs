@@ -8,7 +8,7 @@ use super::partition::Partition;
 use super::placement::{Hold, Placement};
 use crate::dtype::DType;
 use crate::error::{Error, Fault, Result};
-use crate::params::{ModelSpec, ParamId, UnitId, UnitRole};
+use crate::params::{ModelSpec, ParamId, SHARED_GRAD, UnitId, UnitRole};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ pub enum Pass {
 }
 
 /// One instruction.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Instr {
     /// Start the all-gather of a unit's parameters.
     Gather(GatherId),
@@ -48,6 +48,8 @@ pub enum Instr {
     Release(GatherId),
     /// Add complete gradients to those held from earlier micro-steps.
     Accumulate(ReduceId),
+    /// Round complete gradients that several units have added to into what travels.
+    Round(ReduceId),
     /// Start the reduction of complete gradients to their owners.
     Reduce(ReduceId),
     /// Wait until the slices have been added, and drop the full gradients.
@@ -130,6 +132,11 @@ pub fn gathered_bytes(gather: &Gather, partitions: &[Partition], dtype: DType) -
     gather.params.iter().map(|&p| (dtype.bytes() * partitions[p].padded_numel()) as u64).sum()
 }
 
+/// Whether the full gradient of a parameter with `n_users` users is summed in another type than it travels in.
+pub fn is_rounded(n_users: usize, knobs: &Knobs) -> bool {
+    n_users > 1 && knobs.reduce_dtype != SHARED_GRAD
+}
+
 /// The training order of one micro-step.
 pub fn training(
     spec: &ModelSpec,
@@ -190,6 +197,7 @@ fn build(
             }
         });
     }
+    let users = spec.users();
     let last_use = |g: GatherId| gather_of_visit.iter().rposition(|&v| v == Some(g)).expect("a gather is for a visit");
 
     let no_room = |OverCap| over_cap(spec, partitions, knobs, visits, &gathers);
@@ -221,13 +229,14 @@ fn build(
         let complete: Vec<ParamId> = match pass {
             Pass::Forward => Vec::new(),
             _ if gradients == Gradients::None => Vec::new(),
-            _ => spec.units[unit].params.iter().copied().filter(|&p| spec.first_unit_of(p) == unit).collect(),
+            _ => spec.units[unit].params.iter().copied().filter(|&p| users[p][0] == unit).collect(),
         };
         if complete.is_empty() {
             continue;
         }
         let id = reduces.len();
         let buckets = buckets(&complete, partitions, knobs);
+        let rounds = gradients == Gradients::Reduce && complete.iter().any(|&p| is_rounded(users[p].len(), knobs));
         reduces.push(Reduce { unit, params: complete, buckets });
         if matches!(gradients, Gradients::Hold | Gradients::HoldAndReduce) {
             order.instrs.push(Instr::Accumulate(id));
@@ -238,6 +247,9 @@ fn build(
         // One reduction in flight: its staging and its full gradients are gone before the next one starts.
         if let Some(previous) = in_flight.take() {
             order.instrs.push(Instr::ReduceWait(previous));
+        }
+        if rounds {
+            order.instrs.push(Instr::Round(id));
         }
         order.instrs.push(Instr::Reduce(id));
         if knobs.overlap {
@@ -310,10 +322,11 @@ fn over_cap(
     // Without prefetching, what is alive at a visit is its own gather and what is kept from forward to backward.
     let bytes = |g: &Gather| gathered_bytes(g, partitions, knobs.param_dtype);
     let n = partitions[0].world_size;
+    let ranks = if n == 1 { "1 rank".into() } else { format!("{n} ranks") };
     let wants = if knobs.release_after_forward {
         let largest = gathers.iter().max_by_key(|g| bytes(g)).expect("a gather passed the cap");
         let (unit, needed) = (&spec.units[largest.unit].name, bytes(largest));
-        format!("unit `{unit}` alone gathers {needed} bytes on {n} ranks: at least that, or 0 for no cap")
+        format!("unit `{unit}` alone gathers {needed} bytes on {ranks}: at least that, or 0 for no cap")
     } else {
         // Forward gathers pile up to the head, the embedding's apart: it has no gather in backward to be kept for.
         let kept =
@@ -321,7 +334,7 @@ fn over_cap(
         let (blocks, others): (Vec<&Gather>, Vec<&Gather>) = gathers.iter().partition(kept);
         let needed = blocks.iter().map(|g| bytes(g)).sum::<u64>() + others.iter().map(|g| bytes(g)).max().unwrap_or(0);
         format!(
-            "zero.release_after_forward = false keeps up to {needed} bytes gathered on {n} ranks: at least that, 0 for no cap, or \
+            "zero.release_after_forward = false keeps up to {needed} bytes gathered on {ranks}: at least that, 0 for no cap, or \
              release after forward"
         )
     };

@@ -223,6 +223,7 @@ fn instructions(spec: &ModelSpec, schedule: &Schedule) -> Vec<String> {
             Instr::Compute { unit: u, pass: p, .. } => format!("compute  {} {}", unit(u), pass(p)),
             Instr::Release(g) => format!("release  {}", unit(schedule.gathers[g].unit)),
             Instr::Accumulate(r) => format!("hold     gradients of {}", unit(schedule.reduces[r].unit)),
+            Instr::Round(r) => format!("round    gradients of {}", unit(schedule.reduces[r].unit)),
             Instr::Reduce(r) => format!("reduce   gradients of {}", unit(schedule.reduces[r].unit)),
             Instr::ReduceWait(r) => format!("reduced  gradients of {}", unit(schedule.reduces[r].unit)),
         })
@@ -274,12 +275,9 @@ impl fmt::Display for Paper {
         writeln!(f, "{}", row("arena", self.arena_bytes))?;
         writeln!(
             f,
-            "{}  {} x {psi} + {} x {psi} / {n} = {:.1}, + padding and persistent parameters",
+            "{}  {}, + padding and persistent parameters",
             row("at rest", self.resident_bytes),
-            self.bytes_per_param.0,
-            self.bytes_per_param.1,
-            self.formula_bytes,
-            psi = self.n_params
+            human::stage_formula(self.bytes_per_param, self.n_params as u64, n as u64)
         )?;
         writeln!(f, "\nbytes received in one step")?;
         writeln!(f, "  {:<12} {:>16} {:>16} {:>16}", "ranks", "all-gather", "reduce-scatter", "together")?;

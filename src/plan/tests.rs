@@ -137,7 +137,7 @@ fn walk(spec: &ModelSpec, partitions: &[Partition], s: &Schedule) -> u64 {
                     }
                 }
             }
-            Instr::Accumulate(_) => {}
+            Instr::Accumulate(_) | Instr::Round(_) => {}
             Instr::ReduceWait(r) => assert!(!std::mem::replace(&mut reduced[r], true)),
         }
     }

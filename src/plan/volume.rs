@@ -128,14 +128,17 @@ impl Plan {
 
     /// What one micro-step saves against two all-gathers of every parameter that is cut.
     pub fn savings(&self, spec: &ModelSpec) -> Vec<Saving> {
+        let users = spec.users();
+        let mut n_gathers = vec![0; spec.params.len()];
+        self.train.schedule.gathers.iter().flat_map(|g| &g.params).for_each(|&p| n_gathers[p] += 1);
         let mut savings = Vec::new();
         for (p, param) in spec.params.iter().enumerate() {
             if self.placements[p].param == Hold::Whole {
                 continue;
             }
-            let gathers = self.train.schedule.gathers.iter().filter(|g| g.params.contains(&p)).count();
+            let gathers = n_gathers[p];
             if gathers < 2 {
-                let role = spec.units[spec.first_unit_of(p)].role;
+                let role = spec.units[users[p][0]].role;
                 let reason = match role {
                     UnitRole::Embedding => "the embedding's backward needs no weights",
                     UnitRole::Head => "the last unit stays gathered from forward to backward",

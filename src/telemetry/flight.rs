@@ -78,7 +78,8 @@ pub struct Flight {
 }
 
 impl Flight {
-    /// Starts recording into `RUN/flight`; with a `timeout` above zero also watching. `abort` ends the job.
+    /// Starts recording into `RUN/flight`; with a `timeout` above zero also watching. `abort` ends the job. A run directory that is
+    /// not there yet is left to come, unless this rank begins to wait long: bad data leave none behind.
     pub fn start(
         run_dir: &Path,
         (rank, n_ranks): (usize, usize),
@@ -105,7 +106,6 @@ impl Flight {
         });
         let mut watchdog = None;
         if !timeout.is_zero() && n_ranks > 1 {
-            std::fs::create_dir_all(&shared.dir)?;
             // What an earlier job left is not this rank's sign of life.
             std::fs::remove_file(shared.progress_path(rank)).ok();
             std::fs::remove_file(shared.events_path()).ok();
@@ -233,11 +233,17 @@ impl Shared {
         let mut dumped_at = u64::MAX;
         loop {
             n += 1;
-            self.publish(n);
             let (place, waited) = {
                 let state = self.lock();
                 (state.place(), state.now.began.max(state.ticked).elapsed())
             };
+            let has_run_dir = self.dir.parent().is_some_and(Path::exists);
+            if (has_run_dir || waited > timeout / 2)
+                && let Err(error) = std::fs::create_dir_all(&self.dir)
+            {
+                log::debug!("{}: {error}", self.dir.display());
+            }
+            self.publish(n);
             // Ahead of the end, which may come from another rank.
             if waited > timeout / 2 && dumped_at != place.0 {
                 dumped_at = place.0;

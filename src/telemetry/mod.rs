@@ -25,6 +25,7 @@ pub use comm_volume::{CommClass, CommVolume};
 pub use flight::Flight;
 pub use ledger::{Ledger, MemKind};
 pub use progress::Progress;
+pub(crate) use replace_file::replace_file;
 pub use step_log::{RankStats, RankStep, StepLog, StepRow, combine};
 pub use summary::Summary;
 pub use timer::{Phase, PhaseTimer, PhaseTimes};

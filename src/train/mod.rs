@@ -4,7 +4,9 @@
 
 pub mod budget;
 pub mod changes;
+pub mod node_memory;
 pub mod report;
+pub mod run_lock;
 pub mod save;
 pub mod source;
 pub mod state;
@@ -24,7 +26,9 @@ use crate::telemetry::time_limit::{JobClock, parse_seconds, unix_now};
 use crate::telemetry::{CommVolume, Flight, PhaseTimer, StepLog, Timing, Trace, UnitTimes, trace};
 use crate::test_hooks::{self, fault_point};
 use crate::zero::Shards;
+use node_memory::NodeMemory;
 use report::Report;
+use run_lock::{Holder, RunLock};
 use save::Saver;
 use source::Source;
 use state::{Position, Start};
@@ -67,9 +71,15 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
     budget::check::<B::Device>(deck, &plan)?;
     let digests = all_or_none(comm, Ok(plan.digest()))?;
     assert!(digests.iter().all(|d| *d == digests[0]), "ranks planned differently: {digests:x?}");
+    check_node_memory::<B>(comm, job, &plan)?;
     // What is soon found comes before what takes a while to read.
+    let mut lock = None;
+    let holder = Holder::this(&job.host);
     let restored = decided_by_rank_0(comm, || {
         state::check_run_dir(run_dir)?;
+        if run_dir.exists() {
+            lock = Some(RunLock::hold(run_dir, deck.run.locking, &holder)?);
+        }
         state::find(run_dir, &job.start)
     })?;
     if let Some((dir, step)) = restored.as_ref().filter(|(_, step)| *step >= deck.train.steps) {
@@ -80,6 +90,15 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
     }
     let flight = start_flight(comm, job, &model.spec)?;
     let source = Source::open(comm, deck, job.is_terminal, &flight)?;
+
+    // The run directory comes into being here.
+    decided_by_rank_0(comm, || {
+        std::fs::create_dir_all(run_dir).map_err(|e| Error::io("mkdir", run_dir, &e))?;
+        if lock.is_none() {
+            lock = Some(RunLock::hold(run_dir, deck.run.locking, &holder)?);
+        }
+        Ok(())
+    })?;
     let mut arena = None;
     all_or_none(comm, comm.alloc(plan.arena_bytes).map(|a| _ = arena.insert(a)))?;
     let mut memory = Memory::new(arena.expect("no rank failed"), job.poison);
@@ -133,6 +152,22 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
     let ending = train(&mut stepper, job, &source, position, log.as_mut(), &mut report)?;
     let exit = report.finish(job, &stepper, ending)?;
     Ok((exit, Some(stepper.flight)))
+}
+
+/// Refuses or warns where the ranks of a node would hold more than it has. Collective.
+fn check_node_memory<B: Backend>(comm: &B::Comm, job: &Job, plan: &Plan) -> Result<()> {
+    let hosts = all_or_none(comm, Ok(job.host.clone()))?;
+    let on_this_node = || hosts.iter().enumerate().filter(|(_, host)| **host == job.host);
+    let speaks = on_this_node().next().is_some_and(|(rank, _)| rank == comm.rank());
+    let node = NodeMemory::here().filter(|_| speaks);
+    let verdict =
+        node.map_or(Ok(None), |node| budget::check_node::<B::Device>(&job.deck, plan, node, on_this_node().count()));
+    for (host, warning) in hosts.iter().zip(all_or_none(comm, verdict)?) {
+        if let (0, Some(warning)) = (comm.rank(), warning) {
+            log::warn!("{host}: {warning}");
+        }
+    }
+    Ok(())
 }
 
 /// Rank 0 has the log; all ranks learn whether it could be opened.
@@ -215,8 +250,8 @@ fn run_steps<B: Backend>(
         fault_point("step", stepper.comm.rank(), at.step + 1);
         stepper.trace.set_step(traced.contains(&(at.step + 1)).then_some(at.step + 1));
         let load = |j| source.training_micro_batch(at.samples, j, t.micro_batch_size);
-        let spoilt = test_hooks::spoils(stepper.comm.rank(), at.attempts);
-        let outcome = stepper.step(n_micro, at.step + 1, &deck.optim, spoilt, load)?;
+        test_hooks::begin_attempt(at.attempts);
+        let outcome = stepper.step(n_micro, at.step + 1, &deck.optim, load)?;
         at.attempts += 1;
         at.samples += t.global_batch_size as u64;
         at.tokens += (t.global_batch_size * deck.model.seq_len) as u64;

@@ -5,7 +5,7 @@
 //! the local slices. `Stepper::run` executes the planned instructions from top to bottom and decides nothing.
 
 use super::tracing::describe;
-use super::visit::{Live, get, get_mut, grad_ids, put, take};
+use super::visit::{Live, get, get_mut, put, take, travelling_ids};
 use crate::backend::memory::Memory;
 use crate::backend::{Backend, Comm, Device, Ops, Queue};
 use crate::config::OptimSection;
@@ -19,6 +19,7 @@ use crate::plan::volume::micro_steps;
 use crate::plan::{Plan, Program, State};
 use crate::telemetry::signals::{self, Stop};
 use crate::telemetry::{CommClass, CommVolume, Flight, MemKind, Phase, PhaseTimer, Trace, Track, UnitTimes};
+use crate::test_hooks;
 use crate::zero::reduce::Contributions;
 use crate::zero::refresh::refresh;
 use crate::zero::{Gathers, Reductions, Shards};
@@ -122,13 +123,11 @@ pub struct Stepper<'a, B: Backend> {
 
 impl<B: Backend> Stepper<'_, B> {
     /// One optimizer step over `n_micro` micro-batches; `load(j)` reads micro-batch `j`. `update` counts from 1.
-    /// `spoilt` makes this rank's gradients NaN, for tests.
     pub fn step(
         &mut self,
         n_micro: usize,
         update: u64,
         o: &OptimSection,
-        spoilt: bool,
         mut load: impl FnMut(usize) -> MicroBatch,
     ) -> Result<StepOutcome> {
         let (rank, n) = (self.comm.rank(), self.comm.size());
@@ -150,7 +149,7 @@ impl<B: Backend> Stepper<'_, B> {
             };
             let j = a * n + rank;
             let batch = (j < n_micro).then(|| self.timer.time(Phase::Data, || load(j)));
-            let dlogits_scale = if spoilt { f32::NAN } else { (1.0 / n_tokens as f64) as f32 };
+            let dlogits_scale = test_hooks::spoilt(rank, (1.0 / n_tokens as f64) as f32);
             let purpose = Purpose::Train { dlogits_scale, who, first };
             losses.push(self.run(plan.micro_step(a, n_micro_steps), batch.as_ref(), purpose)?);
         }
@@ -278,12 +277,22 @@ impl<B: Backend> Stepper<'_, B> {
                         self.shards.hold_gradient(self.device, p, get(&live, program.grads[p]), first);
                     }
                 }
+                Instr::Round(r) => {
+                    for &p in program.schedule.reduces[r].params.iter().filter(|_| batch.is_some()) {
+                        let Some(id) = program.rounded[p] else { continue };
+                        let mut rounded = live[id].take().expect("what travels is live");
+                        let n = self.model.spec.params[p].numel();
+                        self.device
+                            .cast(rounded.view_mut().range(0..n), get(&live, program.grads[p]).view().range(0..n));
+                        live[id] = Some(rounded);
+                    }
+                }
                 Instr::Reduce(r) => {
                     let Purpose::Train { who, .. } = purpose else { panic!("evaluation reduces nothing") };
                     let reduce = &program.schedule.reduces[r];
                     let full = match held {
                         true => reduce.params.iter().map(|&p| self.shards.lend_held(p)).collect(),
-                        false => take(&mut live, &grad_ids(program, &reduce.params)),
+                        false => take(&mut live, &travelling_ids(program, &reduce.params)),
                     };
                     let staging = program.staging[r].map(|id| live[id].take().expect("staging is live"));
                     let after = self.device.record(Queue::Compute);
@@ -301,7 +310,7 @@ impl<B: Backend> Stepper<'_, B> {
                         true => {
                             full.into_iter().zip(&reduce.params).for_each(|(buf, &p)| self.shards.restore_held(p, buf))
                         }
-                        false => put(&mut live, &grad_ids(program, &reduce.params), full),
+                        false => put(&mut live, &travelling_ids(program, &reduce.params), full),
                     }
                     if let (Some(id), staging) = (program.staging[r], staging) {
                         live[id] = staging;

@@ -118,6 +118,7 @@ pub(super) fn describe(program: &Program, instr: Instr) -> (&'static str, Option
         Instr::Compute { unit, pass: Pass::Backward, .. } => ("backward", Some(unit)),
         Instr::Release(g) => ("release", Some(schedule.gathers[g].unit)),
         Instr::Accumulate(r) => ("hold gradients", Some(schedule.reduces[r].unit)),
+        Instr::Round(r) => ("round gradients", Some(schedule.reduces[r].unit)),
         Instr::Reduce(r) => ("reduce", Some(schedule.reduces[r].unit)),
         Instr::ReduceWait(r) => ("wait for the reduction", Some(schedule.reduces[r].unit)),
     }

@@ -111,6 +111,11 @@ pub(super) fn grad_ids(program: &Program, params: &[ParamId]) -> Vec<SlotId> {
     params.iter().filter_map(|&p| program.grads.get(p).copied()).collect()
 }
 
+/// What of some parameters' gradients travels: the full gradient, or where several units have added to it its rounding.
+pub(super) fn travelling_ids(program: &Program, params: &[ParamId]) -> Vec<SlotId> {
+    params.iter().map(|&p| program.rounded[p].unwrap_or(program.grads[p])).collect()
+}
+
 /// Buffers in the executor's hands, by slot.
 pub(super) type Live = Vec<Option<Buf>>;
 

@@ -173,6 +173,7 @@ fn hostile_manifests_are_refused_with_a_reason() {
     }
 }
 
+/// Megatron-LM #6191: a slice of padding alone is taken for corruption, or a missing one for padding.
 #[test]
 fn a_missing_slice_names_the_parameter_and_its_elements() {
     let (_run, dir, _) = checkpoint();
