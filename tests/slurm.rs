@@ -354,13 +354,13 @@ fn an_mpirun_job_saves_when_slurm_signals_its_batch_shell() {
 fn a_chain_of_jobs_goes_on_until_the_run_is_done_with_the_bits_of_an_uncut_one() {
     let cluster = Cluster::up(2);
     let case = Case::tiny();
-    let words = ["train.steps=600", "train.eval_every=0", "log.every=0", "checkpoint.every=0"];
+    let words = ["train.steps=150", "train.eval_every=0", "log.every=0", "checkpoint.every=1000"];
     // chain.sh names no output file, so sbatch takes this one; %j is the job.
     let mut chain = cluster.client(script("slurm/chain.sh").to_str().expect("a path in UTF-8"));
     chain.arg("4").args(Cluster::words(&case, "run", &words)).current_dir(case.path(""));
     chain.env("SBATCH_OUTPUT", case.path("%j.out")).env("SBATCH_TIMELIMIT", "5");
     // Steps that take long enough to be interrupted.
-    chain.env("ZERO3_TEST_COLLECTIVE_DELAY_US", "200");
+    chain.env("ZERO3_TEST_COLLECTIVE_DELAY_US", "500");
     let chain = Cluster::environment(&mut chain).output().expect("coreutils has timeout");
     assert!(chain.status.success(), "{}", String::from_utf8_lossy(&chain.stderr));
     let text = String::from_utf8_lossy(&chain.stdout).into_owned();
@@ -373,7 +373,7 @@ fn a_chain_of_jobs_goes_on_until_the_run_is_done_with_the_bits_of_an_uncut_one()
         assert!(signalled.expect("coreutils has timeout").success());
         assert_eq!(cluster.exit_code(job, &case, job), 0, "{}", Cluster::output(&case, job));
     }
-    for (job, said) in jobs.iter().zip(["stopped early", "stopped early", "finished: all 600", "holds step 600"]) {
+    for (job, said) in jobs.iter().zip(["stopped early", "stopped early", "finished: all 150", "holds step 150"]) {
         assert_eq!(cluster.exit_code(job, &case, job), 0, "{}", Cluster::output(&case, job));
         assert!(Cluster::output(&case, job).contains(said), "{said}: {}", Cluster::output(&case, job));
     }

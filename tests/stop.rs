@@ -125,6 +125,39 @@ fn a_run_stops_in_time_to_save_and_goes_on_later() {
     assert!(timing["recommended_signal"].as_str().is_some_and(|s| s.starts_with("USR1@")), "{timing:#}");
 }
 
+/// Lost time by class, and all of it with the useful time over the wall time.
+fn lost_and_sum(run_dir: &Path) -> (serde_json::Value, f64) {
+    let timing = timing(run_dir);
+    let number = |value: &serde_json::Value| value.as_f64().expect("a number");
+    let lost: f64 = timing["lost_seconds"].as_object().expect("classes").values().map(number).sum();
+    let share = (lost + number(&timing["useful_step_seconds"])) / number(&timing["wall_seconds"]);
+    (timing["lost_seconds"].clone(), share)
+}
+
+#[test]
+fn useful_and_lost_time_add_up_to_wall_time_over_a_slow_rank_and_a_killed_job() {
+    let case = Case::tiny();
+    let words = ["train.steps=60", "checkpoint.every=20", "train.eval_every=10", "log.every=0"];
+    let slow = case.train(2, "run", &["train.steps=30", "optim.decay_steps=60"]).args(&words[1..]);
+    slow.env("ZERO3_TEST_FAULT", "slow@step:1:5").output().expect_success();
+    let run_dir = case.path("run");
+    let (lost, share) = lost_and_sum(&run_dir);
+    // A second that one of two ranks slept: the mean rank lost half of it.
+    assert!(lost["stragglers"].as_f64().is_some_and(|s| s > 0.4), "{lost:#}");
+    assert!((share - 1.0).abs() < 0.01, "{share}: {lost:#}");
+
+    let killed = case.train(2, "run", &words).env("ZERO3_TEST_FAULT", "kill@step:0:48").output();
+    assert_ne!(killed.code, 0, "{killed}");
+    let before = lost["recomputed_steps"].as_f64().expect("a number");
+    case.train(2, "run", &words).output().expect_success();
+    let (lost, share) = lost_and_sum(&run_dir);
+    assert!((share - 1.0).abs() < 0.01, "{share}: {lost:#}");
+    assert!(lost["recomputed_steps"].as_f64().is_some_and(|s| s >= before), "{lost:#}");
+    for class in ["restore", "startup", "evaluation", "checkpoint_stall", "queue"] {
+        assert!(lost[class].as_f64().is_some_and(|s| s > 0.0), "{class}: {lost:#}");
+    }
+}
+
 #[test]
 fn a_rank_that_hangs_is_named_with_its_host_and_the_job_ends_with_code_5() {
     let case = Case::tiny();

@@ -124,7 +124,7 @@ impl JobClock {
         JobClock {
             end: end.map(|e| e.0),
             end_from: end.map_or("", |e| e.1),
-            started: ran.map(|ran| now - ran).or_else(|| number("SLURM_JOB_START_TIME")),
+            started: ran.map(|ran| now - ran).or_else(|| number("SLURM_JOB_START_TIME")).or(Some(process_start)),
             queued_seconds: match (
                 field("SubmitTime").and_then(date_seconds),
                 field("StartTime").and_then(date_seconds),
