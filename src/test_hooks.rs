@@ -54,8 +54,9 @@ pub const SAVE_POINTS: [(&str, Passes); 22] = [
     ("save.done", Passes::EachRank),
 ];
 
-/// Points that are none of a save: before a training step; after a batch of tokens was written, and after the last one.
-pub const OTHER_POINTS: [&str; 3] = ["step", "tokenize.batch", "tokenize.finished"];
+/// Points that are none of a save: before the deck is read, before the data are read, before a training step, before MPI
+/// ends; after a batch of tokens was written, and after the last one.
+pub const OTHER_POINTS: [&str; 6] = ["deck", "scan", "step", "leave", "tokenize.batch", "tokenize.finished"];
 
 /// The kind of fault asked for here, if one is.
 fn fault_here(point: &str, rank: usize, step: u64) -> Option<&'static str> {

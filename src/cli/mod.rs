@@ -5,6 +5,7 @@
 pub mod args;
 mod ckpt;
 mod data;
+pub mod device_choice;
 mod launch;
 mod launch_checks;
 mod plan;
@@ -16,7 +17,8 @@ use crate::config::Deck;
 use crate::data::Dataset;
 use crate::error::{Error, Exit, Result};
 use crate::report;
-use crate::telemetry::{logging, signals};
+use crate::telemetry::{Flight, logging, signals};
+use crate::test_hooks::fault_point;
 use crate::train::source::data_config;
 use crate::train::state::{self, Start};
 use crate::train::{self, Job};
@@ -137,6 +139,7 @@ fn start(resume: &Resume) -> Start {
 
 /// Starts MPI, trains, and ends the job the right way: together where all ranks know the verdict, by abort where not.
 fn train_under_mpi(args: &TrainArgs, started: Instant) -> Exit {
+    signals::hold();
     let launch = match Launch::start() {
         Ok(launch) => launch,
         Err(error) => {
@@ -150,7 +153,10 @@ fn train_under_mpi(args: &TrainArgs, started: Instant) -> Exit {
     let result = train_on(&launch, args, started);
     let here = format!("rank {} on {}", launch.rank(), launch.host());
     match result {
-        Ok(exit) => exit,
+        Ok((exit, flight)) => {
+            launch.leave(flight);
+            exit
+        }
         // All ranks have the same verdict: one says it, everybody leaves.
         Err(error @ (Error::Deck(_) | Error::Input(_) | Error::Checkpoint(_))) => {
             if launch.rank() == 0 {
@@ -174,8 +180,9 @@ fn train_under_mpi(args: &TrainArgs, started: Instant) -> Exit {
     }
 }
 
-fn train_on(launch: &Launch, args: &TrainArgs, started: Instant) -> Result<Exit> {
+fn train_on(launch: &Launch, args: &TrainArgs, started: Instant) -> Result<(Exit, Option<Flight>)> {
     let comm = launch.shard_group()?;
+    fault_point("deck", launch.rank(), 0);
     // Rank 0 reads the deck; the others get it resolved, so that all run the same one.
     let text =
         decided_by_rank_0(&comm, || Deck::load(&args.deck.path, &args.deck.overrides).map(|deck| deck.to_toml()))?;
