@@ -5,6 +5,7 @@
 //! small, blocking, and counted apart.
 
 use super::buffer::{Arena, Buf};
+use super::library::Library;
 use crate::error::Result;
 use crate::plan::schedule::Bucket;
 use std::sync::Arc;
@@ -86,6 +87,11 @@ pub trait Comm {
     fn all_gather_f64(&self, values: &[f64]) -> Result<Vec<f64>>;
     /// Every rank's bytes, in rank order; lengths may differ. Control.
     fn all_gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>>;
+    /// The library's own collectives, where the backend shows them.
+    fn library(&self) -> Option<&dyn Library> {
+        None
+    }
+
     /// Rank 0's bytes on every rank. Control.
     fn broadcast_bytes(&self, bytes: &[u8]) -> Result<Vec<u8>>;
 }

@@ -10,6 +10,7 @@ pub mod agree;
 pub mod buffer;
 pub mod comm;
 pub mod cpu;
+pub mod library;
 pub mod memory;
 pub mod mesh;
 pub mod ops;

@@ -67,7 +67,7 @@ fn ranks_by_host(places: &[Place]) -> Vec<(&str, Vec<usize>)> {
 }
 
 /// `0-3, 8`: ranks in few words.
-fn in_words(ranks: &[usize]) -> String {
+pub fn in_words(ranks: &[usize]) -> String {
     let mut runs: Vec<(usize, usize)> = Vec::new();
     for &rank in ranks {
         match runs.last_mut() {

@@ -6,6 +6,7 @@ use super::host::{elements, f32s_mut};
 use super::requests::{MAX_MESSAGE_NUMEL, RawComm, Requests, check};
 use super::worker::{InFlight, Worker};
 use crate::backend::buffer::{Arena, Buf, Space};
+use crate::backend::library::Library;
 use crate::backend::comm::{Comm, CommRecord, Landed, ReduceScatter};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -63,6 +64,11 @@ impl MpiComm {
     pub fn with_max_message_numel(mut self, numel: usize) -> Self {
         self.max_message_numel = numel;
         self
+    }
+
+    /// The communicator of blocking calls.
+    pub(super) fn control(&self) -> &SimpleCommunicator {
+        &self.control
     }
 
     fn requests(&self, comm: &SimpleCommunicator) -> Requests {
@@ -137,6 +143,10 @@ impl Comm for MpiComm {
             }
             Ok((landed(full, slices, staging), requests.received_bytes()))
         })
+    }
+
+    fn library(&self) -> Option<&dyn Library> {
+        Some(self)
     }
 
     fn barrier(&self) -> Result<()> {
