@@ -48,7 +48,8 @@ pub fn reference_name(deck: &Deck) -> String {
 /// # Errors
 /// The file cannot be read, or is no list of answers.
 pub fn read(path: &str) -> Result<Vec<Answer>> {
-    let no = |why: String| Error::Input(format!("training.known_answers = {path}: {why}; --record-answers FILE writes one"));
+    let no =
+        |why: String| Error::Input(format!("training.known_answers = {path}: {why}; --record-answers FILE writes one"));
     let text = match path {
         "" => BUILT_IN.to_string(),
         path => std::fs::read_to_string(path).map_err(|e| no(e.to_string()))?,
@@ -85,7 +86,12 @@ mod tests {
     fn answers_come_back_to_the_bit_and_the_same_processor_comes_first() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.json");
-        let answer = |on: &str, loss: f64| Answer { reference: "r".into(), computed_on: on.into(), losses: vec![loss], grad_norms: vec![] };
+        let answer = |on: &str, loss: f64| Answer {
+            reference: "r".into(),
+            computed_on: on.into(),
+            losses: vec![loss],
+            grad_norms: vec![],
+        };
         for (on, loss) in [("x", 0.1), ("y", 1.0 / 3.0), ("x", 0.1 + 0.2)] {
             record(&path, answer(on, loss)).unwrap();
         }

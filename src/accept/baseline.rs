@@ -91,12 +91,23 @@ mod tests {
             Metric::exactly("device.wrong", 0.0, 0.0, "", ""),
             Metric::skipped("device.mfu", "why"),
         ];
-        let section = Section { name: "device".into(), ending: Ending::Completed, reason: String::new(), began_s: 0.0, took_s: 0.0, metrics };
+        let section = Section {
+            name: "device".into(),
+            ending: Ending::Completed,
+            reason: String::new(),
+            began_s: 0.0,
+            took_s: 0.0,
+            metrics,
+        };
         let baseline = Baseline::of(&[section], 3, 7);
         assert_eq!(baseline.metrics.len(), 1);
         baseline.write(&path).unwrap();
         assert_eq!(Baseline::read(&path).unwrap(), baseline);
-        for (text, says) in [("{}", "missing field"), ("[", "EOF"), (r#"{"schema":"x","schema_version":1,"n_ranks":1,"deck":"","metrics":{}}"#, "`x` version 1")] {
+        for (text, says) in [
+            ("{}", "missing field"),
+            ("[", "EOF"),
+            (r#"{"schema":"x","schema_version":1,"n_ranks":1,"deck":"","metrics":{}}"#, "`x` version 1"),
+        ] {
             std::fs::write(&path, text).unwrap();
             let said = Baseline::read(&path).unwrap_err().to_string();
             assert!(said.contains(says) && said.contains("--record-baseline"), "{said}");

@@ -75,7 +75,7 @@ mod tests {
     /// A job of `n` ranks, some of which always compute wrong, in a way that depends on who they work with.
     fn simulate(n: usize, bad: &[usize], known: Option<u64>) -> (Finding, usize) {
         let digest = |group: &Vec<usize>| match bad.iter().any(|b| group.contains(b)) {
-            true => group.iter().fold(1000, |h: u64, &r| h * 31 + r as u64),
+            true => group.iter().fold(1000, |h: u64, &r| h.wrapping_mul(31) + r as u64),
             false => RIGHT,
         };
         let rounds = RefCell::new(0);

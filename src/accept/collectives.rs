@@ -211,7 +211,14 @@ impl Bench {
 }
 
 /// One size over `comm`, whose members are the ranks `members` of the job.
-fn measure<B: Backend>(lab: &Lab<'_, B>, comm: &B::Comm, op: Op, bytes: u64, scope: &str, members: &[usize]) -> Result<Point> {
+fn measure<B: Backend>(
+    lab: &Lab<'_, B>,
+    comm: &B::Comm,
+    op: Op,
+    bytes: u64,
+    scope: &str,
+    members: &[usize],
+) -> Result<Point> {
     let n = comm.size();
     let c = &lab.deck.collectives;
     let mut bench = Bench::new(lab, comm, op, bytes)?;
@@ -301,7 +308,10 @@ pub fn run<B: Backend>(lab: &Lab<'_, B>) -> Result<(Vec<Metric>, Measured)> {
         }
         let top = measured.points.last().expect("one size at least");
         let key = format!("{}_busbw", op.name());
-        let words = format!("{} bytes, {:.1} us, p99 {:.1} us, algbw {:.3} GB/s", top.bytes, top.mean_us, top.p99_us, top.algbw);
+        let words = format!(
+            "{} bytes, {:.1} us, p99 {:.1} us, algbw {:.3} GB/s",
+            top.bytes, top.mean_us, top.p99_us, top.algbw
+        );
         metrics.push(lab.judged(&name("busbw"), &key, top.busbw, "GB/s", None).because(words));
     }
     within_nodes(lab, largest, &mut measured, &mut metrics)?;
@@ -321,14 +331,22 @@ pub fn run<B: Backend>(lab: &Lab<'_, B>) -> Result<(Vec<Metric>, Measured)> {
         measured.links = pairs(lab, largest.min(PAIR_BYTES))?;
         links(lab, &measured.links, &mut metrics);
     } else {
-        metrics.push(Metric::skipped("collectives.slow_links", "collectives.pairs is off, or the backend has no point-to-point calls"));
+        metrics.push(Metric::skipped(
+            "collectives.slow_links",
+            "collectives.pairs is off, or the backend has no point-to-point calls",
+        ));
     }
     metrics.push(overlap(lab, largest)?);
     Ok((metrics, measured))
 }
 
 /// AllGather of the largest size within each node, all nodes at once; a node well below the median node is named.
-fn within_nodes<B: Backend>(lab: &Lab<'_, B>, largest: u64, measured: &mut Measured, metrics: &mut Vec<Metric>) -> Result<()> {
+fn within_nodes<B: Backend>(
+    lab: &Lab<'_, B>,
+    largest: u64,
+    measured: &mut Measured,
+    metrics: &mut Vec<Metric>,
+) -> Result<()> {
     let nodes = by_host(&lab.hosts);
     if nodes.len() < 2 {
         metrics.push(Metric::skipped("collectives.slow_nodes", "there is one node: all ranks are within it"));
@@ -345,8 +363,12 @@ fn within_nodes<B: Backend>(lab: &Lab<'_, B>, largest: u64, measured: &mut Measu
         }
     };
     let all = lab.gather(busbw)?;
-    let of_node: Vec<(usize, f64)> =
-        nodes.iter().enumerate().filter(|(_, (_, ranks))| ranks.len() > 1).map(|(i, (_, ranks))| (i, all[ranks[0]])).collect();
+    let of_node: Vec<(usize, f64)> = nodes
+        .iter()
+        .enumerate()
+        .filter(|(_, (_, ranks))| ranks.len() > 1)
+        .map(|(i, (_, ranks))| (i, all[ranks[0]]))
+        .collect();
     if of_node.is_empty() {
         metrics.push(Metric::skipped("collectives.slow_nodes", "every node has one rank"));
         return Ok(());
@@ -357,13 +379,31 @@ fn within_nodes<B: Backend>(lab: &Lab<'_, B>, largest: u64, measured: &mut Measu
         let algbw = busbw / Op::AllGather.bus_factor(n);
         let mean_us = largest as f64 / algbw / 1e3;
         let none = Vec::new();
-        measured.points.push(Point { op: Op::AllGather, scope: host.clone(), n_ranks: n, bytes: largest, mean_us, p99_us: f64::NAN, algbw, busbw, n_wrong: 0, wrong_ranks: none });
+        measured.points.push(Point {
+            op: Op::AllGather,
+            scope: host.clone(),
+            n_ranks: n,
+            bytes: largest,
+            mean_us,
+            p99_us: f64::NAN,
+            algbw,
+            busbw,
+            n_wrong: 0,
+            wrong_ranks: none,
+        });
     }
     let rates: Vec<f64> = of_node.iter().map(|&(_, rate)| rate).collect();
     let slow = super::device::slow_ranks(&rates, lab.deck.collectives.slow_link);
     let words: Vec<String> = slow
         .iter()
-        .map(|&i| format!("{}: AllGather within the node {:.3} GB/s, the median node {:.3}", nodes[of_node[i].0].0, rates[i], median(&rates)))
+        .map(|&i| {
+            format!(
+                "{}: AllGather within the node {:.3} GB/s, the median node {:.3}",
+                nodes[of_node[i].0].0,
+                rates[i],
+                median(&rates)
+            )
+        })
         .collect();
     metrics.push(Metric::none_of("collectives.slow_nodes", &words));
     Ok(())
@@ -451,10 +491,13 @@ fn overlap<B: Backend>(lab: &Lab<'_, B>, bytes: u64) -> Result<Metric> {
     let n = lab.deck.device.gemm_n.min(512);
     let shape = LinearShape { rows: n, n_in: n, n_out: n };
     let work_numel = B::Device::linear_forward_work_numel(shape, DType::F32, DType::F32, DType::F32);
-    let mut bufs = lab.buffers(&[(n * n, DType::F32), (n * n, DType::F32), (n * n, DType::F32), (work_numel, DType::F32)])?;
+    let mut bufs =
+        lab.buffers(&[(n * n, DType::F32), (n * n, DType::F32), (n * n, DType::F32), (work_numel, DType::F32)])?;
     let [out, inp, weight, work] = bufs.as_mut_slice() else { unreachable!("four were asked for") };
     let mut bench = Bench::new(lab, lab.comm, Op::AllGather, bytes)?;
-    let one = lab.median_time(0.0, || lab.device.linear_forward(out.view_mut(), inp.view(), weight.view(), None, work.view_mut(), shape));
+    let one = lab.median_time(0.0, || {
+        lab.device.linear_forward(out.view_mut(), inp.view(), weight.view(), None, work.view_mut(), shape)
+    });
     let mut alone = Vec::new();
     for _ in 0..lab.deck.collectives.iterations {
         lab.comm.barrier()?;
@@ -492,7 +535,12 @@ fn overlap<B: Backend>(lab: &Lab<'_, B>, bytes: u64) -> Result<Metric> {
     let (compute_s, both_s) = (median(&computed), median(&both));
     let hidden = lab.gather((comm_s + compute_s - both_s) / comm_s.min(compute_s))?;
     let least = hidden.iter().fold(f64::INFINITY, |a, &b| a.min(b)).clamp(0.0, 1.0);
-    let words = format!("{:.0} us of communication beside {:.0} us of compute took {:.0} us", comm_s * 1e6, compute_s * 1e6, both_s * 1e6);
+    let words = format!(
+        "{:.0} us of communication beside {:.0} us of compute took {:.0} us",
+        comm_s * 1e6,
+        compute_s * 1e6,
+        both_s * 1e6
+    );
     Ok(lab.judged("collectives.overlap", "overlap", least, "", Some(1.0)).because(words))
 }
 
@@ -502,12 +550,9 @@ mod tests {
 
     #[test]
     fn bus_factors_are_those_of_nccl_tests() {
-        for (op, n, factor) in [
-            (Op::AllGather, 4, 0.75),
-            (Op::ReduceScatter, 2, 0.5),
-            (Op::AllReduce, 4, 1.5),
-            (Op::Broadcast, 8, 1.0),
-        ] {
+        for (op, n, factor) in
+            [(Op::AllGather, 4, 0.75), (Op::ReduceScatter, 2, 0.5), (Op::AllReduce, 4, 1.5), (Op::Broadcast, 8, 1.0)]
+        {
             assert_eq!(op.bus_factor(n), factor, "{op:?} on {n}");
         }
     }

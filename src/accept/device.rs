@@ -55,8 +55,7 @@ fn memory<B: Backend>(lab: &Lab<'_, B>) -> Result<(f64, u64)> {
     let [out, x, y] = bufs.as_mut_slice() else { unreachable!("three were asked for") };
     lab.fill(x, |i| (i % 1000) as f32);
     lab.fill(y, |i| (i % 777) as f32);
-    let time =
-        lab.median_time(lab.deck.device.seconds, || lab.device.add(out.view_mut(), x.view(), y.view()));
+    let time = lab.median_time(lab.deck.device.seconds, || lab.device.add(out.view_mut(), x.view(), y.view()));
     let wrong = |(i, got): &(usize, &f32)| **got != (i % 1000 + i % 777) as f32;
     let n_wrong = lab.read(out.view()).iter().enumerate().filter(wrong).count() as u64;
     Ok((12.0 * numel as f64 / time.as_secs_f64() / 1e9, n_wrong))
@@ -77,19 +76,28 @@ pub fn run<B: Backend>(lab: &Lab<'_, B>) -> Result<Vec<Metric>> {
         let all = lab.comm.all_gather_f64(&[rate, n_wrong as f64])?;
         let rates: Vec<f64> = all.iter().step_by(2).copied().collect();
         let wrong: Vec<f64> = all.iter().skip(1).step_by(2).copied().collect();
-        let bad: Vec<String> =
-            (0..lab.n()).filter(|&r| wrong[r] > 0.0).map(|r| format!("{}: {} elements", lab.name(r), wrong[r])).collect();
+        let bad: Vec<String> = (0..lab.n())
+            .filter(|&r| wrong[r] > 0.0)
+            .map(|r| format!("{}: {} elements", lab.name(r), wrong[r]))
+            .collect();
         let name = |suffix: &str| format!("device.{what}.{suffix}");
         metrics.push(Metric::exactly(&name("n_wrong"), wrong.iter().sum(), 0.0, "", bad.join(", ")));
         let slowest = (0..lab.n()).min_by(|&x, &y| rates[x].total_cmp(&rates[y])).expect("a job has ranks");
         metrics.push(lab.judged(&name("slowest"), key, rates[slowest], unit, None).because(lab.name(slowest)));
         metrics.push(Metric::info(&name("median"), median(&rates), unit));
         for r in slow_ranks(&rates, lab.deck.device.slow_rank) {
-            slow.push(format!("{}: {what} {} {unit}, the median rank {}", lab.name(r), show(rates[r]), show(median(&rates))));
+            slow.push(format!(
+                "{}: {what} {} {unit}, the median rank {}",
+                lab.name(r),
+                show(rates[r]),
+                show(median(&rates))
+            ));
         }
         Ok(())
     };
-    for (what, key, dtype) in [("gemm_f32", "gemm_f32_gflops", DType::F32), ("gemm_bf16", "gemm_bf16_gflops", DType::Bf16)] {
+    for (what, key, dtype) in
+        [("gemm_f32", "gemm_f32_gflops", DType::F32), ("gemm_bf16", "gemm_bf16_gflops", DType::Bf16)]
+    {
         let Measured { gflops, n_wrong } = gemm(lab, dtype)?;
         add(what, key, "GFLOP/s", gflops, n_wrong)?;
     }

@@ -91,7 +91,8 @@ fn soak<B: Backend>(lab: &Lab<'_, B>, work: &Path, reference: &Reference) -> Res
         return Ok(names.iter().map(|name| Metric::skipped(name, "elasticity.soak_minutes is 0")).collect());
     }
     let step_s = median(reference.trained.settled_ms()) / 1e3;
-    let mut deck = lab.deck.reference(&reference.tokens, &work.join("soak").display().to_string(), lab.deck.training.steps)?;
+    let mut deck =
+        lab.deck.reference(&reference.tokens, &work.join("soak").display().to_string(), lab.deck.training.steps)?;
     deck.train.steps = ((minutes * 60.0 / step_s).ceil() as u64).max(4);
     let stragglers = RefCell::new(Stragglers::new(lab.hosts.clone()));
     let lines = Rc::new(RefCell::new(Vec::new()));

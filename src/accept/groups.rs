@@ -113,7 +113,9 @@ pub fn train_on<B: Backend>(
             Ok(Ok(Trained { exit: exit.code(), seconds, ..trained }))
         }
         // The group has the same verdict.
-        Err(error @ (Error::Deck(_) | Error::Input(_) | Error::Checkpoint(_) | Error::Agreed { .. })) => Ok(Err(error.to_string())),
+        Err(error @ (Error::Deck(_) | Error::Input(_) | Error::Checkpoint(_) | Error::Agreed { .. })) => {
+            Ok(Err(error.to_string()))
+        }
         Err(error) => Err(error),
     }
 }

@@ -65,12 +65,26 @@ pub fn facts<B: Backend>(lab: &Lab<'_, B>, own: &Facts) -> Facts {
     let file = |path: &str| std::fs::read_to_string(path).ok();
     say("kernel", file("/proc/sys/kernel/osrelease").map(|s| s.trim().into()));
     // To the GiB: what firmware keeps back differs by a little from node to node.
-    say("memory", file("/proc/meminfo").and_then(|s| {
-        let kib: f64 = s.lines().find_map(|l| l.strip_prefix("MemTotal:"))?.trim().trim_end_matches("kB").trim().parse().ok()?;
-        Some(format!("{:.0} GiB", kib / f64::from(1 << 20)))
-    }));
-    say("highest clock", file("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq").map(|s| format!("{} kHz", s.trim())));
-    let checkpoints = if lab.deck.run.checkpoint_dir.is_empty() { &lab.deck.run.dir } else { &lab.deck.run.checkpoint_dir };
+    say(
+        "memory",
+        file("/proc/meminfo").and_then(|s| {
+            let kib: f64 = s
+                .lines()
+                .find_map(|l| l.strip_prefix("MemTotal:"))?
+                .trim()
+                .trim_end_matches("kB")
+                .trim()
+                .parse()
+                .ok()?;
+            Some(format!("{:.0} GiB", kib / f64::from(1 << 20)))
+        }),
+    );
+    say(
+        "highest clock",
+        file("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq").map(|s| format!("{} kHz", s.trim())),
+    );
+    let checkpoints =
+        if lab.deck.run.checkpoint_dir.is_empty() { &lab.deck.run.dir } else { &lab.deck.run.checkpoint_dir };
     for (name, dir) in [("file system of run.dir", &lab.deck.run.dir), ("file system of checkpoints", checkpoints)] {
         say(name, file_system(&file("/proc/self/mounts").unwrap_or_default(), Path::new(dir)));
     }
@@ -115,7 +129,13 @@ pub fn run<B: Backend>(lab: &Lab<'_, B>, own: &Facts) -> Result<(Vec<Metric>, Ve
     };
     let (binding, other): (Vec<&Odd>, Vec<&Odd>) = odd.iter().partition(|o| BINDING.contains(&o.fact.as_str()));
     let words_of = |list: &[&Odd]| list.iter().map(|o| words(o)).collect::<Vec<_>>();
-    metrics.push(Metric::exactly("inventory.disagreements", binding.len() as f64, 0.0, "", words_of(&binding).join("; ")));
+    metrics.push(Metric::exactly(
+        "inventory.disagreements",
+        binding.len() as f64,
+        0.0,
+        "",
+        words_of(&binding).join("; "),
+    ));
     metrics.push(Metric::none_of("inventory.odd_ones_out", &words_of(&other)));
     Ok((metrics, all))
 }

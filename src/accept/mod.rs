@@ -27,8 +27,8 @@ pub mod verdict;
 pub use inventory::Facts;
 pub use lab::{Lab, Split};
 
-use crate::backend::agree::{all_or_none, decided_by_rank_0};
 use crate::backend::Backend;
+use crate::backend::agree::{all_or_none, decided_by_rank_0};
 use crate::config::acceptance::STAGES;
 use crate::error::{Error, Exit, Result};
 use crate::telemetry::signals::{self, Stop};
@@ -64,7 +64,8 @@ struct Findings {
 /// rank alone have to abort the job. Collective.
 pub fn run<B: Backend>(lab: &Lab<'_, B>, own: &Facts, record: &Record) -> Result<Exit> {
     let run_dir = Path::new(&lab.deck.run.dir);
-    let checkpoints = if lab.deck.run.checkpoint_dir.is_empty() { run_dir } else { Path::new(&lab.deck.run.checkpoint_dir) };
+    let checkpoints =
+        if lab.deck.run.checkpoint_dir.is_empty() { run_dir } else { Path::new(&lab.deck.run.checkpoint_dir) };
     let work = checkpoints.join(WORK_DIR);
     decided_by_rank_0(lab.comm, || {
         std::fs::create_dir_all(run_dir).map_err(|e| Error::io("mkdir", run_dir, &e))?;
@@ -86,7 +87,9 @@ pub fn run<B: Backend>(lab: &Lab<'_, B>, own: &Facts, record: &Record) -> Result
             match run_stage(lab, stage, own, &work, &mut found) {
                 Ok(metrics) => section.metrics = metrics,
                 // Every rank knows, and the others sections may still have something to say.
-                Err(error @ Error::Agreed { .. }) => (section.ending, section.reason) = (Ending::Failed, error.to_string()),
+                Err(error @ Error::Agreed { .. }) => {
+                    (section.ending, section.reason) = (Ending::Failed, error.to_string())
+                }
                 Err(error) => return Err(error),
             }
             section.took_s = lab.started.elapsed().as_secs_f64() - began_s;
@@ -130,9 +133,17 @@ fn whether<B: Backend>(lab: &Lab<'_, B>, stage: &str, done: &[Section], limit_s:
     })
 }
 
-fn run_stage<B: Backend>(lab: &Lab<'_, B>, stage: &str, own: &Facts, work: &Path, found: &mut Findings) -> Result<Vec<Metric>> {
+fn run_stage<B: Backend>(
+    lab: &Lab<'_, B>,
+    stage: &str,
+    own: &Facts,
+    work: &Path,
+    found: &mut Findings,
+) -> Result<Vec<Metric>> {
     let report = &mut found.report;
-    let without = |stage: &str| groups::all_know(format!("{stage} goes on from the reference run, and `training` is not in run.sections"));
+    let without = |stage: &str| {
+        groups::all_know(format!("{stage} goes on from the reference run, and `training` is not in run.sections"))
+    };
     match stage {
         "inventory" => {
             let (metrics, facts) = inventory::run(lab, own)?;

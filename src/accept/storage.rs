@@ -84,9 +84,13 @@ fn timed<B: Backend, T>(
     let started = Instant::now();
     let done = work();
     let seconds = started.elapsed().as_secs_f64();
-    let own = done.as_ref().err().map_or(String::new(), |e| format!("{}: {what} in {}: {e}", lab.name(lab.rank()), dir.display()));
+    let own = done
+        .as_ref()
+        .err()
+        .map_or(String::new(), |e| format!("{}: {what} in {}: {e}", lab.name(lab.rank()), dir.display()));
     let said = lab.comm.all_gather_bytes(own.as_bytes())?;
-    let said: Vec<String> = said.iter().map(|s| String::from_utf8_lossy(s).into_owned()).filter(|s| !s.is_empty()).collect();
+    let said: Vec<String> =
+        said.iter().map(|s| String::from_utf8_lossy(s).into_owned()).filter(|s| !s.is_empty()).collect();
     let seconds = lab.gather(seconds)?;
     Ok((if said.is_empty() { Ok(seconds) } else { Err(said) }, done.ok()))
 }
@@ -149,7 +153,8 @@ fn measure<B: Backend>(lab: &Lab<'_, B>, dir: &Path) -> Result<Vec<Metric>> {
     Ok(vec![
         Metric::exactly("storage.n_failed_ranks", 0.0, 0.0, "", ""),
         lab.judged("storage.write", "write_gb_per_s", written.0, "GB/s", None).because(each),
-        lab.judged("storage.read", "read_gb_per_s", read_back.0, "GB/s", None).because(format!("each rank {whose}; {cached}")),
+        lab.judged("storage.read", "read_gb_per_s", read_back.0, "GB/s", None)
+            .because(format!("each rank {whose}; {cached}")),
         Metric::exactly("storage.n_wrong", wrong.iter().sum(), 0.0, "bytes", blame.join("; ")),
         lab.judged("storage.metadata", "metadata_per_s", (3 * n * n_files) as f64 / slowest, "1/s", None),
     ])

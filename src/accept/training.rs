@@ -98,14 +98,22 @@ fn against_plan(summary: &Summary, metrics: &mut Vec<Metric>) {
     exact("training.resident_bytes", &summary.resident.bytes);
     exact("training.peak_bytes", &summary.peak_bytes);
     let off = summary.steps_off_plan as f64;
-    metrics.push(Metric::exactly("training.steps_off_plan", off, 0.0, "", "steps of any rank that moved other bytes than planned"));
+    metrics.push(Metric::exactly(
+        "training.steps_off_plan",
+        off,
+        0.0,
+        "",
+        "steps of any rank that moved other bytes than planned",
+    ));
 }
 
 /// Every loss to the bit where the answer was computed on the same kind of processor, the last one within a band elsewhere.
 fn against_answer<B: Backend>(lab: &Lab<'_, B>, trained: &Trained, known: Option<(&Answer, bool)>) -> Metric {
     let name = "training.losses";
     match known {
-        None => Metric::skipped(name, "no stored answer for this model and these steps; --record-answers FILE stores one"),
+        None => {
+            Metric::skipped(name, "no stored answer for this model and these steps; --record-answers FILE stores one")
+        }
         Some((answer, true)) => {
             let differs = |i: &usize| {
                 answer.losses.get(*i).map(|x| x.to_bits()) != trained.losses.get(*i).map(|x| x.to_bits())
@@ -114,14 +122,20 @@ fn against_answer<B: Backend>(lab: &Lab<'_, B>, trained: &Trained, known: Option
             let n = answer.losses.len().max(trained.losses.len());
             let wrong: Vec<usize> = (0..n).filter(differs).collect();
             let blame = wrong.first().map_or(String::new(), |first| {
-                format!("bits differ from the stored answer from step {} on, which the same kind of processor computed", first + 1)
+                format!(
+                    "bits differ from the stored answer from step {} on, which the same kind of processor computed",
+                    first + 1
+                )
             });
             Metric::exactly(name, wrong.len() as f64, 0.0, "steps", blame)
                 .because(format!("bit for bit against the answer of {}", answer.computed_on))
         }
         Some((answer, false)) => {
             let (own, wanted) = (trained.losses.last().copied(), answer.losses.last().copied());
-            let words = format!("loss of the last step; the answer was computed on another kind of processor, {}", answer.computed_on);
+            let words = format!(
+                "loss of the last step; the answer was computed on another kind of processor, {}",
+                answer.computed_on
+            );
             let mut metric = lab.judged(name, "loss", own.unwrap_or(f64::NAN), "nats", wanted).because(words);
             metric.correctness = true;
             metric

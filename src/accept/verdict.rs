@@ -90,7 +90,8 @@ impl Verdict {
             }
             for metric in section.metrics.iter().filter(|m| m.status == Status::Fail) {
                 valid &= !metric.correctness;
-                let value = metric.value.map_or(String::new(), |v| format!(" = {} {}", super::metric::show(v), metric.unit));
+                let value =
+                    metric.value.map_or(String::new(), |v| format!(" = {} {}", super::metric::show(v), metric.unit));
                 reasons.push(format!("{}{}: {}", metric.name, value.trim_end(), metric.reason));
             }
         }
@@ -131,8 +132,16 @@ mod tests {
             (vec![section("device", Completed, vec![])], "VALID  ACCEPTED", Exit::Finished),
             (vec![section("device", Completed, vec![slow()])], "VALID  NOT ACCEPTED", Exit::NotAccepted),
             (vec![section("device", Completed, vec![wrong])], "INVALID  NOT ACCEPTED", Exit::NotAccepted),
-            (vec![section("device", Completed, vec![]), section("storage", Skipped, vec![])], "INVALID  NOT ACCEPTED", Exit::NotAccepted),
-            (vec![section("device", Completed, vec![]), section("storage", NotAsked, vec![])], "VALID  ACCEPTED", Exit::Finished),
+            (
+                vec![section("device", Completed, vec![]), section("storage", Skipped, vec![])],
+                "INVALID  NOT ACCEPTED",
+                Exit::NotAccepted,
+            ),
+            (
+                vec![section("device", Completed, vec![]), section("storage", NotAsked, vec![])],
+                "VALID  ACCEPTED",
+                Exit::Finished,
+            ),
             (vec![section("device", Failed, vec![])], "INVALID  NOT ACCEPTED", Exit::NotAccepted),
             (vec![], "INVALID  NOT ACCEPTED", Exit::NotAccepted),
         ] {

@@ -864,10 +864,7 @@ mod tests {
             let help = parsed(&format!("{line} --help")).unwrap_err();
             assert_eq!(help.exit_code(), 0);
             let text = help.to_string();
-            assert!(
-                text.contains("zero3 ") && text.contains("inputs/") || text.contains("runs/tiny"),
-                "{text}"
-            );
+            assert!(text.contains("zero3 ") && text.contains("inputs/") || text.contains("runs/tiny"), "{text}");
             assert!(text.contains("Exit codes"), "{text}");
         }
     }

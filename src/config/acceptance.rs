@@ -8,8 +8,7 @@ use super::*;
 use crate::error::Fault;
 
 /// Sections of an acceptance, in the order they run.
-pub const STAGES: [&str; 7] =
-    ["inventory", "device", "collectives", "storage", "training", "scaling", "elasticity"];
+pub const STAGES: [&str; 7] = ["inventory", "device", "collectives", "storage", "training", "scaling", "elasticity"];
 
 deck! {
     /// The job: what runs, where it writes, how long it may take.
@@ -153,7 +152,8 @@ impl Deck {
         if let Some(sections) = resolver.choice::<String>("run.sections")
             && let Err(unknown) = stages(&sections)
         {
-            resolver.refuse("run.sections", format!("\"all\" or some of {}; there is no `{unknown}`", STAGES.join(",")));
+            resolver
+                .refuse("run.sections", format!("\"all\" or some of {}; there is no `{unknown}`", STAGES.join(",")));
         }
         let deck: Deck = resolver.finish()?;
         // The reference model and its training are checked by the deck that they become.
@@ -220,7 +220,8 @@ fn quoted(text: &str) -> String {
 
 /// A fault of the reference run's deck in the words of this one.
 fn as_written_here(fault: Fault) -> Fault {
-    let here = |text: &str| ["model.", "train.", "zero."].iter().fold(text.to_string(), |t, s| t.replace(s, "training."));
+    let here =
+        |text: &str| ["model.", "train.", "zero."].iter().fold(text.to_string(), |t, s| t.replace(s, "training."));
     Fault { key: here(&fault.key), value: fault.value, wants: here(&fault.wants) }
 }
 
@@ -279,7 +280,12 @@ mod tests {
         }
         let written = std::fs::read_to_string(&path).unwrap();
         for (i, (is, should)) in written.lines().zip(wanted.lines()).enumerate() {
-            assert_eq!(is, should, "docs/acceptance.md line {} (UPDATE_DOCS=1 cargo test --lib config rewrites it)", i + 1);
+            assert_eq!(
+                is,
+                should,
+                "docs/acceptance.md line {} (UPDATE_DOCS=1 cargo test --lib config rewrites it)",
+                i + 1
+            );
         }
         assert_eq!(written.len(), wanted.len());
     }

@@ -346,7 +346,10 @@ fn every_deck_in_inputs_is_valid() {
     let mut n_decks = 0;
     for entry in std::fs::read_dir(root("inputs")).unwrap() {
         let path = entry.unwrap().path();
-        if path.extension().is_some_and(|e| e == "toml") && !path.ends_with("acceptance.toml") && !path.ends_with("acceptance_quick.toml") {
+        if path.extension().is_some_and(|e| e == "toml")
+            && !path.ends_with("acceptance.toml")
+            && !path.ends_with("acceptance_quick.toml")
+        {
             Deck::load(&path, &[]).unwrap_or_else(|err| panic!("{}: {err}", path.display()));
             n_decks += 1;
         }
@@ -419,7 +422,9 @@ fn valid_text(key: &'static Key) -> BoxedStrategy<String> {
         Kind::Duration => {
             proptest::sample::select(&["", "90", "1h30m", "01:30:00"][..]).prop_map(str::to_owned).boxed()
         }
-        Kind::Limit => proptest::sample::select(&["", "40 -10%", "2.5 +20%", "-5%"][..]).prop_map(str::to_owned).boxed(),
+        Kind::Limit => {
+            proptest::sample::select(&["", "40 -10%", "2.5 +20%", "-5%"][..]).prop_map(str::to_owned).boxed()
+        }
         Kind::Signals => proptest::sample::select(&["", "TERM", "SIGUSR1,INT"][..]).prop_map(str::to_owned).boxed(),
         Kind::LogFilter => proptest::sample::select(&["off", "WARN", "zero3=debug", "info,a::b=off/x"][..])
             .prop_map(str::to_owned)

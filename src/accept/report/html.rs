@@ -19,7 +19,10 @@ const STYLE: &str = "body{font:15px sans-serif;max-width:1200px;margin:2em auto;
 pub fn page(report: &Report) -> Result<String, Failed> {
     let mut out = String::new();
     let line = report.verdict.line();
-    write!(out, "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\"><title>zero3 accept: {line}</title><style>{STYLE}</style></head><body>")?;
+    write!(
+        out,
+        "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\"><title>zero3 accept: {line}</title><style>{STYLE}</style></head><body>"
+    )?;
     let class = if report.verdict.accepted { "PASS" } else { "FAIL" };
     write!(out, "<h1 class=\"{class}\">{line}</h1><p>{} ranks, {:.0} s</p><ul>", report.n_ranks, report.seconds)?;
     for reason in &report.verdict.reasons {
@@ -48,7 +51,11 @@ pub fn page(report: &Report) -> Result<String, Failed> {
             let reference = m.reference.map_or(String::new(), |r| format!("{} {}", source_name(m.source), show(r)));
             let status: Status = m.status;
             let (s, name, why) = (status.name(), &m.name, escape(&m.reason));
-            write!(out, "<tr><td class=\"{s}\">{s}</td><td>{name}</td><td class=\"n\">{value}</td><td>{}</td><td>{reference}</td><td>{why}</td></tr>", m.unit)?;
+            write!(
+                out,
+                "<tr><td class=\"{s}\">{s}</td><td>{name}</td><td class=\"n\">{value}</td><td>{}</td><td>{reference}</td><td>{why}</td></tr>",
+                m.unit
+            )?;
         }
         out += "</table>";
     }
@@ -66,7 +73,9 @@ fn escape(text: &str) -> String {
 }
 
 /// An SVG picture.
-fn draw(paint: impl FnOnce(&DrawingArea<SVGBackend<'_>, Shift>) -> Result<(), Failed>) -> Result<Option<String>, Failed> {
+fn draw(
+    paint: impl FnOnce(&DrawingArea<SVGBackend<'_>, Shift>) -> Result<(), Failed>,
+) -> Result<Option<String>, Failed> {
     let mut svg = String::new();
     {
         let area = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
@@ -111,7 +120,11 @@ fn busbw(report: &Report) -> Result<Option<String>, Failed> {
                 .label(op.name())
                 .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], color.stroke_width(2)));
         }
-        chart.configure_series_labels().position(SeriesLabelPosition::UpperLeft).background_style(WHITE.mix(0.8)).draw()?;
+        chart
+            .configure_series_labels()
+            .position(SeriesLabelPosition::UpperLeft)
+            .background_style(WHITE.mix(0.8))
+            .draw()?;
         Ok(())
     })
 }
@@ -131,7 +144,8 @@ fn scaling(report: &Report) -> Result<Option<String>, Failed> {
         chart.configure_mesh().x_desc("ranks").y_desc("tokens per second").draw()?;
         for (i, mode) in ["strong", "weak"].into_iter().enumerate() {
             let color = Palette99::pick(i).to_rgba();
-            let of_mode: Vec<_> = points.iter().filter(|p| p.mode == mode).map(|p| (p.n_ranks as f64, p.tokens_per_s)).collect();
+            let of_mode: Vec<_> =
+                points.iter().filter(|p| p.mode == mode).map(|p| (p.n_ranks as f64, p.tokens_per_s)).collect();
             chart
                 .draw_series(LineSeries::new(of_mode, color.stroke_width(2)).point_size(3))?
                 .label(mode)
@@ -142,7 +156,11 @@ fn scaling(report: &Report) -> Result<Option<String>, Failed> {
                 .label(format!("{mode}, ideal"))
                 .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], color.mix(0.4)));
         }
-        chart.configure_series_labels().position(SeriesLabelPosition::UpperLeft).background_style(WHITE.mix(0.8)).draw()?;
+        chart
+            .configure_series_labels()
+            .position(SeriesLabelPosition::UpperLeft)
+            .background_style(WHITE.mix(0.8))
+            .draw()?;
         Ok(())
     })
 }
@@ -203,7 +221,11 @@ fn timeline(report: &Report) -> Result<Option<String>, Failed> {
             let (top, bottom) = ((n - i) as f64 - 0.15, (n - i) as f64 - 0.85);
             let color = if s.is_sound() { Palette99::pick(i).to_rgba() } else { RED.to_rgba() };
             chart.draw_series([Rectangle::new([(s.began_s, top), (s.began_s + s.took_s, bottom)], color.filled())])?;
-            chart.draw_series([Text::new(format!("{} {:.1} s", s.name, s.took_s), (s.began_s, top), ("sans-serif", 14))])?;
+            chart.draw_series([Text::new(
+                format!("{} {:.1} s", s.name, s.took_s),
+                (s.began_s, top),
+                ("sans-serif", 14),
+            )])?;
         }
         Ok(())
     })

@@ -13,7 +13,6 @@ pub fn lines(report: &Report) -> String {
     let end = at(report.seconds);
     out.add(at(0.0), "POINT_IN_TIME", "submission_benchmark", json!("zero3_acceptance"), json!({}));
     out.add(at(0.0), "POINT_IN_TIME", "submission_org", json!("zero3"), json!({}));
-    out.add(at(0.0), "POINT_IN_TIME", "seed", json!(1), json!({}));
     out.add(at(0.0), "INTERVAL_START", "run_start", Value::Null, json!({ "n_ranks": report.n_ranks }));
     for section in &report.sections {
         let of_section = || json!({ "section": section.name });
@@ -31,7 +30,13 @@ pub fn lines(report: &Report) -> String {
         out.add(stop, "INTERVAL_END", "block_stop", Value::Null, of_section());
     }
     let status = if report.verdict.accepted { "success" } else { "aborted" };
-    out.add(end, "INTERVAL_END", "run_stop", Value::Null, json!({ "status": status, "verdict": report.verdict.line() }));
+    out.add(
+        end,
+        "INTERVAL_END",
+        "run_stop",
+        Value::Null,
+        json!({ "status": status, "verdict": report.verdict.line() }),
+    );
     out.text
 }
 

@@ -63,7 +63,9 @@ mod tests {
 
     #[test]
     fn a_line_has_verdict_figure_reference_and_reason() {
-        let metric = Metric::info("a.b", 9.0, "GB/s").judged(&"10 -5% +20%".parse().unwrap(), None, None).because("rank 1 on n2");
+        let metric = Metric::info("a.b", 9.0, "GB/s")
+            .judged(&"10 -5% +20%".parse().unwrap(), None, None)
+            .because("rank 1 on n2");
         let words = line(&metric);
         for part in ["FAIL    a.b", "9 GB/s", "[deck 10 -5% +20%]", "rank 1 on n2; below the lowest good value 9.5"] {
             assert!(words.contains(part), "{part}: {words}");

@@ -11,8 +11,22 @@ fn report() -> Report {
         Metric::skipped("training.mfu", "run.peak_gflops is not set, \"so\" <there>"),
         Metric::info("training.step_p50", f64::NAN, "ms"),
     ];
-    let training = Section { name: "training".into(), ending: Ending::Completed, reason: String::new(), began_s: 1.0, took_s: 2.0, metrics };
-    let scaling = Section { name: "scaling".into(), ending: Ending::Skipped, reason: "time".into(), began_s: 3.0, took_s: 0.0, metrics: vec![] };
+    let training = Section {
+        name: "training".into(),
+        ending: Ending::Completed,
+        reason: String::new(),
+        began_s: 1.0,
+        took_s: 2.0,
+        metrics,
+    };
+    let scaling = Section {
+        name: "scaling".into(),
+        ending: Ending::Skipped,
+        reason: "time".into(),
+        began_s: 3.0,
+        took_s: 0.0,
+        metrics: vec![],
+    };
     let sections = vec![training, scaling];
     let point = |bytes: u64| Point {
         op: Op::AllGather,
@@ -26,7 +40,12 @@ fn report() -> Report {
         n_wrong: 0,
         wrong_ranks: vec![],
     };
-    let run = Trained { losses: vec![2.0, 1.0], step_ms: vec![5.0, 6.0], compute_ms: vec![vec![4.0, 5.0], vec![4.5, 4.5]], ..Trained::default() };
+    let run = Trained {
+        losses: vec![2.0, 1.0],
+        step_ms: vec![5.0, 6.0],
+        compute_ms: vec![vec![4.0, 5.0], vec![4.5, 4.5]],
+        ..Trained::default()
+    };
     Report {
         schema: SCHEMA,
         schema_version: VERSION,
@@ -40,7 +59,9 @@ fn report() -> Report {
         ranks: vec![Facts::from([("host".into(), "n<1>".into())]); 2],
         sections,
         collectives: Measured { points: vec![point(8), point(64)], links: vec![] },
-        scaling: [1, 2].map(|n_ranks| scaling::Point { mode: "strong", n_ranks, tokens_per_s: n_ranks as f64, efficiency: 1.0 }).into(),
+        scaling: [1, 2]
+            .map(|n_ranks| scaling::Point { mode: "strong", n_ranks, tokens_per_s: n_ranks as f64, efficiency: 1.0 })
+            .into(),
         reference_run: Some(run),
     }
 }
@@ -55,18 +76,22 @@ fn every_file_is_written_and_holds_every_metric() {
             assert!(text.contains(metric), "{metric} in {name}");
         }
     }
-    let json: serde_json::Value = serde_json::from_slice(&std::fs::read(dir.path().join("report.json")).unwrap()).unwrap();
+    let json: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(dir.path().join("report.json")).unwrap()).unwrap();
     assert_eq!((&json["schema"], &json["schema_version"]), (&"zero3.acceptance".into(), &1.into()));
     assert_eq!(json["verdict"]["valid"], false);
     let first = &json["sections"][0]["metrics"][0];
-    assert_eq!((first["value"].as_f64(), &first["status"], &first["source"]), (Some(1.0 / 3.0), &"FAIL".into(), &"deck".into()));
+    assert_eq!(
+        (first["value"].as_f64(), &first["status"], &first["source"]),
+        (Some(1.0 / 3.0), &"FAIL".into(), &"deck".into())
+    );
 }
 
 #[test]
 fn the_table_reads_back_to_the_same_bits() {
     let text = csv::table(&report()).unwrap();
     let mut reader = ::csv::Reader::from_reader(text.as_bytes());
-    let rows: Vec<::csv::StringRecord> = reader.records().map(Result::unwrap).collect();
+    let rows: Vec<::csv::StringRecord> = reader.records().map(|row| row.unwrap()).collect();
     assert_eq!(rows.len(), 3);
     assert_eq!(rows[0][1].parse::<f64>().unwrap().to_bits(), (1.0_f64 / 3.0).to_bits());
     assert_eq!((&rows[1][1], &rows[1][3]), ("", "SKIPPED"));
@@ -95,7 +120,9 @@ fn every_mllog_line_is_one_that_the_parser_reads() {
         assert_eq!(json["metadata"]["lineno"].as_u64(), Some(i as u64 + 1));
         match json["event_type"].as_str().unwrap() {
             "INTERVAL_START" => open.push(json["key"].as_str().unwrap().replace("_start", "")),
-            "INTERVAL_END" => assert_eq!(open.pop(), Some(json["key"].as_str().unwrap().replace("_stop", "")), "{line}"),
+            "INTERVAL_END" => {
+                assert_eq!(open.pop(), Some(json["key"].as_str().unwrap().replace("_stop", "")), "{line}")
+            }
             "POINT_IN_TIME" => {}
             other => panic!("{other}"),
         }
