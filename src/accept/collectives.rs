@@ -452,11 +452,11 @@ fn round_trip<B: Backend>(lab: &Lab<'_, B>, peer: usize, bufs: &mut [Buf]) -> Re
     let library = lab.comm.library().expect("checked before");
     let mut times = Vec::new();
     let c = &lab.deck.collectives;
-    for i in 0..c.warmup as usize + c.iterations {
+    for i in 0..c.warmup + c.iterations {
         let started = Instant::now();
         ping_pong(library, lab.rank(), peer, &mut out[0], &inp[0])?;
         test_hooks::delay_link(lab.rank(), peer);
-        if i >= c.warmup as usize {
+        if i >= c.warmup {
             times.push(started.elapsed().as_secs_f64());
         }
     }

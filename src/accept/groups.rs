@@ -108,7 +108,8 @@ pub fn train_on<B: Backend>(
     let seconds = job.started.elapsed().as_secs_f64();
     drop(job);
     match outcome {
-        Ok(exit) => {
+        // Its recorder ends here: the job goes on.
+        Ok((exit, _)) => {
             let trained = Rc::into_inner(seen).expect("the run is over").into_inner();
             Ok(Ok(Trained { exit: exit.code(), seconds, ..trained }))
         }

@@ -73,13 +73,16 @@ fn small_files(dir: &Path, rank: usize, n_files: usize) -> std::io::Result<()> {
     (0..n_files).try_for_each(|i| std::fs::remove_file(name("old", i)))
 }
 
-/// Every rank's seconds, and what failed where, in words.
+/// Every rank's seconds, or what failed where, in words; and what this rank's work came to.
+type Timed<T> = (std::result::Result<Vec<f64>, Vec<String>>, Option<T>);
+
+/// Does the work on every rank at once. Collective.
 fn timed<B: Backend, T>(
     lab: &Lab<'_, B>,
     what: &str,
     dir: &Path,
     work: impl FnOnce() -> std::io::Result<T>,
-) -> Result<(std::result::Result<Vec<f64>, Vec<String>>, Option<T>)> {
+) -> Result<Timed<T>> {
     lab.comm.barrier()?;
     let started = Instant::now();
     let done = work();

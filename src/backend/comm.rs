@@ -87,6 +87,8 @@ pub trait Comm {
     fn all_gather_f64(&self, values: &[f64]) -> Result<Vec<f64>>;
     /// Every rank's bytes, in rank order; lengths may differ. Control.
     fn all_gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>>;
+    /// Every rank's bytes on rank 0, in rank order; nothing elsewhere. Control.
+    fn gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>>;
     /// The library's own collectives, where the backend shows them.
     fn library(&self) -> Option<&dyn Library> {
         None

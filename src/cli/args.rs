@@ -443,7 +443,7 @@ enum DataCommand {
         #[arg(long, value_name = "before|after|none", value_parser = parse_document_token)]
         document_token: Option<DocumentToken>,
         /// The name of that token in a tokenizer.json; without it, the first found of <|endoftext|>, <|end_of_text|>,
-        /// <|begin_of_text|>, </s>, <eos>.
+        /// `<|begin_of_text|>`, `</s>`, `<eos>`.
         #[arg(long, value_name = "TOKEN")]
         document_token_name: Option<String>,
         /// Start over, whatever an earlier run made of OUT.

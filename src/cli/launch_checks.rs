@@ -54,20 +54,20 @@ pub struct Place {
     pub threads: usize,
 }
 
-/// Ranks of each node, by the order of their lowest rank.
-fn ranks_by_host(places: &[Place]) -> Vec<(&str, Vec<usize>)> {
+/// Ranks of each node, by the order of their lowest rank; the r-th host is that of rank r.
+pub(super) fn ranks_by_host<'a>(host_of_rank: impl Iterator<Item = &'a str>) -> Vec<(&'a str, Vec<usize>)> {
     let mut hosts: Vec<(&str, Vec<usize>)> = Vec::new();
-    for (rank, place) in places.iter().enumerate() {
-        match hosts.iter_mut().find(|(host, _)| *host == place.host) {
+    for (rank, host) in host_of_rank.enumerate() {
+        match hosts.iter_mut().find(|(known, _)| *known == host) {
             Some((_, ranks)) => ranks.push(rank),
-            None => hosts.push((&place.host, vec![rank])),
+            None => hosts.push((host, vec![rank])),
         }
     }
     hosts
 }
 
 /// `0-3, 8`: ranks in few words.
-pub fn in_words(ranks: &[usize]) -> String {
+pub(super) fn in_words(ranks: &[usize]) -> String {
     let mut runs: Vec<(usize, usize)> = Vec::new();
     for &rank in ranks {
         match runs.last_mut() {
@@ -81,7 +81,7 @@ pub fn in_words(ranks: &[usize]) -> String {
 
 /// Who is where: `2 nodes: n1 (ranks 0-1), n2 (ranks 2-3)`.
 pub fn layout(places: &[Place]) -> String {
-    let hosts = ranks_by_host(places);
+    let hosts = ranks_by_host(places.iter().map(|place| place.host.as_str()));
     let list: Vec<String> = hosts
         .iter()
         .map(|(host, ranks)| format!("{host} (rank{} {})", if ranks.len() == 1 { "" } else { "s" }, in_words(ranks)))
@@ -91,7 +91,7 @@ pub fn layout(places: &[Place]) -> String {
 
 /// What will work and be slow, one line each.
 pub fn warnings(places: &[Place]) -> Vec<String> {
-    let hosts = ranks_by_host(places);
+    let hosts = ranks_by_host(places.iter().map(|place| place.host.as_str()));
     let mut lines = Vec::new();
     let counts: BTreeSet<usize> = hosts.iter().map(|(_, ranks)| ranks.len()).collect();
     if counts.len() > 1 {

@@ -6,6 +6,7 @@ mod accept;
 pub mod args;
 mod ckpt;
 mod data;
+pub mod device_choice;
 mod launch;
 mod launch_checks;
 mod plan;
@@ -17,7 +18,8 @@ use crate::config::Deck;
 use crate::data::Dataset;
 use crate::error::{Error, Exit, Result};
 use crate::report;
-use crate::telemetry::{logging, signals};
+use crate::telemetry::{Flight, logging, signals};
+use crate::test_hooks::fault_point;
 use crate::train::source::data_config;
 use crate::train::state::{self, Start};
 use crate::train::{self, Job};
@@ -43,7 +45,9 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> Exit {
     let outcome = match command {
         Command::Train(args) if args.dry_run => alone(|| dry_run(&args)),
         Command::Train(args) => return under_mpi(|launch| train_on(launch, &args, started)),
-        Command::Accept(args) => return under_mpi(|launch| accept::run(launch, &args, started)),
+        Command::Accept(args) => {
+            return under_mpi(|launch| accept::run(launch, &args, started).map(|exit| (exit, None)));
+        }
         Command::Plan(args) => alone(|| plan::run(&args)),
         Command::DataInfo(args) => alone(|| data::info(&args)),
         Command::DataFiles(args) => alone(|| data::files_info(&args)),
@@ -138,7 +142,8 @@ fn start(resume: &Resume) -> Start {
 }
 
 /// Starts MPI, works, and ends the job the right way: together where all ranks know the verdict, by abort where not.
-fn under_mpi(work: impl FnOnce(&Launch) -> Result<Exit>) -> Exit {
+fn under_mpi(work: impl FnOnce(&Launch) -> Result<(Exit, Option<Flight>)>) -> Exit {
+    signals::hold();
     let launch = match Launch::start() {
         Ok(launch) => launch,
         Err(error) => {
@@ -152,7 +157,10 @@ fn under_mpi(work: impl FnOnce(&Launch) -> Result<Exit>) -> Exit {
     let result = work(&launch);
     let here = format!("rank {} on {}", launch.rank(), launch.host());
     match result {
-        Ok(exit) => exit,
+        Ok((exit, flight)) => {
+            launch.leave(flight);
+            exit
+        }
         // All ranks have the same verdict: one says it, everybody leaves.
         Err(error @ (Error::Deck(_) | Error::Input(_) | Error::Checkpoint(_))) => {
             if launch.rank() == 0 {
@@ -176,8 +184,9 @@ fn under_mpi(work: impl FnOnce(&Launch) -> Result<Exit>) -> Exit {
     }
 }
 
-fn train_on(launch: &Launch, args: &TrainArgs, started: Instant) -> Result<Exit> {
+fn train_on(launch: &Launch, args: &TrainArgs, started: Instant) -> Result<(Exit, Option<Flight>)> {
     let comm = launch.shard_group()?;
+    fault_point("deck", launch.rank(), 0);
     // Rank 0 reads the deck; the others get it resolved, so that all run the same one.
     let text =
         decided_by_rank_0(&comm, || Deck::load(&args.deck.path, &args.deck.overrides).map(|deck| deck.to_toml()))?;

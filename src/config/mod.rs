@@ -165,6 +165,8 @@ deck! {
             "Time from the start of the process after which it must be over; it saves and stops with code 75 before. Slurm's own limit counts too.";
         stop_signals: String = (default "TERM,USR1"), Kind::Signals,
             "Signals that ask for a checkpoint at the next step boundary and a stop with code 75; one rank is enough.";
+        job_comment: bool = (default "false"), Kind::Flag,
+            "Put step, pace and projected end into the Slurm job's comment (`squeue -o '%i %k'`), once a minute at most.";
         timeout: u64 = (default "600"), integer(0, 1 << 31),
             "Seconds without progress after which a run is taken for stuck: it names the ranks that are late and ends with code 5. 0 = wait for ever.";
     }

@@ -5,10 +5,12 @@
 pub mod comm_volume;
 pub mod flight;
 pub mod human;
+pub mod job_comment;
 pub mod ledger;
 pub mod logging;
 pub mod progress;
 mod replace_file;
+mod scontrol;
 pub mod signals;
 pub mod step_log;
 pub mod stragglers;

@@ -67,8 +67,9 @@ pub struct Job {
 pub type Watch = dyn Fn(&StepRow, &[RankStep]);
 
 /// Runs a job to its end on the shard group `comm`. Errors of the deck, the data or a checkpoint are the same on
-/// every rank; any other error is this rank's own, and the caller has to abort the job.
-pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<Exit> {
+/// every rank; any other error is this rank's own, and the caller has to abort the job. The recorder comes back, where there
+/// is one, to watch over the end of MPI.
+pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<(Exit, Option<Flight>)> {
     let deck = &job.deck;
     let run_dir = Path::new(&deck.run.dir);
     let model = gpt2::model::<B::Device>(deck);
@@ -92,9 +93,10 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
         if comm.rank() == 0 && !job.quiet {
             report::already_finished(dir, *step, deck.train.steps);
         }
-        return Ok(Exit::Finished);
+        return Ok((Exit::Finished, None));
     }
-    let source = Source::open(comm, deck, job.is_terminal)?;
+    let flight = start_flight(comm, job, &model.spec)?;
+    let source = Source::open(comm, deck, job.is_terminal, &flight)?;
 
     // The run directory comes into being here.
     decided_by_rank_0(comm, || {
@@ -104,7 +106,6 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
         }
         Ok(())
     })?;
-    let flight = start_flight(comm, job, &model.spec)?;
     let mut arena = None;
     all_or_none(comm, comm.alloc(plan.arena_bytes).map(|a| _ = arena.insert(a)))?;
     let mut memory = Memory::new(arena.expect("no rank failed"), job.poison);
@@ -151,9 +152,13 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
         _ => Timing::silent(),
     };
     let mut report = Report::new(job, &stepper, &source, position, timing)?;
+    if deck.run.job_comment {
+        report.timing.comment_in_job();
+    }
     report.timing.begin_steps(position.step, deck.train.steps, job.started.elapsed().as_secs_f64(), restore_seconds);
     let ending = train(&mut stepper, job, &source, position, log.as_mut(), &mut report)?;
-    report.finish(job, &stepper, ending)
+    let exit = report.finish(job, &stepper, ending)?;
+    Ok((exit, Some(stepper.flight)))
 }
 
 /// Refuses or warns where the ranks of a node would hold more than it has. Collective.
@@ -180,7 +185,7 @@ fn open_log<C: Comm>(comm: &C, run_dir: &Path, resume_after: Option<u64>) -> Res
     Ok(log)
 }
 
-/// This rank's recorder and watchdog. They start before anything that can hang for want of another rank, but for the data.
+/// This rank's recorder and watchdog.
 fn start_flight<C: Comm>(comm: &C, job: &Job, spec: &ModelSpec) -> Result<Flight> {
     let run_dir = Path::new(&job.deck.run.dir);
     let units = spec.units.iter().map(|u| u.name.clone()).collect();

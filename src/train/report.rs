@@ -226,7 +226,11 @@ impl Report {
     pub fn finish<B: Backend>(mut self, job: &Job, stepper: &Stepper<'_, B>, ending: Ending) -> Result<Exit> {
         let Stepper { comm, plan, .. } = stepper;
         stepper.flight.at(ending.position.step, "summary", None);
-        self.timing.write(true);
+        self.timing.finish(match ending.exit {
+            Exit::Finished => "finished",
+            Exit::StoppedEarly => "stopped early, saved",
+            _ => "ended for want of a good step or save",
+        });
         let counts = stepper.volume.counts();
         let own = RankTotals {
             received: RankBytes {

@@ -1,16 +1,18 @@
 #!/bin/bash
 # Brings up a Slurm cluster of several nodes on this machine, for tests:
-#   tests/slurm/up.sh DIRECTORY N_NODES
+#   tests/slurm/up.sh DIRECTORY N_NODES [GPUS_PER_NODE]
 # Everything it writes lies in DIRECTORY (absolute, short: sockets live in it); tests/slurm/down.sh DIRECTORY ends it
 # and removes the directory. Clients find the cluster by SLURM_CONF=DIRECTORY/slurm.conf. Several clusters can be up at
 # once: ports are picked, and munge has its own daemon, key and socket. Needs root.
 #
 # A node is a slurmd in a namespace with a hostname, an /etc/hosts, a /dev/shm and a TmpFS of its own: ranks of two
-# "nodes" must not find each other's shared memory segments, nor one node the other's PMIx files.
+# "nodes" must not find each other's shared memory segments, nor one node the other's PMIx files. GPUs are device files that
+# Slurm counts and hands out, with nothing behind them: no driver finds a GPU.
 set -euo pipefail
 PATH=$PATH:/usr/sbin:/sbin
 root=$1
 n_nodes=$2
+n_gpus=${3:-0}
 
 fail() {
     echo "$0: $*" >&2
@@ -100,12 +102,22 @@ cat >"$root/task_prolog" <<PROLOG
 echo "export TMPDIR=$root/\$(hostname)/tmp"
 PROLOG
 chmod 755 "$root/task_prolog"
+gres=
+if [ "$n_gpus" -gt 0 ]; then
+    # Slurm takes no GPU without a device file of its own: these are the device of /dev/null.
+    for ((gpu = 0; gpu < n_gpus; gpu++)); do
+        mknod "$root/gpu$gpu" c 1 3
+    done
+    echo "GresTypes=gpu" >>"$SLURM_CONF"
+    echo "NodeName=n[1-$n_nodes] Name=gpu File=$root/gpu[0-$((n_gpus - 1))]" >"$root/gres.conf"
+    gres="Gres=gpu:$n_gpus"
+fi
 printf '127.0.0.1 localhost %s\n' "$(hostname)" >"$root/hosts"
 for ((i = 1; i <= n_nodes; i++)); do
     echo "127.0.0.1 n$i" >>"$root/hosts"
     mkdir -p "$root/n$i"/{spool,tmp}
     # More cores than the machine may have: it is tests that run here, not work.
-    echo "NodeName=n$i NodeAddr=127.0.0.1 Port=$((first_port + i)) CPUs=8 RealMemory=1000 State=UNKNOWN" >>"$SLURM_CONF"
+    echo "NodeName=n$i NodeAddr=127.0.0.1 Port=$((first_port + i)) CPUs=8 RealMemory=1000 $gres State=UNKNOWN" >>"$SLURM_CONF"
 done
 echo "PartitionName=main Nodes=n[1-$n_nodes] Default=YES MaxTime=60 State=UP" >>"$SLURM_CONF"
 

@@ -123,6 +123,7 @@ fn placed(n_elements: usize, n: usize) -> Vec<Placed> {
                 name: rank_file_name(rank, n),
                 bytes: 0,
                 digest: String::new(),
+                structure: None,
                 slices: vec![manifest::Slice {
                     param: "p".to_string(),
                     start: range.start,
