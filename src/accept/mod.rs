@@ -17,7 +17,6 @@ mod groups;
 mod inventory;
 mod lab;
 pub mod metric;
-mod pairs;
 mod report;
 mod scaling;
 mod storage;
