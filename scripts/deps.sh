@@ -20,7 +20,7 @@ libclang|build|libclang-dev clang
 pkg-config|build|pkg-config
 hdf5|build|libhdf5-dev
 clippy|test|
-c++|test|g++
+g++|test|g++
 shellcheck|test|shellcheck
 h5dump|test|hdf5-tools
 slurm|test|slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge libpmi2-0
@@ -58,6 +58,7 @@ version_of() {
             pkg-config --modversion hdf5
         fi
         ;;
+    g++) g++ -dumpfullversion ;;
     clippy) cargo fmt --version >/dev/null && cargo clippy --version | first_number ;;
     shellcheck) shellcheck --version | first_number ;;
     h5dump) h5dump --version | first_number ;;
