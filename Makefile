@@ -20,8 +20,10 @@ help: ## what can be made, and what this machine has
 setup: ## install what building and running need (Debian, Ubuntu); nothing if all is there
 	@scripts/deps.sh install
 
-setup-test: ## the same, and what the tests need: Slurm, shellcheck, h5dump
+setup-test: ## the same, and what the tests need: Slurm, shellcheck, h5dump, and from PyPI nvcc and NCCL (no GPU)
 	@scripts/deps.sh install test
+	@scripts/cuda_compiler.sh
+	@scripts/nccl_library.sh
 
 build: setup ## target/release/zero3
 	$(CARGO) build --release

@@ -85,7 +85,8 @@ fn auto_takes_the_cpu_where_no_rank_has_a_gpu_and_refuses_where_some_have() {
 #[test]
 fn a_device_that_is_too_small_is_answered_with_the_kinds_of_memory_and_a_knob() {
     let case = Case::tiny();
-    let plan = Run::new(0).arg("plan").arg(case.deck()).args([CUDA, "--ranks", "2", "--json"]).output().expect_success();
+    let plan =
+        Run::new(0).arg("plan").arg(case.deck()).args([CUDA, "--ranks", "2", "--json"]).output().expect_success();
     let plan: serde_json::Value = serde_json::from_str(&plan.stdout).expect("a plan");
     let needed = plan["arena_bytes"].as_u64().unwrap_or_else(|| panic!("no arena_bytes in {plan:#}"));
     // A little less than needed, which a knob can mend, and much less, which none can. The norm's bins take 4096 bytes more.
@@ -129,7 +130,9 @@ fn an_error_of_nccl_behind_the_scenes_ends_every_rank() {
 #[test]
 fn failing_calls_of_the_driver_end_the_job() {
     let case = Case::tiny();
-    for (call, code) in [("cuStreamCreateWithPriority:1:999", 5), ("cuMemHostAlloc:1:2", 5), ("cuLaunchKernel:300:700", 70)] {
+    for (call, code) in
+        [("cuStreamCreateWithPriority:1:999", 5), ("cuMemHostAlloc:1:2", 5), ("cuLaunchKernel:300:700", 70)]
+    {
         let run = case.train(2, call, &[CUDA]).on_doubles(2, "demand").env("CUDA_DOUBLE_FAIL", format!("{call}@1"));
         let name = call.split(':').next().expect("a name");
         run.timeout(SOON).output().expect_code(code).expect_text(name);
@@ -192,7 +195,8 @@ fn nvidias_compiler_takes_the_embedded_kernels_with_the_options_of_the_program()
     let toolkit = String::from_utf8(run("where").stdout).expect("a path");
     let (dir, lib) = (doubles_beside("libnvrtc"), Path::new(toolkit.trim_end()).join("lib"));
     // The double of the driver knows machine code when it sees it, and cannot run it.
-    let run = case.train(1, "real", &[CUDA]).on_doubles(1, "demand").env("LD_LIBRARY_PATH", path_of(&[dir.path(), &lib]));
+    let run =
+        case.train(1, "real", &[CUDA]).on_doubles(1, "demand").env("LD_LIBRARY_PATH", path_of(&[dir.path(), &lib]));
     let output = run.output().expect_code(5).expect_text("real machine code cannot run here");
     output.expect_text("cuModuleLoadData");
 }

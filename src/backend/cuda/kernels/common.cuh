@@ -92,8 +92,8 @@ __device__ __forceinline__ u64 address(const T* p) {
     return reinterpret_cast<u64>(p);
 }
 
-// Where words are read from. In device memory by an instruction that says so: the compiler would else make one of a read in
-// words and a read of the same f32 one by one, and it is not the better one.
+// Where words lie. Those in device memory are moved by instructions that say so: the compiler is free to take copies of
+// words apart, and does where it finds the same elements moved one by one close by.
 struct DeviceMemory {
     static __device__ __forceinline__ Words read(const Words* p) {
 #ifdef __CUDACC__
@@ -107,9 +107,21 @@ struct DeviceMemory {
         return *p;
 #endif
     }
+    static __device__ __forceinline__ void write(Words* p, const Words& words) {
+#ifdef __CUDACC__
+        asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
+                     :
+                     : "l"(__cvta_generic_to_global(p)), "r"(words.word[0]), "r"(words.word[1]), "r"(words.word[2]),
+                       "r"(words.word[3])
+                     : "memory");
+#else
+        *p = words;
+#endif
+    }
 };
 struct SharedMemory {
     static __device__ __forceinline__ Words read(const Words* p) { return *p; }
+    static __device__ __forceinline__ void write(Words* p, const Words& words) { *p = words; }
 };
 
 template <class Memory>
@@ -133,6 +145,7 @@ __device__ __forceinline__ void unpack(f32 (&x)[CHUNK], const bf16* p) {
     }
 }
 
+template <class Memory>
 __device__ __forceinline__ void pack(f32* p, const f32 (&x)[CHUNK]) {
     Words low, high;
 #pragma unroll
@@ -141,15 +154,16 @@ __device__ __forceinline__ void pack(f32* p, const f32 (&x)[CHUNK]) {
         high.word[i] = __float_as_uint(x[4 + i]);
     }
     Words* words = reinterpret_cast<Words*>(p);
-    words[0] = low;
-    words[1] = high;
+    Memory::write(words, low);
+    Memory::write(words + 1, high);
 }
 
+template <class Memory>
 __device__ __forceinline__ void pack(bf16* p, const f32 (&x)[CHUNK]) {
     Words words;
 #pragma unroll
     for (int i = 0; i < 4; i++) words.word[i] = bf16_pair(x[2 * i], x[2 * i + 1]);
-    *reinterpret_cast<Words*>(p) = words;
+    Memory::write(reinterpret_cast<Words*>(p), words);
 }
 
 // The first `n` (or all, if there are more) of the eight elements at `p`; zeros for the others. `in_words`: see aligned.
@@ -167,7 +181,7 @@ __device__ __forceinline__ void load(f32 (&x)[CHUNK], const T* p, i64 n, bool in
 template <class T>
 __device__ __forceinline__ void store(T* p, const f32 (&x)[CHUNK], i64 n, bool in_words) {
     if (in_words && n >= CHUNK) {
-        pack(p, x);
+        pack<DeviceMemory>(p, x);
         return;
     }
 #pragma unroll

@@ -21,7 +21,7 @@ __device__ __forceinline__ void load_tile(S* tile, int rows, const T* matrix, i6
         const int row = k / (DP / CHUNK), i = k % (DP / CHUNK) * CHUNK;
         f32 x[CHUNK];
         load(x, matrix + row * stride + i, row < n_rows ? d - i : 0, in_words);
-        pack(tile + row * TILE_STRIDE<S, DP> + i, x);
+        pack<SharedMemory>(tile + row * TILE_STRIDE<S, DP> + i, x);
     }
 }
 
