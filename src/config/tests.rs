@@ -433,7 +433,7 @@ fn valid_text(key: &'static Key) -> BoxedStrategy<String> {
         Kind::Duration => {
             proptest::sample::select(&["", "90", "1h30m", "01:30:00"][..]).prop_map(str::to_owned).boxed()
         }
-        Kind::Devices => proptest::sample::select(&["", "0", "0, 1,7"][..]).prop_map(move |s| quoted(s)).boxed(),
+        Kind::Devices => proptest::sample::select(&["", "0", "0, 1,7"][..]).prop_map(quoted).boxed(),
         Kind::Signals => proptest::sample::select(&["", "TERM", "SIGUSR1,INT"][..]).prop_map(str::to_owned).boxed(),
         Kind::LogFilter => proptest::sample::select(&["off", "WARN", "zero3=debug", "info,a::b=off/x"][..])
             .prop_map(str::to_owned)

@@ -6,6 +6,9 @@ use crate::error::Result;
 use crate::plan::State;
 use crate::plan::schedule::{Gather, GatherId};
 
+/// Whole parameters, and a record of each call that brought them.
+pub type WholeParams<M> = (Vec<Buf>, Vec<CommRecord<M>>);
+
 /// Where the parameters of one gather are.
 enum UnitState<P> {
     /// Only slices, one on each rank.
@@ -47,12 +50,7 @@ impl<C: Comm> Gathers<C> {
     }
 
     /// Waits until the parameters are whole; gives them out in the order of `gather.params`, with a record per call.
-    pub fn wait(
-        &mut self,
-        g: GatherId,
-        gather: &Gather,
-        shards: &mut Shards,
-    ) -> Result<(Vec<Buf>, Vec<CommRecord<C::Mark>>)> {
+    pub fn wait(&mut self, g: GatherId, gather: &Gather, shards: &mut Shards) -> Result<WholeParams<C::Mark>> {
         let UnitState::Gathering(calls) = std::mem::replace(&mut self.states[g], UnitState::Live) else {
             panic!("gather {g} is waited for after its start, once");
         };

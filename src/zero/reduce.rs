@@ -7,6 +7,9 @@ use crate::error::Result;
 use crate::plan::Plan;
 use crate::plan::schedule::{Reduce, ReduceId};
 
+/// Full gradients and staging, free again, and the record of the reduction.
+pub type Reduced<M> = (Vec<Buf>, Option<Buf>, CommRecord<M>);
+
 /// The state of every reduction of a program.
 pub struct Reductions<C: Comm> {
     in_flight: Vec<Option<C::Pending>>,
@@ -48,13 +51,7 @@ impl<C: Comm> Reductions<C> {
     }
 
     /// Waits until this rank's slices hold the sums; gives back the full gradients and the staging.
-    pub fn wait(
-        &mut self,
-        r: ReduceId,
-        reduce: &Reduce,
-        shards: &mut Shards,
-        plan: &Plan,
-    ) -> Result<(Vec<Buf>, Option<Buf>, CommRecord<C::Mark>)> {
+    pub fn wait(&mut self, r: ReduceId, reduce: &Reduce, shards: &mut Shards, plan: &Plan) -> Result<Reduced<C::Mark>> {
         let pending = self.in_flight[r].take().expect("a reduction is waited for after its start, once");
         let landed = pending.wait()?;
         for (&p, slice) in reduce.params.iter().zip(landed.outputs) {
