@@ -11,7 +11,7 @@ CARGO = . scripts/env.sh && cargo
 # Private items are documented too, so links to them lead somewhere.
 DOC_LINT = -D warnings -A rustdoc::private-intra-doc-links
 
-.PHONY: help setup setup-test build run test test-slurm test-slurm-slow test-cuda-orders slurm-lint lint doc clean
+.PHONY: help setup setup-test build run test test-slow test-perfetto test-slurm test-slurm-slow test-cuda-orders slurm-lint lint doc clean
 
 help: ## what can be made, and what this machine has
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +34,12 @@ run: build ## train inputs/tiny.toml: make run NP=3 ARGS="train.steps=500 optim.
 test: setup-test ## every test: units, documents, many ranks under mpirun, a two-node Slurm
 	$(CARGO) test --no-fail-fast
 
+test-slow: setup-test ## the test that takes minutes: fifty kills
+	$(CARGO) test --test kill_rounds -- --ignored --nocapture
+
+test-perfetto: build ## Perfetto's own trace processor reads a trace; fetches it from PyPI and the network (PERFETTO_BINARY: none of the latter)
+	tests/perfetto/run.sh
+
 test-slurm: setup-test ## the tests on Slurm alone
 	$(CARGO) test --test slurm
 
@@ -50,7 +56,7 @@ lint: setup-test ## rustfmt, clippy, rustdoc and shellcheck, warnings refused
 	$(CARGO) fmt --check
 	$(CARGO) clippy --all-targets -- -D warnings
 	. scripts/env.sh && RUSTDOCFLAGS="$(DOC_LINT)" cargo doc --no-deps --document-private-items
-	shellcheck -x scripts/*.sh tests/slurm/*.sh slurm/*.sbatch slurm/*.sh .ci/run
+	shellcheck -x scripts/*.sh fuzz/run.sh tests/slurm/*.sh tests/perfetto/*.sh slurm/*.sbatch slurm/*.sh .ci/run
 
 doc: setup ## the documents of the sources: target/doc/zero3/index.html
 	$(CARGO) doc --no-deps --document-private-items

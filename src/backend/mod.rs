@@ -16,7 +16,7 @@ pub mod mesh;
 pub mod ops;
 
 pub use buffer::{Arena, Buf, Space, View, ViewMut};
-pub use comm::{Comm, CommRecord, Pending};
+pub use comm::{Comm, CommRecord, Pending, RecordOf};
 pub use ops::Ops;
 
 use crate::error::Result;

@@ -2,13 +2,10 @@
 
 use super::Shards;
 use crate::backend::comm::ReduceScatter;
-use crate::backend::{Buf, Comm, CommRecord, Pending};
+use crate::backend::{Buf, Comm, Pending, RecordOf};
 use crate::error::Result;
 use crate::plan::Plan;
 use crate::plan::schedule::{Reduce, ReduceId};
-
-/// Full gradients and staging, free again, and the record of the reduction.
-pub type Reduced<M> = (Vec<Buf>, Option<Buf>, CommRecord<M>);
 
 /// The state of every reduction of a program.
 pub struct Reductions<C: Comm> {
@@ -51,7 +48,13 @@ impl<C: Comm> Reductions<C> {
     }
 
     /// Waits until this rank's slices hold the sums; gives back the full gradients and the staging.
-    pub fn wait(&mut self, r: ReduceId, reduce: &Reduce, shards: &mut Shards, plan: &Plan) -> Result<Reduced<C::Mark>> {
+    pub fn wait(
+        &mut self,
+        r: ReduceId,
+        reduce: &Reduce,
+        shards: &mut Shards,
+        plan: &Plan,
+    ) -> Result<(Vec<Buf>, Option<Buf>, RecordOf<C>)> {
         let pending = self.in_flight[r].take().expect("a reduction is waited for after its start, once");
         let landed = pending.wait()?;
         for (&p, slice) in reduce.params.iter().zip(landed.outputs) {

@@ -368,6 +368,10 @@ impl Comm for NcclComm {
         self.control.all_gather_f64(values)
     }
 
+    fn gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        self.control.gather_bytes(bytes)
+    }
+
     fn all_gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
         self.control.all_gather_bytes(bytes)
     }
