@@ -34,15 +34,15 @@ fn gemm<B: Backend>(lab: &Lab<'_, B>, dtype: DType) -> Result<Measured> {
     let work_numel = B::Device::linear_forward_work_numel(shape, DType::F32, dtype, dtype);
     let mut bufs = lab.buffers(&[(n * n, DType::F32), (n * n, dtype), (n * n, dtype), (work_numel, DType::F32)])?;
     let [out, inp, weight, work] = bufs.as_mut_slice() else { unreachable!("four were asked for") };
-    lab.fill(inp, |e| a(e / n, e % n));
-    lab.fill(weight, |e| b(e / n, e % n));
+    lab.fill(inp, |e| a(e / n, e % n))?;
+    lab.fill(weight, |e| b(e / n, e % n))?;
     let time = lab.median_time(lab.deck.device.seconds, || {
         lab.device.linear_forward(out.view_mut(), inp.view(), weight.view(), None, work.view_mut(), shape);
-    });
+    })?;
     let dot = |i: usize, j: usize| (0..n).map(|k| a(i, k) * b(j, k)).sum::<f32>();
     let expected: Vec<f32> =
         (0..ROW_PERIODS.0 * ROW_PERIODS.1).map(|e| dot(e / ROW_PERIODS.1, e % ROW_PERIODS.1)).collect();
-    let got = lab.read(out.view());
+    let got = lab.read(out.view())?;
     let wanted = |e: usize| expected[e / n % ROW_PERIODS.0 * ROW_PERIODS.1 + e % n % ROW_PERIODS.1];
     let n_wrong = got.iter().enumerate().filter(|&(e, x)| *x != wanted(e)).count() as u64;
     Ok(Measured { gflops: 2.0 * (n as f64).powi(3) / time.as_secs_f64() / 1e9, n_wrong })
@@ -53,11 +53,11 @@ fn memory<B: Backend>(lab: &Lab<'_, B>) -> Result<(f64, u64)> {
     let numel = (lab.deck.device.memory_bytes / 4) as usize;
     let mut bufs = lab.buffers(&[(numel, DType::F32); 3])?;
     let [out, x, y] = bufs.as_mut_slice() else { unreachable!("three were asked for") };
-    lab.fill(x, |i| (i % 1000) as f32);
-    lab.fill(y, |i| (i % 777) as f32);
-    let time = lab.median_time(lab.deck.device.seconds, || lab.device.add(out.view_mut(), x.view(), y.view()));
+    lab.fill(x, |i| (i % 1000) as f32)?;
+    lab.fill(y, |i| (i % 777) as f32)?;
+    let time = lab.median_time(lab.deck.device.seconds, || lab.device.add(out.view_mut(), x.view(), y.view()))?;
     let wrong = |(i, got): &(usize, &f32)| **got != (i % 1000 + i % 777) as f32;
-    let n_wrong = lab.read(out.view()).iter().enumerate().filter(wrong).count() as u64;
+    let n_wrong = lab.read(out.view())?.iter().enumerate().filter(wrong).count() as u64;
     Ok((12.0 * numel as f64 / time.as_secs_f64() / 1e9, n_wrong))
 }
 

@@ -84,45 +84,45 @@ impl<B: Backend> Lab<'_, B> {
     }
 
     /// Puts f32 or bf16 numbers into a buffer: `value(i)` must be exact in its type.
-    pub fn fill(&self, buf: &mut Buf, value: impl Fn(usize) -> f32) {
+    pub fn fill(&self, buf: &mut Buf, value: impl Fn(usize) -> f32) -> Result<()> {
         let numbers = (0..buf.numel()).map(value);
         match buf.dtype() {
             DType::Bf16 => {
                 let bits: Vec<u16> = numbers.map(|x| bf16::from_f32(x).to_bits()).collect();
-                self.device.upload(buf.view_mut(), bytemuck::cast_slice(&bits));
+                self.device.upload(buf.view_mut(), bytemuck::cast_slice(&bits))
             }
             _ => {
                 let numbers: Vec<f32> = numbers.collect();
-                self.device.upload(buf.view_mut(), bytemuck::cast_slice(&numbers));
+                self.device.upload(buf.view_mut(), bytemuck::cast_slice(&numbers))
             }
         }
     }
 
     /// The numbers of a buffer.
-    pub fn read(&self, view: View<'_>) -> Vec<f32> {
-        self.device.read(view).into_owned()
+    pub fn read(&self, view: View<'_>) -> Result<Vec<f32>> {
+        Ok(self.device.read(view)?.into_owned())
     }
 
-    /// Everything on the compute queue is done.
-    pub fn settle(&self) {
-        self.device.sync(&self.device.record(Queue::Compute));
+    /// Waits until everything on the compute queue is done.
+    pub fn settle(&self) -> Result<()> {
+        self.device.when(&self.device.mark(Queue::Compute)).map(|_| ())
     }
 
     /// Median time of calls of `work`, made for `seconds` and at least three times, after one that is not timed.
-    pub fn median_time(&self, seconds: f64, mut work: impl FnMut()) -> Duration {
+    pub fn median_time(&self, seconds: f64, mut work: impl FnMut()) -> Result<Duration> {
         work();
-        self.settle();
+        self.settle()?;
         let began = Instant::now();
         let mut times = Vec::new();
         while times.len() < 3 || began.elapsed().as_secs_f64() < seconds {
             let started = Instant::now();
             work();
-            self.settle();
+            self.settle()?;
             test_hooks::drag(started.elapsed());
             times.push(started.elapsed());
         }
         times.sort_unstable();
-        times[times.len() / 2]
+        Ok(times[times.len() / 2])
     }
 }
 

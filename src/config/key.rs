@@ -71,6 +71,8 @@ pub enum Kind {
     Limit,
     /// Names of signals.
     Signals,
+    /// CUDA ordinals.
+    Devices,
     /// true or false.
     Flag,
     /// A whole number from `min` to `max`.
@@ -145,6 +147,7 @@ impl Kind {
             Kind::Duration => {
                 "a time such as \"1h30m\", \"90m\", \"5400\" (seconds) or \"01:30:00\"; empty for none".into()
             }
+            Kind::Devices => "ordinals of devices with commas between, such as \"0,1,2,3\", or \"\"".into(),
             Kind::Limit => "a reference and how far below or above it is good, such as \"40 -10%\", \"2.5 +20%\", \"-10%\" (of the \
                             baseline) or empty"
                 .into(),
@@ -177,6 +180,7 @@ impl Kind {
             (Kind::Duration, Value::String(s)) => parse_seconds(s).is_some(),
             (Kind::Limit, Value::String(s)) => s.parse::<Limit>().is_ok(),
             (Kind::Signals, Value::String(s)) => numbers_of(s).is_ok(),
+            (Kind::Devices, Value::String(s)) => s.is_empty() || s.split(',').all(|n| n.trim().parse::<u16>().is_ok()),
             (Kind::Flag, Value::Boolean(_)) => true,
             (Kind::Integer { min, max }, Value::Integer(i)) => (min..=max).contains(i),
             (Kind::Float { min, max, below_max }, Value::Float(f)) => {
@@ -214,7 +218,8 @@ impl Kind {
                 | Kind::Steps
                 | Kind::Duration
                 | Kind::Limit
-                | Kind::Signals,
+                | Kind::Signals
+                | Kind::Devices,
                 DeValue::String(s),
             ) => Some(Value::String(s.to_string())),
             _ => None,
@@ -241,7 +246,8 @@ impl Kind {
             | Kind::Steps
             | Kind::Duration
             | Kind::Limit
-            | Kind::Signals => {
+            | Kind::Signals
+            | Kind::Devices => {
                 let literal = if quoted(text) { as_toml() } else { None };
                 literal.or_else(|| Some(Value::String(text.to_owned())))
             }
@@ -261,9 +267,13 @@ impl Kind {
     /// A value of this type that stands for "not set" where no default is known.
     fn placeholder(&self) -> Value {
         match *self {
-            Kind::Text { .. } | Kind::LogFilter | Kind::Steps | Kind::Duration | Kind::Limit | Kind::Signals => {
-                Value::String(String::new())
-            }
+            Kind::Text { .. }
+            | Kind::LogFilter
+            | Kind::Steps
+            | Kind::Duration
+            | Kind::Limit
+            | Kind::Signals
+            | Kind::Devices => Value::String(String::new()),
             Kind::Choice(words) => Value::String(words[0].into()),
             Kind::Checkpointing => Value::String("none".into()),
             Kind::Tokenizer => Value::String("bytes".into()),

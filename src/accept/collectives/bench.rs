@@ -116,7 +116,7 @@ impl Bench {
         let staging = bufs.pop().filter(|_| staging > 0);
         let out = bufs.pop();
         let mut inp = bufs.pop().expect("three were made");
-        lab.fill(&mut inp, |e| value(comm.rank(), e));
+        lab.fill(&mut inp, |e| value(comm.rank(), e))?;
         Ok(Bench { op, part, inp: Some(inp), out, staging })
     }
 
@@ -164,8 +164,7 @@ impl Bench {
                 }
             }
         }
-        lab.settle();
-        Ok(())
+        lab.settle()
     }
 
     /// Fills what a call writes with NaN, calls, and counts what is wrong here.
@@ -177,7 +176,7 @@ impl Bench {
         }
         self.call(lab, comm)?;
         let written = if self.op == Op::Broadcast { &self.inp } else { &self.out };
-        let mut got = lab.read(written.as_ref().expect("back").view());
+        let mut got = lab.read(written.as_ref().expect("back").view())?;
         test_hooks::spoil_received(&mut got);
         let part = self.part;
         let sum = |e: usize| (0..n).map(|r| value(r, e)).sum::<f32>();

@@ -21,7 +21,7 @@ pub fn measure<B: Backend>(lab: &Lab<'_, B>, bytes: u64) -> Result<Metric> {
     let mut bench = Bench::new(lab, lab.comm, Op::AllGather, bytes)?;
     let one = lab.median_time(0.0, || {
         lab.device.linear_forward(out.view_mut(), inp.view(), weight.view(), None, work.view_mut(), shape)
-    });
+    })?;
     let mut alone = Vec::new();
     for _ in 0..lab.deck.collectives.iterations {
         lab.comm.barrier()?;
@@ -51,7 +51,7 @@ pub fn measure<B: Backend>(lab: &Lab<'_, B>, bytes: u64) -> Result<Metric> {
                 let landed = pending.wait()?;
                 (bench.inp, bench.out) = (landed.inputs.into_iter().next(), landed.outputs.into_iter().next());
             }
-            lab.settle();
+            lab.settle()?;
             let took = started.elapsed().as_secs_f64();
             if with_comm { both.push(took) } else { computed.push(took) }
         }
