@@ -10,7 +10,7 @@
 //! | L3 | [`model`], [`zero`] | transformer math; shards, gathers, reductions (neither knows the other) |
 //! | L4 | [`optim`] | AdamW, clipping, schedule |
 //! | L5 | [`train`] | the step, the loop, restore |
-//! | L6 | [`report`] | what a run's records say |
+//! | L6 | [`report`], [`hf`] | what a run's records say; weights of other programs |
 //! | L7 | [`cli`] and `main` | arguments, MPI start, exit code |
 #![warn(missing_docs)]
 
@@ -22,6 +22,7 @@ pub mod data;
 pub mod dtype;
 pub mod error;
 pub mod exact_sum;
+pub mod hf;
 pub mod model;
 pub mod optim;
 pub mod params;
