@@ -53,6 +53,11 @@ impl ExactSum {
                 bins.iter_mut().zip(way).for_each(|(bin, &squares)| *bin += u128::from(squares));
             }
         }
+        Self::of_bins(&bins)
+    }
+
+    /// The sum of `bins[e] * 2^(2 * MIN_EXP + 2 * max(e, 1) - 2)`: squared mantissas, hidden bit included, by exponent field.
+    pub fn of_bins(bins: &[u128; 256]) -> Self {
         let mut sum = ExactSum::default();
         if bins[255] != 0 {
             sum.non_finite = 1; // infinities have a hidden bit here, so their bin is never zero

@@ -6,13 +6,18 @@
 //! | `ZERO3_TEST_MAX_MESSAGE_NUMEL=N` | messages are cut at N elements |
 //! | `ZERO3_TEST_COLLECTIVE_DELAY_US=N` | each gather and reduction takes N microseconds more |
 //! | `ZERO3_TEST_SPOIL=RANK:ATTEMPT` | the rank in that attempt (counted from 0) has NaN gradients |
+//! | `ZERO3_TEST_LIST_WAITS=FILE` | each place where a CUDA stream is made to wait for another is written to the file, once: `SOURCE:LINE QUEUE` |
+//! | `ZERO3_TEST_SKIP_WAIT=PLACE` | the waits of that place, as the list has it, are left out |
 //!
 //! Points are those of a save, [`SAVE_POINTS`], and [`OTHER_POINTS`]. What rank 0 alone does has the rank 0. Several faults are
 //! separated by commas.
 
+use std::collections::BTreeSet;
+use std::fmt::Debug;
 use std::io;
-use std::sync::OnceLock;
+use std::panic::Location;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 /// Who passes a point of a save.
@@ -128,6 +133,27 @@ pub fn spoilt(rank: usize, factor: f32) -> f32 {
     let Some(spoil) = SPOIL.get_or_init(|| std::env::var("ZERO3_TEST_SPOIL").ok()) else { return factor };
     let here = format!("{rank}:{}", ATTEMPT.load(Ordering::Relaxed));
     if spoil.split(',').any(|one| one == here) { f32::NAN } else { factor }
+}
+
+/// Whether the wait of `queue` that stands at `place` is to be left out. Lists the place where a test asks for the list.
+pub fn skips_wait(place: &Location<'_>, queue: impl Debug) -> bool {
+    static SKIPPED: OnceLock<Option<String>> = OnceLock::new();
+    static LIST: OnceLock<Option<Mutex<BTreeSet<String>>>> = OnceLock::new();
+    let skipped = SKIPPED.get_or_init(|| std::env::var("ZERO3_TEST_SKIP_WAIT").ok());
+    let list = LIST.get_or_init(|| std::env::var_os("ZERO3_TEST_LIST_WAITS").map(|_| Mutex::default()));
+    if skipped.is_none() && list.is_none() {
+        return false;
+    }
+    let name = format!("{}:{} {queue:?}", place.file(), place.line());
+    if let Some(list) = list {
+        let mut places = list.lock().expect("no holder of the list panics");
+        if places.insert(name.clone()) {
+            let lines: String = places.iter().map(|place| format!("{place}\n")).collect();
+            let path = std::env::var_os("ZERO3_TEST_LIST_WAITS").expect("set a moment ago");
+            std::fs::write(&path, lines).expect("a test gives a path that can be written");
+        }
+    }
+    skipped.as_ref() == Some(&name)
 }
 
 fn number_from(variable: &str) -> Option<usize> {

@@ -30,6 +30,11 @@ pub struct Arena {
 }
 
 impl Arena {
+    /// Address of the first byte; meaningful to the backend that made it.
+    pub(in crate::backend) fn base(&self) -> u64 {
+        self.base
+    }
+
     /// Wraps an allocation of `bytes` at `base` that lives as long as `owner`.
     pub(in crate::backend) fn new(
         base: u64,
@@ -187,6 +192,17 @@ impl<'a> ViewMut<'a> {
     /// Shared access to the same elements while `self` is borrowed.
     pub fn as_view(&self) -> View<'_> {
         View { addr: self.addr, numel: self.numel, dtype: self.dtype, space: self.space, life: PhantomData }
+    }
+
+    /// Shared access to the same elements for as long.
+    pub fn into_view(self) -> View<'a> {
+        View { addr: self.addr, numel: self.numel, dtype: self.dtype, space: self.space, life: PhantomData }
+    }
+
+    /// The same bytes as elements of another type: scratch is f32 whatever is put there.
+    pub(in crate::backend) fn reinterpret(self, dtype: DType) -> ViewMut<'a> {
+        let bytes = self.numel * self.dtype.bytes();
+        ViewMut { numel: bytes / dtype.bytes(), dtype, ..self }
     }
 
     /// Only the elements of `range`.

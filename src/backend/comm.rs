@@ -8,21 +8,23 @@ use super::buffer::{Arena, Buf};
 use crate::error::Result;
 use crate::plan::schedule::Bucket;
 use std::sync::Arc;
-use std::time::Instant;
 
-/// What a finished collective was: its payload and when it ran.
+/// What a collective was: its payload and when it ran, as marks of its queue.
 #[derive(Debug, Clone, Copy)]
-pub struct CommRecord {
+pub struct CommRecord<M> {
     /// Payload bytes this rank received from others, added up from the arguments of the real calls.
     pub received_bytes: u64,
     /// When the queue began to work on it.
-    pub started: Instant,
+    pub started: M,
     /// When the last byte was in place (and, for a reduction, added).
-    pub finished: Instant,
+    pub finished: M,
 }
 
+/// What a finished collective of `C` was.
+pub type RecordOf<C> = CommRecord<<C as Comm>::Mark>;
+
 /// The buffers of a finished collective, back in the caller's hands.
-pub struct Landed {
+pub struct Landed<M> {
     /// Inputs: shards of a gather, full gradients of a reduction.
     pub inputs: Vec<Buf>,
     /// Outputs: whole parameters of a gather, gradient slices of a reduction.
@@ -30,14 +32,18 @@ pub struct Landed {
     /// Receive staging of a reduction.
     pub staging: Option<Buf>,
     /// What it moved.
-    pub record: CommRecord,
+    pub record: CommRecord<M>,
 }
 
 /// A collective in flight. It owns every buffer it reads or writes.
 #[must_use = "a collective must be waited for: it owns its buffers"]
 pub trait Pending {
-    /// Blocks the host until the collective is complete and yields its buffers.
-    fn wait(self) -> Result<Landed>;
+    /// When it ran.
+    type Mark;
+
+    /// Yields the buffers to whoever puts work on the compute queue from now on: that work runs after the collective. Blocks the
+    /// host where there is no other way.
+    fn wait(self) -> Result<Landed<Self::Mark>>;
 }
 
 /// One gradient reduction, ready to start.
@@ -60,8 +66,10 @@ pub struct ReduceScatter {
 pub trait Comm {
     /// The device's event: a collective starts after it.
     type Event: Clone;
+    /// The device's mark: when a collective ran.
+    type Mark;
     /// A collective in flight.
-    type Pending: Pending;
+    type Pending: Pending<Mark = Self::Mark>;
 
     /// Rank in this group.
     fn rank(&self) -> usize;

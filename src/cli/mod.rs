@@ -3,6 +3,7 @@
 //! Commands that need one process only (`plan`, `data info`, `ckpt ...`, `train --dry-run`) never start MPI.
 
 pub mod args;
+mod backend_choice;
 mod ckpt;
 mod data;
 pub mod device_choice;
@@ -11,8 +12,10 @@ mod launch_checks;
 mod plan;
 mod screen;
 
-use crate::backend::agree::decided_by_rank_0;
+use crate::backend::Comm;
+use crate::backend::agree::{all_or_none, decided_by_rank_0};
 use crate::backend::cpu::{Cpu, CpuDevice};
+use crate::backend::cuda::{Cuda, CudaDevice, NcclComm, probe};
 use crate::config::Deck;
 use crate::data::Dataset;
 use crate::error::{Error, Exit, Result};
@@ -23,11 +26,13 @@ use crate::train::source::data_config;
 use crate::train::state::{self, Start};
 use crate::train::{self, Job};
 use args::{Command, Resume, TrainArgs};
+use backend_choice::Chosen;
 use launch::Launch;
 use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
 use std::path::Path;
-use std::time::Instant;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 /// Runs the program and returns its exit code. Under a launcher every rank calls it with the same arguments.
 pub fn main(arguments: impl Iterator<Item = OsString>) -> Exit {
@@ -193,10 +198,18 @@ fn train_on(launch: &Launch, args: &TrainArgs, started: Instant) -> Result<(Exit
     let threads = launch.threads(deck.run.threads_per_rank);
     launch.check_agreement(&comm, &deck, threads)?;
     signals::listen(&signals::numbers_of(&deck.run.stop_signals).expect("the deck was checked"));
-    let device = CpuDevice::new(threads)?;
+    let chosen = backend_choice::choose(&comm, &deck, &launch.host())?;
+    let timeout = match deck.run.timeout {
+        0 => Duration::MAX,
+        seconds => Duration::from_secs(seconds),
+    };
+    let mut versions = launch.versions();
+    if chosen != Chosen::Cpu {
+        versions.extend(probe::versions(comm.size() > 1).into_iter().map(|(name, version)| (name.into(), version)));
+    }
     let job = Job {
         start: start(&args.resume),
-        versions: launch.versions(),
+        versions,
         relaunch: relaunch(args),
         is_terminal: std::io::stderr().is_terminal() || screen::launcher_has_a_terminal(),
         poison: cfg!(debug_assertions),
@@ -205,7 +218,19 @@ fn train_on(launch: &Launch, args: &TrainArgs, started: Instant) -> Result<(Exit
         abort: launch::abort_job,
         deck,
     };
-    train::run::<Cpu>(&device, &comm, &job)
+    match chosen {
+        Chosen::Cpu => train::run::<Cpu>(&CpuDevice::new(threads)?, &comm, &job),
+        Chosen::Cuda { ordinal } => {
+            let run = &job.deck.run;
+            let mut device = None;
+            all_or_none(&comm, CudaDevice::open(ordinal, run.tf32).map(|opened| _ = device.insert(opened)))?;
+            let device = Rc::new(device.expect("no rank failed"));
+            let comm = NcclComm::connect(Rc::clone(&device), comm, job.deck.zero.deterministic, timeout)?;
+            let exit = train::run::<Cuda>(&device, &comm, &job)?;
+            comm.close(timeout)?;
+            Ok(exit)
+        }
+    }
 }
 
 /// The command line that starts this run again, for hints; without `train.steps`, which they set.

@@ -1,32 +1,35 @@
 //! `zero3 plan`: the plan of a deck on paper. No MPI, no data, no device.
 
 use super::args::PlanArgs;
+use crate::backend::Device;
 use crate::backend::cpu::CpuDevice;
-use crate::config::Deck;
+use crate::backend::cuda::CudaDevice;
+use crate::config::{BackendKind, Deck};
 use crate::error::Result;
-use crate::model::{Model, gpt2};
+use crate::model::Model;
+use crate::plan::Plan;
 use crate::plan::table::{Paper, Shape};
-use crate::plan::{Knobs, Plan};
-use crate::train::{budget, save};
+use crate::train::{budget, planning};
 
-/// The plan of a deck's model on `n_ranks` ranks, within the deck's budget.
+/// The plan of a deck's model on `n_ranks` ranks, within the deck's budget. `run.backend = "auto"` is planned for CPUs: what a
+/// node has is not looked at.
 pub fn of_deck(deck: &Deck, n_ranks: usize) -> Result<(Model, Plan)> {
-    let (model, plan) = without_budget(deck, n_ranks)?;
-    budget::check::<CpuDevice>(deck, &plan)?;
-    Ok((model, plan))
+    match deck.run.backend {
+        BackendKind::Cuda => within_budget::<CudaDevice>(deck, n_ranks),
+        BackendKind::Auto | BackendKind::Cpu => within_budget::<CpuDevice>(deck, n_ranks),
+    }
 }
 
 /// The same for a deck of which nobody has said how many ranks it is for: its budget must be kept by some number of them.
 pub fn of_deck_on_any_ranks(deck: &Deck) -> Result<(Model, Plan)> {
-    let keeps = |&n: &usize| without_budget(deck, n).is_ok_and(|(_, plan)| budget::is_kept(deck, &plan));
+    let keeps = |&n: &usize| of_deck(deck, n).is_ok();
     let n_ranks = (0..=16).map(|k| 1 << k).find(keeps);
     of_deck(deck, n_ranks.unwrap_or(1))
 }
 
-fn without_budget(deck: &Deck, n_ranks: usize) -> Result<(Model, Plan)> {
-    let model = gpt2::model::<CpuDevice>(deck);
-    let mut plan = Plan::new(&model.spec, n_ranks, &Knobs::from_deck(&deck.zero))?;
-    save::plan_staging(&mut plan, deck);
+fn within_budget<D: Device>(deck: &Deck, n_ranks: usize) -> Result<(Model, Plan)> {
+    let (model, plan) = planning::of_deck::<D>(deck, n_ranks)?;
+    budget::check::<D>(deck, &plan)?;
     Ok((model, plan))
 }
 

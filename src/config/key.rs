@@ -59,6 +59,8 @@ pub enum Kind {
     Duration,
     /// Names of signals.
     Signals,
+    /// CUDA ordinals.
+    Devices,
     /// true or false.
     Flag,
     /// A whole number from `min` to `max`.
@@ -133,6 +135,7 @@ impl Kind {
             Kind::Duration => {
                 "a time such as \"1h30m\", \"90m\", \"5400\" (seconds) or \"01:30:00\"; empty for none".into()
             }
+            Kind::Devices => "ordinals of devices with commas between, such as \"0,1,2,3\", or \"\"".into(),
             Kind::Signals => {
                 "signals out of TERM, USR1, INT, HUP, QUIT, XCPU, URG, separated by commas; empty for none".into()
             }
@@ -161,6 +164,7 @@ impl Kind {
             (Kind::Steps, Value::String(s)) => steps_of(s).is_ok(),
             (Kind::Duration, Value::String(s)) => parse_seconds(s).is_some(),
             (Kind::Signals, Value::String(s)) => numbers_of(s).is_ok(),
+            (Kind::Devices, Value::String(s)) => s.is_empty() || s.split(',').all(|n| n.trim().parse::<u16>().is_ok()),
             (Kind::Flag, Value::Boolean(_)) => true,
             (Kind::Integer { min, max }, Value::Integer(i)) => (min..=max).contains(i),
             (Kind::Float { min, max, below_max }, Value::Float(f)) => {
@@ -197,7 +201,8 @@ impl Kind {
                 | Kind::LogFilter
                 | Kind::Steps
                 | Kind::Duration
-                | Kind::Signals,
+                | Kind::Signals
+                | Kind::Devices,
                 DeValue::String(s),
             ) => Some(Value::String(s.to_string())),
             _ => None,
@@ -223,7 +228,8 @@ impl Kind {
             | Kind::LogFilter
             | Kind::Steps
             | Kind::Duration
-            | Kind::Signals => {
+            | Kind::Signals
+            | Kind::Devices => {
                 let literal = if quoted(text) { as_toml() } else { None };
                 literal.or_else(|| Some(Value::String(text.to_owned())))
             }
@@ -243,7 +249,7 @@ impl Kind {
     /// A value of this type that stands for "not set" where no default is known.
     fn placeholder(&self) -> Value {
         match *self {
-            Kind::Text { .. } | Kind::LogFilter | Kind::Steps | Kind::Duration | Kind::Signals => {
+            Kind::Text { .. } | Kind::LogFilter | Kind::Steps | Kind::Duration | Kind::Signals | Kind::Devices => {
                 Value::String(String::new())
             }
             Kind::Choice(words) => Value::String(words[0].into()),

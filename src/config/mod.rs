@@ -143,8 +143,11 @@ deck! {
         dir: String = (required), Kind::Text { may_be_empty: false },
             "Run directory: logs, summary and checkpoints.";
         backend: BackendKind = (default "auto"), Kind::Choice(BackendKind::NAMES),
-            "What computes; `auto` takes the best that this build and machine have.",
-            today &["auto", "cpu"], "this build has no CUDA backend";
+            "What computes; `auto` takes GPUs where every rank has one, and CPUs where none has.";
+        devices: String = (default ""), Kind::Devices,
+            "CUDA ordinal of each rank of a node, such as \"0,1\"; empty = each rank takes one that no other has.";
+        tf32: bool = (default "false"), Kind::Flag,
+            "Products of f32 matrices may round their operands to TF32 (10 bits) on a GPU: faster, other bits.";
         threads_per_rank: usize = (default "0"), integer(0, 4096),
             "Compute threads of one rank; 0 = as many as the cores of the rank's cpuset.";
         peak_gflops: f64 = (default "0"), float(0.0, 1e12),
@@ -274,9 +277,8 @@ deck! {
             "Blocks that backward computes again: none, all, or each K-th one. Less memory, more compute, the same bits.";
         reduce: ReduceWhen = (default "every_micro_step"), Kind::Choice(ReduceWhen::NAMES),
             "Reduce into slices each micro-step, or hold full f32 gradients and reduce once per step (other bits: sums are local first).";
-        deterministic: bool = (default "true"), Kind::Flag,
-            "The same bits whatever the rank count; always so on MPI.",
-            today &["true"], LATER;
+        deterministic: bool = (derived "true; false with `run.backend = \"cuda\"`"), Kind::Flag,
+            "Gradients are added in one order, whatever the rank count; always so on MPI. False: NCCL adds in its own order.";
     }
 
     /// Checkpoints, in `checkpoints` under `run.dir`.

@@ -3,7 +3,7 @@
 //! Every fault is collected; a key that is faulty itself causes no second fault in the keys that depend on it.
 //! Must not know: the ranges and defaults of single keys (`mod.rs` has them).
 
-use super::choices::{DataFormat, Preset, PresetSizes, ReduceWhen, Tokenizer};
+use super::choices::{BackendKind, DataFormat, Preset, PresetSizes, ReduceWhen, Tokenizer};
 use super::key::render;
 use super::{Deck, KEYS, Key, Origin, SECTIONS, suggest};
 use crate::data::CONTAINERS;
@@ -320,6 +320,10 @@ impl Resolver {
         {
             self.set("train.global_batch_size", Value::Integer(8 * micro));
         }
+        if let (true, Some(backend)) = (self.is_unset("zero.deterministic"), self.choice::<BackendKind>("run.backend"))
+        {
+            self.set("zero.deterministic", Value::Boolean(backend != BackendKind::Cuda));
+        }
         for (name, stands_for) in [("optim.decay_steps", "train.steps"), ("data.stride", "model.seq_len")] {
             if let (Some(0), Some(n)) = (self.integer(name), self.integer(stands_for)) {
                 self.set(name, Value::Integer(n));
@@ -354,6 +358,12 @@ impl Resolver {
         {
             let wants = "\"f32\" with zero.reduce = \"last_micro_step\": gradients are held and travel as f32 sums";
             self.refuse("zero.reduce_dtype", wants.into());
+        }
+        if let (Some(BackendKind::Auto | BackendKind::Cpu), Some(false)) =
+            (self.choice("run.backend"), self.choice("zero.deterministic"))
+        {
+            let wants = "true, or run.backend = \"cuda\": over MPI gradients are always added in one order";
+            self.refuse("zero.deterministic", wants.into());
         }
         let tokenizer = self.choice::<Tokenizer>("data.tokenizer");
         if let (Some(vocab), Some(tokenizer)) = (self.integer("model.vocab_size"), tokenizer)

@@ -80,10 +80,28 @@ fn the_smallest_deck_gets_every_default() {
     assert_eq!((deck.optim.decay_steps, deck.optim.warmup_steps), (10, 100));
     assert_eq!(
         deck.zero,
-        ZeroSection { stage: 3, prefetch_units: 1, reduce_bucket_bytes: 32 << 20, ..Default::default() }
+        ZeroSection {
+            stage: 3,
+            prefetch_units: 1,
+            reduce_bucket_bytes: 32 << 20,
+            deterministic: true,
+            ..Default::default()
+        }
     );
     assert!(deck.zero.overlap && deck.zero.deterministic && deck.zero.release_after_forward);
     assert_eq!((deck.checkpoint.every, deck.log.level.as_str()), (1000, "info"));
+}
+
+#[test]
+fn gradients_are_added_in_one_order_unless_nccl_may_choose_its_own() {
+    assert!(parsed(SMALLEST, &["run.backend=auto"]).zero.deterministic);
+    assert!(!parsed(SMALLEST, &["run.backend=cuda"]).zero.deterministic);
+    assert!(parsed(SMALLEST, &["run.backend=cuda", "zero.deterministic=true"]).zero.deterministic);
+    for backend in ["auto", "cpu"] {
+        assert!(
+            fault_of(&[&format!("run.backend={backend}"), "zero.deterministic=false"]).contains("zero.deterministic")
+        );
+    }
 }
 
 #[test]
@@ -279,8 +297,8 @@ fn inconsistent_values_are_refused() {
 #[test]
 fn values_of_later_releases_are_refused_as_such_and_impossible_ones_are_not() {
     for (list, says) in [
-        ("run.backend=cuda", "not available yet: this build has no CUDA backend; use \"auto\" or \"cpu\""),
-        ("zero.deterministic=false", "not available yet"),
+        ("zero.deterministic=false", "run.backend = \"cuda\""),
+        ("run.devices=0,x", "ordinals of devices"),
         ("zero.stage=7", "an integer from 0 to 3"),
         ("zero.param_dtype=f16", "one of \"f32\", \"bf16\""),
         ("zero.activation_checkpointing=every:0", "\"every:K\" with K of at least 1"),
@@ -419,6 +437,7 @@ fn valid_text(key: &'static Key) -> BoxedStrategy<String> {
         Kind::Duration => {
             proptest::sample::select(&["", "90", "1h30m", "01:30:00"][..]).prop_map(str::to_owned).boxed()
         }
+        Kind::Devices => proptest::sample::select(&["", "0", "0, 1,7"][..]).prop_map(quoted).boxed(),
         Kind::Signals => proptest::sample::select(&["", "TERM", "SIGUSR1,INT"][..]).prop_map(str::to_owned).boxed(),
         Kind::LogFilter => proptest::sample::select(&["off", "WARN", "zero3=debug", "info,a::b=off/x"][..])
             .prop_map(str::to_owned)
@@ -452,6 +471,7 @@ fn valid_overrides() -> impl Strategy<Value = Vec<(String, String)>> {
         "optim.lr",
         "zero.reduce_dtype",
         "zero.reduce",
+        "zero.deterministic",
     ];
     let free: Vec<_> = KEYS
         .iter()

@@ -35,11 +35,13 @@ pub struct Knobs {
     pub activation_checkpointing: ActivationCheckpointing,
     /// When gradients travel.
     pub reduce: ReduceWhen,
+    /// Gradients are exchanged and added in one order; else a reduce-scatter adds on the way.
+    pub deterministic: bool,
 }
 
 impl Default for Knobs {
     fn default() -> Self {
-        Knobs::from_deck(&ZeroSection::default())
+        Knobs { deterministic: true, ..Knobs::from_deck(&ZeroSection::default()) }
     }
 }
 
@@ -62,7 +64,14 @@ impl Knobs {
             reduce_dtype: zero.reduce_dtype,
             activation_checkpointing: zero.activation_checkpointing,
             reduce: zero.reduce,
+            deterministic: zero.deterministic,
         }
+    }
+
+    /// What arrives at a rank for each element of its gradient slices when all ranks contribute: the others' contributions, or
+    /// one sum.
+    pub fn arrivals(&self, world_size: usize) -> usize {
+        if self.deterministic { world_size - 1 } else { 1.min(world_size - 1) }
     }
 
     /// Whether a unit's saved tensors are dropped after forward and computed again in backward. Of `every:K` it is

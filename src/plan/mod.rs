@@ -117,6 +117,8 @@ pub struct Plan {
     pub arena_bytes: usize,
     /// Host memory beside the arena that asynchronous saves copy the state to; 0 without them.
     pub host_staging_bytes: u64,
+    /// Pinned host memory of the device's transfers; 0 where the host can see the arena.
+    pub pinned_bytes: u64,
 }
 
 impl Plan {
@@ -180,6 +182,7 @@ impl Plan {
             refresh,
             arena_bytes,
             host_staging_bytes: 0,
+            pinned_bytes: 0,
         })
     }
 
@@ -218,15 +221,20 @@ impl Plan {
         for other in self.train_hold.iter().map(|p| &p.peaks).chain([&refresh]) {
             peaks.raise(other);
         }
-        peaks.add_throughout(MemKind::Staging, self.host_staging_bytes);
+        peaks.add_throughout(MemKind::Staging, self.outside_bytes());
         peaks
     }
 
     /// Peaks of an evaluation pass.
     pub fn evaluation_peaks(&self) -> Peaks {
         let mut peaks = self.eval.peaks.clone();
-        peaks.add_throughout(MemKind::Staging, self.host_staging_bytes);
+        peaks.add_throughout(MemKind::Staging, self.outside_bytes());
         peaks
+    }
+
+    /// Host memory beside the arena.
+    pub fn outside_bytes(&self) -> u64 {
+        self.host_staging_bytes + self.pinned_bytes
     }
 
     /// Room on the host for a copy of weights and both moments of this rank, padding included.
@@ -473,8 +481,8 @@ impl<'a> Lifetimes<'a> {
     }
 
     fn staging(&mut self, r: ReduceId, schedule: &Schedule) -> Option<SlotId> {
-        let peers = self.partitions[0].world_size - 1;
-        let numel = schedule.reduces[r].buckets.iter().map(|b| b.numel() * peers).max().unwrap_or(0);
+        let arrivals = self.knobs.arrivals(self.partitions[0].world_size);
+        let numel = schedule.reduces[r].buckets.iter().map(|b| b.numel() * arrivals).max().unwrap_or(0);
         (numel > 0 && self.gradients != Gradients::Hold).then(|| {
             let first = self.find(Instr::Reduce(r));
             let last = self.find(Instr::ReduceWait(r));

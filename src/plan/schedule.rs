@@ -361,24 +361,27 @@ fn calls(params: &[ParamId], partitions: &[Partition], knobs: &Knobs) -> Vec<Ran
     calls
 }
 
-/// Cuts the slices of `params` into exchanges whose receive staging, (N-1) slices, keeps to `reduce_bucket_bytes`.
+/// Cuts the slices of `params` into exchanges whose receive staging keeps to `reduce_bucket_bytes`: (N-1) contributions to each
+/// element. Where a reduce-scatter adds on the way it is one sum of each, but only whole slices can be cut from a full
+/// gradient, so one that is larger than the cap is a bucket of its own.
 fn buckets(params: &[ParamId], partitions: &[Partition], knobs: &Knobs) -> Arc<[Bucket]> {
-    let peers = (partitions[params[0]].world_size - 1).max(1) as u64;
-    // At least one cache line per peer, so that a tiny cap still makes progress.
-    let cap_numel = ((knobs.reduce_bucket_bytes / knobs.reduce_dtype.bytes() as u64 / peers) as usize).max(16);
+    let arrivals = knobs.arrivals(partitions[params[0]].world_size).max(1) as u64;
+    // At least one cache line of each, so that a tiny cap still makes progress.
+    let cap_numel = ((knobs.reduce_bucket_bytes / knobs.reduce_dtype.bytes() as u64 / arrivals) as usize).max(16);
     let mut buckets = vec![Bucket { pieces: Vec::new() }];
     let mut room = cap_numel;
     for (position, &param) in params.iter().enumerate() {
         let mut start = 0;
         let shard_numel = partitions[param].shard_numel();
         while start < shard_numel {
-            if room == 0 {
+            let is_empty = buckets.last().is_none_or(|bucket| bucket.pieces.is_empty());
+            if room == 0 || !knobs.deterministic && room < shard_numel && !is_empty {
                 buckets.push(Bucket { pieces: Vec::new() });
                 room = cap_numel;
             }
-            let end = shard_numel.min(start + room);
+            let end = if knobs.deterministic { shard_numel.min(start + room) } else { shard_numel };
             buckets.last_mut().expect("never empty").pieces.push(Piece { param: position, range: start..end });
-            room -= end - start;
+            room = room.saturating_sub(end - start);
             start = end;
         }
     }

@@ -195,11 +195,17 @@ fn node_volume(plan: &Plan, shape: Shape) -> NodeVolume {
     let slices = ranks * plan.reduce_slice_bytes();
     let contributions: Vec<u64> =
         plan.reductions(shape.n_micro).map(|active| active.saturating_sub(k) as u64).collect();
-    let rings = contributions.iter().filter(|&&contributed| contributed > 0).count() as u64;
+    // In a reduce-scatter ranks without a gradient take part, too.
+    let on_a_ring = |contributed: u64| contributed > 0 || !plan.knobs.deterministic && outside > 0;
+    let rings = contributions.iter().filter(|&&contributed| on_a_ring(contributed)).count() as u64;
+    let ring_reduce_scatter_bytes = slices * rings * outside.div_ceil(ranks);
     NodeVolume {
         all_gather_bytes: ranks * outside * from_a_peer,
-        reduce_scatter_bytes: slices * contributions.iter().sum::<u64>(),
-        ring_reduce_scatter_bytes: slices * rings * outside.div_ceil(ranks),
+        reduce_scatter_bytes: match plan.knobs.deterministic {
+            true => slices * contributions.iter().sum::<u64>(),
+            false => ring_reduce_scatter_bytes,
+        },
+        ring_reduce_scatter_bytes,
     }
 }
 
@@ -232,7 +238,7 @@ fn instructions(spec: &ModelSpec, schedule: &Schedule) -> Vec<String> {
 
 /// The instruction that sets the peak of training, unless it is no instruction's.
 fn peak_at(spec: &ModelSpec, plan: &Plan, peaks: &Peaks) -> String {
-    if peaks.total > plan.train.peaks.total + plan.host_staging_bytes {
+    if peaks.total > plan.train.peaks.total + plan.outside_bytes() {
         return "refresh".into();
     }
     let instructions = instructions(spec, &plan.train.schedule);

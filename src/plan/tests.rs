@@ -240,6 +240,33 @@ proptest! {
     }
 
     #[test]
+    fn a_reduce_scatter_takes_whole_slices_and_one_sum_of_each_arrives(
+        spec in any_model(), n in 2usize..9, knobs in any_knobs(), n_micro in 1usize..20
+    ) {
+        let knobs = Knobs { deterministic: false, ..knobs };
+        let plan = Plan::new(&spec, n, &knobs).unwrap();
+        let cap_numel = 16.max(knobs.reduce_bucket_bytes as usize / 4);
+        for (r, reduce) in plan.train.schedule.reduces.iter().enumerate() {
+            let pieces: Vec<_> = reduce.buckets.iter().flat_map(|bucket| &bucket.pieces).collect();
+            prop_assert_eq!(pieces.len(), reduce.params.len());
+            for (position, (piece, &param)) in pieces.into_iter().zip(&reduce.params).enumerate() {
+                prop_assert_eq!((piece.param, piece.range.clone()), (position, 0..plan.partitions[param].shard_numel()));
+            }
+            for bucket in reduce.buckets.iter() {
+                prop_assert!(bucket.numel() <= cap_numel || bucket.pieces.len() == 1);
+            }
+            let largest = reduce.buckets.iter().map(|bucket| bucket.numel()).max().unwrap();
+            prop_assert_eq!(plan.train.staging[r].map(|id| plan.train.slots[id].numel), Some(largest));
+        }
+        let slices: usize = plan.partitions.iter().map(|p| 4 * p.shard_numel()).sum();
+        let reductions = plan.reductions(n_micro).count();
+        for rank in 0..n {
+            let bytes = plan.step_volume(rank, n_micro).reduce_scatter_bytes;
+            prop_assert_eq!(bytes, (reductions * (n - 1) * slices) as u64);
+        }
+    }
+
+    #[test]
     fn living_buffers_lie_apart_in_the_arena(spec in any_model(), n in 1usize..9, knobs in any_knobs()) {
         let plan = Plan::new(&spec, n, &knobs).unwrap();
         for program in [&plan.train, &plan.eval] {

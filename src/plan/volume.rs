@@ -88,7 +88,9 @@ impl Plan {
         let a = micro_steps(n_micro, n);
         let gathered = (0..a).map(|a_i| self.gather_bytes(&self.micro_step(a_i, a).schedule)).sum::<u64>();
         let refreshed = self.refreshed_states().iter().map(|&s| self.refresh.received_bytes(s, n)).sum::<u64>();
-        let contributions: usize = self.reductions(n_micro).map(|k| k - usize::from(rank < k)).sum();
+        // A rank without a gradient takes part in a reduce-scatter all the same, with zeros.
+        let arriving = |k: usize| if self.knobs.deterministic { k - usize::from(rank < k) } else { n - 1 };
+        let contributions: usize = self.reductions(n_micro).map(arriving).sum();
         Volume {
             all_gather_bytes: gathered + refreshed,
             reduce_scatter_bytes: contributions as u64 * self.reduce_slice_bytes(),

@@ -28,7 +28,7 @@ pub use progress::Progress;
 pub(crate) use replace_file::replace_file;
 pub use step_log::{RankStats, RankStep, StepLog, StepRow, combine};
 pub use summary::Summary;
-pub use timer::{Phase, PhaseTimer, PhaseTimes};
+pub use timer::{Clock, Phase, PhaseTimer, PhaseTimes};
 pub use timing::Timing;
 pub use trace::{Trace, Track};
 pub use units::UnitTimes;

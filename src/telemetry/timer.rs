@@ -2,9 +2,14 @@
 //!
 //! A phase that begins inside another stops the outer one's clock until it ends: a wait for a collective during the
 //! forward pass counts as exposed communication, not as forward. So the phases add up to the elapsed time, and what nobody
-//! claimed is [`Phase::Other`]. One timer belongs to one thread. Must not know: what the phases do.
+//! claimed is [`Phase::Other`]. One timer belongs to one thread.
+//!
+//! Time is that of a [`Clock`]: of the host where work is done when a call returns, of a device's queue where the host runs
+//! ahead; then a phase costs what the queue spent on it, and what the host does beside a busy queue costs nothing.
+//! Must not know: what the phases do.
 
-use std::cell::Cell;
+use crate::error::Result;
+use std::cell::{Cell, RefCell};
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
@@ -99,43 +104,47 @@ impl PhaseTimes {
     }
 }
 
-/// A stopwatch that always runs for exactly one phase. No allocation, no lock.
-#[derive(Debug)]
-pub struct PhaseTimer {
+/// Marks moments whose time may be known later only.
+pub trait Clock {
+    /// A moment.
+    type Mark;
+
+    /// Now, as the clock sees it: after all work so far.
+    fn mark(&self) -> Self::Mark;
+    /// When that was; waits until it is past.
+    ///
+    /// # Errors
+    /// What was waited for failed.
+    fn when(&self, mark: &Self::Mark) -> Result<Instant>;
+}
+
+/// A stopwatch that always runs for exactly one phase. No lock, and no allocation once a step is as long as the ones before.
+pub struct PhaseTimer<C: Clock> {
+    clock: C,
     running: Cell<Phase>,
-    since: Cell<Instant>,
-    times: Cell<PhaseTimes>,
+    /// Where the stretches that nobody has taken begin.
+    since: RefCell<C::Mark>,
+    /// Which phase ended when, in order.
+    ended: RefCell<Vec<(Phase, C::Mark)>>,
 }
 
-impl Default for PhaseTimer {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl PhaseTimer {
+impl<C: Clock> PhaseTimer<C> {
     /// Starts now, for [`Phase::Other`].
-    pub fn new() -> Self {
-        PhaseTimer {
-            running: Cell::new(Phase::Other),
-            since: Cell::new(Instant::now()),
-            times: Cell::new(PhaseTimes::default()),
-        }
+    pub fn new(clock: C) -> Self {
+        let since = RefCell::new(clock.mark());
+        PhaseTimer { clock, running: Cell::new(Phase::Other), since, ended: RefCell::default() }
     }
 
     /// Charges the time so far to the running phase, lets `phase` run from now on, and returns the phase that ran.
     pub fn switch(&self, phase: Phase) -> Phase {
-        let now = Instant::now();
-        let mut times = self.times.get();
-        times.ns[self.running.get() as usize] += now.duration_since(self.since.get()).as_nanos() as u64;
-        self.times.set(times);
-        self.since.set(now);
-        self.running.replace(phase)
+        let outer = self.running.replace(phase);
+        self.ended.borrow_mut().push((outer, self.clock.mark()));
+        outer
     }
 
     /// Lets `phase` run until the scope is dropped, then the phase that ran before.
     #[must_use = "the phase ends when the scope is dropped"]
-    pub fn scope(&self, phase: Phase) -> PhaseScope<'_> {
+    pub fn scope(&self, phase: Phase) -> PhaseScope<'_, C> {
         PhaseScope { timer: self, outer: self.switch(phase) }
     }
 
@@ -145,21 +154,32 @@ impl PhaseTimer {
         f()
     }
 
-    /// The times since the last call (or the start), which begin anew. The running phase goes on.
-    pub fn take(&self) -> PhaseTimes {
+    /// The times since the last call (or the start), which begin anew. The running phase goes on. Waits for the clock to
+    /// come to now.
+    ///
+    /// # Errors
+    /// As for [`Clock::when`].
+    pub fn take(&self) -> Result<PhaseTimes> {
         self.switch(self.running.get());
-        self.times.take()
+        let mut times = PhaseTimes::default();
+        let mut since = self.clock.when(&self.since.borrow())?;
+        for (phase, mark) in self.ended.borrow_mut().drain(..) {
+            let now = self.clock.when(&mark)?;
+            times.ns[phase as usize] += now.saturating_duration_since(since).as_nanos() as u64;
+            since = now;
+            self.since.replace(mark);
+        }
+        Ok(times)
     }
 }
 
 /// Ends its phase when dropped, also by a panic or an early return.
-#[derive(Debug)]
-pub struct PhaseScope<'a> {
-    timer: &'a PhaseTimer,
+pub struct PhaseScope<'a, C: Clock> {
+    timer: &'a PhaseTimer<C>,
     outer: Phase,
 }
 
-impl Drop for PhaseScope<'_> {
+impl<C: Clock> Drop for PhaseScope<'_, C> {
     fn drop(&mut self) {
         self.timer.switch(self.outer);
     }
@@ -170,6 +190,20 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
+    struct Host;
+
+    impl Clock for Host {
+        type Mark = Instant;
+
+        fn mark(&self) -> Instant {
+            Instant::now()
+        }
+
+        fn when(&self, mark: &Instant) -> Result<Instant> {
+            Ok(*mark)
+        }
+    }
+
     fn sleep_ms(ms: u64) {
         std::thread::sleep(Duration::from_millis(ms));
     }
@@ -177,14 +211,14 @@ mod tests {
     #[test]
     fn an_inner_phase_stops_the_clock_of_the_outer_one() {
         let start = Instant::now();
-        let timer = PhaseTimer::new();
+        let timer = PhaseTimer::new(Host);
         timer.time(Phase::Forward, || {
             timer.time(Phase::ExposedComm, || {
                 sleep_ms(30);
                 timer.time(Phase::ExposedComm, || sleep_ms(5));
             });
         });
-        let times = timer.take();
+        let times = timer.take().unwrap();
         assert!(times.ms(Phase::ExposedComm) >= 35.0, "{times:?}");
         // With the outer clock running on, the two would add up to twice the sleep.
         let elapsed = start.elapsed().as_nanos() as u64;
@@ -194,22 +228,22 @@ mod tests {
     #[test]
     fn phases_add_up_to_the_elapsed_time_and_a_step_has_no_checkpoint_in_it() {
         let start = Instant::now();
-        let timer = PhaseTimer::new();
+        let timer = PhaseTimer::new(Host);
         timer.time(Phase::Checkpoint, || sleep_ms(10));
         timer.time(Phase::Evaluation, || sleep_ms(5));
         timer.time(Phase::Data, || sleep_ms(3));
         sleep_ms(2);
-        let times = timer.take();
+        let times = timer.take().unwrap();
         let elapsed = start.elapsed().as_nanos() as u64;
         assert!(times.total_ns() <= elapsed && times.total_ns() >= 20_000_000, "{times:?} of {elapsed}");
         let apart = times.ns(Phase::Checkpoint) + times.ns(Phase::Evaluation);
         assert_eq!(times.step_ms(), (times.total_ns() - apart) as f64 / 1e6);
-        assert_eq!(timer.take().ns(Phase::Data), 0, "taken times begin anew");
+        assert_eq!(timer.take().unwrap().ns(Phase::Data), 0, "taken times begin anew");
     }
 
     #[test]
     fn a_panic_inside_a_phase_gives_the_clock_back() {
-        let timer = PhaseTimer::new();
+        let timer = PhaseTimer::new(Host);
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             timer.time(Phase::Backward, || std::panic::resume_unwind(Box::new(())))
         }));
@@ -219,19 +253,44 @@ mod tests {
 
     #[test]
     fn taking_inside_a_phase_splits_it() {
-        let timer = PhaseTimer::new();
+        let timer = PhaseTimer::new(Host);
         let scope = timer.scope(Phase::Optimizer);
         sleep_ms(2);
-        let first = timer.take();
+        let first = timer.take().unwrap();
         sleep_ms(2);
         drop(scope);
-        let second = timer.take();
+        let second = timer.take().unwrap();
         for times in [first, second] {
             assert!(times.ms(Phase::Optimizer) >= 2.0, "{times:?}");
         }
         let mut sum = first;
         sum.add(&second);
         assert_eq!(sum.total_ns(), first.total_ns() + second.total_ns());
+    }
+
+    #[test]
+    fn a_clock_that_lags_behind_charges_what_it_sees() {
+        /// A queue that comes to its n-th mark n ms after the start.
+        struct Queue(Instant, Cell<u64>);
+
+        impl Clock for Queue {
+            type Mark = u64;
+
+            fn mark(&self) -> u64 {
+                self.1.replace(self.1.get() + 1)
+            }
+
+            fn when(&self, mark: &u64) -> Result<Instant> {
+                Ok(self.0 + Duration::from_millis(*mark))
+            }
+        }
+
+        let timer = PhaseTimer::new(Queue(Instant::now(), Cell::new(0)));
+        timer.time(Phase::Forward, || timer.time(Phase::ExposedComm, || ()));
+        // Marks 0 to 5: Other, Forward, ExposedComm, Forward, Other.
+        let times = timer.take().unwrap();
+        let ms = [Phase::Other, Phase::Forward, Phase::ExposedComm].map(|phase| times.ms(phase));
+        assert_eq!((ms, times.step_ms()), ([2.0, 2.0, 1.0], 5.0));
     }
 
     #[test]

@@ -3,12 +3,12 @@
 //! Pure: it plans the deck again with one knob turned at a time.
 
 use super::node_memory::NodeMemory;
-use super::save;
-use crate::backend::Ops;
+use super::planning;
+use crate::backend::Device;
 use crate::config::{ActivationCheckpointing, Deck};
 use crate::error::{Error, Fault, Result};
-use crate::model::gpt2;
-use crate::plan::{Knobs, Plan};
+use crate::plan::Plan;
+use crate::telemetry::MemKind;
 
 /// A change of the deck that saves memory.
 struct Change {
@@ -31,15 +31,12 @@ pub fn is_kept(deck: &Deck, plan: &Plan) -> bool {
 }
 
 /// Fails where `plan`, made from `deck`, needs more than `run.memory_budget_bytes`.
-pub fn check<D: Ops>(deck: &Deck, plan: &Plan) -> Result<()> {
+pub fn check<D: Device>(deck: &Deck, plan: &Plan) -> Result<()> {
     if is_kept(deck, plan) {
         return Ok(());
     }
     let (budget, needed, n) = (deck.run.memory_budget_bytes, plan.arena_bytes, plan.world_size);
-    let remedy = remedy(deck, n, budget, &|deck, n| {
-        let spec = gpt2::model::<D>(deck).spec;
-        Plan::new(&spec, n, &Knobs::from_deck(&deck.zero)).ok().map(|plan| plan.arena_bytes as u64)
-    });
+    let remedy = remedy(deck, n, budget, &arena_bytes::<D>);
     Err(Error::Deck(vec![Fault {
         key: "run.memory_budget_bytes".into(),
         value: budget.to_string(),
@@ -49,8 +46,8 @@ pub fn check<D: Ops>(deck: &Deck, plan: &Plan) -> Result<()> {
 
 /// Whether `n_here` ranks of a node with `node` memory can hold `plan`, made from `deck`: an error where they never can, words
 /// of warning where others have to let go of some first.
-pub fn check_node<D: Ops>(deck: &Deck, plan: &Plan, node: NodeMemory, n_here: usize) -> Result<Option<String>> {
-    let each = plan.arena_bytes as u64 + plan.host_staging_bytes;
+pub fn check_node<D: Device>(deck: &Deck, plan: &Plan, node: NodeMemory, n_here: usize) -> Result<Option<String>> {
+    let each = plan.arena_bytes as u64 + plan.outside_bytes();
     let together = each.saturating_mul(n_here as u64);
     let ranks = if n_here == 1 { "1 rank".into() } else { format!("{n_here} ranks") };
     let needed = format!(
@@ -69,11 +66,29 @@ pub fn check_node<D: Ops>(deck: &Deck, plan: &Plan, node: NodeMemory, n_here: us
 }
 
 /// Bytes that each of `n` ranks would hold of a deck's plan.
-fn needs<D: Ops>(deck: &Deck, n: usize) -> Option<u64> {
-    let spec = gpt2::model::<D>(deck).spec;
-    let mut plan = Plan::new(&spec, n, &Knobs::from_deck(&deck.zero)).ok()?;
-    save::plan_staging(&mut plan, deck);
-    Some(plan.arena_bytes as u64 + plan.host_staging_bytes)
+fn needs<D: Device>(deck: &Deck, n: usize) -> Option<u64> {
+    planning::of_deck::<D>(deck, n).ok().map(|(_, plan)| plan.arena_bytes as u64 + plan.outside_bytes())
+}
+
+/// Fails where the device of this rank has less memory left than `plan`, made from `deck`, needs: says what needs it.
+pub fn check_free<D: Device>(deck: &Deck, plan: &Plan, free_bytes: Option<u64>) -> Result<()> {
+    let (needed, n) = (plan.arena_bytes as u64, plan.world_size);
+    let Some(free) = free_bytes.filter(|&free| free < needed) else { return Ok(()) };
+    let by_kind = plan.training_peaks().by_kind;
+    // Pinned memory and the copy for asynchronous saves lie elsewhere.
+    let rows = by_kind.iter().filter(|(kind, bytes)| *bytes > 0 && *kind != MemKind::Staging);
+    let rows: Vec<String> = rows.map(|(kind, bytes)| format!("  {kind:<20} {bytes:>16}")).collect();
+    Err(Error::Comm(format!(
+        "the plan needs {needed} bytes on each of {n} rank{}, the device has {free} left; peaks by kind, in bytes:\n{}\n{}",
+        if n == 1 { "" } else { "s" },
+        rows.join("\n"),
+        remedy(deck, n, free, &arena_bytes::<D>)
+    )))
+}
+
+/// What a deck needs on each of `n` ranks; none where it cannot be planned.
+fn arena_bytes<D: Device>(deck: &Deck, n: usize) -> Option<u64> {
+    planning::of_deck::<D>(deck, n).ok().map(|(_, plan)| plan.arena_bytes as u64)
 }
 
 /// The first single change that fits, else several of which none can be left out, else more ranks.
@@ -175,8 +190,7 @@ mod tests {
         (deck.model.n_layer, deck.model.n_head, deck.model.d_model) = (4, 2, 64);
         (deck.model.seq_len, deck.model.vocab_size) = (64, 256);
         (deck.train.micro_batch_size, deck.train.global_batch_size) = (4, 4);
-        let spec = gpt2::model::<CpuDevice>(&deck).spec;
-        let plan = Plan::new(&spec, 2, &Knobs::from_deck(&deck.zero)).unwrap();
+        let (_, plan) = planning::of_deck::<CpuDevice>(&deck, 2).unwrap();
         let both = 2 * plan.arena_bytes as u64;
         let check = |limit_bytes, available_bytes| {
             check_node::<CpuDevice>(&deck, &plan, NodeMemory { limit_bytes, available_bytes }, 2)

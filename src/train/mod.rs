@@ -5,6 +5,7 @@
 pub mod budget;
 pub mod changes;
 pub mod node_memory;
+pub mod planning;
 pub mod report;
 pub mod run_lock;
 pub mod save;
@@ -16,14 +17,13 @@ mod visit;
 
 use crate::backend::agree::{all_or_none, decided_by_rank_0};
 use crate::backend::memory::Memory;
-use crate::backend::{Backend, Comm};
+use crate::backend::{Backend, Comm, Device, Queue, QueueClock};
 use crate::config::Deck;
 use crate::error::{Error, Exit, Result};
-use crate::model::gpt2;
 use crate::params::ModelSpec;
-use crate::plan::{Knobs, Plan};
+use crate::plan::Plan;
 use crate::telemetry::time_limit::{JobClock, parse_seconds, unix_now};
-use crate::telemetry::{CommVolume, Flight, PhaseTimer, StepLog, Timing, Trace, UnitTimes, trace};
+use crate::telemetry::{CommVolume, Flight, MemKind, PhaseTimer, StepLog, Timing, Trace, UnitTimes, trace};
 use crate::test_hooks::{self, fault_point};
 use crate::zero::Shards;
 use node_memory::NodeMemory;
@@ -65,13 +65,14 @@ pub struct Job {
 pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<(Exit, Option<Flight>)> {
     let deck = &job.deck;
     let run_dir = Path::new(&deck.run.dir);
-    let model = gpt2::model::<B::Device>(deck);
-    let mut plan = Plan::new(&model.spec, comm.size(), &Knobs::from_deck(&deck.zero))?;
-    save::plan_staging(&mut plan, deck);
+    let (model, plan) = planning::of_deck::<B::Device>(deck, comm.size())?;
     budget::check::<B::Device>(deck, &plan)?;
     let digests = all_or_none(comm, Ok(plan.digest()))?;
     assert!(digests.iter().all(|d| *d == digests[0]), "ranks planned differently: {digests:x?}");
-    check_node_memory::<B>(comm, job, &plan)?;
+    // A device with memory of its own is asked for it when the arena is made.
+    if device.free_bytes().is_none() {
+        check_node_memory::<B>(comm, job, &plan)?;
+    }
     // What is soon found comes before what takes a while to read.
     let mut lock = None;
     let holder = Holder::this(&job.host);
@@ -100,10 +101,14 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
         Ok(())
     })?;
     let mut arena = None;
-    all_or_none(comm, comm.alloc(plan.arena_bytes).map(|a| _ = arena.insert(a)))?;
+    let allocated = budget::check_free::<B::Device>(deck, &plan, device.free_bytes())
+        .and_then(|()| Ok(arena.insert(comm.alloc(plan.arena_bytes)?)))
+        .and_then(|_| device.reserve(planning::n_sums(deck, comm.size()), model.spec.tokens_per_micro_batch));
+    all_or_none(comm, allocated)?;
     let mut memory = Memory::new(arena.expect("no rank failed"), job.poison);
+    memory.count_outside(MemKind::Staging, plan.pinned_bytes);
     let shards = Shards::allocate(device, &mut memory, &plan, comm.rank());
-    let timer = PhaseTimer::new();
+    let timer = PhaseTimer::new(QueueClock { device, queue: Queue::Compute });
     let mut stepper: Stepper<'_, B> = Stepper {
         device,
         comm,
@@ -115,6 +120,7 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
         volume: CommVolume::new(),
         trace: Trace::default(),
         units: vec![UnitTimes::default(); model.spec.units.len()],
+        notes: Vec::new(),
         flight,
         step_now: 0,
     };
@@ -244,7 +250,7 @@ fn run_steps<B: Backend>(
     let traced = trace::steps_of(&deck.log.trace).expect("the deck was checked");
     let n_micro = t.global_batch_size / t.micro_batch_size;
     let mut skipped_in_a_row = 0;
-    report.begin_steps(stepper);
+    report.begin_steps(stepper)?;
     while at.step < t.steps {
         report.timing.begin_round();
         fault_point("step", stepper.comm.rank(), at.step + 1);
@@ -257,7 +263,7 @@ fn run_steps<B: Backend>(
         at.tokens += (t.global_batch_size * deck.model.seq_len) as u64;
         if !outcome.updated {
             skipped_in_a_row += 1;
-            report.skipped(stepper, *at, &outcome, skipped_in_a_row);
+            report.skipped(stepper, *at, &outcome, skipped_in_a_row)?;
             if skipped_in_a_row >= t.max_skipped_steps {
                 let reason = format!(
                     "{skipped_in_a_row} steps in a row were not finite (loss {}, gradient norm {}{}); weights are those of step {}; \

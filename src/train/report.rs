@@ -96,10 +96,11 @@ impl Report {
     }
 
     /// Start-up is over: times, counters and peaks begin here.
-    pub fn begin_steps<B: Backend>(&mut self, stepper: &Stepper<'_, B>) {
-        stepper.timer.take();
+    pub fn begin_steps<B: Backend>(&mut self, stepper: &Stepper<'_, B>) -> Result<()> {
+        stepper.timer.take()?;
         stepper.memory.ledger().reset_peaks();
         self.counted = stepper.volume.counts();
+        Ok(())
     }
 
     /// A step was not finite and changed nothing.
@@ -109,8 +110,8 @@ impl Report {
         at: Position,
         outcome: &StepOutcome,
         in_a_row: u64,
-    ) {
-        let (times, _) = self.measure(stepper, at);
+    ) -> Result<()> {
+        let (times, _) = self.measure(stepper, at)?;
         self.timing.skipped(times.step_ms() / 1e3);
         if let Some(progress) = &self.progress {
             progress.note(&format!(
@@ -122,6 +123,7 @@ impl Report {
                 at.step
             ));
         }
+        Ok(())
     }
 
     /// Gathers every rank's numbers of the step since the last row. Collective.
@@ -133,7 +135,7 @@ impl Report {
         outcome: &StepOutcome,
         val_loss: Option<f64>,
     ) -> Result<StepRow> {
-        let (times, moved) = self.measure(stepper, at);
+        let (times, moved) = self.measure(stepper, at)?;
         let ledger = stepper.memory.ledger();
         let own = RankStep {
             step_ms: times.step_ms(),
@@ -190,8 +192,8 @@ impl Report {
     }
 
     /// Times and bytes of the attempt that has just ended; the bytes are held against the plan.
-    fn measure<B: Backend>(&mut self, stepper: &Stepper<'_, B>, at: Position) -> (PhaseTimes, CommCounts) {
-        let times = stepper.timer.take();
+    fn measure<B: Backend>(&mut self, stepper: &Stepper<'_, B>, at: Position) -> Result<(PhaseTimes, CommCounts)> {
+        let times = stepper.timer.take()?;
         self.phases.add(&times);
         let counts = stepper.volume.counts();
         let moved = counts.since(&self.counted);
@@ -204,7 +206,7 @@ impl Report {
             log::error!("attempt {}: moved {:?}, planned {:?}", at.attempts, self.last_step, self.planned);
             self.steps_off_plan += 1;
         }
-        (times, moved)
+        Ok((times, moved))
     }
 
     /// Shows a row on rank 0.
@@ -241,7 +243,7 @@ impl Report {
         let evaluated = self.last_val_loss.is_some();
         let planned = planned_peaks(plan.training_peaks(), evaluated.then(|| plan.evaluation_peaks()));
         // Everything the ledger holds now, the copy for asynchronous saves apart: nothing gathered, no gradient whole.
-        let at_rest = stepper.memory.ledger().total_now() - plan.host_staging_bytes;
+        let at_rest = stepper.memory.ledger().total_now() - plan.outside_bytes();
         let n_params = stepper.model.spec.numel() as u64;
         let formula_bytes = plan.formula_bytes(n_params as usize);
         let (whole_bytes, cut_bytes) = bytes_per_param(&plan.knobs);

@@ -153,7 +153,7 @@ impl<'a> Saver<'a> {
         })?;
         fault_point("save.begin", rank, at.step);
 
-        let owned = state::owned(stepper);
+        let owned = state::owned(stepper)?;
         let locking = self.deck.checkpoint.locking;
         // A run that saves only because it is told to stop has planned no staging.
         if stepper.plan.host_staging_bytes == 0 {

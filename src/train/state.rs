@@ -60,13 +60,14 @@ fn state_of(kind: Kind, shards: &Shards, param: ParamId) -> State {
 }
 
 /// Fills the owned elements of a state, and the parameter that is computed with from its master.
-fn fill<B: Backend>(stepper: &mut Stepper<'_, B>, param: ParamId, kind: Kind, values: &[f32]) {
+fn fill<B: Backend>(stepper: &mut Stepper<'_, B>, param: ParamId, kind: Kind, values: &[f32]) -> Result<()> {
     let Stepper { device, shards, .. } = stepper;
     let state = state_of(kind, shards, param);
-    device.upload(shards.owned_mut(param, state), bytemuck::cast_slice(values));
+    device.upload(shards.owned_mut(param, state), bytemuck::cast_slice(values))?;
     if state == State::Master {
         shards.round_master(*device, param);
     }
+    Ok(())
 }
 
 /// Makes whole what is kept whole, after the owned elements of every state have been filled. Collective.
@@ -178,7 +179,7 @@ pub fn initialise<B: Backend>(stepper: &mut Stepper<'_, B>, deck: &Deck) -> Resu
             Some(file) => failed = failed.and(file.read(&param.name, range, &mut values)),
             None => init::fill(param, deck.model.init_seed, range, &mut values),
         }
-        fill(stepper, p, Kind::Weight, &values);
+        fill(stepper, p, Kind::Weight, &values)?;
     }
     all_or_none(stepper.comm, failed)?;
     make_whole(stepper)
@@ -225,7 +226,7 @@ fn restore_slices<B: Backend>(stepper: &mut Stepper<'_, B>, reader: &mut Reader)
         let mut values = vec![0.0; range.len()];
         for kind in STORED {
             reader.read(&param.name, kind, range.clone(), &mut values)?;
-            fill(stepper, p, kind, &values);
+            fill(stepper, p, kind, &values)?;
         }
     }
     Ok(())
@@ -295,10 +296,13 @@ pub fn saved_bytes(plan: &Plan, rank: usize) -> u64 {
 }
 
 /// What a checkpoint holds of this rank, by parameter and [`STORED`]: borrowed where the host can see it.
-pub(super) fn owned<'a, B: Backend>(stepper: &'a Stepper<'_, B>) -> Vec<[Cow<'a, [f32]>; 3]> {
-    (0..stepper.model.spec.params.len())
-        .map(|p| STORED.map(|kind| stepper.device.read(stepper.shards.owned(p, state_of(kind, &stepper.shards, p)))))
-        .collect()
+pub(super) fn owned<'a, B: Backend>(stepper: &'a Stepper<'_, B>) -> Result<Vec<[Cow<'a, [f32]>; 3]>> {
+    let read = |p, kind| stepper.device.read(stepper.shards.owned(p, state_of(kind, &stepper.shards, p)));
+    let kinds = |p| {
+        let [weight, exp_avg, exp_avg_sq] = STORED;
+        Ok([read(p, weight)?, read(p, exp_avg)?, read(p, exp_avg_sq)?])
+    };
+    (0..stepper.model.spec.params.len()).map(kinds).collect()
 }
 
 /// All of a checkpoint but its values.

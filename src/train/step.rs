@@ -4,10 +4,10 @@
 //! AllGather again, compute gradients, ReduceScatter them to the owners of the slices. Then the optimizer updates
 //! the local slices. `Stepper::run` executes the planned instructions from top to bottom and decides nothing.
 
-use super::tracing::describe;
+use super::tracing::{Note, Noted, describe};
 use super::visit::{Live, get, get_mut, put, take, travelling_ids};
 use crate::backend::memory::Memory;
-use crate::backend::{Backend, Comm, Device, Ops, Queue};
+use crate::backend::{Backend, Comm, Device, Ops, Queue, QueueClock};
 use crate::config::OptimSection;
 use crate::error::Result;
 use crate::model::Model;
@@ -23,8 +23,6 @@ use crate::test_hooks;
 use crate::zero::reduce::Contributions;
 use crate::zero::refresh::refresh;
 use crate::zero::{Gathers, Reductions, Shards};
-use std::time::Instant;
-
 /// Token and target ids of one micro-batch, (B, T) each.
 pub struct MicroBatch {
     /// Inputs.
@@ -50,6 +48,11 @@ pub enum Purpose {
 }
 
 impl Purpose {
+    /// Whether it counts for the figures of training.
+    pub(super) fn trains(self) -> bool {
+        matches!(self, Purpose::Train { .. })
+    }
+
     /// The phase that a wait for a collective belongs to.
     fn waiting(self) -> Phase {
         match self {
@@ -93,6 +96,12 @@ pub struct StepOutcome {
     pub not_finite: Option<(UnitId, ParamId)>,
 }
 
+/// A point on a queue of the backend's device, with its time.
+type Mark<B> = <<B as Backend>::Device as Device>::Mark;
+
+/// A sum that the backend's device may not have finished.
+type Sum<B> = <<B as Backend>::Device as Device>::Sum;
+
 /// One rank's executor: everything it needs to run a step.
 pub struct Stepper<'a, B: Backend> {
     /// Where kernels run.
@@ -108,13 +117,15 @@ pub struct Stepper<'a, B: Backend> {
     /// What this rank owns.
     pub shards: Shards,
     /// Time by phase since it was last read.
-    pub timer: PhaseTimer,
+    pub timer: PhaseTimer<QueueClock<'a, B::Device>>,
     /// Bytes by collective since the start.
     pub volume: CommVolume,
     /// Spans of chosen steps.
     pub trace: Trace,
     /// Collectives of each unit in training, since the start.
     pub units: Vec<UnitTimes>,
+    /// What the step under way has to tell to `units` and `trace`, once its times are known.
+    pub notes: Vec<Note<Mark<B>>>,
     /// What this rank is at, for ranks that wait for it.
     pub flight: Flight,
     /// The step that is under way.
@@ -155,7 +166,7 @@ impl<B: Backend> Stepper<'_, B> {
         }
         self.shards.end_step(self.device, &mut self.memory, &plan.step);
         // The wishes to stop ride along: all ranks learn of them at the same step.
-        let (sum, stop) = self.sum_in_order(&losses, signals::stop_code(), n_micro)?;
+        let (sum, stop) = self.sum_in_order(losses, signals::stop_code(), n_micro)?;
         let loss = sum / n_tokens as f64;
 
         let outer = self.timer.switch(Phase::Optimizer);
@@ -180,6 +191,7 @@ impl<B: Backend> Stepper<'_, B> {
             self.refresh(State::Param, CommClass::TrainAllGather)?;
         }
         self.timer.switch(outer);
+        self.settle()?;
         Ok(StepOutcome { loss, grad_norm, lr, updated, stop: Stop::from_code(stop), not_finite })
     }
 
@@ -205,29 +217,31 @@ impl<B: Backend> Stepper<'_, B> {
             losses.push(self.run(&plan.eval, batch.as_ref(), Purpose::Evaluate)?);
         }
         let n_tokens = n_batches * self.model.spec.tokens_per_micro_batch;
-        Ok(self.sum_in_order(&losses, 0, n_batches)?.0 / n_tokens as f64)
+        let loss = self.sum_in_order(losses, 0, n_batches)?.0 / n_tokens as f64;
+        self.settle()?;
+        Ok(loss)
     }
 
-    /// Executes a program once. Without a batch the rank joins the collectives only. Returns the summed loss.
-    fn run(&mut self, program: &Program, batch: Option<&MicroBatch>, purpose: Purpose) -> Result<f64> {
+    /// Executes a program once. Without a batch the rank joins the collectives only. Returns the sum of the losses.
+    fn run(&mut self, program: &Program, batch: Option<&MicroBatch>, purpose: Purpose) -> Result<Option<Sum<B>>> {
         let mut live: Live = (0..program.slots.len()).map(|_| None).collect();
         let mut gathers = Gathers::<B::Comm>::new(program.schedule.gathers.len());
         let mut reductions = Reductions::<B::Comm>::new(program.schedule.reduces.len());
         let held = self.plan.train_hold.is_some();
-        let mut last_use: Vec<Option<Instant>> = vec![None; program.schedule.gathers.len()];
-        let mut loss = 0.0;
+        let mut last_use: Vec<Option<Mark<B>>> = vec![None; program.schedule.gathers.len()];
+        let mut loss = None;
 
         for (at, instr) in program.schedule.instrs.iter().enumerate() {
             if signals::report_wanted() {
                 self.answer(program, at, &gathers);
             }
-            let began = Instant::now();
+            let began = self.device.mark(Queue::Compute);
             let mut released_bytes = 0;
             self.begin(program, at, *instr, &mut live);
             if let (0, Some(batch)) = (at, batch) {
-                self.device.upload(get_mut(&mut live, program.tokens).view_mut(), bytemuck::cast_slice(&batch.tokens));
-                self.device
-                    .upload(get_mut(&mut live, program.targets).view_mut(), bytemuck::cast_slice(&batch.targets));
+                let (tokens, targets) = (bytemuck::cast_slice(&batch.tokens), bytemuck::cast_slice(&batch.targets));
+                self.device.upload(get_mut(&mut live, program.tokens).view_mut(), tokens)?;
+                self.device.upload(get_mut(&mut live, program.targets).view_mut(), targets)?;
             }
             match *instr {
                 Instr::Gather(g) => {
@@ -240,13 +254,11 @@ impl<B: Backend> Stepper<'_, B> {
                     let (bufs, records) = gathers.wait(g, &program.schedule.gathers[g], &mut self.shards)?;
                     self.timer.switch(outer);
                     let unit = program.schedule.gathers[g].unit;
-                    for record in &records {
+                    for record in records {
                         self.volume.add(purpose.gathering(), record.received_bytes);
-                        self.note_comm(Track::Gather, "all_gather", unit, record, purpose);
+                        self.note_comm(Track::Gather, unit, record, purpose);
                     }
-                    if let Purpose::Train { .. } = purpose {
-                        self.units[unit].gather_wait_ms += began.elapsed().as_secs_f64() * 1e3;
-                    }
+                    self.note(Noted::Wait { on: Track::Gather }, unit, &began, purpose);
                     for buf in &bufs {
                         self.memory.convert(buf, MemKind::Prefetched, MemKind::Gathered);
                     }
@@ -260,15 +272,15 @@ impl<B: Backend> Stepper<'_, B> {
                         self.timer.switch(outer);
                     }
                     if let Some(g) = gather {
-                        last_use[g] = Some(Instant::now());
+                        last_use[g] = Some(self.device.mark(Queue::Compute));
                     }
                 }
                 Instr::Release(g) => {
                     gathers.release(g);
                     released_bytes = program.gathered[g].iter().map(|&id| program.slots[id].bytes() as u64).sum();
-                    if let (Some(used), Purpose::Train { .. }) = (last_use[g], purpose) {
-                        let kept_ms = used.elapsed().as_secs_f64() * 1e3;
-                        self.units[program.schedule.gathers[g].unit].late_byte_ms += released_bytes as f64 * kept_ms;
+                    if let Some(used) = &last_use[g] {
+                        let unit = program.schedule.gathers[g].unit;
+                        self.note(Noted::Kept { bytes: released_bytes }, unit, used, purpose);
                     }
                 }
                 Instr::Accumulate(r) => {
@@ -304,8 +316,8 @@ impl<B: Backend> Stepper<'_, B> {
                     let (full, staging, record) = reductions.wait(r, reduce, &mut self.shards, self.plan)?;
                     self.timer.switch(outer);
                     self.volume.add(CommClass::TrainReduceScatter, record.received_bytes);
-                    self.note_comm(Track::Reduce, "reduce_scatter", reduce.unit, &record, purpose);
-                    self.units[reduce.unit].reduce_wait_ms += began.elapsed().as_secs_f64() * 1e3;
+                    self.note_comm(Track::Reduce, reduce.unit, record, purpose);
+                    self.note(Noted::Wait { on: Track::Reduce }, reduce.unit, &began, purpose);
                     match held {
                         true => {
                             full.into_iter().zip(&reduce.params).for_each(|(buf, &p)| self.shards.restore_held(p, buf))
@@ -318,14 +330,10 @@ impl<B: Backend> Stepper<'_, B> {
                 }
             }
             if at + 1 == program.schedule.instrs.len() && batch.is_some() {
-                loss = self.device.sum(get(&live, program.losses).view());
+                loss = Some(self.device.start_sum(get(&live, program.losses).view()));
             }
             self.end(program, at, &mut live);
-            if self.trace.is_on() {
-                let (what, unit) = describe(program, *instr);
-                let live_bytes = self.memory.ledger().total_now();
-                self.trace.span(Track::Compute, what, unit, (began, Instant::now()), released_bytes, live_bytes);
-            }
+            self.note_instr(program, *instr, began, released_bytes);
         }
         Ok(loss)
     }
@@ -356,10 +364,11 @@ impl<B: Backend> Stepper<'_, B> {
 
     /// Sum of the losses of all micro-batches in the order of their index (`own[a]` is that of `a * N + rank`), and the
     /// largest `word` of any rank.
-    fn sum_in_order(&self, own: &[f64], word: i32, n_micro: usize) -> Result<(f64, i32)> {
+    fn sum_in_order(&self, own: Vec<Option<Sum<B>>>, word: i32, n_micro: usize) -> Result<(f64, i32)> {
         self.flight.at(self.step_now, "losses", None);
         let n = self.comm.size();
-        let mut own = own.to_vec();
+        let finished = own.into_iter().map(|sum| sum.map_or(Ok(0.0), |sum| self.device.finish_sum(sum)));
+        let mut own = finished.collect::<Result<Vec<f64>>>()?;
         own.push(f64::from(word));
         let all = self.comm.all_gather_f64(&own)?;
         let sum = (0..n_micro).map(|j| all[(j % n) * own.len() + j / n]).sum();

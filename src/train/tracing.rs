@@ -3,7 +3,7 @@
 
 use super::step::{Purpose, Stepper};
 use crate::backend::agree::{all_or_none, decided_by_rank_0};
-use crate::backend::{Backend, Comm, CommRecord};
+use crate::backend::{Backend, Comm, CommRecord, Device, Queue};
 use crate::error::Result;
 use crate::params::{ModelSpec, UnitId};
 use crate::plan::Program;
@@ -59,29 +59,98 @@ fn clock_offsets_ns<B: Backend>(stepper: &Stepper<'_, B>) -> Result<Vec<i64>> {
         .collect())
 }
 
+/// Something a step has to tell, with marks where its times will be. A device may not have come to them while the step is
+/// under way, so [`Stepper::settle`] reads them at its end.
+pub struct Note<M> {
+    noted: Noted,
+    unit: Option<UnitId>,
+    start: M,
+    end: M,
+    /// It belongs to training: it counts for its unit.
+    counts: bool,
+}
+
+/// What a [`Note`] is about.
+pub(super) enum Noted {
+    /// A collective ran.
+    Comm { track: Track, bytes: u64, live_bytes: u64 },
+    /// Compute waited for a collective.
+    Wait { on: Track },
+    /// Gathered parameters were kept after their last use.
+    Kept { bytes: u64 },
+    /// An instruction; in traced steps alone.
+    Instr { what: &'static str, bytes: u64, live_bytes: u64 },
+}
+
 impl<B: Backend> Stepper<'_, B> {
-    /// Counts a finished collective for its unit, and for the trace.
+    /// Notes what lasted from `start` to now.
+    pub(super) fn note(&mut self, noted: Noted, unit: UnitId, start: &<B::Device as Device>::Mark, purpose: Purpose) {
+        let (start, end) = (start.clone(), self.device.mark(Queue::Compute));
+        self.notes.push(Note { noted, unit: Some(unit), start, end, counts: purpose.trains() });
+    }
+
+    /// Notes a collective.
     pub(super) fn note_comm(
         &mut self,
         track: Track,
-        what: &'static str,
         unit: UnitId,
-        record: &CommRecord,
+        record: CommRecord<<B::Device as Device>::Mark>,
         purpose: Purpose,
     ) {
-        let span = (record.started, record.finished);
-        let bytes = record.received_bytes;
-        self.trace.span(track, what, Some(unit), span, bytes, self.memory.ledger().total_now());
-        if let Purpose::Train { .. } = purpose {
-            let ms = span.1.duration_since(span.0).as_secs_f64() * 1e3;
-            let times = &mut self.units[unit];
-            let (sum_ms, sum_bytes) = match track {
-                Track::Reduce => (&mut times.reduce_ms, &mut times.reduce_bytes),
-                _ => (&mut times.gather_ms, &mut times.gather_bytes),
-            };
-            *sum_ms += ms;
-            *sum_bytes += bytes as f64;
+        let CommRecord { received_bytes: bytes, started: start, finished: end } = record;
+        let noted = Noted::Comm { track, bytes, live_bytes: self.memory.ledger().total_now() };
+        self.notes.push(Note { noted, unit: Some(unit), start, end, counts: purpose.trains() });
+    }
+
+    /// Notes an instruction, where the step is traced.
+    pub(super) fn note_instr(
+        &mut self,
+        program: &Program,
+        instr: Instr,
+        start: <B::Device as Device>::Mark,
+        bytes: u64,
+    ) {
+        if self.trace.is_on() {
+            let (what, unit) = describe(program, instr);
+            let noted = Noted::Instr { what, bytes, live_bytes: self.memory.ledger().total_now() };
+            self.notes.push(Note { noted, unit, start, end: self.device.mark(Queue::Compute), counts: false });
         }
+    }
+
+    /// Hands all notes on: to their units, and to the trace. Waits for the device to come to them.
+    pub(super) fn settle(&mut self) -> Result<()> {
+        for Note { noted, unit, start, end, counts } in self.notes.drain(..) {
+            let span = (self.device.when(&start)?, self.device.when(&end)?);
+            let ms = span.1.saturating_duration_since(span.0).as_secs_f64() * 1e3;
+            let times = unit.filter(|_| counts).map(|unit| &mut self.units[unit]);
+            match noted {
+                Noted::Comm { track, bytes, live_bytes } => {
+                    let what = if track == Track::Reduce { "reduce_scatter" } else { "all_gather" };
+                    self.trace.span(track, what, unit, span, bytes, live_bytes);
+                    let Some(times) = times else { continue };
+                    let (sum_ms, sum_bytes) = match track {
+                        Track::Reduce => (&mut times.reduce_ms, &mut times.reduce_bytes),
+                        _ => (&mut times.gather_ms, &mut times.gather_bytes),
+                    };
+                    *sum_ms += ms;
+                    *sum_bytes += bytes as f64;
+                }
+                Noted::Wait { on } => match (times, on) {
+                    (Some(times), Track::Reduce) => times.reduce_wait_ms += ms,
+                    (Some(times), _) => times.gather_wait_ms += ms,
+                    (None, _) => {}
+                },
+                Noted::Kept { bytes } => {
+                    if let Some(times) = times {
+                        times.late_byte_ms += bytes as f64 * ms;
+                    }
+                }
+                Noted::Instr { what, bytes, live_bytes } => {
+                    self.trace.span(Track::Compute, what, unit, span, bytes, live_bytes);
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Says where this rank is and what it holds: the answer to SIGUSR2.

@@ -4,6 +4,7 @@
 //! A missing mpirun is a failure too, never a reason to skip.
 #![allow(dead_code)] // each test binary uses a part
 
+pub mod cuda;
 pub mod state;
 
 use std::ffi::{OsStr, OsString};

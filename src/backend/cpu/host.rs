@@ -55,13 +55,6 @@ pub fn u32s_mut<'a>(view: ViewMut<'a>) -> &'a mut [u32] {
     unsafe { std::slice::from_raw_parts_mut(ptr, view.numel()) }
 }
 
-/// The bytes of a view of any type.
-pub fn bytes<'a>(view: View<'a>) -> &'a [u8] {
-    let ptr: *const u8 = checked(view.addr(), view.space(), view.dtype(), view.dtype());
-    // SAFETY: as in `elements`; bytes need no alignment.
-    unsafe { std::slice::from_raw_parts(ptr, view.numel() * view.dtype().bytes()) }
-}
-
 /// The bytes of an exclusive view of any type.
 pub fn bytes_mut<'a>(view: ViewMut<'a>) -> &'a mut [u8] {
     let ptr: *mut u8 = checked(view.addr(), view.space(), view.dtype(), view.dtype());
@@ -167,7 +160,7 @@ mod tests {
         f32s_mut(left.reborrow())[2] = 7.0;
         f32s_mut(right)[0] = 8.0;
         assert_eq!(read(&buf), [1.0, 2.0, 7.0, 8.0]);
-        assert_eq!(bytes(buf.view().range(0..1)), 1.0f32.to_le_bytes());
+        assert_eq!(bytes_mut(buf.view_mut().range(0..1)), 1.0f32.to_le_bytes());
         assert!(u32s(buf_u32(&[]).view()).is_empty());
     }
 

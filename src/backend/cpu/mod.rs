@@ -25,11 +25,13 @@ pub use simd::instruction_set;
 use crate::backend::{Backend, Device, Queue, View, ViewMut};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::exact_sum::ExactSum;
 use element::Element;
 use gemm::Parallelism;
 use half::bf16;
 use rayon::prelude::*;
 use std::borrow::Cow;
+use std::time::Instant;
 
 /// CPU kernels, collectives over MPI.
 pub struct Cpu;
@@ -87,6 +89,8 @@ impl CpuDevice {
 
 impl Device for CpuDevice {
     type Event = Done;
+    type Mark = Instant;
+    type Sum = f64;
 
     fn record(&self, _queue: Queue) -> Done {
         Done
@@ -94,25 +98,57 @@ impl Device for CpuDevice {
 
     fn wait(&self, _queue: Queue, _event: &Done) {}
 
-    fn sync(&self, _event: &Done) {}
+    fn mark(&self, _queue: Queue) -> Instant {
+        Instant::now()
+    }
 
-    fn upload(&self, dst: ViewMut<'_>, src: &[u8]) {
+    fn when(&self, mark: &Instant) -> Result<Instant> {
+        Ok(*mark)
+    }
+
+    fn reserve(&self, _n_sums: usize, _numel: usize) -> Result<()> {
+        Ok(())
+    }
+
+    fn reserved_bytes(_n_sums: usize, _numel: usize) -> u64 {
+        0
+    }
+
+    fn free_bytes(&self) -> Option<u64> {
+        None
+    }
+
+    fn upload(&self, dst: ViewMut<'_>, src: &[u8]) -> Result<()> {
         let dst = host::bytes_mut(dst);
         assert_eq!(dst.len(), src.len(), "bytes of an upload");
         dst.copy_from_slice(src);
+        Ok(())
     }
 
-    fn download(&self, dst: &mut [u8], src: View<'_>) {
-        let src = host::bytes(src);
-        assert_eq!(dst.len(), src.len(), "bytes of a download");
-        dst.copy_from_slice(src);
-    }
-
-    fn read<'a>(&self, src: View<'a>) -> Cow<'a, [f32]> {
-        match src.dtype() {
+    fn read<'a>(&self, src: View<'a>) -> Result<Cow<'a, [f32]>> {
+        Ok(match src.dtype() {
             DType::Bf16 => Cow::Owned(host::elements::<bf16>(src).iter().map(|x| x.load()).collect()),
             _ => Cow::Borrowed(host::f32s(src)),
+        })
+    }
+
+    fn start_sum(&self, inp: View<'_>) -> f64 {
+        ops::reduce::sum(host::f32s(inp))
+    }
+
+    fn finish_sum(&self, sum: f64) -> Result<f64> {
+        Ok(sum)
+    }
+
+    fn sum_of_squares(&self, inps: &[View<'_>]) -> Result<ExactSum> {
+        let mut sum = ExactSum::default();
+        for &inp in inps {
+            sum.merge(&match inp.dtype() {
+                DType::Bf16 => ops::reduce::sum_of_squares(self, host::elements::<bf16>(inp)),
+                _ => ops::reduce::sum_of_squares(self, host::f32s(inp)),
+            });
         }
+        Ok(sum)
     }
 
     fn fill_bytes(&self, dst: ViewMut<'_>, byte: u8) {
@@ -138,14 +174,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn upload_download_and_fill_move_bytes() {
+    fn upload_read_and_fill_move_bytes() {
         let device = CpuDevice::new(1).unwrap();
         let mut buf = buf_f32(&[0.0; 3]);
-        device.upload(buf.view_mut().range(1..3), bytemuck::cast_slice(&[5.0f32, 6.0]));
+        device.upload(buf.view_mut().range(1..3), bytemuck::cast_slice(&[5.0f32, 6.0])).unwrap();
         assert_eq!(read(&buf), [0.0, 5.0, 6.0]);
-        let mut bytes = [0; 4];
-        device.download(&mut bytes, buf.view().range(2..3));
-        assert_eq!(bytes, 6.0f32.to_ne_bytes());
+        assert_eq!(*device.read(buf.view().range(2..3)).unwrap(), [6.0]);
         device.fill_bytes(buf.view_mut(), 0xff);
         assert!(read(&buf).iter().all(|x| x.is_nan()));
     }

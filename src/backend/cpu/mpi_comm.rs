@@ -3,7 +3,7 @@
 use super::Done;
 use super::element::Element;
 use super::host::{elements, f32s_mut};
-use super::requests::{MAX_MESSAGE_NUMEL, RawComm, Requests, check};
+use super::requests::{self, MAX_MESSAGE_NUMEL, RawComm, Requests, check};
 use super::worker::{InFlight, Worker};
 use crate::backend::buffer::{Arena, Buf, Space};
 use crate::backend::comm::{Comm, CommRecord, Landed, ReduceScatter};
@@ -16,7 +16,7 @@ use mpi::raw::AsRaw;
 use mpi::topology::{Color, Communicator, SimpleCommunicator};
 use mpi::traits::*;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A group of ranks over MPI.
 pub struct MpiComm {
@@ -65,6 +65,12 @@ impl MpiComm {
         self
     }
 
+    /// The ranks that have not called this within `timeout` of this rank. Unlike a barrier it ends when one does not come; then
+    /// the job has to end too, since messages stay under way.
+    pub fn roll_call(&self, timeout: Duration) -> Result<Vec<usize>> {
+        requests::roll_call(RawComm(self.control.as_raw()), self.rank, self.size, timeout)
+    }
+
     fn requests(&self, comm: &SimpleCommunicator) -> Requests {
         Requests::new(RawComm(comm.as_raw()), self.rank, self.size, self.max_message_numel)
     }
@@ -81,13 +87,14 @@ impl Portable {
     }
 }
 
-fn landed(inputs: Vec<Buf>, outputs: Vec<Buf>, staging: Option<Buf>) -> Landed {
+fn landed(inputs: Vec<Buf>, outputs: Vec<Buf>, staging: Option<Buf>) -> Landed<Instant> {
     let now = Instant::now();
     Landed { inputs, outputs, staging, record: CommRecord { received_bytes: 0, started: now, finished: now } }
 }
 
 impl Comm for MpiComm {
     type Event = Done;
+    type Mark = Instant;
     type Pending = InFlight;
 
     fn rank(&self) -> usize {

@@ -9,6 +9,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use mpi::ffi;
 use std::os::raw::c_int;
+use std::time::{Duration, Instant};
 
 /// Largest number of elements in one message.
 pub const MAX_MESSAGE_NUMEL: usize = i32::MAX as usize;
@@ -202,4 +203,52 @@ impl Drop for Requests {
             std::process::abort();
         }
     }
+}
+
+/// Tag of a roll call: nothing else on the control communicator has one.
+const ROLL_CALL_TAG: c_int = 1;
+
+/// A byte from every rank to every other one: the ranks whose byte has not come within `timeout`.
+pub fn roll_call(comm: RawComm, rank: usize, size: usize, timeout: Duration) -> Result<Vec<usize>> {
+    let others: Vec<usize> = (0..size).filter(|&r| r != rank).collect();
+    // Where somebody is late MPI may still write here when this returns.
+    let bytes: &mut [[u8; 2]] = Vec::leak(vec![[0; 2]; others.len()]);
+    let mut sends = Vec::with_capacity(others.len());
+    let mut missing: Vec<(usize, ffi::MPI_Request)> = Vec::with_capacity(others.len());
+    for (&other, [send, receive]) in others.iter().zip(bytes) {
+        let (mut sent, mut received) = (null_request(), null_request());
+        // SAFETY: one byte each that lives for ever; plain handles.
+        unsafe {
+            let kind = ffi::RSMPI_UINT8_T;
+            let other = other as c_int;
+            let to: *mut u8 = receive;
+            check("MPI_Irecv", ffi::MPI_Irecv(to.cast(), 1, kind, other, ROLL_CALL_TAG, comm.0, &mut received))?;
+            let from: *const u8 = send;
+            check("MPI_Isend", ffi::MPI_Isend(from.cast(), 1, kind, other, ROLL_CALL_TAG, comm.0, &mut sent))?;
+        }
+        sends.push(sent);
+        missing.push((other, received));
+    }
+    let began = Instant::now();
+    let mut done: c_int = 0;
+    loop {
+        let mut failed = Ok(());
+        missing.retain_mut(|(_, request)| {
+            // SAFETY: a request made above; a completed one is not asked again.
+            let code = unsafe { ffi::MPI_Test(request, &mut done, ffi::RSMPI_STATUS_IGNORE) };
+            failed = std::mem::replace(&mut failed, Ok(())).and(check("MPI_Test", code));
+            done == 0
+        });
+        failed?;
+        if missing.is_empty() || began.elapsed() > timeout {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    if missing.is_empty() {
+        // SAFETY: requests made above; every rank has posted its receives.
+        let code = unsafe { ffi::MPI_Waitall(sends.len() as c_int, sends.as_mut_ptr(), ffi::RSMPI_STATUSES_IGNORE) };
+        check("MPI_Waitall", code)?;
+    }
+    Ok(missing.into_iter().map(|(rank, _)| rank).collect())
 }

@@ -19,7 +19,7 @@ const REST_FIRST: Duration = Duration::from_micros(20);
 const REST_LONGEST: Duration = Duration::from_micros(200);
 
 /// Work of a queue: owns its buffers, runs to completion, yields them.
-type Job = Box<dyn FnOnce(&Pacer) -> Result<(Landed, u64)> + Send>;
+type Job = Box<dyn FnOnce(&Pacer) -> Result<(Landed<Instant>, u64)> + Send>;
 
 /// Decides how a job polls.
 pub struct Pacer {
@@ -46,7 +46,7 @@ impl Pacer {
 /// Where a finished job leaves its result.
 #[derive(Default)]
 struct Mailbox {
-    result: Mutex<Option<Result<Landed>>>,
+    result: Mutex<Option<Result<Landed<Instant>>>>,
     arrived: Condvar,
 }
 
@@ -83,7 +83,7 @@ impl Worker {
     }
 
     /// Puts a job at the end of the queue.
-    pub fn submit(&self, job: impl FnOnce(&Pacer) -> Result<(Landed, u64)> + Send + 'static) -> InFlight {
+    pub fn submit(&self, job: impl FnOnce(&Pacer) -> Result<(Landed<Instant>, u64)> + Send + 'static) -> InFlight {
         let mailbox = Arc::new(Mailbox::default());
         let jobs = self.jobs.as_ref().expect("the queue is open until it is dropped");
         jobs.send((Box::new(job), Arc::clone(&mailbox))).expect("the queue's thread lives until it is dropped");
@@ -110,7 +110,9 @@ pub struct InFlight {
 }
 
 impl Pending for InFlight {
-    fn wait(self) -> Result<Landed> {
+    type Mark = Instant;
+
+    fn wait(self) -> Result<Landed<Instant>> {
         self.waiting.fetch_add(1, Ordering::AcqRel);
         self.thread.unpark();
         let mut result = self.mailbox.result.lock().expect("no holder of the mailbox panics");

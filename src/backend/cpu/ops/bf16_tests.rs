@@ -281,7 +281,7 @@ fn casts_round_to_nearest_even_and_keep_nan() {
             read(&copy).iter().map(|x| x.to_bits()).collect::<Vec<_>>(),
             xs.iter().map(|x| x.to_bits()).collect::<Vec<_>>()
         );
-        assert_eq!(device.read(narrow.view()).len(), xs.len());
+        assert_eq!(device.read(narrow.view()).unwrap().len(), xs.len());
         vec![read(&narrow), read(&back)]
     });
     for ((x, narrow), back) in xs.iter().zip(&got[0]).zip(&got[1]) {
@@ -358,11 +358,11 @@ fn sums_of_squares_of_bf16_are_exact() {
         let xs = random_of(Bf16, n, 1);
         let want = ExactSum::of_squares(&xs).to_f64();
         for threads in [1, 2, 3] {
-            let got = device(threads).sum_of_squares(buf_of(Bf16, &xs).view()).to_f64();
+            let got = device(threads).sum_of_squares(&[buf_of(Bf16, &xs).view()]).unwrap().to_f64();
             assert_eq!(got.to_bits(), want.to_bits(), "{n} elements on {threads} threads");
         }
     }
-    assert!(device(2).sum_of_squares(buf_of(Bf16, &[f32::INFINITY; 3]).view()).to_f64().is_nan());
+    assert!(device(2).sum_of_squares(&[buf_of(Bf16, &[f32::INFINITY; 3]).view()]).unwrap().to_f64().is_nan());
 }
 
 #[test]

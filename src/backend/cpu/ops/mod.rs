@@ -9,7 +9,7 @@ mod elementwise;
 mod embedding;
 mod layer_norm;
 mod linear;
-mod reduce;
+pub(super) mod reduce;
 #[cfg(test)]
 mod speed;
 #[cfg(test)]
@@ -21,7 +21,6 @@ use super::product;
 use crate::backend::buffer::{View, ViewMut};
 use crate::backend::ops::{AdamwStep, AttentionShape, LinearShape, Ops};
 use crate::dtype::DType;
-use crate::exact_sum::ExactSum;
 use half::bf16;
 
 /// `typed!([T = dtype, ...] expression)`: the expression with each `T` standing for the element type of that name.
@@ -245,14 +244,6 @@ impl Ops for CpuDevice {
 
     fn cross_entropy(&self, logits: ViewMut<'_>, losses: ViewMut<'_>, targets: View<'_>, dlogits_scale: Option<f32>) {
         cross_entropy::cross_entropy(self, f32s_mut(logits), f32s_mut(losses), u32s(targets), dlogits_scale);
-    }
-
-    fn sum(&self, inp: View<'_>) -> f64 {
-        reduce::sum(f32s(inp))
-    }
-
-    fn sum_of_squares(&self, inp: View<'_>) -> ExactSum {
-        typed!([T = inp.dtype()] reduce::sum_of_squares(self, elements::<T>(inp)))
     }
 
     fn adamw(

@@ -46,7 +46,7 @@ fn of_squares<T: Element>(inp: &[T]) -> ExactSum {
 
 #[cfg(test)]
 mod tests {
-    use crate::backend::Ops;
+    use crate::backend::Device;
     use crate::backend::cpu::host::test_memory::buf_f32;
     use crate::backend::cpu::ops::test_support::*;
     use crate::exact_sum::ExactSum;
@@ -57,16 +57,16 @@ mod tests {
             let xs = random(n, 1);
             let want = ExactSum::of_squares(&xs).to_f64();
             for threads in [1, 2, 3] {
-                let got = device(threads).sum_of_squares(buf_f32(&xs).view()).to_f64();
+                let got = device(threads).sum_of_squares(&[buf_f32(&xs).view()]).unwrap().to_f64();
                 assert_eq!(got.to_bits(), want.to_bits(), "{n} elements on {threads} threads");
             }
         }
-        assert!(device(2).sum_of_squares(buf_f32(&vec![f32::NAN; 100_000]).view()).to_f64().is_nan());
+        assert!(device(2).sum_of_squares(&[buf_f32(&vec![f32::NAN; 100_000]).view()]).unwrap().to_f64().is_nan());
     }
 
     #[test]
     fn sum_adds_in_f64_in_order() {
-        assert_eq!(device(2).sum(buf_f32(&[]).view()), 0.0);
-        assert_eq!(device(2).sum(buf_f32(&[1e8, 1.0, -1e8, 0.5]).view()), 1.5);
+        assert_eq!(device(2).start_sum(buf_f32(&[]).view()), 0.0);
+        assert_eq!(device(2).start_sum(buf_f32(&[1e8, 1.0, -1e8, 0.5]).view()), 1.5);
     }
 }

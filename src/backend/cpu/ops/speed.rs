@@ -1,10 +1,10 @@
 //! Speed of the kernels on one thread: `cargo test --release --lib kernel_speed -- --ignored --nocapture`.
 
 use super::test_support::{device, nan_buf, random, tokens};
-use crate::backend::Ops;
 use crate::backend::cpu::CpuDevice;
 use crate::backend::cpu::host::test_memory::{buf_f32, buf_of, buf_u32};
 use crate::backend::ops::{AdamwStep, AttentionShape, LinearShape};
+use crate::backend::{Device, Ops};
 use crate::dtype::DType;
 use std::time::Instant;
 
@@ -41,7 +41,7 @@ fn kernel_speed() {
     per_element("gelu forward", n, best_s(|| device.gelu_forward(a.view_mut(), b.view())));
     per_element("gelu backward", n, best_s(|| device.gelu_backward(a.view_mut(), b.view())));
     per_element("add", n, best_s(|| device.add(a.view_mut(), b.view(), b.view())));
-    per_element("sum of squares", n, best_s(|| assert!(device.sum_of_squares(b.view()).to_f64() > 0.0)));
+    per_element("sum of squares", n, best_s(|| assert!(device.sum_of_squares(&[b.view()]).unwrap().to_f64() > 0.0)));
 
     let (rows, c) = (1024, 1024);
     let (mut mean, mut rstd, weight) = (nan_buf(rows), nan_buf(rows), buf_f32(&random(c, 3)));

@@ -1,0 +1,365 @@
+//! [`Comm`] over NCCL: gathers and reductions on a queue and a communicator each, so that neither waits behind the other; MPI
+//! carries control alone.
+//!
+//! Two communicators of one device may run at once only because every rank launches in one order: the plan's.
+
+use super::nccl::{self, Communicator, Registration};
+use super::{CudaDevice, Event, Grid, Mark};
+use crate::backend::agree::{all_or_none, decided_by_rank_0};
+use crate::backend::buffer::{Arena, Buf, Space};
+use crate::backend::comm::{Comm, CommRecord, Landed, Pending, ReduceScatter};
+use crate::backend::cpu::MpiComm;
+use crate::backend::{Device, Queue, View, ViewMut};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::plan::schedule::Bucket;
+use cudarc::driver::result as driver;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A group of ranks, each with a GPU of its own.
+pub struct NcclComm {
+    device: Rc<CudaDevice>,
+    control: MpiComm,
+    /// None for one rank: there is nobody to move anything to.
+    communicators: Option<Communicators>,
+    /// Gradients are exchanged and added in one order.
+    deterministic: bool,
+}
+
+struct Communicators {
+    gather: Rc<Communicator>,
+    reduce: Rc<Communicator>,
+}
+
+impl NcclComm {
+    /// Connects the ranks of `control`, each of which has opened its device. Collective.
+    ///
+    /// # Errors
+    /// The same on every rank: a rank has not come within `timeout` (they are named), or NCCL fails.
+    pub fn connect(device: Rc<CudaDevice>, control: MpiComm, deterministic: bool, timeout: Duration) -> Result<Self> {
+        let communicators = match control.size() {
+            1 => None,
+            _ => Some(Communicators::connect(&device, &control, timeout)?),
+        };
+        Ok(NcclComm { device, control, communicators, deterministic })
+    }
+
+    /// Ends the communicators together with all ranks. What is dropped without it is aborted.
+    pub fn close(self, timeout: Duration) -> Result<()> {
+        self.device.streams.clear_checks();
+        let Some(Communicators { gather, reduce }) = &self.communicators else { return Ok(()) };
+        self.control.barrier()?;
+        gather.close(timeout)?;
+        reduce.close(timeout)
+    }
+}
+
+impl Drop for NcclComm {
+    fn drop(&mut self) {
+        // The checks hold the communicators.
+        self.device.streams.clear_checks();
+    }
+}
+
+impl Communicators {
+    fn connect(device: &Rc<CudaDevice>, control: &MpiComm, timeout: Duration) -> Result<Self> {
+        let ids = decided_by_rank_0(control, || Ok([nccl::new_id()?.to_vec(), nccl::new_id()?.to_vec()]))?;
+        let digests = ids.each_ref().map(|id| xxhash_rust::xxh3::xxh3_64(id));
+        log::debug!("NCCL ids of the gather and reduce communicators: {:016x}, {:016x}", digests[0], digests[1]);
+        control.barrier()?;
+        let connect = |id: &[u8], queue| -> Result<Rc<Communicator>> {
+            let id = id.try_into().map_err(|_| Error::Comm("rank 0's NCCL id is cut short".into()))?;
+            let place = (control.rank(), control.size());
+            let comm = Communicator::begin(id, place, queue, Rc::clone(&device.streams))?;
+            match comm.poll_for(timeout)? {
+                true => Ok(Rc::new(comm)),
+                false => Err(Error::Comm(format!("NCCL could not connect the ranks within {} s", timeout.as_secs()))),
+            }
+        };
+        let own = connect(&ids[0], Queue::Gather).and_then(|gather| Ok((gather, connect(&ids[1], Queue::Reduce)?)));
+        // MPI tells who has come this far: NCCL does not say whom it waits for.
+        let late = control.roll_call(timeout)?;
+        if !late.is_empty() {
+            let late = late.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
+            let why = own.err().map_or(String::new(), |error| format!(" ({error})"));
+            return Err(Error::Comm(format!("ranks {late} have not come to connect over NCCL{why}")));
+        }
+        let mut found = None;
+        all_or_none(control, own.map(|own| _ = found.insert(own)))?;
+        let (gather, reduce) = found.expect("no rank failed");
+        for comm in [&gather, &reduce] {
+            let both = [Rc::clone(comm), Rc::clone(&gather), Rc::clone(&reduce)];
+            device.streams.add_check(Box::new(move || {
+                both[0].poll().map(|_| ()).inspect_err(|_| both.iter().for_each(|comm| comm.abort()))
+            }));
+        }
+        Ok(Communicators { gather, reduce })
+    }
+}
+
+/// An arena and what NCCL knows of it, which goes first.
+struct Registered {
+    _registrations: Vec<Registration>,
+    _memory: Arc<Arena>,
+}
+
+// SAFETY: an arena and its handles stay on the thread that opened the device: neither `Buf` nor `Memory` leaves it in this
+// backend, so the last handle is dropped there.
+unsafe impl Send for Registered {}
+// SAFETY: as above; nothing of it is read through a shared reference.
+unsafe impl Sync for Registered {}
+
+/// A collective on its queue.
+pub struct InFlight {
+    device: Rc<CudaDevice>,
+    done: Event,
+    landed: Result<Landed<Mark>>,
+}
+
+impl Pending for InFlight {
+    type Mark = Mark;
+
+    /// The compute queue waits, the host does not.
+    fn wait(self) -> Result<Landed<Mark>> {
+        self.device.wait(Queue::Compute, &self.done);
+        self.landed
+    }
+}
+
+impl NcclComm {
+    /// Runs `calls` on a queue after `after`, and takes the times around it.
+    fn launch(
+        &self,
+        queue: Queue,
+        after: &Event,
+        mut landed: Buffers,
+        calls: impl FnOnce(&mut Buffers) -> Result<u64>,
+    ) -> InFlight {
+        self.device.wait(queue, after);
+        let started = self.device.mark(queue);
+        let received = calls(&mut landed);
+        let finished = self.device.mark(queue);
+        let Buffers { inputs, outputs, staging } = landed;
+        let landed = received.map(|received_bytes| {
+            let record = CommRecord { received_bytes, started, finished };
+            Landed { inputs, outputs, staging, record }
+        });
+        InFlight { device: Rc::clone(&self.device), done: self.device.record(queue), landed }
+    }
+
+    /// Copies on a queue: what one rank gathers from itself.
+    fn copy(&self, queue: Queue, out: ViewMut<'_>, inp: View<'_>) -> Result<()> {
+        assert_eq!((out.numel(), out.dtype()), (inp.numel(), inp.dtype()), "one slice per rank");
+        let bytes = inp.numel() * inp.dtype().bytes();
+        // SAFETY: two buffers of one size that the pending collective owns.
+        unsafe { driver::memcpy_dtod_async(out.addr(), inp.addr(), bytes, self.device.streams.raw(queue)) }
+            .map_err(|e| super::fault("cuMemcpyDtoDAsync", e))
+    }
+
+    /// Exchanges the contributions of one bucket and adds them in the order of ranks; returns the bytes received.
+    fn exchange_and_add(&self, bucket: &Bucket, bufs: &mut Buffers, contributors: usize, first: bool) -> Result<u64> {
+        let (rank, size) = (self.control.rank(), self.control.size());
+        let Buffers { inputs: full, outputs: slices, staging } = bufs;
+        let mut received_bytes = 0;
+        if let (Some(comms), Some(staging)) = (&self.communicators, staging.as_mut()) {
+            comms.reduce.group(|group| {
+                for from in (0..contributors).filter(|&r| r != rank) {
+                    let mut offset = staging_index(from, rank) * bucket.numel();
+                    for piece in &bucket.pieces {
+                        let out = staging.view_mut().range(offset..offset + piece.range.len());
+                        offset += piece.range.len();
+                        received_bytes += (out.numel() * out.dtype().bytes()) as u64;
+                        group.receive(out, from)?;
+                    }
+                }
+                for to in (0..size).filter(|&r| r != rank && rank < contributors) {
+                    for piece in &bucket.pieces {
+                        let inp = full[piece.param].view();
+                        let slice = to * (inp.numel() / size);
+                        group.send(inp.range(slice + piece.range.start..slice + piece.range.end), to)?;
+                    }
+                }
+                Ok(())
+            })?;
+        }
+        let mut offset = 0;
+        for piece in &bucket.pieces {
+            let full = full[piece.param].view();
+            let own = rank * (full.numel() / size);
+            let own = full.range(own + piece.range.start..own + piece.range.end);
+            let sum = slices[piece.param].view_mut().range(piece.range.clone());
+            let theirs = staging.as_ref().map(|staging| staging.view().range(offset..staging.numel()));
+            let order = Order { stride: bucket.numel(), contributors, rank, first };
+            self.add_in_order(sum, own, theirs, order);
+            offset += piece.range.len();
+        }
+        Ok(received_bytes)
+    }
+
+    /// Lets NCCL add the contributions of one bucket, whose pieces are whole slices; returns the bytes received.
+    fn reduce_scatter_and_add(
+        &self,
+        bucket: &Bucket,
+        bufs: &mut Buffers,
+        contributors: usize,
+        first: bool,
+    ) -> Result<u64> {
+        let (rank, size) = (self.control.rank(), self.control.size());
+        let Buffers { inputs: full, outputs: slices, staging } = bufs;
+        let comms = self.communicators.as_ref().expect("a lone rank adds its own in order");
+        let staging = staging.as_mut().expect("planned where there are others");
+        if rank >= contributors {
+            // All ranks take part: one without a gradient adds nothing.
+            for piece in &bucket.pieces {
+                self.device.fill_bytes_on(Queue::Reduce, full[piece.param].view_mut(), 0);
+            }
+        }
+        let mut received_bytes = 0;
+        let mut offset = 0;
+        comms.reduce.group(|group| {
+            for piece in &bucket.pieces {
+                let out = staging.view_mut().range(offset..offset + piece.range.len());
+                offset += piece.range.len();
+                received_bytes += ((size - 1) * out.numel() * out.dtype().bytes()) as u64;
+                group.reduce_scatter(full[piece.param].view(), out)?;
+            }
+            Ok(())
+        })?;
+        let mut offset = 0;
+        for piece in &bucket.pieces {
+            let sum = slices[piece.param].view_mut().range(piece.range.clone());
+            let arrived = staging.view().range(offset..offset + piece.range.len());
+            // One contribution, which is the sum of all.
+            self.add_in_order(sum, arrived, None, Order { stride: 0, contributors: 1, rank: 0, first });
+            offset += piece.range.len();
+        }
+        Ok(received_bytes)
+    }
+
+    /// The left fold of rule 8 on the reduce queue.
+    fn add_in_order(&self, sum: ViewMut<'_>, own: View<'_>, theirs: Option<View<'_>>, order: Order) {
+        let kernel = if own.dtype() == DType::Bf16 { "ordered_add_bf16" } else { "ordered_add_f32" };
+        let numel = own.numel();
+        let grid: Grid = self.device.grid_over(numel);
+        self.device
+            .launch_on(Queue::Reduce, kernel, grid)
+            .write(sum)
+            .read(own)
+            .read_or_null(theirs)
+            .long(numel as i64)
+            .long(order.stride as i64)
+            .int(order.contributors as i32)
+            .int(order.rank as i32)
+            .int(i32::from(order.first))
+            .go();
+    }
+}
+
+/// Whose contributions lie where: rank r's at `own` where `r == rank`, else in the staging at `stride` elements from the next.
+struct Order {
+    stride: usize,
+    contributors: usize,
+    rank: usize,
+    /// The first contribution is copied.
+    first: bool,
+}
+
+/// Position of a contributor's part in the staging buffer: contributors in rank order, this rank left out.
+fn staging_index(contributor: usize, rank: usize) -> usize {
+    contributor - usize::from(contributor > rank)
+}
+
+/// What a collective owns.
+struct Buffers {
+    inputs: Vec<Buf>,
+    outputs: Vec<Buf>,
+    staging: Option<Buf>,
+}
+
+impl Comm for NcclComm {
+    type Event = Event;
+    type Mark = Mark;
+    type Pending = InFlight;
+
+    fn rank(&self) -> usize {
+        self.control.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.control.size()
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<Arc<Arena>> {
+        let memory = self.device.allocate(bytes)?;
+        let Some(Communicators { gather, reduce }) = &self.communicators else { return Ok(memory) };
+        let base = memory.base();
+        let registrations = [gather, reduce].map(|comm| comm.register(base, bytes));
+        let registrations = registrations.into_iter().collect::<Result<Vec<_>>>()?;
+        let owner = Registered { _registrations: registrations, _memory: memory };
+        Ok(Arena::new(base, bytes, Space::Device, Box::new(owner)))
+    }
+
+    fn all_gather(&self, after: Event, shards: Vec<Buf>, outs: Vec<Buf>) -> InFlight {
+        assert_eq!(shards.len(), outs.len(), "one output per shard");
+        let bufs = Buffers { inputs: shards, outputs: outs, staging: None };
+        self.launch(Queue::Gather, &after, bufs, |bufs| {
+            let pairs = bufs.inputs.iter().zip(&mut bufs.outputs);
+            let Some(comms) = &self.communicators else {
+                pairs
+                    .into_iter()
+                    .try_for_each(|(shard, out)| self.copy(Queue::Gather, out.view_mut(), shard.view()))?;
+                return Ok(0);
+            };
+            let mut received_bytes = 0;
+            comms.gather.group(|group| {
+                for (shard, out) in pairs {
+                    received_bytes += ((self.size() - 1) * shard.bytes()) as u64;
+                    group.all_gather(shard.view(), out.view_mut())?;
+                }
+                Ok(())
+            })?;
+            Ok(received_bytes)
+        })
+    }
+
+    fn reduce_scatter(&self, after: Event, reduce: ReduceScatter) -> InFlight {
+        let ReduceScatter { full, slices, staging, buckets, contributors, first } = reduce;
+        let bufs = Buffers { inputs: full, outputs: slices, staging };
+        let in_order = self.deterministic || self.communicators.is_none();
+        self.launch(Queue::Reduce, &after, bufs, |bufs| {
+            buckets.iter().try_fold(0, |received, bucket| {
+                let bytes = match in_order {
+                    true => self.exchange_and_add(bucket, bufs, contributors, first)?,
+                    false => self.reduce_scatter_and_add(bucket, bufs, contributors, first)?,
+                };
+                Ok(received + bytes)
+            })
+        })
+    }
+
+    fn barrier(&self) -> Result<()> {
+        self.control.barrier()
+    }
+
+    fn all_reduce_sum(&self, values: &mut [i64]) -> Result<()> {
+        self.control.all_reduce_sum(values)
+    }
+
+    fn all_gather_f64(&self, values: &[f64]) -> Result<Vec<f64>> {
+        self.control.all_gather_f64(values)
+    }
+
+    fn gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        self.control.gather_bytes(bytes)
+    }
+
+    fn all_gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        self.control.all_gather_bytes(bytes)
+    }
+
+    fn broadcast_bytes(&self, bytes: &[u8]) -> Result<Vec<u8>> {
+        self.control.broadcast_bytes(bytes)
+    }
+}

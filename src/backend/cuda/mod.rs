@@ -1,0 +1,304 @@
+//! The CUDA backend: kernels compiled at start for the device at hand, products by cuBLASLt, collectives by NCCL.
+//!
+//! Nothing of CUDA is linked: the driver and the libraries are loaded when a run asks for this backend (crate `cudarc`), so
+//! one program serves nodes with and without GPUs. `probe.rs` finds out whether all is there and says in one
+//! sentence what is not; after it, a call that fails is a fault of the device or of this program.
+//!
+//! The host runs ahead: it puts a whole step on four streams and waits once, where it needs the gradient norm. Order between
+//! streams is by events alone. So a call on this device returns before its work is done, and an error may show later than
+//! its cause.
+//!
+//! Must not know: what a transformer is, files.
+
+mod arena;
+mod comm;
+mod cublaslt;
+pub mod kernels;
+mod launch;
+mod linear;
+mod module;
+mod nccl;
+mod ops;
+pub mod probe;
+mod streams;
+
+pub use arena::PendingSum;
+pub use comm::NcclComm;
+pub use launch::{Grid, Launch};
+pub use streams::{Event, Mark};
+
+use crate::backend::buffer::{Arena, Buf};
+use crate::backend::{Backend, Device, Queue, View, ViewMut};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::exact_sum::ExactSum;
+use arena::{Seal, Transfers};
+use cublaslt::CublasLt;
+use cudarc::driver::result::DriverError;
+use cudarc::driver::{result as driver, sys};
+use half::bf16;
+use module::Kernels;
+use std::borrow::Cow;
+use std::cell::{OnceCell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Instant;
+use streams::Streams;
+
+/// Words of the bins of a sum of squares: low and high halves of 256 bins.
+const BIN_WORDS: usize = 512;
+
+/// Threads of a block that strides over elements, what each has to do at least, and blocks that a multiprocessor runs at once.
+const STRIDING_THREADS: u32 = 256;
+const ELEMENTS_PER_THREAD: usize = 4;
+const BLOCKS_PER_MULTIPROCESSOR: usize = 8;
+
+/// What kernels are sized by.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Props {
+    /// The device's name.
+    pub name: String,
+    /// Major and minor.
+    pub compute_capability: (i32, i32),
+    /// Streaming multiprocessors.
+    pub n_multiprocessors: u32,
+    /// Largest dynamic shared memory of a block, for kernels that ask.
+    pub max_shared_bytes: u32,
+    /// Threads of a warp.
+    pub warp_size: u32,
+    /// Device memory in all.
+    pub memory_bytes: usize,
+}
+
+/// CUDA kernels, collectives over NCCL.
+pub struct Cuda;
+
+impl Backend for Cuda {
+    type Device = CudaDevice;
+    type Comm = NcclComm;
+}
+
+/// One GPU, for the thread that opened it.
+pub struct CudaDevice {
+    // Field order is drop order: what lives in the context goes before it.
+    transfers: OnceCell<Transfers>,
+    /// Bins of a sum of squares, (256, 2) u64.
+    bins: RefCell<Buf>,
+    cublaslt: CublasLt,
+    kernels: Kernels,
+    streams: Rc<Streams>,
+    props: Props,
+    seal: Seal,
+    _context: Context,
+}
+
+/// The device's primary context, current on this thread.
+struct Context(sys::CUdevice);
+
+impl Context {
+    fn retain(device: sys::CUdevice) -> Result<Self> {
+        // SAFETY: a device that the driver has named; retained here, released once.
+        unsafe {
+            let raw = driver::primary_ctx::retain(device).map_err(|e| fault("cuDevicePrimaryCtxRetain", e))?;
+            let context = Context(device);
+            driver::ctx::set_current(raw).map_err(|e| fault("cuCtxSetCurrent", e))?;
+            Ok(context)
+        }
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: retained above. A fault at the end harms nobody.
+        unsafe { driver::primary_ctx::release(self.0) }.ok();
+    }
+}
+
+impl CudaDevice {
+    /// Opens a device and compiles the kernels for it; `tf32` lets products of f32 matrices round their operands.
+    ///
+    /// # Errors
+    /// There is no such device, or the driver or the compiler fails.
+    pub fn open(ordinal: usize, tf32: bool) -> Result<Self> {
+        driver::init().map_err(|e| fault("cuInit", e))?;
+        let device = driver::device::get(ordinal as i32).map_err(|e| fault("cuDeviceGet", e))?;
+        let context = Context::retain(device)?;
+        let props = Props::of(device)?;
+        let kernels = Kernels::load(props.compute_capability)?;
+        let streams = Rc::new(Streams::create()?);
+        let seal = Seal::default();
+        // As a view they are twice as many u32.
+        let bins = Buf::new(&arena::allocate(&seal, BIN_WORDS * 8)?, 0, BIN_WORDS * 2, DType::U32);
+        let (transfers, bins, cublaslt) = (OnceCell::new(), RefCell::new(bins), CublasLt::open(tf32)?);
+        let device = CudaDevice { transfers, bins, cublaslt, kernels, streams, props, seal, _context: context };
+        // The clocks are compared for the first time.
+        device.streams.drain(Queue::Compute)?;
+        Ok(device)
+    }
+
+    /// Allocates device memory, before step 0.
+    ///
+    /// # Errors
+    /// The device has not got so much.
+    pub(super) fn allocate(&self, bytes: usize) -> Result<Arc<Arena>> {
+        arena::allocate(&self.seal, bytes)
+    }
+
+    fn transfers(&self) -> &Transfers {
+        self.transfers.get().expect("`reserve` comes before the first transfer")
+    }
+
+    /// What kernels are sized by.
+    pub fn props(&self) -> &Props {
+        &self.props
+    }
+}
+
+impl Props {
+    fn of(device: sys::CUdevice) -> Result<Self> {
+        use sys::CUdevice_attribute as A;
+        // SAFETY: a device that the driver has named.
+        let get = |attribute| unsafe { driver::device::get_attribute(device, attribute) };
+        let get = |attribute| get(attribute).map_err(|e| fault("cuDeviceGetAttribute", e));
+        Ok(Props {
+            name: driver::device::get_name(device).map_err(|e| fault("cuDeviceGetName", e))?,
+            compute_capability: (
+                get(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+                get(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+            ),
+            n_multiprocessors: get(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32,
+            max_shared_bytes: get(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as u32,
+            warp_size: get(A::CU_DEVICE_ATTRIBUTE_WARP_SIZE)? as u32,
+            // SAFETY: as above.
+            memory_bytes: unsafe { driver::device::total_mem(device) }.map_err(|e| fault("cuDeviceTotalMem", e))?,
+        })
+    }
+}
+
+impl Device for CudaDevice {
+    type Event = Event;
+    type Mark = Mark;
+    type Sum = PendingSum;
+
+    fn record(&self, queue: Queue) -> Event {
+        self.streams.record(queue)
+    }
+
+    #[track_caller]
+    fn wait(&self, queue: Queue, event: &Event) {
+        self.streams.wait(queue, event);
+    }
+
+    fn mark(&self, queue: Queue) -> Mark {
+        self.streams.mark(queue)
+    }
+
+    fn when(&self, mark: &Mark) -> Result<Instant> {
+        self.streams.when(mark)
+    }
+
+    fn reserve(&self, n_sums: usize, numel: usize) -> Result<()> {
+        let transfers = Transfers::new(&self.seal, n_sums, numel)?;
+        assert!(self.transfers.set(transfers).is_ok(), "memory for transfers is reserved once");
+        Ok(())
+    }
+
+    fn reserved_bytes(n_sums: usize, numel: usize) -> u64 {
+        Transfers::pinned_bytes(n_sums, numel) as u64
+    }
+
+    fn free_bytes(&self) -> Option<u64> {
+        driver::mem_get_info().ok().map(|(free, _)| free as u64)
+    }
+
+    fn upload(&self, dst: ViewMut<'_>, src: &[u8]) -> Result<()> {
+        self.transfers().upload(&self.streams, dst, src)
+    }
+
+    fn read<'a>(&self, src: View<'a>) -> Result<Cow<'a, [f32]>> {
+        Ok(Cow::Owned(match src.dtype() {
+            DType::Bf16 => {
+                let mut values = vec![bf16::ZERO; src.numel()];
+                self.transfers().download(&self.streams, bytemuck::cast_slice_mut(&mut values), src)?;
+                values.into_iter().map(f32::from).collect()
+            }
+            DType::F32 => {
+                let mut values = vec![0.0f32; src.numel()];
+                self.transfers().download(&self.streams, bytemuck::cast_slice_mut(&mut values), src)?;
+                values
+            }
+            DType::U32 => panic!("token ids are not numbers"),
+        }))
+    }
+
+    fn start_sum(&self, inp: View<'_>) -> PendingSum {
+        assert_eq!(inp.dtype(), DType::F32, "sums are of f32");
+        self.transfers().start_sum(&self.streams, inp)
+    }
+
+    fn finish_sum(&self, sum: PendingSum) -> Result<f64> {
+        self.transfers().finish_sum(&self.streams, sum)
+    }
+
+    fn sum_of_squares(&self, inps: &[View<'_>]) -> Result<ExactSum> {
+        let mut bins = self.bins.borrow_mut();
+        self.fill_bytes(bins.view_mut(), 0);
+        for &inp in inps.iter().filter(|inp| inp.numel() > 0) {
+            let kernel = if inp.dtype() == DType::Bf16 { "sum_of_squares_bf16" } else { "sum_of_squares_f32" };
+            self.launch(kernel, self.grid_over(inp.numel()))
+                .write(bins.view_mut())
+                .read(inp)
+                .long(inp.numel() as i64)
+                .go();
+        }
+        let mut words = [0u64; BIN_WORDS];
+        self.transfers().download(&self.streams, bytemuck::cast_slice_mut(&mut words), bins.view())?;
+        // Nothing is on the device now: the clocks can be compared.
+        self.streams.drain(Queue::Compute)?;
+        let bin = |e: usize| u128::from(words[2 * e]) + (u128::from(words[2 * e + 1]) << 32);
+        Ok(ExactSum::of_bins(&std::array::from_fn(bin)))
+    }
+
+    fn fill_bytes(&self, dst: ViewMut<'_>, byte: u8) {
+        self.fill_bytes_on(Queue::Compute, dst, byte);
+    }
+
+    fn describe(&self) -> String {
+        let Props { name, compute_capability: (major, minor), n_multiprocessors, memory_bytes, .. } = &self.props;
+        let gigabytes = *memory_bytes as f64 / 1e9;
+        format!("{name} (sm_{major}{minor}, {n_multiprocessors} multiprocessors, {gigabytes:.1} GB)")
+    }
+}
+
+impl CudaDevice {
+    /// A grid for a kernel that strides over `n` elements.
+    pub(super) fn grid_over(&self, n: usize) -> Grid {
+        let blocks = n.div_ceil(STRIDING_THREADS as usize * ELEMENTS_PER_THREAD);
+        let at_once = self.props.n_multiprocessors as usize * BLOCKS_PER_MULTIPROCESSOR;
+        Grid::row(blocks.min(at_once) as u32, STRIDING_THREADS)
+    }
+
+    /// Sets every byte of `dst` on a queue.
+    pub(super) fn fill_bytes_on(&self, queue: Queue, dst: ViewMut<'_>, byte: u8) {
+        let bytes = dst.numel() * dst.dtype().bytes();
+        if bytes == 0 {
+            return;
+        }
+        // SAFETY: the view is of device memory, and so long.
+        let filled = unsafe { driver::memset_d8_async(dst.addr(), byte, bytes, self.streams.raw(queue)) };
+        filled.unwrap_or_else(|error| panic!("cuMemsetD8Async failed: {}", in_words(error)));
+    }
+}
+
+/// A driver's error with its name, number and text.
+fn in_words(error: DriverError) -> String {
+    let text = |found: std::result::Result<&std::ffi::CStr, DriverError>| {
+        found.map_or(String::new(), |text| text.to_string_lossy().into_owned())
+    };
+    format!("{} ({}): {}", text(error.error_name()), error.0 as u32, text(error.error_string()))
+}
+
+/// A failed call of the driver.
+fn fault(call: &str, error: DriverError) -> Error {
+    Error::Comm(format!("{call} failed: {}", in_words(error)))
+}

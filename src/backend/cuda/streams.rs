@@ -1,0 +1,228 @@
+//! The four queues as four streams, and events between them.
+//!
+//! Events are pooled: a step records some hundreds and creates none once the pool is full. A stream that was told to wait
+//! for an event keeps the moment it stood for, so an event may be recorded anew as soon as its last handle is gone.
+//!
+//! Must not know: kernels, NCCL. Whoever can fail behind a stream's back registers a check, which every wait of the host makes.
+
+use super::fault;
+use crate::backend::Queue;
+use crate::error::Result;
+use crate::test_hooks;
+use cudarc::driver::{result as driver, sys};
+use std::cell::{Cell, RefCell};
+use std::panic::Location;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+/// Polls of the host before it begins to rest in between.
+const EAGER_POLLS: u32 = 10_000;
+/// Rest between two polls after that.
+const REST: Duration = Duration::from_micros(20);
+/// Polls between two checks of what can fail behind a stream's back.
+const POLLS_PER_CHECK: u32 = 256;
+/// Clocks of host and device drift apart: compared anew after so long, when the device has just been waited for.
+const COMPARE_EVERY: Duration = Duration::from_millis(100);
+
+/// The streams of a device.
+pub struct Streams {
+    raw: [sys::CUstream; 4],
+    events: Rc<Pool>,
+    marks: Rc<Pool>,
+    /// The moment of one mark on the host's clock.
+    base: RefCell<Option<(Mark, Instant)>>,
+    n_marks: Cell<u64>,
+    checks: RefCell<Vec<Check>>,
+}
+
+/// Says what went wrong where a stream cannot know it.
+type Check = Box<dyn Fn() -> Result<()>>;
+
+/// Events that nobody holds.
+struct Pool {
+    flags: sys::CUevent_flags,
+    free: RefCell<Vec<sys::CUevent>>,
+}
+
+/// An event of a pool; goes back with its last handle.
+struct Pooled {
+    raw: sys::CUevent,
+    pool: Rc<Pool>,
+}
+
+impl Drop for Pooled {
+    fn drop(&mut self) {
+        self.pool.free.borrow_mut().push(self.raw);
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        for raw in self.free.take() {
+            // SAFETY: created by this pool, held by nobody. A fault at the end harms nobody.
+            unsafe { driver::event::destroy(raw) }.ok();
+        }
+    }
+}
+
+impl Pool {
+    fn new(flags: sys::CUevent_flags) -> Rc<Self> {
+        Rc::new(Pool { flags, free: RefCell::default() })
+    }
+
+    /// An event that stands for everything put on `stream` so far.
+    fn record(self: &Rc<Self>, stream: sys::CUstream) -> Rc<Pooled> {
+        let free = self.free.borrow_mut().pop();
+        let raw = free.unwrap_or_else(|| expect("cuEventCreate", driver::event::create(self.flags)));
+        // SAFETY: both belong to the current context and live.
+        expect("cuEventRecord", unsafe { driver::event::record(raw, stream) });
+        Rc::new(Pooled { raw, pool: Rc::clone(self) })
+    }
+}
+
+/// A point on a queue.
+#[derive(Clone)]
+pub struct Event(Rc<Pooled>);
+
+/// A point on a queue that knows its time.
+#[derive(Clone)]
+pub struct Mark {
+    event: Rc<Pooled>,
+    /// Marks are numbered in the order they were made.
+    number: u64,
+}
+
+/// What cannot fail but through a fault of this program, or a device that has died: both end the job.
+fn expect<T>(call: &str, result: std::result::Result<T, driver::DriverError>) -> T {
+    result.unwrap_or_else(|error| panic!("{call} failed: {}", super::in_words(error)))
+}
+
+impl Streams {
+    /// Creates the streams in the current context. Collectives go before kernels where both could run: others wait for them.
+    pub fn create() -> Result<Self> {
+        let (lowest, highest) =
+            driver::stream::get_priority_range().map_err(|e| fault("cuCtxGetStreamPriorityRange", e))?;
+        let create = |priority| {
+            driver::stream::create_with_priority(driver::stream::StreamKind::NonBlocking, priority)
+                .map_err(|e| fault("cuStreamCreateWithPriority", e))
+        };
+        Ok(Streams {
+            raw: [create(lowest)?, create(highest)?, create(highest)?, create(lowest)?],
+            events: Pool::new(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING),
+            marks: Pool::new(sys::CUevent_flags::CU_EVENT_DEFAULT),
+            base: RefCell::new(None),
+            n_marks: Cell::new(0),
+            checks: RefCell::default(),
+        })
+    }
+
+    /// The driver's handle of a queue.
+    pub fn raw(&self, queue: Queue) -> sys::CUstream {
+        self.raw[queue as usize]
+    }
+
+    /// Lets every wait of the host ask `check`, too.
+    pub fn add_check(&self, check: Check) {
+        self.checks.borrow_mut().push(check);
+    }
+
+    /// Forgets all checks: what they look at is about to go.
+    pub fn clear_checks(&self) {
+        self.checks.borrow_mut().clear();
+    }
+
+    /// Marks the point after everything put on `queue` so far.
+    pub fn record(&self, queue: Queue) -> Event {
+        Event(self.events.record(self.raw(queue)))
+    }
+
+    /// Makes later work on `queue` run after `event`. Tests leave single waits out, by the place of the call: every order between
+    /// streams is made here, one line for each reason.
+    #[track_caller]
+    pub fn wait(&self, queue: Queue, event: &Event) {
+        if test_hooks::skips_wait(Location::caller(), queue) {
+            return;
+        }
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: both belong to the current context and live; the stream keeps what it needs of the event.
+        expect("cuStreamWaitEvent", unsafe { driver::stream::wait_event(self.raw(queue), event.0.raw, flags) });
+    }
+
+    /// Blocks the host until `event` is past.
+    ///
+    /// # Errors
+    /// The device failed, or a check found a fault.
+    pub fn sync(&self, event: &Event) -> Result<()> {
+        self.poll(event.0.raw)
+    }
+
+    /// Blocks the host until everything on `queue` is done, and compares the clocks while there is nothing to disturb.
+    ///
+    /// # Errors
+    /// As for [`Streams::sync`].
+    pub fn drain(&self, queue: Queue) -> Result<()> {
+        self.sync(&self.record(queue))?;
+        if self.base.borrow().as_ref().is_none_or(|(_, at)| at.elapsed() > COMPARE_EVERY) {
+            let mark = self.mark(queue);
+            self.poll(mark.event.raw)?;
+            *self.base.borrow_mut() = Some((mark, Instant::now()));
+        }
+        Ok(())
+    }
+
+    /// Marks the point after everything put on `queue` so far, with its time.
+    pub fn mark(&self, queue: Queue) -> Mark {
+        let number = self.n_marks.get();
+        self.n_marks.set(number + 1);
+        Mark { event: self.marks.record(self.raw(queue)), number }
+    }
+
+    /// When the device came to `mark`, on the host's clock; waits for it.
+    ///
+    /// # Errors
+    /// As for [`Streams::sync`].
+    pub fn when(&self, mark: &Mark) -> Result<Instant> {
+        self.poll(mark.event.raw)?;
+        let base = self.base.borrow();
+        let (base, at) = base.as_ref().expect("the device was waited for when it was opened");
+        let (from, to) = if base.number <= mark.number { (base, mark) } else { (mark, base) };
+        // SAFETY: both were recorded with timing and are past.
+        let ms = unsafe { driver::event::elapsed(from.event.raw, to.event.raw) }
+            .map_err(|e| fault("cuEventElapsedTime", e))?;
+        // Marks of two streams may be past in another order than they were made in.
+        let ms = if base.number <= mark.number { f64::from(ms) } else { -f64::from(ms) };
+        let apart = Duration::from_secs_f64(ms.abs() / 1e3);
+        Ok(if ms >= 0.0 { *at + apart } else { at.checked_sub(apart).unwrap_or(*at) })
+    }
+
+    /// Asks until the event is past.
+    fn poll(&self, event: sys::CUevent) -> Result<()> {
+        let mut polls = 0u32;
+        loop {
+            // SAFETY: an event that its caller holds.
+            match unsafe { driver::event::query(event) } {
+                Ok(()) => return Ok(()),
+                Err(driver::DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => {}
+                Err(error) => return Err(fault("the device's work", error)),
+            }
+            polls += 1;
+            if polls.is_multiple_of(POLLS_PER_CHECK) {
+                self.checks.borrow().iter().try_for_each(|check| check())?;
+            }
+            if polls > EAGER_POLLS {
+                std::thread::sleep(REST);
+            } else {
+                std::thread::yield_now();
+            }
+        }
+    }
+}
+
+impl Drop for Streams {
+    fn drop(&mut self) {
+        for raw in self.raw {
+            // SAFETY: created above, destroyed once; the driver lets running work end first.
+            unsafe { driver::stream::destroy(raw) }.ok();
+        }
+    }
+}

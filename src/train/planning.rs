@@ -1,0 +1,28 @@
+//! From a deck to the model and the plan of a run: what `zero3 plan` prints and what a run executes.
+//!
+//! Pure. Must not know: whether the device it plans for is there.
+
+use super::save;
+use crate::backend::Device;
+use crate::config::Deck;
+use crate::error::Result;
+use crate::model::{Model, gpt2};
+use crate::plan::volume::micro_steps;
+use crate::plan::{Knobs, Plan};
+
+/// The model of a deck and its plan on `n_ranks` ranks, for devices of type `D`.
+pub fn of_deck<D: Device>(deck: &Deck, n_ranks: usize) -> Result<(Model, Plan)> {
+    let model = gpt2::model::<D>(deck);
+    let mut plan = Plan::new(&model.spec, n_ranks, &Knobs::from_deck(&deck.zero))?;
+    save::plan_staging(&mut plan, deck);
+    plan.pinned_bytes = D::reserved_bytes(n_sums(deck, n_ranks), model.spec.tokens_per_micro_batch);
+    Ok((model, plan))
+}
+
+/// Sums of losses that may be on their way at once: one of each micro-step, of a step or of a validation.
+pub fn n_sums(deck: &Deck, n_ranks: usize) -> usize {
+    let train = &deck.train;
+    let n_micro = train.global_batch_size / train.micro_batch_size;
+    let n_eval = if train.eval_every > 0 { train.eval_batches as usize } else { 0 };
+    micro_steps(n_micro.max(n_eval), n_ranks)
+}
