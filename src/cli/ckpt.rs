@@ -8,6 +8,7 @@ use crate::error::{Exit, Result};
 use crate::hf;
 use crate::plan::partition::Partition;
 use crate::telemetry::progress::BytesBar;
+use std::cell::OnceCell;
 use std::io::IsTerminal;
 
 pub(super) fn inspect(args: &CkptInspectArgs) -> Result<Said> {
@@ -50,10 +51,15 @@ pub(super) fn export(args: &CkptExportArgs) -> Result<Said> {
 }
 
 pub(super) fn import(args: &CkptImportArgs) -> Result<Said> {
-    let bar = BytesBar::new("importing", 0, false);
+    // How much there is to do is known once the files are matched.
+    let bar = OnceCell::new();
+    let begun = |total| BytesBar::new("importing", total, std::io::stderr().is_terminal());
+    let progress = |done, total| bar.get_or_init(|| begun(total)).set(done);
     let shard_range = |numel, rank| Partition::new(numel, args.n_ranks).shard_range(rank);
-    let done = hf::import::<CpuDevice>(&args.source, &args.run_dir, args.n_ranks, shard_range, &|done| bar.set(done));
-    bar.finish();
+    let done = hf::import::<CpuDevice>(&args.source, &args.run_dir, args.n_ranks, shard_range, &progress);
+    if let Some(bar) = bar.get() {
+        bar.finish();
+    }
     Ok(Said { text: done?.to_string(), exit: Exit::Finished })
 }
 

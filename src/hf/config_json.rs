@@ -91,5 +91,5 @@ pub fn to_deck(text: &[u8], origin: &str) -> Result<Deck> {
         ]
         .map(|(key, value)| (key.to_string(), value.to_string())),
     );
-    Deck::parse("", &overrides, origin)
+    Deck::parse("", &overrides, origin).map_err(|e| no(e.to_string()))
 }

@@ -18,6 +18,7 @@ use crate::config::Deck;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::model::gpt2;
+use crate::params::{ModelSpec, ParamSpec};
 
 /// What was written.
 #[derive(Debug, Clone, PartialEq)]
@@ -60,15 +61,45 @@ pub fn export<D: Ops>(
             out_dir.display()
         )));
     }
-    let width = dtype.bytes() as u64;
-    let files = shards(&tensors, width, max_shard_bytes);
     let partial = partial_dir(out_dir);
     if partial.exists() {
         fs::remove_dir_all(&partial).map_err(|e| Error::io("remove", &partial, &e))?;
     }
     fs::create_dir_all(&partial).map_err(|e| Error::io("mkdir", &partial, &e))?;
+    let files = shards(&tensors, dtype.bytes() as u64, max_shard_bytes);
+    let written = write(&mut reader, &deck, &spec, &files, &partial, dtype, progress);
+    let moved = written.and_then(|bytes| {
+        if out_dir.exists() {
+            fs::remove_dir(out_dir).map_err(|e| Error::io("remove", out_dir, &e))?;
+        }
+        fs::rename(&partial, out_dir).map_err(|e| Error::io("rename", &partial, &e))?;
+        Ok(bytes)
+    });
+    let bytes = moved.inspect_err(|_| {
+        fs::remove_dir_all(&partial).ok();
+    })?;
+    Ok(Exported {
+        from: reader.dir().to_path_buf(),
+        to: out_dir.to_path_buf(),
+        n_files: files.len(),
+        n_tensors: tensors.len(),
+        bytes,
+        dtype,
+    })
+}
 
-    let theirs = if dtype == DType::Bf16 { Dtype::BF16 } else { Dtype::F32 };
+/// Everything into `dir`; returns the bytes of the values.
+fn write(
+    reader: &mut Reader,
+    deck: &Deck,
+    spec: &ModelSpec,
+    files: &[Vec<&Tensor>],
+    dir: &Path,
+    dtype: DType,
+    progress: &dyn Fn(u64),
+) -> Result<u64> {
+    let is_bf16 = dtype == DType::Bf16;
+    let theirs = if is_bf16 { Dtype::BF16 } else { Dtype::F32 };
     let (mut done, mut weight_map) = (0, serde_json::Map::new());
     for (i, file) in files.iter().enumerate() {
         let name = match files.len() {
@@ -76,38 +107,26 @@ pub fn export<D: Ops>(
             n => format!("model-{:05}-of-{n:05}.safetensors", i + 1),
         };
         let shapes: Vec<(&str, &[usize])> = file.iter().map(|t| (t.name.as_str(), t.shape.as_slice())).collect();
-        let mut writer = TensorWriter::create(&partial.join(&name), theirs, &shapes)?;
+        let mut writer = TensorWriter::create(&dir.join(&name), theirs, &shapes)?;
         for tensor in file {
-            let values = read(&mut reader, &spec.params[tensor.param], tensor)?;
+            let values = read(reader, &spec.params[tensor.param], tensor)?;
             writer.write(&values)?;
-            done += width * values.len() as u64;
+            done += (dtype.bytes() * values.len()) as u64;
             progress(done);
             weight_map.insert(tensor.name.clone(), json!(name));
         }
         writer.finish()?;
     }
     let json_file = |name: &str, value: &serde_json::Value| {
-        let path = partial.join(name);
+        let path = dir.join(name);
         let text = serde_json::to_string_pretty(value).expect("plain data") + "\n";
         fs::write(&path, text).map_err(|e| Error::io("write", &path, &e))
     };
     if files.len() > 1 {
         json_file(INDEX, &json!({ "metadata": { "total_size": done }, "weight_map": weight_map }))?;
     }
-    let torch_dtype = if dtype == DType::Bf16 { "bfloat16" } else { "float32" };
-    json_file("config.json", &config_json::of_model(&deck.model, torch_dtype))?;
-    if out_dir.exists() {
-        fs::remove_dir(out_dir).map_err(|e| Error::io("remove", out_dir, &e))?;
-    }
-    fs::rename(&partial, out_dir).map_err(|e| Error::io("rename", &partial, &e))?;
-    Ok(Exported {
-        from: reader.dir().to_path_buf(),
-        to: out_dir.to_path_buf(),
-        n_files: files.len(),
-        n_tensors: tensors.len(),
-        bytes: done,
-        dtype,
-    })
+    json_file("config.json", &config_json::of_model(&deck.model, if is_bf16 { "bfloat16" } else { "float32" }))?;
+    Ok(done)
 }
 
 fn partial_dir(out_dir: &Path) -> PathBuf {
@@ -136,7 +155,7 @@ fn shards(tensors: &[Tensor], width: u64, max_bytes: u64) -> Vec<Vec<&Tensor>> {
 }
 
 /// A tensor's values in their order.
-fn read(reader: &mut Reader, ours: &crate::params::ParamSpec, tensor: &Tensor) -> Result<Vec<f32>> {
+fn read(reader: &mut Reader, ours: &ParamSpec, tensor: &Tensor) -> Result<Vec<f32>> {
     let row: usize = ours.shape[1..].iter().product();
     let range = tensor.rows.start * row..tensor.rows.end * row;
     let mut values = vec![0.0; range.len()];

@@ -43,7 +43,7 @@ pub struct Imported {
 
 /// Writes the weights of a Hugging Face directory, or of one safetensors file with config.json beside it, into the run directory
 /// `run_dir`, which may not hold checkpoints yet. `shard_range(numel, rank)` is the part of a parameter that a rank owns.
-/// `progress` is told the bytes of values written, moments included.
+/// `progress` is told the bytes of values written and of all, moments included.
 ///
 /// # Errors
 /// Every tensor that is missing, too many, misshapen or of another type, at once; a head that is not the token embedding;
@@ -53,7 +53,7 @@ pub fn import<D: Ops>(
     run_dir: &Path,
     n_ranks: usize,
     shard_range: impl Fn(usize, usize) -> Range<usize>,
-    progress: &dyn Fn(u64),
+    progress: &dyn Fn(u64, u64),
 ) -> Result<Imported> {
     let dir = if source.is_dir() { source } else { source.parent().unwrap_or(Path::new(".")) };
     let config_path = dir.join("config.json");
@@ -94,6 +94,7 @@ pub fn import<D: Ops>(
             starts: Vec::new(),
             buffer: Vec::new(),
             done: 0,
+            total: (Kind::ALL.len() * 4 * spec.numel()) as u64,
             progress,
         };
         let mut records = Vec::new();
@@ -197,7 +198,9 @@ struct Stream<'a> {
     starts: Vec<usize>,
     buffer: Vec<f32>,
     done: u64,
-    progress: &'a dyn Fn(u64),
+    /// Bytes of all values, moments included.
+    total: u64,
+    progress: &'a dyn Fn(u64, u64),
 }
 
 impl Values for Stream<'_> {
@@ -211,7 +214,7 @@ impl Values for Stream<'_> {
             Kind::ExpAvg | Kind::ExpAvgSq => self.buffer.resize(range.len(), 0.0),
         }
         self.done += 4 * range.len() as u64;
-        (self.progress)(self.done);
+        (self.progress)(self.done, self.total);
         Ok(&self.buffer)
     }
 }
