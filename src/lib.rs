@@ -10,10 +10,11 @@
 //! | L3 | [`model`], [`zero`] | transformer math; shards, gathers, reductions (neither knows the other) |
 //! | L4 | [`optim`] | AdamW, clipping, schedule |
 //! | L5 | [`train`] | the step, the loop, restore |
-//! | L6 | [`report`], [`hf`] | what a run's records say; weights of other programs |
+//! | L6 | [`accept`], [`report`], [`hf`] | the acceptance benchmark; what a run's records say; weights of other programs |
 //! | L7 | [`cli`] and `main` | arguments, MPI start, exit code |
 #![warn(missing_docs)]
 
+pub mod accept;
 pub mod backend;
 pub mod checkpoint;
 pub mod cli;

@@ -3,6 +3,7 @@
 //   PROGRAM --kernels    the names of all kernels, one a line
 #include "attention.hpp"
 #include "elementwise.hpp"
+#include "invariance.hpp"
 #include "model_ends.hpp"
 #include "norms.hpp"
 #include "optimizer.hpp"
