@@ -93,6 +93,12 @@ impl Communicators {
         Ok(Communicators { gather, reduce })
     }
 
+    /// Ends both on this rank: what is on their streams ends without effect.
+    fn abort(&self) {
+        self.gather.abort();
+        self.reduce.abort();
+    }
+
     fn connect_one(
         device: &CudaDevice,
         control: &MpiComm,
@@ -156,7 +162,8 @@ impl NcclComm {
     ) -> InFlight {
         self.device.wait(queue, after);
         let started = self.device.mark(queue);
-        let received = calls(&mut landed);
+        // After an error the others may never come, and the device would not come to its end: memory is given back after that.
+        let received = calls(&mut landed).inspect_err(|_| self.communicators.iter().for_each(Communicators::abort));
         let finished = self.device.mark(queue);
         let Buffers { inputs, outputs, staging } = landed;
         let landed = received.map(|received_bytes| {
