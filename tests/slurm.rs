@@ -429,6 +429,7 @@ fn a_chain_of_jobs_goes_on_until_the_run_is_done_with_the_bits_of_an_uncut_one()
 
 /// Slurm's shortest limit is a minute, and it comes up to half a minute late: three jobs at once.
 #[test]
+#[ignore = "waits two minutes for Slurm's limits: make test-slurm-slow"]
 fn slurms_own_signal_the_limit_it_tells_and_the_limit_that_fires_each_leave_a_checkpoint() {
     let cluster = Cluster::up(2);
     let case = Case::tiny();
