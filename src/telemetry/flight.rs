@@ -48,10 +48,12 @@ struct State {
 struct Shared {
     dir: PathBuf,
     rank: usize,
-    n_ranks: usize,
-    host: String,
+    /// Node of each rank.
+    hosts: Vec<String>,
     units: Vec<String>,
     state: Mutex<State>,
+    /// Signs of life so far. Held while one is written, which both threads do.
+    beats: Mutex<u64>,
     closing: Condvar,
 }
 
@@ -78,12 +80,12 @@ pub struct Flight {
 }
 
 impl Flight {
-    /// Starts recording into `RUN/flight`; with a `timeout` above zero also watching. `abort` ends the job. A run directory that is
+    /// Starts recording for `rank`, of as many as there are `hosts`, into `RUN/flight`; with a `timeout` above zero also watching. `abort` ends the job. A run directory that is
     /// not there yet is left to come, unless this rank begins to wait long: bad data leave none behind.
     pub fn start(
         run_dir: &Path,
-        (rank, n_ranks): (usize, usize),
-        host: &str,
+        rank: usize,
+        hosts: Vec<String>,
         units: Vec<String>,
         timeout: Duration,
         abort: impl Fn() + Send + 'static,
@@ -92,8 +94,7 @@ impl Flight {
         let shared = Arc::new(Shared {
             dir: run_dir.join("flight"),
             rank,
-            n_ranks,
-            host: host.into(),
+            hosts,
             units,
             state: Mutex::new(State {
                 now,
@@ -102,10 +103,11 @@ impl Flight {
                 past: VecDeque::with_capacity(N_EVENTS),
                 closed: false,
             }),
+            beats: Mutex::new(0),
             closing: Condvar::new(),
         });
         let mut watchdog = None;
-        if !timeout.is_zero() && n_ranks > 1 {
+        if !timeout.is_zero() && shared.hosts.len() > 1 {
             // What an earlier job left is not this rank's sign of life.
             std::fs::remove_file(shared.progress_path(rank)).ok();
             std::fs::remove_file(shared.events_path()).ok();
@@ -114,6 +116,14 @@ impl Flight {
             watchdog = Some(std::thread::Builder::new().name("watchdog".into()).spawn(run)?);
         }
         Ok(Flight { shared, watchdog })
+    }
+
+    /// The run directory is there: this rank shows itself before the first step.
+    pub fn appear(&self) {
+        if self.watchdog.is_some() {
+            self.shared.make_dir();
+            self.shared.publish();
+        }
     }
 
     /// The main thread begins an operation that every rank begins in the same order.
@@ -189,17 +199,26 @@ impl Shared {
         }
     }
 
-    /// Writes this rank's sign of life. A fault of the file system is no reason to end a run.
-    fn publish(&self, beat: u64) {
+    /// Makes the directory of signs of life. A fault of the file system is no reason to end a run, here and below.
+    fn make_dir(&self) {
+        if let Err(error) = std::fs::create_dir_all(&self.dir) {
+            log::debug!("{}: {error}", self.dir.display());
+        }
+    }
+
+    /// Writes this rank's sign of life.
+    fn publish(&self) {
+        let mut beats = self.beats.lock().unwrap_or_else(PoisonError::into_inner);
+        *beats += 1;
         let (now, ticks) = {
             let state = self.lock();
             (state.now, state.ticks)
         };
         let progress = Progress {
             rank: self.rank,
-            host: self.host.clone(),
+            host: self.hosts[self.rank].clone(),
             pid: std::process::id(),
-            beat,
+            beat: *beats,
             ordinal: now.ordinal,
             ticks,
             step: now.step,
@@ -216,7 +235,7 @@ impl Shared {
 
     fn read_all(&self) -> Vec<Option<Progress>> {
         let read = |rank| serde_json::from_slice(&std::fs::read(self.progress_path(rank)).ok()?).ok();
-        (0..self.n_ranks).map(read).collect()
+        (0..self.hosts.len()).map(read).collect()
     }
 
     /// Waits for a beat; true when the recorder has been closed.
@@ -229,27 +248,23 @@ impl Shared {
 
     fn watch(&self, timeout: Duration, abort: impl Fn()) {
         let beat = (timeout / 60).clamp(Duration::from_millis(200), Duration::from_secs(10));
-        let mut n = 0;
         let mut dumped_at = u64::MAX;
         loop {
-            n += 1;
             let (place, waited) = {
                 let state = self.lock();
                 (state.place(), state.now.began.max(state.ticked).elapsed())
             };
             let has_run_dir = self.dir.parent().is_some_and(Path::exists);
-            if (has_run_dir || waited > timeout / 2)
-                && let Err(error) = std::fs::create_dir_all(&self.dir)
-            {
-                log::debug!("{}: {error}", self.dir.display());
+            if has_run_dir || waited > timeout / 2 {
+                self.make_dir();
             }
-            self.publish(n);
+            self.publish();
             // Ahead of the end, which may come from another rank.
             if waited > timeout / 2 && dumped_at != place.0 {
                 dumped_at = place.0;
                 self.dump();
             }
-            if waited > timeout && self.judge(&mut n, beat, place) {
+            if waited > timeout && self.judge(beat, place) {
                 abort();
                 return;
             }
@@ -261,17 +276,16 @@ impl Shared {
 
     /// Looks twice at all ranks; the lowest live one says who is late. False when this rank, or one it may be waiting for, gets
     /// on after all.
-    fn judge(&self, n: &mut u64, beat: Duration, place: (u64, u64)) -> bool {
+    fn judge(&self, beat: Duration, place: (u64, u64)) -> bool {
         let before = self.read_all();
-        let moves_on = |n: &mut u64, beats: u32| {
+        let moves_on = |beats: u32| {
             (0..beats).any(|_| {
                 let closed = self.rest(beat);
-                *n += 1;
-                self.publish(*n);
+                self.publish();
                 closed || self.lock().place() != place
             })
         };
-        if moves_on(n, BEATS_TO_LIVE) {
+        if moves_on(BEATS_TO_LIVE) {
             return false;
         }
         let after = self.read_all();
@@ -283,13 +297,13 @@ impl Shared {
             let beat_of = |all: &[Option<Progress>]| all[rank].as_ref().map(|p| p.beat);
             rank == self.rank || beat_of(&before) != beat_of(&after)
         };
-        let lowest = (0..self.n_ranks).find(|&r| lives(r)).expect("this one lives");
-        if lowest != self.rank && moves_on(n, (TIME_TO_SAY.as_secs_f64() / beat.as_secs_f64()).ceil() as u32) {
+        let lowest = (0..self.hosts.len()).find(|&r| lives(r)).expect("this one lives");
+        if lowest != self.rank && moves_on((TIME_TO_SAY.as_secs_f64() / beat.as_secs_f64()).ceil() as u32) {
             return false;
         }
-        let live: Vec<bool> = (0..self.n_ranks).map(lives).collect();
+        let live: Vec<bool> = (0..self.hosts.len()).map(lives).collect();
         let own = self.lock().now;
-        for line in verdict(&after, &live, self.rank, &self.words(&own), own.step, own.began.elapsed()) {
+        for line in verdict(&after, &live, &self.hosts, self.rank, &self.words(&own), own.step, own.began.elapsed()) {
             log::error!("{line}");
         }
         log::error!("the last events of each rank are in {}; the job ends with code 5", self.dir.display());
@@ -306,7 +320,7 @@ impl Shared {
         for (i, event) in events.iter().enumerate() {
             let ended = events.get(i + 1).map_or(now, |next| next.began);
             let line = serde_json::json!({
-                "rank": self.rank, "host": self.host, "ordinal": event.ordinal, "step": event.step, "what": self.words(event),
+                "rank": self.rank, "host": self.hosts[self.rank], "ordinal": event.ordinal, "step": event.step, "what": self.words(event),
                 "began_unix": unix_now() - now.duration_since(event.began).as_secs_f64(),
                 "seconds": ended.duration_since(event.began).as_secs_f64(),
                 "ended": i + 1 < events.len(),
@@ -323,6 +337,7 @@ impl Shared {
 fn verdict(
     all: &[Option<Progress>],
     live: &[bool],
+    hosts: &[String],
     own_rank: usize,
     own_words: &str,
     own_step: u64,
@@ -350,7 +365,10 @@ fn verdict(
             continue;
         }
         lines.push(match progress {
-            None => format!("rank {rank} has not arrived at `{meeting}` of step {meeting_step}: it has never been seen"),
+            None => format!(
+                "rank {rank} on {} has not arrived at `{meeting}` of step {meeting_step}: it has never been seen",
+                hosts[rank]
+            ),
             Some(p) => {
                 let sign = if live[rank] { "it is alive" } else { "it gives no sign of life (stopped, or its node is gone)" };
                 format!(
@@ -384,7 +402,8 @@ mod tests {
     #[test]
     fn the_late_rank_is_the_one_without_a_sign_of_life_else_the_one_behind() {
         let late = |all: &[Option<Progress>], live: &[bool]| {
-            verdict(all, live, 0, "wait h.1", 3, Duration::from_secs(9))[1..].join("\n")
+            let hosts: Vec<String> = (0..all.len()).map(|rank| format!("n{rank}")).collect();
+            verdict(all, live, &hosts, 0, "wait h.1", 3, Duration::from_secs(9))[1..].join("\n")
         };
         let dead = late(&[progress(0, 9), progress(1, 9), progress(2, 9)], &[true, true, false]);
         assert!(dead.starts_with("rank 2 on n2 (process 7) has not arrived at `wait h.1` of step 3"), "{dead}");
@@ -397,6 +416,8 @@ mod tests {
         assert!(own.starts_with("rank 0 on n0 (process 7) has not arrived at `forward h.0` of step 3"), "{own}");
         let none = late(&[progress(0, 9), progress(1, 9)], &[true; 2]);
         assert!(none.contains("every rank has arrived"), "{none}");
+        let unseen = late(&[progress(0, 9), None], &[true, false]);
+        assert!(unseen.starts_with("rank 1 on n1 has not arrived") && unseen.contains("never been seen"), "{unseen}");
     }
 
     #[test]
@@ -405,7 +426,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let start = |timeout| {
             let abort = || ABORTED.store(true, Ordering::SeqCst);
-            Flight::start(dir.path(), (0, 2), "here", vec!["embed".into()], timeout, abort).unwrap()
+            Flight::start(dir.path(), 0, vec!["here".into(); 2], vec!["embed".into()], timeout, abort).unwrap()
         };
         let flight = start(Duration::from_secs(60));
         flight.at(1, "gather", Some(0));
@@ -430,18 +451,19 @@ mod tests {
         let abort = || ABORTED.store(true, Ordering::SeqCst);
         let start = |rank, timeout| {
             let flight =
-                Flight::start(dir.path(), (rank, 2), "here", vec![], Duration::from_millis(timeout), abort).unwrap();
+                Flight::start(dir.path(), rank, vec!["here".into(); 2], vec![], Duration::from_millis(timeout), abort)
+                    .unwrap();
             flight.at(0, "data", None);
             flight
         };
         // The reader ticks; only the one that waits has a short timeout.
         let (reads, waits) = (start(0, 600_000), start(1, 300));
         waits.at(0, "wait", None);
-        reads.shared.publish(1);
+        reads.shared.publish();
         let began = Instant::now();
         while began.elapsed() < Duration::from_secs(3) {
             reads.tick();
-            reads.shared.publish(2);
+            reads.shared.publish();
             std::thread::sleep(Duration::from_millis(20));
         }
         assert!(!ABORTED.load(Ordering::SeqCst), "the reader was getting on");

@@ -210,7 +210,7 @@ mod tests {
         use crate::telemetry::Flight;
         let dir = tempfile::tempdir().unwrap();
         let units = vec!["embed".to_string()];
-        let flight = Flight::start(dir.path(), (0, 1), "here", units, Duration::from_secs(600), || {}).unwrap();
+        let flight = Flight::start(dir.path(), 0, vec!["here".into()], units, Duration::from_secs(600), || {}).unwrap();
         let mut trace = Trace::default();
         let now = Instant::now();
         let ns = |work: &mut dyn FnMut()| {

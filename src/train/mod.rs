@@ -78,9 +78,10 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
     budget::check::<B::Device>(deck, &plan)?;
     let digests = all_or_none(comm, Ok(plan.digest()))?;
     assert!(digests.iter().all(|d| *d == digests[0]), "ranks planned differently: {digests:x?}");
+    let hosts = all_or_none(comm, Ok(job.host.clone()))?;
     // A device with memory of its own is asked for it when the arena is made.
     if device.free_bytes().is_none() {
-        check_node_memory::<B>(comm, job, &plan)?;
+        check_node_memory::<B>(comm, job, &hosts, &plan)?;
     }
     // What is soon found comes before what takes a while to read.
     let mut lock = None;
@@ -98,7 +99,7 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
         }
         return Ok((Exit::Finished, None));
     }
-    let flight = start_flight(comm, job, &model.spec)?;
+    let flight = start_flight(comm, job, hosts, &model.spec)?;
     let source = Source::open(comm, deck, job.is_terminal, &flight)?;
 
     // The run directory comes into being here.
@@ -109,6 +110,7 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
         }
         Ok(())
     })?;
+    flight.appear();
     let mut arena = None;
     let allocated = budget::check_free::<B::Device>(deck, &plan, device.free_bytes())
         .and_then(|()| Ok(arena.insert(comm.alloc(plan.arena_bytes)?)))
@@ -170,8 +172,7 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
 }
 
 /// Refuses or warns where the ranks of a node would hold more than it has. Collective.
-fn check_node_memory<B: Backend>(comm: &B::Comm, job: &Job, plan: &Plan) -> Result<()> {
-    let hosts = all_or_none(comm, Ok(job.host.clone()))?;
+fn check_node_memory<B: Backend>(comm: &B::Comm, job: &Job, hosts: &[String], plan: &Plan) -> Result<()> {
     let on_this_node = || hosts.iter().enumerate().filter(|(_, host)| **host == job.host);
     let speaks = on_this_node().next().is_some_and(|(rank, _)| rank == comm.rank());
     let node = NodeMemory::here().filter(|_| speaks);
@@ -194,14 +195,13 @@ fn open_log<C: Comm>(comm: &C, run_dir: &Path, resume_after: Option<u64>) -> Res
 }
 
 /// This rank's recorder and watchdog.
-fn start_flight<C: Comm>(comm: &C, job: &Job, spec: &ModelSpec) -> Result<Flight> {
+fn start_flight<C: Comm>(comm: &C, job: &Job, hosts: Vec<String>, spec: &ModelSpec) -> Result<Flight> {
     let run_dir = Path::new(&job.deck.run.dir);
     let units = spec.units.iter().map(|u| u.name.clone()).collect();
     let (timeout, abort) = (Duration::from_secs(job.deck.run.timeout), job.abort);
     let mut flight = None;
-    let started =
-        Flight::start(run_dir, (comm.rank(), comm.size()), &job.host, units, timeout, move || abort(Exit::CommFailure))
-            .map_err(|e| Error::io("write in", &run_dir.join("flight"), &e));
+    let started = Flight::start(run_dir, comm.rank(), hosts, units, timeout, move || abort(Exit::CommFailure))
+        .map_err(|e| Error::io("write in", &run_dir.join("flight"), &e));
     all_or_none(comm, started.map(|f| _ = flight.insert(f)))?;
     Ok(flight.expect("no rank failed"))
 }

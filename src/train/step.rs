@@ -23,6 +23,7 @@ use crate::test_hooks;
 use crate::zero::reduce::Contributions;
 use crate::zero::refresh::refresh;
 use crate::zero::{Gathers, Reductions, Shards};
+
 /// Token and target ids of one micro-batch, (B, T) each.
 pub struct MicroBatch {
     /// Inputs.

@@ -23,9 +23,9 @@ pub struct Link {
     pub a: usize,
     /// Higher end.
     pub b: usize,
-    /// Half a round trip of 8 bytes, microseconds.
+    /// Half the shortest round trip of 8 bytes, microseconds.
     pub latency_us: f64,
-    /// Bytes over half a round trip of the largest size, GB/s.
+    /// Bytes over half the shortest round trip of the largest size, GB/s.
     pub gb_per_s: f64,
 }
 
