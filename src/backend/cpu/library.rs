@@ -8,6 +8,10 @@ use crate::error::Result;
 use mpi::collective::SystemOperation;
 use mpi::topology::Communicator;
 use mpi::traits::*;
+use std::time::Duration;
+
+/// Rest between two looks at a quiet barrier.
+const LOOK_EVERY: Duration = Duration::from_millis(1);
 
 impl Library for MpiComm {
     fn all_reduce(&self, out: ViewMut<'_>, inp: View<'_>) -> Result<()> {
@@ -32,6 +36,15 @@ impl Library for MpiComm {
 
     fn receive(&self, out: ViewMut<'_>, from: usize) -> Result<()> {
         self.control().process_at_rank(from as i32).receive_into(f32s_mut(out));
+        Ok(())
+    }
+
+    fn quiet_barrier(&self) -> Result<()> {
+        let mut barrier = self.control().immediate_barrier();
+        while let Err(on_its_way) = barrier.test() {
+            std::thread::sleep(LOOK_EVERY);
+            barrier = on_its_way;
+        }
         Ok(())
     }
 }
