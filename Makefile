@@ -14,7 +14,7 @@ DOC_LINT = -D warnings -A rustdoc::private-intra-doc-links
 .PHONY: help setup setup-test build run test test-slow test-perfetto test-mllog test-hf test-slurm test-slurm-slow test-cuda-orders slurm-lint lint doc clean
 
 help: ## what can be made, and what this machine has
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo; scripts/deps.sh show
 
 setup: ## install what building and running need (Debian, Ubuntu); nothing if all is there

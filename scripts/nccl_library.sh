@@ -48,7 +48,7 @@ case ${1:-fetch} in
 fetch) complete || fetch ;;
 where) complete && (cd "$root/nvidia/nccl/lib" && pwd) ;;
 *)
-    sed -n '2,5s/^# \{0,1\}//p' "$0"
+    sed -n '2,5s/^# \{0,1\}//p' "$0" >&2
     exit 2
     ;;
 esac

@@ -5,9 +5,7 @@ mod common;
 
 use common::{Case, Output, Run, cuda};
 use std::collections::BTreeSet;
-use std::os::unix::fs::symlink;
 use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
 /// What a failure may take. Most take a second; a hang takes for ever.
@@ -152,18 +150,6 @@ fn a_rank_that_dies_or_hangs_in_a_step_ends_the_others() {
     }
 }
 
-/// A directory that has the doubles but for one library.
-fn doubles_beside(real: &str) -> tempfile::TempDir {
-    let dir = tempfile::tempdir().expect("a temporary directory");
-    for name in cuda::LIBRARIES.into_iter().filter(|name| !name.starts_with(real)) {
-        let short = format!("{}.so", name.split(".so").next().expect("a name"));
-        for link in [name, &short] {
-            symlink(cuda::doubles().join(name), dir.path().join(link)).expect("a link in a temporary directory");
-        }
-    }
-    dir
-}
-
 #[track_caller]
 fn path_of(dirs: &[&Path]) -> std::ffi::OsString {
     std::env::join_paths(dirs).expect("paths without colons")
@@ -172,7 +158,8 @@ fn path_of(dirs: &[&Path]) -> std::ffi::OsString {
 #[test]
 fn nvidias_nccl_makes_ids_that_reach_three_ranks_whole() {
     let case = Case::tiny();
-    let (dir, nccl) = (doubles_beside("libnccl"), cuda::real_nccl());
+    // It needs no GPU to be loaded.
+    let (dir, nccl) = (cuda::doubles_beside("libnccl.so.2"), cuda::fetched("scripts/nccl_library.sh"));
     let run = case.train(3, "real", &[CUDA]).on_doubles(3, "demand").env("RUST_LOG", "debug");
     let run = run.env("LD_LIBRARY_PATH", path_of(&[dir.path(), &nccl]));
     // It goes on to look for what only a real device has.
@@ -188,12 +175,8 @@ fn nvidias_nccl_makes_ids_that_reach_three_ranks_whole() {
 #[test]
 fn nvidias_compiler_takes_the_embedded_kernels_with_the_options_of_the_program() {
     let case = Case::tiny();
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/cuda_compiler.sh");
-    let run = |word: &str| Command::new(&script).arg(word).output().expect("a script of this project");
-    let fetched = run("fetch");
-    assert!(fetched.status.success(), "{}", String::from_utf8_lossy(&fetched.stderr));
-    let toolkit = String::from_utf8(run("where").stdout).expect("a path");
-    let (dir, lib) = (doubles_beside("libnvrtc"), Path::new(toolkit.trim_end()).join("lib"));
+    let toolkit = cuda::fetched("scripts/cuda_compiler.sh");
+    let (dir, lib) = (cuda::doubles_beside("libnvrtc.so.13"), toolkit.join("lib"));
     // The double of the driver knows machine code when it sees it, and cannot run it.
     let run =
         case.train(1, "real", &[CUDA]).on_doubles(1, "demand").env("LD_LIBRARY_PATH", path_of(&[dir.path(), &lib]));

@@ -156,11 +156,10 @@ const READS_NO_WORDS: [(&str, &str); 3] = [
     ("fold_chunks", "a lane is a column of f32"),
     ("rope", "a thread turns one pair of channels in every head"),
 ];
-const WRITES_NO_WORDS: [(&str, &str); 9] = [
+const WRITES_NO_WORDS: [(&str, &str); 8] = [
     ("attention_delta", "a number for each row and head"),
     ("column_sums", "a number for each column and chunk of rows"),
     ("embedding_order", "a number goes to a place of its own"),
-    ("find_non_finite", "one number"),
     ("fold_chunks", "a lane is a column"),
     ("layer_norm_weight_sums", "as column_sums"),
     ("rms_norm_weight_sums", "as column_sums"),

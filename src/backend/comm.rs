@@ -84,7 +84,7 @@ pub trait Comm {
     fn all_gather(&self, after: Self::Event, shards: Vec<Buf>, outs: Vec<Buf>) -> Self::Pending;
 
     /// Starts an exchange of slices and adds the contributions to the owner's slice in the order of the micro-batch
-    /// index (rule 8: one left fold, whatever the rank count).
+    /// index (rule 8: one left fold, whatever the rank count); with `zero.deterministic = false` in NCCL's.
     fn reduce_scatter(&self, after: Self::Event, reduce: ReduceScatter) -> Self::Pending;
 
     /// Returns when every rank has called it. Control.

@@ -22,6 +22,10 @@ use crate::error::{Error, Result};
 pub const FORMAT_VERSION: u32 = 1;
 /// Features this program can honour. A manifest that requires another one is refused by name.
 pub const KNOWN_FEATURES: [&str; 0] = [];
+/// [`Manifest::reduction_order`] where contributions are added one by one, the same on every rank count.
+pub const IN_ORDER: &str = "left fold over micro-batch index";
+/// [`Manifest::reduction_order`] where NCCL adds those of a micro-step in an order of its own.
+pub const BY_NCCL: &str = "left fold over micro-step index of sums by NCCL";
 /// The digest of blocks and files.
 pub const HASH: &str = "xxh3-64";
 /// Elements per digest block that this program writes: 4 MiB of f32.
@@ -335,7 +339,7 @@ impl Default for Manifest {
             psi: 0,
             world_size: 1,
             mesh: Vec::new(),
-            reduction_order: "left fold over micro-batch index".to_string(),
+            reduction_order: IN_ORDER.to_string(),
             optimizer: Optimizer::default(),
             hash: HASH.to_string(),
             digest_block: DIGEST_BLOCK,

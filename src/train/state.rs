@@ -7,7 +7,7 @@ use super::step::Stepper;
 use crate::backend::agree::all_or_none;
 use crate::backend::mesh::{Dim, Mesh};
 use crate::backend::{Backend, Comm, Device};
-use crate::checkpoint::manifest::{Alias, FileRecord, MeshDim, Optimizer, Param, Seeds};
+use crate::checkpoint::manifest::{Alias, BY_NCCL, FileRecord, IN_ORDER, MeshDim, Optimizer, Param, Seeds};
 use crate::checkpoint::{self, Kind, Manifest, Reader, WeightsFile};
 use crate::config::Deck;
 use crate::error::{Error, Result};
@@ -18,9 +18,6 @@ use crate::telemetry::CommClass;
 use crate::zero::Shards;
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
-
-/// How gradient contributions are added today; recorded so that another order is never taken for this one.
-pub const REDUCTION_ORDER: &str = "left fold over micro-batch index";
 
 /// Where a run starts from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -237,9 +234,10 @@ fn check_fits(dir: &Path, manifest: &Manifest, spec: &ModelSpec, deck: &Deck, da
     let mut faults = unlike(manifest, spec);
     // [Note: imported] in hf/import.rs: weights that no run of this program has trained yet.
     let is_imported = manifest.step == 0 && manifest.data_digest.is_empty();
-    if manifest.reduction_order != REDUCTION_ORDER {
+    // From one to the other is a change of the deck or of the rank count, and no fault.
+    if ![IN_ORDER, BY_NCCL].contains(&manifest.reduction_order.as_str()) {
         faults.push(format!(
-            "gradients were added as `{}`, this program adds as `{REDUCTION_ORDER}`",
+            "gradients were added as `{}`, this program adds as `{IN_ORDER}` or `{BY_NCCL}`",
             manifest.reduction_order
         ));
     }
@@ -315,6 +313,7 @@ pub(super) fn manifest(
     files: Vec<FileRecord>,
 ) -> Manifest {
     let mesh = Mesh::sharded(world_size);
+    let reduction_order = if deck.zero.deterministic || world_size == 1 { IN_ORDER } else { BY_NCCL };
     Manifest {
         step: at.step,
         attempts: at.attempts,
@@ -326,7 +325,7 @@ pub(super) fn manifest(
         psi: spec.numel(),
         world_size,
         mesh: Dim::ALL.map(|dim| MeshDim { dim: dim.name().into(), extent: mesh.extent(dim) }).into(),
-        reduction_order: REDUCTION_ORDER.into(),
+        reduction_order: reduction_order.into(),
         optimizer: Optimizer { name: "adamw".into(), step: at.step },
         params: spec.params.iter().map(|p| Param::whole(&p.name, &p.shape, p.decay)).collect(),
         aliases: spec

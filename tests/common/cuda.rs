@@ -31,15 +31,17 @@ pub fn doubles() -> &'static Path {
     })
 }
 
+/// A directory with the doubles but for one library.
+pub fn doubles_beside(library: &str) -> TempDir {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    LIBRARIES.into_iter().filter(|name| *name != library).for_each(|name| link_names(dir.path(), name));
+    dir
+}
+
 /// A directory with the doubles, one of which is no library: whatever the machine has of that name is not found either.
 pub fn doubles_without(library: &str) -> TempDir {
-    let dir = tempfile::tempdir().expect("a temporary directory");
+    let dir = doubles_beside(library);
     let base = library.split(".so").next().expect("a name");
-    for name in LIBRARIES {
-        if name != library {
-            link_names(dir.path(), name);
-        }
-    }
     for suffix in ["", ".1", ".2", ".9", ".10", ".11", ".12", ".13"] {
         std::fs::write(dir.path().join(format!("{base}.so{suffix}")), "no library").expect("a temporary file");
     }
@@ -71,9 +73,9 @@ fn link_names(dir: &Path, library: &str) {
     symlink(library, dir.join(base)).expect("a link in a temporary directory");
 }
 
-/// NVIDIA's own NCCL, fetched where it is not there; needs no GPU to be loaded.
-pub fn real_nccl() -> PathBuf {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/nccl_library.sh");
+/// Where a script of this project puts what it fetches; fetched where it is not there.
+pub fn fetched(script: &str) -> PathBuf {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join(script);
     let run = |word: &str| Command::new(&script).arg(word).output().expect("a script of this project");
     let fetched = run("fetch");
     assert!(fetched.status.success(), "{}", String::from_utf8_lossy(&fetched.stderr));

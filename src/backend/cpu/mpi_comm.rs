@@ -77,6 +77,16 @@ impl MpiComm {
         &self.control
     }
 
+    /// How many bytes each rank has, and this rank's with zeros up to the most that one has. Collective.
+    fn padded(&self, bytes: &[u8]) -> (Vec<u64>, Vec<u8>) {
+        let mut counts = vec![0u64; self.size];
+        self.control.all_gather_into(&(bytes.len() as u64), &mut counts);
+        let longest = *counts.iter().max().expect("a group has a rank") as usize;
+        let mut own = bytes.to_vec();
+        own.resize(longest, 0);
+        (counts, own)
+    }
+
     fn requests(&self, comm: &SimpleCommunicator) -> Requests {
         Requests::new(RawComm(comm.as_raw()), self.rank, self.size, self.max_message_numel)
     }
@@ -91,6 +101,12 @@ impl Portable {
     fn get(self) -> Requests {
         self.0
     }
+}
+
+/// Every rank's bytes from their padded concatenation.
+fn unpadded(all: &[u8], counts: &[u64]) -> Vec<Vec<u8>> {
+    let longest = all.len() / counts.len();
+    counts.iter().enumerate().map(|(r, &n)| all[r * longest..r * longest + n as usize].to_vec()).collect()
 }
 
 fn landed(inputs: Vec<Buf>, outputs: Vec<Buf>, staging: Option<Buf>) -> Landed<Instant> {
@@ -174,34 +190,24 @@ impl Comm for MpiComm {
     }
 
     fn all_gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
-        let mut counts = vec![0u64; self.size];
-        self.control.all_gather_into(&(bytes.len() as u64), &mut counts);
-        let longest = *counts.iter().max().expect("a group has a rank") as usize;
-        let mut own = bytes.to_vec();
-        own.resize(longest, 0);
-        let mut all = vec![0u8; longest * self.size];
-        if longest > 0 {
+        let (counts, own) = self.padded(bytes);
+        let mut all = vec![0u8; own.len() * self.size];
+        if !own.is_empty() {
             self.control.all_gather_into(&own, &mut all);
         }
-        let parts = counts.iter().enumerate();
-        Ok(parts.map(|(r, &n)| all[r * longest..r * longest + n as usize].to_vec()).collect())
+        Ok(unpadded(&all, &counts))
     }
 
     fn gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
-        let mut counts = vec![0u64; self.size];
-        self.control.all_gather_into(&(bytes.len() as u64), &mut counts);
-        let longest = *counts.iter().max().expect("a group has a rank") as usize;
-        let mut own = bytes.to_vec();
-        own.resize(longest, 0);
+        let (counts, own) = self.padded(bytes);
         let root = self.control.process_at_rank(0);
         if self.rank != 0 {
             root.gather_into(&own);
             return Ok(Vec::new());
         }
-        let mut all = vec![0u8; longest * self.size];
+        let mut all = vec![0u8; own.len() * self.size];
         root.gather_into_root(&own, &mut all);
-        let parts = counts.iter().enumerate();
-        Ok(parts.map(|(r, &n)| all[r * longest..r * longest + n as usize].to_vec()).collect())
+        Ok(unpadded(&all, &counts))
     }
 
     fn broadcast_bytes(&self, bytes: &[u8]) -> Result<Vec<u8>> {

@@ -1,6 +1,7 @@
-//! Memory: one allocation on the device, one pinned allocation on the host that all transfers go through.
+//! Memory: on the device the arena and the bins of the gradient norm, on the host one pinned allocation that all transfers go
+//! through.
 //!
-//! Both are made before step 0; after [`Transfers::new`] nothing may be allocated, and [`Seal`] holds us to it.
+//! All are made before step 0; after [`Transfers::new`] nothing may be allocated, and [`Seal`] holds us to it.
 
 use super::streams::{Event, Streams};
 use super::{fault, in_words};

@@ -4,13 +4,12 @@
 //! Two communicators of one device may run at once only because every rank launches in one order: the plan's.
 
 use super::nccl::{self, Communicator, Registration};
-use super::{CudaDevice, Event, Grid, Mark};
+use super::{CudaDevice, Event, Mark, ops};
 use crate::backend::agree::{all_or_none, decided_by_rank_0};
 use crate::backend::buffer::{Arena, Buf, Space};
 use crate::backend::comm::{Comm, CommRecord, Landed, Pending, ReduceScatter};
 use crate::backend::cpu::MpiComm;
 use crate::backend::{Device, Queue, View, ViewMut};
-use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::plan::schedule::Bucket;
 use cudarc::driver::result as driver;
@@ -28,6 +27,7 @@ pub struct NcclComm {
     deterministic: bool,
 }
 
+#[derive(Clone)]
 struct Communicators {
     gather: Rc<Communicator>,
     reduce: Rc<Communicator>,
@@ -84,13 +84,13 @@ impl Communicators {
         };
         let gather = connect(&ids[0], Queue::Gather)?;
         let reduce = connect(&ids[1], Queue::Reduce)?;
-        for comm in [&gather, &reduce] {
-            let both = [Rc::clone(comm), Rc::clone(&gather), Rc::clone(&reduce)];
-            device.streams.add_check(Box::new(move || {
-                both[0].poll().map(|_| ()).inspect_err(|_| both.iter().for_each(|comm| comm.abort()))
-            }));
-        }
-        Ok(Communicators { gather, reduce })
+        let comms = Communicators { gather, reduce };
+        let watched = comms.clone();
+        device.streams.add_check(Box::new(move || {
+            let polled = watched.gather.poll().and_then(|_| watched.reduce.poll());
+            polled.map(|_| ()).inspect_err(|_| watched.abort())
+        }));
+        Ok(comms)
     }
 
     /// Ends both on this rank: what is on their streams ends without effect.
@@ -264,11 +264,9 @@ impl NcclComm {
 
     /// The left fold of rule 8 on the reduce queue.
     fn add_in_order(&self, sum: ViewMut<'_>, own: View<'_>, theirs: Option<View<'_>>, order: Order) {
-        let kernel = if own.dtype() == DType::Bf16 { "ordered_add_bf16" } else { "ordered_add_f32" };
         let numel = own.numel();
-        let grid: Grid = self.device.grid_over(numel);
         self.device
-            .launch_on(Queue::Reduce, kernel, grid)
+            .launch_on(Queue::Reduce, &ops::kernel("ordered_add", own.dtype()), self.device.grid_over(numel))
             .write(sum)
             .read(own)
             .read_or_null(theirs)

@@ -13,8 +13,8 @@ const MAX_ARGS: usize = 24;
 /// How many threads run a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Grid {
-    /// Blocks in x, y and z; where one is 0 there is nothing to do.
-    pub blocks: (u32, u32, u32),
+    /// Blocks, all in x; where there are none there is nothing to do.
+    pub blocks: u32,
     /// Threads of a block, all in x.
     pub threads: u32,
     /// Dynamic shared memory of a block.
@@ -24,7 +24,7 @@ pub struct Grid {
 impl Grid {
     /// `blocks` blocks in a row, without dynamic shared memory.
     pub fn row(blocks: u32, threads: u32) -> Self {
-        Grid { blocks: (blocks, 1, 1), threads, shared_bytes: 0 }
+        Grid { blocks, threads, shared_bytes: 0 }
     }
 }
 
@@ -100,7 +100,7 @@ impl Launch<'_> {
     /// Where there is no such kernel, or the driver refuses the launch: a fault of this program.
     pub fn go(mut self) {
         let Grid { blocks, threads, shared_bytes } = self.grid;
-        if blocks.0 == 0 || blocks.1 == 0 || blocks.2 == 0 {
+        if blocks == 0 {
             return;
         }
         let function = self.device.kernels.function(self.kernel, shared_bytes);
@@ -114,7 +114,7 @@ impl Launch<'_> {
         let launched = unsafe {
             cudarc::driver::result::launch_kernel(
                 function,
-                blocks,
+                (blocks, 1, 1),
                 (threads, 1, 1),
                 shared_bytes,
                 self.device.streams.raw(self.queue),

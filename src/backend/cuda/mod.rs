@@ -48,11 +48,6 @@ use streams::Streams;
 /// Words of the bins of a sum of squares: low and high halves of 256 bins.
 const BIN_WORDS: usize = 512;
 
-/// Threads of a block that strides over elements, what each has to do at least, and blocks that a multiprocessor runs at once.
-const STRIDING_THREADS: u32 = 256;
-const ELEMENTS_PER_THREAD: usize = 4;
-const BLOCKS_PER_MULTIPROCESSOR: usize = 8;
-
 /// What kernels are sized by.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Props {
@@ -64,8 +59,6 @@ pub struct Props {
     pub n_multiprocessors: u32,
     /// Largest dynamic shared memory of a block, for kernels that ask.
     pub max_shared_bytes: u32,
-    /// Threads of a warp.
-    pub warp_size: u32,
     /// Device memory in all.
     pub memory_bytes: usize,
 }
@@ -168,7 +161,6 @@ impl Props {
             ),
             n_multiprocessors: get(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32,
             max_shared_bytes: get(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as u32,
-            warp_size: get(A::CU_DEVICE_ATTRIBUTE_WARP_SIZE)? as u32,
             // SAFETY: as above.
             memory_bytes: unsafe { driver::device::total_mem(device) }.map_err(|e| fault("cuDeviceTotalMem", e))?,
         })
@@ -244,8 +236,7 @@ impl Device for CudaDevice {
         let mut bins = self.bins.borrow_mut();
         self.fill_bytes(bins.view_mut(), 0);
         for &inp in inps.iter().filter(|inp| inp.numel() > 0) {
-            let kernel = if inp.dtype() == DType::Bf16 { "sum_of_squares_bf16" } else { "sum_of_squares_f32" };
-            self.launch(kernel, self.grid_over(inp.numel()))
+            self.launch(&ops::kernel("sum_of_squares", inp.dtype()), self.grid_over(inp.numel()))
                 .write(bins.view_mut())
                 .read(inp)
                 .long(inp.numel() as i64)
@@ -271,13 +262,6 @@ impl Device for CudaDevice {
 }
 
 impl CudaDevice {
-    /// A grid for a kernel that strides over `n` elements.
-    pub(super) fn grid_over(&self, n: usize) -> Grid {
-        let blocks = n.div_ceil(STRIDING_THREADS as usize * ELEMENTS_PER_THREAD);
-        let at_once = self.props.n_multiprocessors as usize * BLOCKS_PER_MULTIPROCESSOR;
-        Grid::row(blocks.min(at_once) as u32, STRIDING_THREADS)
-    }
-
     /// Sets every byte of `dst` on a queue.
     pub(super) fn fill_bytes_on(&self, queue: Queue, dst: ViewMut<'_>, byte: u8) {
         let bytes = dst.numel() * dst.dtype().bytes();

@@ -202,7 +202,7 @@ impl Drop for Registration {
     }
 }
 
-/// Calls inside a group. Each says what this rank receives from others, in bytes.
+/// Calls inside a group.
 ///
 /// All of them are asynchronous: views must stay valid and untouched until the communicator's queue has come past the group;
 /// the pending collective owns their buffers until then.

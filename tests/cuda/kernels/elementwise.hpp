@@ -133,22 +133,6 @@ TEST(additions_round_once) {
         }
 }
 
-TEST(a_bias_is_added_to_every_row) {
-    for (const int c : {1, 31, 64, 768})
-        for (const size_t skip : skips()) {
-            const size_t rows = 5;
-            const Array<bf16> before(rows * c, skip, 1), bias(c, skip, 2);
-            const auto out = same_in_every_order([&](unsigned order) {
-                Array<bf16> x(before);
-                launch("add_bias_bf16", add_bias_bf16, FEW_BLOCKS, FEW_THREADS, 0, order, x.data(), bias.data(), rows, c);
-                return x;
-            });
-            for (size_t i = 0; i < rows * c; i++) {
-                REQUIRE(out.at(i) == value(from_f32<bf16>(to_f32(before[i]) + to_f32(bias[i % c]))));
-            }
-        }
-}
-
 // Rounding of a bf16 is where the whole backend's exactness begins: every tie, every NaN, both zeros.
 TEST(casts_round_to_nearest_even_and_keep_nan) {
     std::vector<u32> bits;

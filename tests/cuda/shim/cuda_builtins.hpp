@@ -45,11 +45,6 @@ T atomicAdd(T* at, T value) {
     *at = before + value;
     return before;
 }
-inline unsigned atomicOr(unsigned* at, unsigned value) {
-    const unsigned before = *at;
-    *at = before | value;
-    return before;
-}
 
 [[noreturn]] inline void __trap() { shim::fault("the kernel stopped itself (__trap)"); }
 

@@ -16,7 +16,6 @@
     X(accumulate_##T)                     \
     X(adamw_##T)                          \
     X(add_##T)                            \
-    X(add_bias_##T)                       \
     X(add_layer_norm_forward_##T)         \
     X(attention_backward_kv_##T##_32)     \
     X(attention_backward_kv_##T##_64)     \
@@ -30,7 +29,6 @@
     X(attention_forward_##T##_128)        \
     X(column_sums_##T)                    \
     X(embedding_forward_##T)              \
-    X(find_non_finite_##T)                \
     X(fold_chunks_##T)                    \
     X(gelu_backward_##T)                  \
     X(gelu_forward_##T)                   \

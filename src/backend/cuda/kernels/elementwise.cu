@@ -110,23 +110,6 @@ __device__ void swiglu_backward(T* dgate_up, const T* dout, const T* gate_up, i6
     }
 }
 
-// out (rows, C) += bias (C), in place.
-template <class T>
-__device__ void add_bias(T* out, const T* bias, i64 rows, int c) {
-    const bool in_words = aligned(address(out) | address(bias) | u64(c) * sizeof(T));
-    const int chunks = (c + CHUNK - 1) / CHUNK;
-    for (i64 k = i64(blockIdx.x) * blockDim.x + threadIdx.x; k < rows * chunks; k += i64(gridDim.x) * blockDim.x) {
-        const i64 row = k / chunks;
-        const int i = int(k % chunks) * CHUNK;
-        f32 x[CHUNK], b[CHUNK];
-        load(x, out + row * c + i, c - i, in_words);
-        load(b, bias + i, c - i, in_words);
-#pragma unroll
-        for (int j = 0; j < CHUNK; j++) x[j] += b[j];
-        store(out + row * c + i, x, c - i, in_words);
-    }
-}
-
 #define ELEMENTWISE_KERNELS(T)                                                                                        \
     KERNEL gelu_forward_##T(T* out, const T* inp, i64 n) { map(out, inp, n, Gelu()); }                                \
     KERNEL gelu_backward_##T(T* dout_to_dinp, const T* inp, i64 n) {                                                  \
@@ -139,8 +122,7 @@ __device__ void add_bias(T* out, const T* bias, i64 rows, int c) {
     }                                                                                                                 \
     KERNEL swiglu_backward_##T(T* dgate_up, const T* dout, const T* gate_up, i64 rows, int f) {                       \
         swiglu_backward(dgate_up, dout, gate_up, rows, f);                                                            \
-    }                                                                                                                 \
-    KERNEL add_bias_##T(T* out, const T* bias, i64 rows, int c) { add_bias(out, bias, rows, c); }
+    }
 ELEMENTWISE_KERNELS(f32)
 ELEMENTWISE_KERNELS(bf16)
 #undef ELEMENTWISE_KERNELS

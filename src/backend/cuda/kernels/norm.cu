@@ -2,7 +2,7 @@
 //
 // A row belongs to a team of `team_threads` threads (32 for short rows, more for long ones: kernels read the row three times,
 // from the first-level cache but for the first). The gradients of weight and bias are sums over rows: of each chunk of
-// CHUNK_ROWS rows by partial sums, then of the chunks in order by sums.cu.
+// `chunk_rows` rows by partial sums, then of the chunks in order by sums.cu.
 #include "common.cuh"
 
 constexpr f32 LAYER_NORM_EPS = 1e-5f;

@@ -108,20 +108,6 @@ __device__ void adamw(f32* master, f32* m, f32* v, const G* grad, bf16* param, i
     }
 }
 
-// Sets *found (u32) to 1 where an element of inp (n) is infinite or NaN; leaves it else.
-template <class T>
-__device__ void find_non_finite(u32* found, const T* inp, i64 n) {
-    const bool in_words = aligned(address(inp));
-    bool seen = false;
-    for (i64 i = first_chunk(); i < n; i += next_chunk()) {
-        f32 x[CHUNK];
-        load(x, inp + i, n - i, in_words);
-#pragma unroll
-        for (int j = 0; j < CHUNK; j++) seen = seen || (__float_as_uint(x[j]) & 0x7f800000u) == 0x7f800000u;
-    }
-    if (seen) atomicOr(found, 1u);
-}
-
 #define OPTIMIZER_KERNELS(T)                                                                                          \
     KERNEL                                                                                                            \
     ordered_add_##T(f32* sum, const T* own, const T* staging, i64 n, i64 stride, int contributors, int rank,          \
@@ -135,8 +121,7 @@ __device__ void find_non_finite(u32* found, const T* inp, i64 n) {
               f32 eps) {                                                                                              \
         adamw(master, m, v, grad, param, n, grad_scale, decay, one_minus_beta1, beta2, one_minus_beta2, step_size,    \
               bias_correction2_sqrt, eps);                                                                            \
-    }                                                                                                                 \
-    KERNEL find_non_finite_##T(u32* found, const T* inp, i64 n) { find_non_finite(found, inp, n); }
+    }
 OPTIMIZER_KERNELS(f32)
 OPTIMIZER_KERNELS(bf16)
 #undef OPTIMIZER_KERNELS

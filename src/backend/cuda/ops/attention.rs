@@ -45,8 +45,7 @@ impl Tiles {
     /// The kernel, and a grid of a block for each of `items` items that has so many tiles of its own and that go by.
     fn launch(self, name: &str, dtype: DType, items: usize, own: usize, passing: usize) -> (String, Grid) {
         let shared_bytes = ((own * ROWS + passing * self.n) * self.stride + self.scratch) * self.bytes;
-        let grid =
-            Grid { blocks: (int(items) as u32, 1, 1), threads: self.threads as u32, shared_bytes: shared_bytes as u32 };
+        let grid = Grid { blocks: int(items) as u32, threads: self.threads as u32, shared_bytes: shared_bytes as u32 };
         (format!("{}_{}", kernel(name, dtype), self.padded), grid)
     }
 }

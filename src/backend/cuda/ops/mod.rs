@@ -29,7 +29,7 @@ const WARP: usize = 32;
 const BLOCKS_PER_MULTIPROCESSOR: usize = 8;
 
 /// The kernel of this type, `NAME_T`.
-fn kernel(name: &str, dtype: DType) -> String {
+pub(super) fn kernel(name: &str, dtype: DType) -> String {
     assert!(dtype != DType::U32, "{name} is of numbers");
     format!("{name}_{}", dtype.name())
 }
@@ -49,6 +49,11 @@ impl CudaDevice {
     fn blocks(&self, wanted: usize) -> Grid {
         let most = self.props().n_multiprocessors as usize * BLOCKS_PER_MULTIPROCESSOR;
         Grid::row(wanted.min(most) as u32, THREADS as u32)
+    }
+
+    /// A grid of a thread for each chunk of `n` elements.
+    pub(super) fn grid_over(&self, n: usize) -> Grid {
+        self.blocks(n.div_ceil(CHUNK * THREADS))
     }
 
     /// A grid of a thread for each chunk of each of `rows` rows of `c` elements.
