@@ -137,7 +137,9 @@ pub fn begin_attempt(attempt: u64) {
 /// `factor`, or NaN where this rank's arithmetic of this attempt is to be spoilt.
 pub fn spoilt(rank: usize, factor: f32) -> f32 {
     static SPOIL: OnceLock<Option<String>> = OnceLock::new();
-    let factor = if number_from("ZERO3_TEST_FLIP") == Some(world_rank()) { flipped(factor) } else { factor };
+    static FLIP: OnceLock<Option<usize>> = OnceLock::new();
+    let flips = *FLIP.get_or_init(|| number_from("ZERO3_TEST_FLIP")) == Some(world_rank());
+    let factor = if flips { flipped(factor) } else { factor };
     let Some(spoil) = SPOIL.get_or_init(|| std::env::var("ZERO3_TEST_SPOIL").ok()) else { return factor };
     let here = format!("{rank}:{}", ATTEMPT.load(Ordering::Relaxed));
     if spoil.split(',').any(|one| one == here) { f32::NAN } else { factor }
@@ -192,7 +194,8 @@ pub fn spoil_received(values: &mut [f32]) {
 
 /// Makes this rank's work take longer, in proportion to what it took.
 pub fn drag(took: Duration) {
-    let Ok(text) = std::env::var("ZERO3_TEST_DRAG") else { return };
+    static DRAG: OnceLock<Option<String>> = OnceLock::new();
+    let Some(text) = DRAG.get_or_init(|| std::env::var("ZERO3_TEST_DRAG").ok()) else { return };
     if let Some((rank, percent)) = text.split_once(':')
         && rank.parse() == Ok(world_rank())
         && let Ok(percent) = percent.parse::<f64>()
@@ -203,7 +206,9 @@ pub fn drag(took: Duration) {
 
 /// Makes a round trip between two ranks of the job take longer.
 pub fn delay_link(a: usize, b: usize) {
-    let Ok(text) = std::env::var("ZERO3_TEST_SLOW_LINK") else { return };
+    // Within a round trip that is timed, so the environment is searched once.
+    static SLOW_LINK: OnceLock<Option<String>> = OnceLock::new();
+    let Some(text) = SLOW_LINK.get_or_init(|| std::env::var("ZERO3_TEST_SLOW_LINK").ok()) else { return };
     if let Some((pair, us)) = text.split_once(':')
         && pair == format!("{}-{}", a.min(b), a.max(b))
         && let Ok(us) = us.parse()

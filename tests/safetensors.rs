@@ -31,10 +31,8 @@ fn tensors_of(file: &Path) -> Tensors {
 }
 
 fn write_tensors(file: &Path, tensors: &Tensors) {
-    let view = |(dtype, shape, bytes): &(Dtype, Vec<usize>, Vec<u8>)| (*dtype, shape.clone(), bytes.clone());
-    let owned: Vec<_> = tensors.iter().map(|(name, tensor)| (name.clone(), view(tensor))).collect();
-    let views = owned.iter().map(|(name, (dtype, shape, bytes))| {
-        (name.clone(), TensorView::new(*dtype, shape.clone(), bytes).expect("shape and bytes agree"))
+    let views = tensors.iter().map(|(name, (dtype, shape, bytes))| {
+        (name.as_str(), TensorView::new(*dtype, shape.clone(), bytes).expect("shape and bytes agree"))
     });
     std::fs::write(file, serialize(views, None).expect("tensors")).expect("a temporary file");
 }
@@ -43,7 +41,7 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
 }
 
-/// Every parameter's weights; moments too when asked.
+/// The bits of every parameter's values of one kind, by name.
 fn values(run_dir: &Path, step: u64, kind: Kind) -> BTreeMap<String, Vec<u32>> {
     let mut reader = Reader::open(&zero3::checkpoint::step_dir(run_dir, step)).expect("a checkpoint");
     let params = reader.manifest().params.clone();

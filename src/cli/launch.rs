@@ -9,6 +9,7 @@ use crate::backend::mesh::{Dim, Mesh};
 use crate::config::Deck;
 use crate::error::{Error, Exit, Result};
 use crate::telemetry::Flight;
+use crate::telemetry::time_limit::job_id;
 use crate::test_hooks;
 use mpi::Threading;
 use mpi::environment::Universe;
@@ -153,7 +154,7 @@ impl Launch {
     fn banner(&self, start: &Start, places: &[Place]) {
         let versions = self.versions();
         let version = |name: &str| versions.get(name).map_or("?", String::as_str);
-        let job = ["SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"].iter().find_map(|name| std::env::var(name).ok());
+        let job = job_id(&|name: &str| std::env::var(name).ok());
         let job = job.map_or(String::new(), |id| {
             let again = std::env::var("SLURM_RESTART_COUNT").map_or(String::new(), |n| format!(" (restart {n})"));
             format!("job {id}{again} on ")

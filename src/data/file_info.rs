@@ -6,10 +6,8 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
 
-use serde::Serialize;
-
 use super::files::{self, TokenFormat, report};
-use super::info::Decode;
+use super::info::{Decode, FileInfo};
 use super::scan::{self, ScanProgress, entropy_nats, histogram};
 use super::token_stream::TokenStream;
 use crate::error::{Error, Result};
@@ -20,10 +18,10 @@ const MAX_COUNTED_ID: u64 = 1 << 26;
 const SHOWN_TOKENS: usize = 24;
 
 /// Token files in numbers.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct TokenFilesInfo {
-    /// Path, size in bytes, tokens.
-    pub files: Vec<(PathBuf, u64, u64)>,
+    /// The files, in the order given.
+    pub files: Vec<FileInfo>,
     /// How the tokens lie in them.
     pub format: TokenFormat,
     /// Tokens of all.
@@ -70,9 +68,8 @@ impl TokenFilesInfo {
         let mut first_tokens = vec![0; SHOWN_TOKENS.min(stream.len() as usize)];
         stream.read(0, &mut first_tokens);
         let begins = decode.map(|decode| String::from_utf8_lossy(&decode(&first_tokens)).into_owned());
-        let file = |f: &super::StreamFile| (f.path().to_path_buf(), f.file_bytes(), f.n_tokens());
         Ok(TokenFilesInfo {
-            files: stream.files().iter().map(file).collect(),
+            files: stream.files().iter().map(FileInfo::of).collect(),
             format,
             n_tokens: stream.len(),
             vocab_size,
@@ -88,8 +85,8 @@ impl TokenFilesInfo {
 impl fmt::Display for TokenFilesInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{} tokens in {} file(s), {}", self.n_tokens, self.files.len(), self.format)?;
-        for (path, n_bytes, n_tokens) in &self.files {
-            writeln!(f, "  {n_bytes:>14} bytes  {n_tokens:>14} tokens  {}", path.display())?;
+        for FileInfo { path, n_bytes, n_tokens } in &self.files {
+            writeln!(f, "  {n_bytes:>14} bytes  {n_tokens:>14} tokens  {path}")?;
         }
         let (used, largest) = (self.n_distinct_tokens, self.max_token);
         match self.vocab_size {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::files::TokenFormat;
 use super::scan::{ScanProgress, entropy_nats, histogram};
-use super::{Dataset, SampleSpace};
+use super::{Dataset, SampleSpace, StreamFile};
 use crate::error::Result;
 
 /// A data set in numbers.
@@ -66,6 +66,12 @@ pub struct FileInfo {
     pub n_tokens: u64,
 }
 
+impl FileInfo {
+    pub(super) fn of(file: &StreamFile) -> Self {
+        FileInfo { path: file.path().display().to_string(), n_bytes: file.file_bytes(), n_tokens: file.n_tokens() }
+    }
+}
+
 impl DataInfo {
     /// Scans the data ([`Dataset::scan`]) and counts its tokens. The run is `steps` steps of `global_batch_size` samples.
     /// `decode` turns tokens into text, where somebody said what they mean.
@@ -95,13 +101,8 @@ impl SplitInfo {
     fn gather(split: &SampleSpace, own_files: bool, decode: Option<Decode<'_>>) -> Self {
         let counts = histogram(&split.stream, split.tokens.clone(), split.vocab_size);
         let unigram_entropy_nats = entropy_nats(&counts);
-        let file_info = |file: &super::StreamFile| FileInfo {
-            path: file.path().display().to_string(),
-            n_bytes: file.file_bytes(),
-            n_tokens: file.n_tokens(),
-        };
         SplitInfo {
-            files: split.stream.files().iter().filter(|_| own_files).map(file_info).collect(),
+            files: split.stream.files().iter().filter(|_| own_files).map(FileInfo::of).collect(),
             format: split.stream.format(),
             n_tokens: split.n_tokens(),
             n_windows: split.n_windows(),

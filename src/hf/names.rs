@@ -48,6 +48,6 @@ pub fn without_prefix(name: &str) -> Option<&str> {
 
 /// Tensors that hold no weights: the causal masks that older versions saved.
 pub fn is_mask(name: &str) -> bool {
-    name.starts_with("h.") | name.starts_with("transformer.h.")
-        && (name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias"))
+    let bare = without_prefix(name).unwrap_or(name);
+    bare.starts_with("h.") && (bare.ends_with(".attn.bias") || bare.ends_with(".attn.masked_bias"))
 }

@@ -40,8 +40,8 @@ pub fn count(n: f64) -> String {
     }
 }
 
-/// Bytes at rest, `2 x 100 + 14 x 100 / 3 = 666.7`: the formula of the stage for `psi` parameters on `n` ranks, the `(whole, cut)` bytes per
-/// parameter of a stage; terms of nothing are left out.
+/// A stage's bytes at rest for `psi` parameters on `n` ranks, `2 x 100 + 14 x 100 / 3 = 666.7`: of each parameter every rank
+/// holds `whole` bytes, and its share of `cut`. Terms that are 0 are left out.
 pub fn stage_formula((whole, cut): (usize, usize), psi: u64, n: u64) -> String {
     let terms = [(whole, format!("{whole} x {psi}")), (cut, format!("{cut} x {psi} / {n}"))];
     let terms: Vec<String> = terms.into_iter().filter(|(bytes, _)| *bytes > 0).map(|(_, term)| term).collect();

@@ -1,10 +1,8 @@
 //! What a person sees while a run goes on: a bar on a terminal, plain aligned lines elsewhere.
 //!
 //! Lines go to stdout, the bar to stderr, so that a redirected stdout holds the lines alone. A closed stdout (`| head`) does not
-//! end a run. Must not know: what a step does.
-//!
-//! Behind a launcher both are pipes that it copies to its own terminal, in no order between the two: there lines go to
-//! stderr too, above the bar.
+//! end a run. Behind a launcher both are pipes that it copies to its own terminal, in no order between the two: there lines go
+//! to stderr too, above the bar. Must not know: what a step does.
 
 use std::io::{self, IsTerminal, Write};
 use std::time::Instant;

@@ -60,18 +60,6 @@ fn clock_seconds(text: &str) -> Option<f64> {
     Some(days.unwrap_or(0) as f64 * 86_400.0 + h * 3600.0 + m * 60.0 + s)
 }
 
-/// Seconds since some day of a date as Slurm writes it, `2026-01-31T23:59:59`, in an unknown time zone: for differences.
-fn date_seconds(text: &str) -> Option<f64> {
-    let (date, clock) = text.split_once('T')?;
-    let numbers: Vec<i64> = date.split('-').map(|n| n.parse().ok()).collect::<Option<_>>()?;
-    let &[year, month, day] = numbers.as_slice() else { return None };
-    // Days since March 1 of year 0 (Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms").
-    let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
-    let days =
-        365 * year + year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400) + (153 * month + 2) / 5 + day;
-    Some(days as f64 * 86_400.0 + clock_seconds(clock)?)
-}
-
 /// What is known about the end of this job, and about its past in the queue.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct JobClock {
@@ -114,6 +102,8 @@ impl JobClock {
         // Durations rather than dates: those come in the controller's time zone.
         let ran = field("RunTime").and_then(clock_seconds);
         let limit = field("TimeLimit").and_then(clock_seconds);
+        // The wait in the queue lies between two dates of the same zone.
+        let date = |name: &str| field(name).and_then(|text| text.parse::<jiff::civil::DateTime>().ok());
         let from_deck = (limit_seconds > 0.0).then_some((process_start + limit_seconds, "run.time_limit"));
         // A limit that an operator has changed is in scontrol alone.
         let from_slurm = match (limit, ran) {
@@ -125,14 +115,11 @@ impl JobClock {
             end: end.map(|e| e.0),
             end_from: end.map_or("", |e| e.1),
             started: ran.map(|ran| now - ran).or_else(|| number("SLURM_JOB_START_TIME")).or(Some(process_start)),
-            queued_seconds: match (
-                field("SubmitTime").and_then(date_seconds),
-                field("StartTime").and_then(date_seconds),
-            ) {
-                (Some(submitted), Some(started)) => (started - submitted).max(0.0),
+            queued_seconds: match (date("SubmitTime"), date("StartTime")) {
+                (Some(submitted), Some(started)) => started.duration_since(submitted).as_secs_f64().max(0.0),
                 _ => 0.0,
             },
-            job_id: ["SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"].iter().find_map(|name| env(name)),
+            job_id: job_id(env),
             n_restarts: number("SLURM_RESTART_COUNT").unwrap_or(0.0) as u64,
         }
     }
@@ -141,6 +128,11 @@ impl JobClock {
     pub fn seconds_left(&self) -> f64 {
         self.end.map_or(f64::INFINITY, |end| end - unix_now())
     }
+}
+
+/// The id of the job that this process is part of, where a batch system runs it.
+pub fn job_id(env: &dyn Fn(&str) -> Option<String>) -> Option<String> {
+    ["SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"].iter().find_map(|name| env(name))
 }
 
 /// Seconds since 1970.

@@ -81,12 +81,12 @@ impl TokenFiles {
         Ok(self.at)
     }
 
-    /// Finishes the last file. Returns the names of all; none where there was no token.
-    pub fn finish(mut self) -> Result<(Vec<PathBuf>, u64)> {
+    /// Finishes the last file: then all files are whole; there are none where there was no token.
+    pub fn finish(mut self) -> Result<Written> {
         if self.file.is_some() {
             self.finish_shard()?;
         }
-        Ok(((0..self.at.shards).map(|i| self.shard_path(i)).collect(), self.at.total))
+        Ok(self.at)
     }
 
     fn partial(&self) -> PathBuf {
@@ -212,10 +212,12 @@ mod tests {
             (TokenFormat::RawU32, None),
         ] {
             let want = tempfile::tempdir().unwrap();
-            let mut files = TokenFiles::new(&want.path().join("t.bin"), format, shard, Written::default()).unwrap();
+            let whole = want.path().join("t.bin");
+            let mut files = TokenFiles::new(&whole, format, shard, Written::default()).unwrap();
             files.write(&tokens).unwrap();
-            let (paths, total) = files.finish().unwrap();
-            assert_eq!((paths.len(), total), (if shard.is_some() { 4 } else { 1 }, 1000));
+            let made = files.finish().unwrap();
+            let paths: Vec<PathBuf> = (0..made.shards).map(|i| shard_path(&whole, shard, i)).collect();
+            assert_eq!((paths.len(), made.total), (if shard.is_some() { 4 } else { 1 }, 1000));
             for (saved_at, killed_at) in [(0, 10), (200, 200), (200, 301), (299, 700), (400, 1000), (600, 1000)] {
                 let dir = tempfile::tempdir().unwrap();
                 let path = dir.path().join("t.bin");

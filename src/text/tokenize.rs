@@ -138,11 +138,11 @@ fn outputs(out: &Path, options: &Options) -> [PathBuf; 2] {
 
 /// The whole files that a state at `out` speaks of: training, validation.
 pub fn files_of(out: &Path, state: &State) -> [Vec<PathBuf>; 2] {
-    let mut sides = outputs(out, &state.options).into_iter().zip(state.written);
-    [(); 2].map(|()| {
-        let (name, at) = sides.next().expect("two sides");
-        (0..at.shards).map(|i| shard_path(&name, state.options.shard_tokens, i)).collect()
-    })
+    let paths = |name: &Path, written: Written| -> Vec<PathBuf> {
+        (0..written.shards).map(|i| shard_path(name, state.options.shard_tokens, i)).collect()
+    };
+    let [train, val] = outputs(out, &state.options);
+    [paths(&train, state.written[0]), paths(&val, state.written[1])]
 }
 
 /// Does the job, or what is left of it. `progress` is told the bytes of input that are done.
@@ -201,16 +201,13 @@ fn make(job: &Job<'_>, progress: ScanProgress, batch_bytes: usize, save_every: D
         fs::remove_file(state_path(&job.out)).ok();
         return Err(Error::Input("the inputs hold no text; name files that do".into()));
     }
-    let mut made = [Vec::new(), Vec::new()];
-    for (i, files) in files.into_iter().enumerate() {
-        let (paths, total) = files.finish()?;
-        state.written[i] = Written { shards: paths.len() as u64, tokens: 0, total };
-        made[i] = paths;
+    for (written, files) in state.written.iter_mut().zip(files) {
+        *written = files.finish()?;
     }
     fault_point("tokenize.finished", 0, 0);
     state.is_finished = true;
     write_state(&state, &job.out)?;
-    Ok(Made { files: made, state, was_finished: false })
+    Ok(Made { files: files_of(&job.out, &state), state, was_finished: false })
 }
 
 /// Which side of the split a document is on: a function of its text alone.

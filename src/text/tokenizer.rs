@@ -2,7 +2,7 @@
 //!
 //! Must not know: files of text or tokens, what a document is.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use tiktoken_rs::CoreBPE;
 use tokenizers::Tokenizer as HuggingFace;
@@ -46,20 +46,20 @@ impl TextTokenizer {
     /// # Errors
     /// The file is missing or is no `tokenizer.json`; there is no such token.
     pub fn load(named: &Named, token: Option<&str>) -> Result<Self> {
-        let (kind, vocab_size, usual) = match named {
+        let (kind, vocab_size, usual, digest) = match named {
             Named::None => {
                 return Err(Error::Input("tokenizer none: say bytes, gpt2 or the path of a tokenizer.json".into()));
             }
-            Named::Bytes => (Kind::Bytes, 256, None),
+            Named::Bytes => (Kind::Bytes, 256, None, String::new()),
             Named::Gpt2 => {
                 let bpe = tiktoken_rs::r50k_base().map_err(|e| Error::Internal(format!("GPT-2's vocabulary: {e}")))?;
-                (Kind::Gpt2(Box::new(bpe)), 50257, Some(50256))
+                (Kind::Gpt2(Box::new(bpe)), 50257, Some(50256), String::new())
             }
             Named::File(path) => {
-                let file = load_file(Path::new(path))?;
+                let (file, digest) = load_file(Path::new(path))?;
                 let vocab_size = file.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1);
                 let usual = END_NAMES.iter().find_map(|name| file.token_to_id(name));
-                (Kind::File(Box::new(file)), vocab_size, usual)
+                (Kind::File(Box::new(file)), vocab_size, usual, digest)
             }
         };
         let name = named.name().to_string();
@@ -73,13 +73,6 @@ impl TextTokenizer {
             (Some(token), _) => {
                 return Err(Error::Input(format!("the tokenizer {name} has no token {token:?}; leave it out")));
             }
-        };
-        let digest = match named {
-            Named::File(path) => {
-                let bytes = std::fs::read(path).map_err(|e| Error::Input(format!("cannot read {path}: {e}")))?;
-                format!("{:016x}", xxhash_rust::xxh3::xxh3_64(&bytes))
-            }
-            _ => String::new(),
         };
         Ok(TextTokenizer { kind, name, digest, vocab_size, document_token })
     }
@@ -126,15 +119,12 @@ impl TextTokenizer {
     /// The bytes that tokens stand for; `bytes` and `gpt2` give back exactly what was encoded. Tokens outside the vocabulary
     /// (padding of a model's vocabulary) show as U+FFFD.
     pub fn decode(&self, tokens: &[u32]) -> Vec<u8> {
-        let one = |&token: &u32| match &self.kind {
-            Kind::Bytes => u8::try_from(token).ok().map(|b| vec![b]),
-            Kind::Gpt2(bpe) => bpe.decode_bytes(&[token]).ok(),
-            Kind::File(_) => None,
+        let one_by_one = |bytes_of: &dyn Fn(u32) -> Option<Vec<u8>>| -> Vec<u8> {
+            tokens.iter().flat_map(|&token| bytes_of(token).unwrap_or_else(|| "\u{fffd}".into())).collect()
         };
         match &self.kind {
-            Kind::Bytes | Kind::Gpt2(_) => {
-                tokens.iter().flat_map(|t| one(t).unwrap_or_else(|| "\u{fffd}".into())).collect()
-            }
+            Kind::Bytes => one_by_one(&|token| u8::try_from(token).ok().map(|b| vec![b])),
+            Kind::Gpt2(bpe) => one_by_one(&|token| bpe.decode_bytes(&[token]).ok()),
             Kind::File(file) => file.decode(tokens, false).unwrap_or_else(|_| "\u{fffd}".into()).into_bytes(),
         }
     }
@@ -157,16 +147,18 @@ impl TextTokenizer {
     }
 }
 
-fn load_file(path: &Path) -> Result<HuggingFace> {
+/// A `tokenizer.json`, and the digest of its bytes.
+fn load_file(path: &Path) -> Result<(HuggingFace, String)> {
     let no = |why: String| Error::Input(format!("{}: {why}", path.display()));
     if !path.is_file() {
         return Err(no("no such file; the tokenizer.json of a model would do".into()));
     }
-    let mut file = HuggingFace::from_file(PathBuf::from(path)).map_err(|e| no(format!("not a tokenizer.json: {e}")))?;
+    let bytes = std::fs::read(path).map_err(|e| no(format!("cannot be read: {e}")))?;
+    let mut file = HuggingFace::from_bytes(&bytes).map_err(|e| no(format!("not a tokenizer.json: {e}")))?;
     // What is cut or filled up for a model's inputs is not the text.
     file.with_truncation(None).map_err(|e| no(e.to_string()))?;
     file.with_padding(None);
-    Ok(file)
+    Ok((file, format!("{:016x}", xxhash_rust::xxh3::xxh3_64(&bytes))))
 }
 
 fn as_utf8(text: &[u8]) -> std::result::Result<&str, TextFault> {

@@ -7,6 +7,7 @@
 
 use crate::config::Locking;
 use crate::error::{Error, Result};
+use crate::telemetry::time_limit::job_id;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, TryLockError};
 use std::io::{Read, Seek, Write};
@@ -35,7 +36,7 @@ pub struct Holder {
 impl Holder {
     /// This process, on `host`.
     pub fn this(host: &str) -> Self {
-        let job = ["SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"].iter().find_map(|name| std::env::var(name).ok());
+        let job = job_id(&|name: &str| std::env::var(name).ok());
         Holder { host: host.into(), pid: std::process::id(), job }
     }
 }

@@ -198,7 +198,7 @@ pub fn restore<B: Backend>(stepper: &mut Stepper<'_, B>, deck: &Deck, source: &S
     all_or_none(stepper.comm, read)?;
     make_whole(stepper)?;
     if stepper.comm.rank() == 0 {
-        let is_imported = manifest.step == 0 && manifest.data_digest.is_empty();
+        let is_imported = is_imported(&manifest);
         if manifest.data_digest != source.digest && !is_imported {
             log::warn!("the data are not those the checkpoint was trained on; data.allow_changed lets the run go on");
         }
@@ -229,11 +229,15 @@ fn restore_slices<B: Backend>(stepper: &mut Stepper<'_, B>, reader: &mut Reader)
     Ok(())
 }
 
+/// Weights that no run of this program has trained yet: \[Note: imported\] in hf/import.rs.
+fn is_imported(manifest: &Manifest) -> bool {
+    manifest.step == 0 && manifest.data_digest.is_empty()
+}
+
 /// The checkpoint is of this model and, unless the deck allows otherwise, of these data.
 fn check_fits(dir: &Path, manifest: &Manifest, spec: &ModelSpec, deck: &Deck, data_digest: &str) -> Result<()> {
     let mut faults = unlike(manifest, spec);
-    // [Note: imported] in hf/import.rs: weights that no run of this program has trained yet.
-    let is_imported = manifest.step == 0 && manifest.data_digest.is_empty();
+    let is_imported = is_imported(manifest);
     // From one to the other is a change of the deck or of the rank count, and no fault.
     if ![IN_ORDER, BY_NCCL].contains(&manifest.reduction_order.as_str()) {
         faults.push(format!(
