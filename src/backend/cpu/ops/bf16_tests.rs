@@ -9,7 +9,7 @@ use crate::backend::buffer::Buf;
 use crate::backend::cpu::CpuDevice;
 use crate::backend::cpu::element::Element;
 use crate::backend::cpu::host::test_memory::{buf_f32, buf_of, buf_u32, read};
-use crate::backend::cpu::reference;
+use crate::backend::reference;
 use crate::backend::ops::{AdamwStep, AttentionShape, LinearShape};
 use crate::backend::{Device, Ops};
 use crate::dtype::DType::{self, Bf16, F32};
