@@ -11,7 +11,7 @@ CARGO = . scripts/env.sh && cargo
 # Private items are documented too, so links to them lead somewhere.
 DOC_LINT = -D warnings -A rustdoc::private-intra-doc-links
 
-.PHONY: help setup setup-test build run test test-slurm test-slurm-slow slurm-lint lint doc clean
+.PHONY: help setup setup-test build run test test-slow test-perfetto test-slurm test-slurm-slow test-cuda-orders slurm-lint lint doc clean
 
 help: ## what can be made, and what this machine has
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,8 +20,10 @@ help: ## what can be made, and what this machine has
 setup: ## install what building and running need (Debian, Ubuntu); nothing if all is there
 	@scripts/deps.sh install
 
-setup-test: ## the same, and what the tests need: Slurm, shellcheck, h5dump
+setup-test: ## the same, and what the tests need: Slurm, shellcheck, h5dump, and from PyPI nvcc and NCCL (no GPU)
 	@scripts/deps.sh install test
+	@scripts/cuda_compiler.sh
+	@scripts/nccl_library.sh
 
 build: setup ## target/release/zero3
 	$(CARGO) build --release
@@ -32,11 +34,20 @@ run: build ## train inputs/tiny.toml: make run NP=3 ARGS="train.steps=500 optim.
 test: setup-test ## every test: units, documents, many ranks under mpirun, a two-node Slurm
 	$(CARGO) test --no-fail-fast
 
+test-slow: setup-test ## the test that takes minutes: fifty kills
+	$(CARGO) test --test kill_rounds -- --ignored --nocapture
+
+test-perfetto: build ## Perfetto's own trace processor reads a trace; fetches it from PyPI and the network (PERFETTO_BINARY: none of the latter)
+	tests/perfetto/run.sh
+
 test-slurm: setup-test ## the tests on Slurm alone
 	$(CARGO) test --test slurm
 
 test-slurm-slow: setup-test ## the Slurm test that needs minutes and an idle machine: a node that goes down
 	$(CARGO) test --test slurm -- --ignored
+
+test-cuda-orders: setup-test ## the CUDA path on doubles: 1 to 5 ranks in 22 orders of streams, some minutes
+	$(CARGO) test --test cuda_doubles -- --ignored
 
 slurm-lint: setup-test ## sbatch --test-only of every script, on the test cluster; with SLURM_CONF or on a cluster: on that one
 	tests/slurm/lint.sh
@@ -45,7 +56,7 @@ lint: setup-test ## rustfmt, clippy, rustdoc and shellcheck, warnings refused
 	$(CARGO) fmt --check
 	$(CARGO) clippy --all-targets -- -D warnings
 	. scripts/env.sh && RUSTDOCFLAGS="$(DOC_LINT)" cargo doc --no-deps --document-private-items
-	shellcheck -x scripts/*.sh tests/slurm/*.sh slurm/*.sbatch slurm/*.sh .ci/run
+	shellcheck -x scripts/*.sh fuzz/run.sh tests/slurm/*.sh tests/perfetto/*.sh slurm/*.sbatch slurm/*.sh .ci/run
 
 doc: setup ## the documents of the sources: target/doc/zero3/index.html
 	$(CARGO) doc --no-deps --document-private-items

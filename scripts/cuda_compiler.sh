@@ -20,8 +20,7 @@ complete() {
 cannot_fetch() {
     cat >&2 <<TEXT
 scripts/cuda_compiler.sh: the tests of the CUDA kernels need nvcc $release, and it could not be fetched from PyPI: $1
-The line was: pip install --no-deps --target $toolkit ${packages[*]/%/==$release.*}
-Where PyPI is out of reach, run that line where it is not, and copy $toolkit here.
+Where PyPI is out of reach, run this script where it is not, and copy its target/cuda-toolkit to $toolkit.
 TEXT
     exit 1
 }
@@ -43,7 +42,7 @@ fetch() {
     pip=$(pip_command) || cannot_fetch "python3 has neither pip nor venv (Debian: apt-get install python3-venv)"
     echo "+ fetching nvcc $release into $toolkit"
     # shellcheck disable=SC2086 # a list of words
-    $pip install --quiet --disable-pip-version-check --no-deps --target "$fresh" "${packages[@]/%/==$release.*}" ||
+    PIP_ROOT_USER_ACTION=ignore $pip install --quiet --disable-pip-version-check --no-deps --target "$fresh" "${packages[@]/%/==$release.*}" ||
         cannot_fetch "pip failed, see above"
     # Wheels keep the libraries in lib, nvcc looks in lib64; a wheel has no file modes worth trusting.
     chmod +x "$fresh"/nvidia/cu13/bin/* "$fresh"/nvidia/cu13/nvvm/bin/*

@@ -23,6 +23,10 @@ clippy|test|
 shellcheck|test|shellcheck
 h5dump|test|hdf5-tools
 slurm|test|slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge libpmi2-0
+g++|test|g++
+pip|test|python3 python3-venv
+nvcc|wheel|scripts/cuda_compiler.sh
+nccl|wheel|scripts/nccl_library.sh
 python3|option|python3"
 
 least_rust=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
@@ -61,6 +65,12 @@ version_of() {
     shellcheck) shellcheck --version | first_number ;;
     h5dump) h5dump --version | first_number ;;
     slurm) every_command slurmd sbatch srun munged unshare && slurmctld -V | first_number ;;
+    g++) g++ -dumpfullversion ;;
+    pip) python3 -c 'import pip; print(pip.__version__)' || python3 -c 'import ensurepip; print(ensurepip.version())' ;;
+    nvcc)
+        v=$(scripts/cuda_compiler.sh where) && "$v/bin/nvcc" --version | first_number
+        ;;
+    nccl) scripts/nccl_library.sh where >/dev/null && cat "${CARGO_TARGET_DIR:-target}/nccl/release" ;;
     python3) python3 --version | first_number ;;
     esac
 } 2>/dev/null
@@ -70,6 +80,7 @@ show() {
     while IFS='|' read -r name need packages; do
         note=""
         [ "$need" = test ] && note=" (make lint, make test)"
+        [ "$need" = wheel ] && note=" (make test)"
         [ "$need" = option ] && note=" (optional)"
         if version=$(version_of "$name"); then
             printf '  ✓ %-11s %s%s\n' "$name" "$version" "$note"

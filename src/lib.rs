@@ -5,7 +5,7 @@
 //! | layer | modules | knows |
 //! | --- | --- | --- |
 //! | L0 | [`error`], [`dtype`], [`params`], [`exact_sum`], [`test_hooks`] | nothing above |
-//! | L1 | [`config`], [`plan`], [`telemetry`], [`data`] | decks, pure plans, counters, token files |
+//! | L1 | [`config`], [`plan`], [`telemetry`], [`data`], [`text`] | decks, pure plans, counters, token files, text |
 //! | L2 | [`backend`], [`checkpoint`] | devices and MPI; HDF5 and host slices |
 //! | L3 | [`model`], [`zero`] | transformer math; shards, gathers, reductions (neither knows the other) |
 //! | L4 | [`optim`] | AdamW, clipping, schedule |
@@ -29,5 +29,6 @@ pub mod plan;
 pub mod report;
 pub mod telemetry;
 pub mod test_hooks;
+pub mod text;
 pub mod train;
 pub mod zero;

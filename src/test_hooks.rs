@@ -9,26 +9,73 @@
 //! | `ZERO3_TEST_LIST_WAITS=FILE` | each place where a CUDA stream is made to wait for another is written to the file, once: `SOURCE:LINE QUEUE` |
 //! | `ZERO3_TEST_SKIP_WAIT=PLACE` | the waits of that place, as the list has it, are left out |
 //!
-//! Points, in the order of a save: `step` (before it); `prepare.cleaned`, `prepare.made`; `save.begin`; `write.structure`, `write.half`,
-//! `write.values` (before the fsync), `write.synced`; `save.written`; `save.commit`; `master.written`; `commit.checked`,
-//! `commit.manifest` (before its fsync), `commit.synced`, `commit.aside` (re-saves only), `commit.renamed`, `latest.made`, `latest.moved`,
-//! `commit.done`; of each deletion, with the step that is deleted: `doom.renamed`, `doom.half`, `doom.done`; `save.done`. What rank 0
-//! alone does has the rank 0.
+//! Points are those of a save, [`SAVE_POINTS`], and [`OTHER_POINTS`]. What rank 0 alone does has the rank 0. Several faults are
+//! separated by commas.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::io;
 use std::panic::Location;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
+/// Who passes a point of a save.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Passes {
+    /// Every rank.
+    EachRank,
+    /// Rank 0.
+    Rank0,
+    /// Rank 0, where it saves a step anew that is there already.
+    Rank0Again,
+    /// Rank 0, with the step that is deleted.
+    Rank0Deleting,
+}
+
+/// The points of a save, in its order. Tests kill at each of them, so a new one is tested from the start.
+pub const SAVE_POINTS: [(&str, Passes); 22] = [
+    ("prepare.cleaned", Passes::Rank0),
+    ("prepare.made", Passes::Rank0),
+    ("save.begin", Passes::EachRank),
+    ("write.structure", Passes::EachRank),
+    ("write.half", Passes::EachRank),
+    ("write.values", Passes::EachRank),
+    ("write.synced", Passes::EachRank),
+    ("save.written", Passes::EachRank),
+    ("save.commit", Passes::EachRank),
+    ("master.written", Passes::Rank0),
+    ("commit.checked", Passes::Rank0),
+    ("commit.manifest", Passes::Rank0),
+    ("commit.synced", Passes::Rank0),
+    ("commit.aside", Passes::Rank0Again),
+    ("commit.renamed", Passes::Rank0),
+    ("latest.made", Passes::Rank0),
+    ("latest.moved", Passes::Rank0),
+    ("commit.done", Passes::Rank0),
+    ("doom.renamed", Passes::Rank0Deleting),
+    ("doom.half", Passes::Rank0Deleting),
+    ("doom.done", Passes::Rank0Deleting),
+    ("save.done", Passes::EachRank),
+];
+
+/// Points that are none of a save: before the deck is read, before the data are read, before a training step, before MPI
+/// ends; after a batch of tokens was written, and after the last one.
+pub const OTHER_POINTS: [&str; 6] = ["deck", "scan", "step", "leave", "tokenize.batch", "tokenize.finished"];
+
 /// The kind of fault asked for here, if one is.
 fn fault_here(point: &str, rank: usize, step: u64) -> Option<&'static str> {
-    static FAULT: OnceLock<Option<String>> = OnceLock::new();
-    let fault = FAULT.get_or_init(|| std::env::var("ZERO3_TEST_FAULT").ok()).as_ref()?;
-    let (kind, place) = fault.split_once('@')?;
-    let here = place == format!("{point}:{rank}:{step}") || place == format!("{point}:*:{step}");
-    here.then_some(kind)
+    static FAULTS: OnceLock<Option<String>> = OnceLock::new();
+    debug_assert!(
+        OTHER_POINTS.contains(&point) || SAVE_POINTS.iter().any(|(name, _)| *name == point),
+        "{point} is not listed"
+    );
+    let faults = FAULTS.get_or_init(|| std::env::var("ZERO3_TEST_FAULT").ok()).as_ref()?;
+    faults.split(',').find_map(|fault| {
+        let (kind, place) = fault.split_once('@')?;
+        let here = place == format!("{point}:{rank}:{step}") || place == format!("{point}:*:{step}");
+        here.then_some(kind)
+    })
 }
 
 /// The same where a file is written: the fault may also be an error of the operating system.
@@ -72,11 +119,20 @@ pub fn max_message_numel() -> Option<usize> {
     number_from("ZERO3_TEST_MAX_MESSAGE_NUMEL").filter(|&n| n > 0)
 }
 
-/// Whether this rank's arithmetic of this attempt is to be spoilt.
-pub fn spoils(rank: usize, attempt: u64) -> bool {
+/// The attempt that is under way, counted from 0.
+static ATTEMPT: AtomicU64 = AtomicU64::new(0);
+
+/// A step is tried.
+pub fn begin_attempt(attempt: u64) {
+    ATTEMPT.store(attempt, Ordering::Relaxed);
+}
+
+/// `factor`, or NaN where this rank's arithmetic of this attempt is to be spoilt.
+pub fn spoilt(rank: usize, factor: f32) -> f32 {
     static SPOIL: OnceLock<Option<String>> = OnceLock::new();
-    let spoil = SPOIL.get_or_init(|| std::env::var("ZERO3_TEST_SPOIL").ok());
-    spoil.as_ref().is_some_and(|spoil| spoil.split(',').any(|one| *one == format!("{rank}:{attempt}")))
+    let Some(spoil) = SPOIL.get_or_init(|| std::env::var("ZERO3_TEST_SPOIL").ok()) else { return factor };
+    let here = format!("{rank}:{}", ATTEMPT.load(Ordering::Relaxed));
+    if spoil.split(',').any(|one| one == here) { f32::NAN } else { factor }
 }
 
 /// Whether the wait of `queue` that stands at `place` is to be left out. Lists the place where a test asks for the list.

@@ -75,11 +75,7 @@ fn all_faults_of_a_deck_are_said_at_once_on_three_ranks() {
 
 #[test]
 fn knobs_of_a_later_release_are_refused_with_that_word() {
-    let knobs = [
-        ("run.backend=cuda", "\"auto\" or \"cpu\""),
-        ("data.format=llmc", "\"auto\""),
-        ("zero.deterministic=false", "true"),
-    ];
+    let knobs = [("run.backend=cuda", "\"auto\" or \"cpu\""), ("zero.deterministic=false", "true")];
     let words: Vec<&str> = knobs.iter().map(|(word, _)| *word).collect();
     let output = Case::tiny().train(2, "refused", &words).output().expect_code(2);
     let said = output.text();
@@ -166,6 +162,7 @@ fn wrong_words_on_the_command_line_are_refused_once_for_all_ranks() {
     );
 }
 
+/// Megatron-LM #2459: a token id beyond the vocabulary becomes a device assert.
 #[test]
 fn bad_data_is_found_before_step_0_with_file_offset_and_value() {
     let case = Case::tiny();
@@ -188,7 +185,21 @@ fn bad_data_is_found_before_step_0_with_file_offset_and_value() {
     assert!(std::process::Command::new("mkfifo").arg(case.path("pipe")).status().unwrap().success());
 
     let vocab = "model.vocab_size=100";
-    let faults: [(usize, &[&str], &[&str]); 16] = [
+    let header = |words: [u32; 3]| [u32s(&words), vec![0; 1012]].concat();
+    write("lies.bin", &[header([20_240_520, 1, 5000]), vec![0; 8000]].concat());
+    write("large.bin", &[header([20_240_520, 1, 4000]), vec![1; 8000]].concat());
+    let faults: [(usize, &[&str], &[&str]); 19] = [
+        (
+            2,
+            &["data.train=lies.bin", "data.format=llmc", vocab],
+            &["lies.bin says in its header (byte offset 8) that it holds 5000 tokens, and holds 4000"],
+        ),
+        (0, &["data.train=torn.bin", "data.format=llmc", vocab], &["torn.bin begins with 117901063 (byte offset 0)"]),
+        (
+            0,
+            &["data.train=large.bin", "data.format=llmc", vocab],
+            &["large.bin: token 0 (byte offset 1024) is 257, outside the vocabulary of 100 (4000 such tokens"],
+        ),
         (
             3,
             &["data.train=beyond.bin", vocab],
@@ -210,7 +221,11 @@ fn bad_data_is_found_before_step_0_with_file_offset_and_value() {
         (0, &["data.train=["], &["[ is not a glob"]),
         (0, &["data.train=loop.txt"], &["cannot read loop.txt"]),
         (2, &["data.train=pipe"], &["pipe is not a regular file"]),
-        (0, &["data.train=llmc.bin", vocab], &["llmc.bin begins with the header of an llm.c token file"]),
+        (
+            0,
+            &["data.train=llmc.bin", vocab],
+            &["llmc.bin begins with the header of an llm.c token file; say data.format = \"llmc\""],
+        ),
         (
             0,
             &["data.train=table.parquet"],
@@ -274,6 +289,7 @@ fn spoil(path: &Path, offset: usize) {
     fs::write(path, bytes).unwrap();
 }
 
+/// TOSCA #33: a truncated checkpoint hung each queued job for its whole time limit.
 #[test]
 fn a_bad_checkpoint_is_refused_and_an_older_one_is_named() {
     let case = Case::tiny();
@@ -323,6 +339,7 @@ fn a_bad_checkpoint_is_refused_and_an_older_one_is_named() {
     assert_eq!(output.text().matches("the data are not those").count(), 1, "{output}");
 }
 
+/// DeepSpeed #6691: a resume finds nothing and starts from scratch without a word.
 #[test]
 fn a_resume_from_nothing_is_an_error_never_a_fresh_start() {
     let case = Case::tiny();

@@ -7,6 +7,7 @@ use common::{Case, Output, Run, Steps, assert_same_curve};
 use std::path::Path;
 use std::time::{Duration, Instant};
 use zero3::checkpoint;
+use zero3::test_hooks::{Passes, SAVE_POINTS};
 
 /// Four steps on two ranks, saved after 2 and 4, the older one deleted; async or not.
 fn train(case: &Case, run: &str, words: &[&str]) -> Run {
@@ -51,45 +52,61 @@ fn dies_and_goes_on(case: &Case, reference: &Steps, place: &str, words: &[&str],
 }
 
 /// Every point up to the commit: the older checkpoint is what counts.
+/// Every point of a save that the program has, from its own list: a point without a test cannot be.
 #[test]
-fn death_of_a_rank_before_the_commit_leaves_the_older_checkpoint() {
+fn death_of_a_rank_at_any_point_of_a_save_leaves_the_older_checkpoint_or_the_new_one() {
     let case = Case::tiny();
     let reference = undisturbed(&case);
-    for place in [
-        "prepare.cleaned:0:4",
-        "prepare.made:0:4",
-        "save.begin:1:4",
-        "write.structure:0:4",
-        "write.half:1:4",
-        "write.values:0:4",
-        "write.synced:1:4",
-        "save.written:0:4",
-        "save.commit:0:4",
-        "master.written:0:4",
-        "commit.checked:0:4",
-        "commit.manifest:0:4",
-        "commit.synced:0:4",
-    ] {
-        dies_and_goes_on(&case, &reference, place, &[], 2);
+    let committed = SAVE_POINTS.iter().position(|(name, _)| *name == "commit.renamed").expect("a save is committed");
+    for (i, (name, passes)) in SAVE_POINTS.into_iter().enumerate() {
+        let newest_step = if i < committed { 2 } else { 4 };
+        let ranks: &[usize] = if passes == Passes::EachRank { &[0, 1] } else { &[0] };
+        for rank in ranks {
+            match passes {
+                Passes::EachRank | Passes::Rank0 => {
+                    // Rank 0 may have committed before the death of the other one reaches it.
+                    if (name, *rank) != ("save.commit", 1) {
+                        dies_and_goes_on(&case, &reference, &format!("{name}:{rank}:4"), &[], newest_step);
+                    }
+                }
+                Passes::Rank0Deleting => dies_and_goes_on(&case, &reference, &format!("{name}:0:2"), &[], newest_step),
+                Passes::Rank0Again => dies_in_a_re_save(&case, &reference, name),
+            }
+        }
     }
 }
 
-#[test]
-fn death_of_a_rank_after_the_commit_leaves_the_new_checkpoint() {
-    let case = Case::tiny();
-    let reference = undisturbed(&case);
-    for place in [
-        "commit.renamed:0:4",
-        "latest.made:0:4",
-        "latest.moved:0:4",
-        "commit.done:0:4",
-        "doom.renamed:0:2",
-        "doom.half:0:2",
-        "doom.done:0:2",
-        "save.done:0:4",
-    ] {
-        dies_and_goes_on(&case, &reference, place, &[], 4);
+/// A run saves step 4 where a checkpoint of step 4 has come to be behind its back: the other one steps aside, and is what is left.
+fn dies_in_a_re_save(case: &Case, reference: &Steps, point: &str) {
+    let run_dir = case.path(point);
+    let fault = format!("slow@step:0:4,slow@step:1:4,kill@{point}:0:4");
+    let running = train(case, point, &[]).env("ZERO3_TEST_FAULT", fault).start();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !checkpoint::step_dir(&run_dir, 2).exists() {
+        assert!(Instant::now() < deadline, "no checkpoint of step 2");
+        std::thread::sleep(Duration::from_millis(2));
     }
+    // All of it under another name first, so that it is there at once.
+    let (from, to) = (checkpoint::step_dir(&case.path("undisturbed"), 4), checkpoint::step_dir(&run_dir, 4));
+    let on_the_way = run_dir.join("on_the_way");
+    std::fs::create_dir(&on_the_way).unwrap();
+    for entry in std::fs::read_dir(from).unwrap().map(|entry| entry.unwrap()) {
+        std::fs::copy(entry.path(), on_the_way.join(entry.file_name())).unwrap();
+    }
+    std::fs::rename(on_the_way, &to).unwrap();
+    let died = running.output();
+    assert_ne!(died.code, 0, "nothing was killed at {point}\n{died}");
+    assert!(!to.exists() && to.with_extension("replaced").exists(), "it stepped aside\n{died}");
+    let (step, dir) = checkpoint::newest(&run_dir).unwrap().expect("a checkpoint");
+    assert_eq!(step, 4);
+    assert!(checkpoint::verify(&dir, &|_| ()).unwrap().damage.is_empty());
+    // It counts, and a longer run goes on from it.
+    train(case, point, &["train.steps=6", "optim.decay_steps=4"])
+        .output()
+        .expect_success()
+        .expect_text("restored step 4");
+    let first: Vec<String> = Steps::read(&run_dir).column("loss")[..4].iter().map(|loss| loss.to_string()).collect();
+    assert_eq!(first, reference.column("loss"));
 }
 
 #[test]

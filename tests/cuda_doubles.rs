@@ -6,8 +6,12 @@
 
 mod common;
 
-use common::cuda;
+use common::state::{State, assert_same_state};
+use common::{Case, Steps, assert_same_curve, cuda, summary};
+use std::collections::BTreeSet;
+use std::fs;
 use std::process::{Command, Output};
+use zero3::checkpoint::step_dir;
 
 /// Runs one case of the doubles' own test.
 fn self_test(case: &str, env: &[(&str, &str)]) -> Output {
@@ -24,6 +28,7 @@ fn the_doubles_do_what_the_tests_rely_on() {
         "copies_happen_in_their_time",
         "events_tell_the_time_of_execution",
         "kernels_run",
+        "sources_are_known",
         "products_are_right",
         "careless_products_are_refused",
         "collectives_give_the_right_numbers",
@@ -64,4 +69,235 @@ fn a_missing_wait_is_a_wrong_number_in_some_order_and_a_wait_a_right_one_in_ever
         assert_ne!(outcomes[0], outcomes[1], "{case}: {outcomes:?}");
         assert!(outcomes[2..].contains(&Some(0)) && outcomes[2..].contains(&Some(3)), "{case}: {outcomes:?}");
     }
+}
+
+/// Of every run on CUDA here: shorter than the tiny deck, gradients added in one order.
+const CUDA: [&str; 4] = ["run.backend=cuda", "zero.deterministic=true", "train.steps=3", "train.eval_every=3"];
+
+/// What a run left.
+struct Trained {
+    steps: Steps,
+    state: State,
+}
+
+impl Trained {
+    #[track_caller]
+    fn read(case: &Case, run: &str) -> Self {
+        let dir = case.path(run);
+        // Bytes of the real calls, and peaks of memory, against the plan; on every rank and at every step.
+        assert_eq!(summary(&dir)["steps_off_plan"], 0, "{run}: {:#}", summary(&dir));
+        let steps = Steps::read(&dir);
+        let last = *steps.numbers("step").last().expect("a step") as u64;
+        Trained { steps, state: State::read(&dir, last) }
+    }
+}
+
+/// Trains on doubles into a run directory named after the run.
+#[track_caller]
+fn train(case: &Case, n_ranks: usize, order: &str, words: &[&str]) -> Trained {
+    let run = format!("cuda_{n_ranks}_{order} {}", words.join(" ")).replace('/', "_");
+    let all: Vec<&str> = CUDA.iter().chain(words).copied().collect();
+    case.train(n_ranks, &run, &all).on_doubles(n_ranks, order).output().expect_success();
+    Trained::read(case, &run)
+}
+
+/// The same deck on the CPU.
+#[track_caller]
+fn train_on_cpu(case: &Case, words: &[&str]) -> Trained {
+    let run = format!("cpu {}", words.join(" ")).replace('/', "_");
+    let cpu = CUDA.iter().map(|&word| if word == "run.backend=cuda" { "run.backend=cpu" } else { word });
+    let all: Vec<&str> = cpu.chain(words.iter().copied()).collect();
+    case.train(1, &run, &all).output().expect_success();
+    Trained::read(case, &run)
+}
+
+#[track_caller]
+fn assert_same(one: &Trained, other: &Trained) {
+    assert_same_curve(&one.steps, &other.steps);
+    assert_same_state(&one.state, &other.state);
+}
+
+/// Losses and norms of two runs differ by no more than `tolerance`, relatively.
+#[track_caller]
+fn assert_near(one: &Trained, other: &Trained, tolerance: f64) {
+    for column in ["loss", "grad_norm"] {
+        let pairs = one.steps.numbers(column).into_iter().zip(other.steps.numbers(column));
+        let worst = pairs.map(|(a, b)| (a - b).abs() / b.abs()).fold(0.0, f64::max);
+        assert!(worst <= tolerance, "{column}: worst relative difference {worst:e}, allowed {tolerance:e}");
+    }
+}
+
+/// The same numbers in another order of sums: a few units in the last place of f32 in the first loss. Steps make more of
+/// it: where a gradient is almost nothing, AdamW divides noise by noise.
+const F32_TOLERANCE: f64 = 1e-4;
+/// bf16 has 8 bits, and kernels round at other places than the CPU's.
+const BF16_TOLERANCE: f64 = 2e-2;
+
+#[test]
+fn one_two_and_four_ranks_in_every_order_of_streams_give_the_same_bits() {
+    let case = Case::tiny();
+    let first = train(&case, 1, "demand", &[]);
+    assert_near(&first, &train_on_cpu(&case, &[]), F32_TOLERANCE);
+    for n_ranks in [1, 2, 4] {
+        for order in cuda::orders(if n_ranks == 2 { 20 } else { 4 }) {
+            assert_same(&first, &train(&case, n_ranks, &order, &[]));
+        }
+    }
+}
+
+#[test]
+#[ignore = "minutes: every rank count in every order (make test-cuda-orders)"]
+fn every_rank_count_in_every_order_of_streams_gives_the_same_bits() {
+    let case = Case::tiny();
+    for words in [&[][..], &["zero.param_dtype=bf16"]] {
+        let first = train(&case, 1, "demand", words);
+        for n_ranks in [1, 2, 3, 4, 5] {
+            for order in cuda::orders(20) {
+                assert_same(&first, &train(&case, n_ranks, &order, words));
+            }
+        }
+    }
+}
+
+#[test]
+fn bf16_has_the_same_bits_on_one_two_and_four_ranks_and_is_near_the_cpu() {
+    let case = Case::tiny();
+    let bf16 = ["zero.param_dtype=bf16", "zero.grad_dtype=bf16", "zero.reduce_dtype=bf16"];
+    let first = train(&case, 1, "demand", &bf16);
+    assert_near(&first, &train_on_cpu(&case, &bf16), BF16_TOLERANCE);
+    for (n_ranks, order) in [(1, "1"), (2, "others"), (2, "2"), (4, "demand"), (4, "3")] {
+        assert_same(&first, &train(&case, n_ranks, order, &bf16));
+    }
+    // Wide enough for what only multiples of 8 have: GELU with the product, whole vectors.
+    let wide = [&bf16[..], &["model.d_model=32"]].concat();
+    let first = train(&case, 1, "others", &wide);
+    assert_near(&first, &train_on_cpu(&case, &wide), BF16_TOLERANCE);
+    assert_same(&first, &train(&case, 2, "4", &wide));
+}
+
+#[test]
+fn stages_and_knobs_move_other_bytes_to_the_same_bits() {
+    let case = Case::tiny();
+    let first = train(&case, 1, "demand", &[]);
+    let knobs: [(&[&str], usize, &str); 10] = [
+        (&["zero.stage=0"], 2, "1"),
+        (&["zero.stage=1"], 3, "2"),
+        (&["zero.stage=2"], 2, "3"),
+        (&["zero.stage=2"], 4, "others"),
+        (&["zero.overlap=false"], 2, "4"),
+        (&["zero.activation_checkpointing=all"], 2, "5"),
+        (&["zero.activation_checkpointing=every:2", "zero.prefetch_units=0"], 3, "6"),
+        (&["zero.prefetch_units=3", "zero.release_after_forward=false"], 2, "7"),
+        (&["zero.gather_bucket_bytes=4096", "zero.reduce_bucket_bytes=4096"], 4, "8"),
+        (&["zero.persistence_threshold_bytes=300"], 2, "others"),
+    ];
+    for (words, n_ranks, order) in knobs {
+        assert_same(&first, &train(&case, n_ranks, order, words));
+    }
+}
+
+#[test]
+fn a_lone_rank_runs_all_stages() {
+    let case = Case::tiny();
+    let first = train(&case, 1, "others", &[]);
+    for stage in ["zero.stage=0", "zero.stage=1", "zero.stage=2"] {
+        assert_same(&first, &train(&case, 1, "9", &[stage]));
+    }
+}
+
+#[test]
+fn nccls_own_sum_is_near_the_ordered_one() {
+    let case = Case::tiny();
+    let ordered = train(&case, 1, "demand", &[]);
+    // 4 ranks and 6 micro-batches: two ranks have none at the end, and add zeros.
+    for (n_ranks, order) in [(2, "demand"), (2, "1"), (4, "others"), (4, "2")] {
+        let near = train(&case, n_ranks, order, &["zero.deterministic=false"]);
+        assert_near(&near, &ordered, F32_TOLERANCE);
+    }
+}
+
+/// The run as one that ended after `step` left it.
+fn copy_as_of(case: &Case, from: &str, to: &str, step: u64) {
+    let (from, to) = (step_dir(&case.path(from), step), step_dir(&case.path(to), step));
+    fs::create_dir_all(&to).expect("a temporary directory");
+    for entry in fs::read_dir(from).expect("a checkpoint") {
+        let entry = entry.expect("an entry");
+        fs::copy(entry.path(), to.join(entry.file_name())).expect("a file that can be copied");
+    }
+}
+
+#[test]
+fn checkpoints_of_one_backend_go_on_with_the_other() {
+    let case = Case::tiny();
+    let save_all = ["checkpoint.every=1", "checkpoint.keep_last=0"];
+    let (cuda, cpu) = (train(&case, 2, "1", &save_all), train_on_cpu(&case, &save_all));
+    let run_of = |backend: &str| match backend {
+        "cuda" => format!("cuda_2_1 {}", save_all.join(" ")),
+        _ => format!("cpu {}", save_all.join(" ")),
+    };
+    for (from, to, n_ranks) in [("cuda", "cpu", 3), ("cpu", "cuda", 3), ("cuda", "cuda", 4)] {
+        let run = format!("from {from} to {to}");
+        copy_as_of(&case, &run_of(from), &run, 2);
+        let backend = format!("run.backend={to}");
+        let words: Vec<&str> = CUDA[1..].iter().copied().chain([&backend[..]]).chain(save_all).collect();
+        case.train(n_ranks, &run, &words).on_doubles(n_ranks, "2").output().expect_success();
+        let state = State::read(&case.path(&run), 3);
+        let steps = Steps::read(&case.path(&run));
+        assert_eq!(steps.column("step"), ["3"], "{run}");
+        let loss = steps.numbers("loss")[0];
+        let whole = if to == "cuda" { &cuda } else { &cpu };
+        let expected = whole.steps.numbers("loss")[2];
+        assert!((loss - expected).abs() <= F32_TOLERANCE * expected, "{run}: loss {loss}, without a break {expected}");
+        if from == to {
+            assert_same_state(&state, &whole.state);
+        }
+    }
+}
+
+/// Decks that between them need every wait: one that gathers again after the update does so from what the update wrote.
+const NEEDING_WAITS: [&str; 2] = ["zero.stage=3", "zero.stage=2"];
+
+/// A wait that orders nothing which its stream does not order anyway.
+fn is_redundant(place: &str) -> bool {
+    // A region is given back when the compute stream has come past its last use; later work there comes after that.
+    place.starts_with("src/backend/memory.rs:") && place.ends_with(" Compute")
+}
+
+#[test]
+fn each_wait_between_streams_is_missed_where_it_is_left_out() {
+    let case = Case::tiny();
+    let n_ranks = 2;
+    let whole = NEEDING_WAITS.map(|stage| train(&case, n_ranks, "demand", &[stage]));
+    let run = |name: &str, order: &str, stage: &str| {
+        let words: Vec<&str> = CUDA.into_iter().chain([stage]).collect();
+        case.train(n_ranks, name, &words).on_doubles(n_ranks, order)
+    };
+    let mut places = BTreeSet::new();
+    for stage in NEEDING_WAITS {
+        let list = case.path("waits");
+        run(&format!("listing {stage}"), "demand", stage).env("ZERO3_TEST_LIST_WAITS", &list).output().expect_success();
+        let text = fs::read_to_string(&list).expect("the program lists its waits");
+        places.extend(text.lines().map(String::from));
+    }
+    assert!(places.len() >= 5, "{places:?}");
+    let is_missed = |place: &str, order: &str| {
+        NEEDING_WAITS.iter().zip(&whole).any(|(stage, whole)| {
+            let name = format!("without {place} {order} {stage}").replace('/', "_");
+            let output = run(&name, order, stage).env("ZERO3_TEST_SKIP_WAIT", place).output();
+            output.code != 0 || {
+                let steps = Steps::read(&case.path(&name));
+                ["loss", "grad_norm", "val_loss"].iter().any(|name| steps.column(name) != whole.steps.column(name))
+            }
+        })
+    };
+    let mut kept_quiet = Vec::new();
+    for place in &places {
+        let orders = cuda::orders(if is_redundant(place) { 1 } else { 20 });
+        match orders.iter().find(|order| is_missed(place, order)) {
+            Some(_) => assert!(!is_redundant(place), "{place} is needed after all"),
+            None if is_redundant(place) => {}
+            None => kept_quiet.push(place),
+        }
+    }
+    assert!(kept_quiet.is_empty(), "no order of streams shows that these are missing: {kept_quiet:?}");
 }

@@ -110,6 +110,7 @@ fn every_sample_the_same(case: &Case) {
     fs::write(case.path("text.txt"), "sixteen letters.".repeat(1000)).unwrap();
 }
 
+/// DeepSpeed #8415, #8432: an overflow on one rank poisons the moments, or the schedule moves on while all is skipped.
 #[test]
 fn a_skipped_step_leaves_state_and_schedule_untouched_and_moves_on_in_the_data() {
     let case = Case::tiny();
@@ -144,6 +145,7 @@ fn the_data_position_after_a_skip_survives_a_resume_on_another_rank_count() {
     assert_same_state(&case.path("whole"), &case.path("run"));
 }
 
+/// DeepSpeed #8432: all steps are skipped in silence.
 #[test]
 fn too_many_skips_in_a_row_end_the_run_with_code_4() {
     let case = Case::tiny();
@@ -241,6 +243,33 @@ fn a_full_disk_ends_with_code_5_and_the_earlier_checkpoints_restore() {
 }
 
 #[test]
+fn a_run_directory_has_one_job_at_a_time_and_a_killed_one_leaves_no_lock() {
+    let case = Case::tiny();
+    let long = ["train.steps=100000", "checkpoint.every=100000", "train.eval_every=0", "log.every=0"];
+    let running = case.train(2, "run", &long).env("SLURM_JOB_ID", "41").start();
+    let pid = running.pid_of_rank(0);
+    let deadline = Instant::now() + SOON;
+    while !case.path("run/steps.csv").exists() {
+        assert!(Instant::now() < deadline, "no first step");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let refused = case.train(3, "run", &[]).env("SLURM_JOB_ID", "42").output().expect_code(2);
+    let who = format!("is in use by process {pid} on ");
+    for part in [&who, " (job 41): wait for its end, stop it, or set another run.dir"] {
+        assert_eq!(refused.text().matches(part).count(), 1, "{part:?} is not said once\n{refused}");
+    }
+    // Where the deck says so there is no lock to be refused by; that two jobs then share a directory is its author's affair.
+    case.train(1, "other", &["run.locking=off"]).output().expect_success();
+    assert!(!case.path("other/job.lock").exists());
+
+    common::Running::signal_pid(pid, "KILL");
+    expect_failure_soon(&running.output());
+    assert!(case.path("run/job.lock").exists(), "nobody could clear it away");
+    case.train(2, "run", &["train.steps=3"]).output().expect_success();
+    assert!(!case.path("run/job.lock").exists(), "an orderly end does");
+}
+
+#[test]
 fn a_read_only_run_directory_is_refused_at_once() {
     let case = Case::tiny();
     let disk = Tmpfs::mount(case.path("disk"), "ro");
@@ -285,8 +314,9 @@ fn a_rank_whose_write_fails_ends_the_job_and_loses_no_checkpoint() {
 fn a_job_that_asks_for_more_memory_than_there_is_says_so_once() {
     let case = Case::tiny();
     let words = ["model.d_model=60000", "model.n_layer=10", "model.n_head=1", "checkpoint.every=0"];
-    let output = case.train(2, "run", &words).output().expect_code(5);
+    let output = case.train(2, "run", &words).output().expect_code(2);
     assert_eq!(output.text().matches("for model and activations").count(), 1, "{output}");
+    assert!(output.text().contains("for the 2 ranks of this node, which has "), "{output}");
     assert!(output.text().contains("zero3 plan"), "what would do is said\n{output}");
     assert!(output.elapsed < SOON, "{output}");
 }

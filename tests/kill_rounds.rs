@@ -5,7 +5,7 @@
 mod common;
 
 use common::{Case, Running, Steps, assert_same_curve};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use zero3::checkpoint;
 
 /// Steps of the whole run: many more than the kills leave time for at once.
@@ -43,7 +43,14 @@ fn fifty_kills_at_random_moments_never_cost_the_last_checkpoint() {
         let mut words = common.to_vec();
         words.push(&async_save);
         let run = case.train(n_ranks, "run", &words).start();
-        // From before the restore to some tens of saves later.
+        // From before the restore to some tens of saves later. Not before MPI has started: Open MPI 4.1's launcher waits for ever
+        // for a rank that dies while it reports to it. Rank 0 signs the lock when all have met.
+        let signed = format!("\"pid\":{},", run.pid_of_rank(0));
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !std::fs::read_to_string(run_dir.join("job.lock")).is_ok_and(|text| text.contains(&signed)) {
+            assert!(Instant::now() < deadline, "round {round}: the ranks have not met");
+            std::thread::sleep(Duration::from_millis(1));
+        }
         let victim = draw(n_ranks as u64 + 1) as usize;
         let victims: Vec<usize> = (0..n_ranks).filter(|&rank| victim == n_ranks || rank == victim).collect();
         let pids: Vec<u32> = victims.iter().map(|&rank| run.pid_of_rank(rank)).collect();

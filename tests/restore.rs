@@ -135,6 +135,7 @@ fn saved_on_eight_ranks_goes_on_on_any_number() {
     saved_on(8);
 }
 
+/// DeepSpeed #2898, #3810: a checkpoint of one rank count is refused on another. torchtitan #811, #816: the data position is lost.
 #[test]
 fn a_run_that_changes_its_rank_count_at_every_step_is_the_same_run() {
     let case = Case::tiny();
@@ -151,6 +152,7 @@ fn a_run_that_changes_its_rank_count_at_every_step_is_the_same_run() {
     assert_rows(&moved, 4);
 }
 
+/// torchtitan #809: the loss jumps after a resume.
 #[test]
 fn twenty_steps_are_ten_and_ten() {
     let case = Case::tiny();
@@ -162,6 +164,7 @@ fn twenty_steps_are_ten_and_ten() {
     assert_same_state(&State::read(&case.path("twenty"), 20), &State::read(&case.path("ten"), 20));
 }
 
+/// DeepSpeed #3599: evaluation between training steps disturbs them.
 #[test]
 fn validation_does_not_disturb_training() {
     let case = Case::tiny();

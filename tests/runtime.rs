@@ -122,6 +122,7 @@ fn parameters_kept_from_forward_to_backward_move_less_and_hold_more() {
     assert!(kept.peak("gathered") > plain.peak("gathered"));
 }
 
+/// transformers #47254: recomputation in backward sees an empty tensor.
 #[test]
 fn recomputed_activations_hold_less_and_change_no_bit() {
     let case = Case::tiny();
@@ -206,6 +207,8 @@ fn smaller_gather_buckets_make_more_calls_with_the_same_bytes() {
     }
 }
 
+/// DeepSpeed #7804: overlap is on and the trace shows none.
+///
 /// Every collective is made to take 10 ms more than it would. Without overlap all of it is waited for; with it the
 /// reductions of backward run beside its gathers.
 #[test]
@@ -284,6 +287,7 @@ fn a_plan_over_the_budget_is_refused_with_a_change_that_fits() {
     dry_run(1000).expect_code(2).expect_text("no knob");
 }
 
+/// DeepSpeed #7670, #3025: parameters stay gathered after the loop. 500 steps: the ledger and the process are flat.
 #[test]
 fn a_running_job_answers_to_sigusr2_and_its_memory_is_flat() {
     let case = Case::tiny();

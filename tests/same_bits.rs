@@ -164,6 +164,7 @@ fn any_number_of_threads_gives_the_same_bits() {
     }
 }
 
+/// DeepSpeed #5545, #8061: overlap on and off give different losses.
 #[test]
 fn overlap_and_prefetch_give_the_same_bits() {
     let model = Model::tiny();
@@ -199,6 +200,7 @@ fn least_live_bytes(model: &Model, n_ranks: usize) -> u64 {
     }
 }
 
+/// DeepSpeed #7670, #3025: parameters stay gathered after their use.
 #[test]
 fn the_tightest_cap_on_gathered_bytes_gives_the_same_bits_and_holds() {
     let model = Model::tiny();

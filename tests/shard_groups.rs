@@ -137,5 +137,5 @@ fn rank(case_dir: &Path) {
     };
     let device = CpuDevice::new(1).expect("one thread");
     let exit = train::run::<Cpu>(&device, &comm, &job).unwrap_or_else(|e| panic!("world rank {world_rank}: {e}"));
-    assert_eq!(exit, Exit::Finished);
+    assert_eq!(exit.0, Exit::Finished);
 }

@@ -23,11 +23,17 @@ fn script(name: &str) -> PathBuf {
 
 impl Cluster {
     fn up(n_nodes: usize) -> Self {
+        Self::up_with_gpus(n_nodes, 0)
+    }
+
+    /// The same with so many GPUs on each node, as far as Slurm knows.
+    fn up_with_gpus(n_nodes: usize, n_gpus: usize) -> Self {
         let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
         // Under /tmp, because the paths of sockets must be short.
         let dir = tempfile::Builder::new().prefix("zero3-slurm-").tempdir_in("/tmp").expect("/tmp is writable").keep();
         let cluster = Cluster { dir, _one: one };
-        let up = Command::new(script("tests/slurm/up.sh")).arg(&cluster.dir).arg(n_nodes.to_string()).output();
+        let sizes = [n_nodes, n_gpus].map(|n| n.to_string());
+        let up = Command::new(script("tests/slurm/up.sh")).arg(&cluster.dir).args(sizes).output();
         let up = up.expect("bash runs tests/slurm/up.sh");
         assert!(up.status.success(), "no cluster: {}", String::from_utf8_lossy(&up.stderr));
         cluster
@@ -47,14 +53,20 @@ impl Cluster {
             .arg(format!("--output={}", case.path(&format!("{run}.out")).display()))
             .args(options)
             .arg(script(script_name))
+            .current_dir(case.path(""));
+        Self::environment(&mut command);
+        command
+    }
+
+    /// What jobs find in their environment.
+    fn environment(command: &mut Command) -> &mut Command {
+        command
             .env("ZERO3", env!("CARGO_BIN_EXE_zero3"))
             .env("ZERO3_SBATCH", script("slurm/zero3.sbatch"))
             // The nodes claim more cores than the machine has: without it ranks spin on cores that others need.
             .env("OMPI_MCA_mpi_yield_when_idle", "1")
             .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
             .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
-            .current_dir(case.path(""));
-        command
     }
 
     /// The words that make the case's deck train into `run`.
@@ -63,28 +75,56 @@ impl Cluster {
         own.into_iter().chain(words.iter().map(|word| word.to_string())).collect()
     }
 
-    /// Waits for a job and returns its exit code and what it printed.
-    fn ended(mut sbatch_wait: Command, case: &Case, run: &str) -> (i32, String) {
-        let job = sbatch_wait.output().expect("coreutils has timeout");
-        let log = std::fs::read_to_string(case.path(&format!("{run}.out"))).unwrap_or_default();
-        let client = String::from_utf8_lossy(&job.stderr);
-        assert_ne!(job.status.code(), Some(124), "the job did not end in time\n{client}\n{log}");
-        (job.status.code().expect("sbatch exits"), format!("{client}{log}"))
+    /// Runs `sbatch --parsable ...`, waits for the job (of an array: for each), and returns its worst exit code and what it
+    /// printed. Not by `sbatch --wait`, which looks after 2, 10, 42, 74 s: a job of 11 s would seem to take 42.
+    fn ended(&self, sbatch: Command, case: &Case, run: &str) -> (i32, String) {
+        let job = Self::job_id(sbatch);
+        let code = self.exit_code(&job, case, run);
+        (code, Self::output(case, run))
+    }
+
+    /// Submits; returns the job's id.
+    fn job_id(mut sbatch: impl std::borrow::BorrowMut<Command>) -> String {
+        let out = sbatch.borrow_mut().output().expect("coreutils has timeout");
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+        String::from_utf8_lossy(&out.stdout).trim().to_string()
+    }
+
+    fn output(case: &Case, run: &str) -> String {
+        std::fs::read_to_string(case.path(&format!("{run}.out"))).unwrap_or_default()
+    }
+
+    /// Waits for the end of a job, or of each task of an array: the worst exit code.
+    fn exit_code(&self, job: &str, case: &Case, run: &str) -> i32 {
+        let started = Instant::now();
+        let ask = |program: &str, words: &[&str]| {
+            let out = self.client(program).args(words).output().expect("coreutils has timeout");
+            assert!(out.status.success(), "{program} {words:?}: {}", String::from_utf8_lossy(&out.stderr));
+            String::from_utf8_lossy(&out.stdout).into_owned()
+        };
+        while !ask("squeue", &["--noheader", "--jobs", job]).trim().is_empty() {
+            let log = || Self::output(case, run);
+            assert!(started.elapsed() < Duration::from_secs(240), "job {job} did not end in time\n{}", log());
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        let shown = ask("scontrol", &["--oneliner", "show", "job", job]);
+        let codes = shown.split_whitespace().filter_map(|word| word.strip_prefix("ExitCode="));
+        let codes = codes.map(|code| code.split(':').next().and_then(|n| n.parse().ok()).expect("CODE:SIGNAL"));
+        codes.max().unwrap_or_else(|| panic!("no exit code in {shown}"))
     }
 
     /// Trains with slurm/zero3.sbatch, waits, and returns its exit code and what it printed.
     fn train(&self, case: &Case, run: &str, words: &[&str]) -> (i32, String) {
-        let mut sbatch = self.sbatch(case, "slurm/zero3.sbatch", run, &["--wait"]);
+        let mut sbatch = self.sbatch(case, "slurm/zero3.sbatch", run, &["--parsable"]);
         sbatch.args(Self::words(case, run, words));
-        Self::ended(sbatch, case, run)
+        self.ended(sbatch, case, run)
     }
 
     /// Submits without waiting; returns the job's id.
     fn submit(&self, case: &Case, run: &str, words: &[&str]) -> String {
         let mut sbatch = self.sbatch(case, "slurm/zero3.sbatch", run, &["--parsable"]);
-        let out = sbatch.args(Self::words(case, run, words)).output().expect("coreutils has timeout");
-        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-        String::from_utf8_lossy(&out.stdout).trim().to_string()
+        sbatch.args(Self::words(case, run, words));
+        Self::job_id(sbatch)
     }
 
     fn control(&self, words: &[&str]) {
@@ -226,10 +266,10 @@ fn a_node_that_goes_down_puts_the_job_back_and_nothing_is_lost() {
 fn a_killed_rank_fails_the_job_at_once() {
     let cluster = Cluster::up(2);
     let case = Case::tiny();
-    let mut sbatch = cluster.sbatch(&case, "slurm/zero3.sbatch", "run", &["--wait"]);
+    let mut sbatch = cluster.sbatch(&case, "slurm/zero3.sbatch", "run", &["--parsable"]);
     sbatch.args(Cluster::words(&case, "run", &["train.steps=100000"])).env("ZERO3_TEST_FAULT", "kill@step:3:3");
     let started = Instant::now();
-    let (code, log) = Cluster::ended(sbatch, &case, "run");
+    let (code, log) = cluster.ended(sbatch, &case, "run");
     assert!(code != 0 && code != 75, "{code}\n{log}");
     assert!(started.elapsed() < Duration::from_secs(60), "{:?}\n{log}", started.elapsed());
 }
@@ -242,10 +282,10 @@ fn checkpoints_go_from_four_ranks_to_three_to_six_across_jobs() {
     let (code, log) = cluster.train(&case, "four", &["train.steps=2", schedule]);
     assert_eq!(code, 0, "{log}");
     let restore = |from: &str, run: &str, options: &[&str], steps: &str| {
-        let options = [&["--wait"], options].concat();
+        let options = [&["--parsable"], options].concat();
         let mut sbatch = cluster.sbatch(&case, "slurm/restore.sbatch", run, &options);
         sbatch.arg(case.path(from)).args(Cluster::words(&case, run, &[steps, schedule]));
-        let (code, log) = Cluster::ended(sbatch, &case, run);
+        let (code, log) = cluster.ended(sbatch, &case, run);
         assert_eq!(code, 0, "{log}");
         assert!(log.contains("restored step"), "{log}");
     };
@@ -264,9 +304,9 @@ fn an_array_trains_each_line_into_a_directory_of_its_own() {
     let cluster = Cluster::up(2);
     let case = Case::tiny();
     std::fs::write(case.path("sweep.txt"), "optim.lr=1e-3\noptim.lr=2e-3 train.steps=3\n").expect("a temporary file");
-    let mut sbatch = cluster.sbatch(&case, "slurm/array_sweep.sbatch", "sweep_%a", &["--wait", "--array=1-2"]);
+    let mut sbatch = cluster.sbatch(&case, "slurm/array_sweep.sbatch", "sweep_%a", &["--parsable", "--array=1-2"]);
     sbatch.arg(case.path("sweep.txt")).arg(case.path("runs")).arg(case.deck());
-    let (code, log) = Cluster::ended(sbatch, &case, "sweep_1");
+    let (code, log) = cluster.ended(sbatch, &case, "sweep_1");
     assert_eq!(code, 0, "{log}");
     assert_eq!([1, 2].map(|i| summary(&case.path(&format!("runs/{i}")))["step"].clone()), [4, 3]);
 }
@@ -285,11 +325,134 @@ fn tasks_that_cannot_meet_are_refused_and_mpirun_is_a_way() {
     }
     assert!(!case.path("never").exists(), "nothing was started");
 
-    let mut sbatch = cluster.sbatch(&case, "slurm/zero3.sbatch", "run", &["--wait"]);
+    let mut sbatch = cluster.sbatch(&case, "slurm/zero3.sbatch", "run", &["--parsable"]);
     sbatch.args(Cluster::words(&case, "run", &[])).env("ZERO3_LAUNCHER", "mpirun");
-    let (code, log) = Cluster::ended(sbatch, &case, "run");
+    let (code, log) = cluster.ended(sbatch, &case, "run");
     assert_eq!(code, 0, "{log}");
     assert!(log.contains("2 nodes: n1 (ranks 0-1), n2 (ranks 2-3)"), "{log}");
+}
+
+#[test]
+fn an_mpirun_job_saves_when_slurm_signals_its_batch_shell() {
+    let cluster = Cluster::up(2);
+    let case = Case::tiny();
+    let words = ["train.steps=100000", "train.eval_every=0", "log.every=0", "checkpoint.every=0"];
+    for signal in ["USR1", "TERM"] {
+        let mut sbatch = cluster.sbatch(&case, "slurm/zero3.sbatch", signal, &["--parsable"]);
+        sbatch.args(Cluster::words(&case, signal, &words));
+        let job = Cluster::job_id(sbatch.env("ZERO3_LAUNCHER", "mpirun").env("ZERO3_MAX_RESTARTS", "0"));
+        until_row(&case.path(signal), 5);
+        let sent = cluster.client("scancel").args(["--batch", &format!("--signal={signal}"), &job]).status();
+        assert!(sent.expect("coreutils has timeout").success());
+        let code = cluster.exit_code(&job, &case, signal);
+        assert_eq!(code, 75, "{}", Cluster::output(&case, signal));
+        assert!(case.path(signal).join("checkpoints/latest").exists(), "{signal} saves");
+    }
+}
+
+#[test]
+fn a_chain_of_jobs_goes_on_until_the_run_is_done_with_the_bits_of_an_uncut_one() {
+    let cluster = Cluster::up(2);
+    let case = Case::tiny();
+    let words = ["train.steps=150", "train.eval_every=0", "log.every=0", "checkpoint.every=1000"];
+    // chain.sh names no output file, so sbatch takes this one; %j is the job.
+    let mut chain = cluster.client(script("slurm/chain.sh").to_str().expect("a path in UTF-8"));
+    chain.arg("4").args(Cluster::words(&case, "run", &words)).current_dir(case.path(""));
+    chain.env("SBATCH_OUTPUT", case.path("%j.out")).env("SBATCH_TIMELIMIT", "5");
+    // Steps that take long enough to be interrupted.
+    chain.env("ZERO3_TEST_COLLECTIVE_DELAY_US", "500");
+    let chain = Cluster::environment(&mut chain).output().expect("coreutils has timeout");
+    assert!(chain.status.success(), "{}", String::from_utf8_lossy(&chain.stderr));
+    let text = String::from_utf8_lossy(&chain.stdout).into_owned();
+    let jobs: Vec<&str> = text.lines().collect();
+    assert_eq!(jobs.len(), 4, "{text}");
+    // Two jobs are told to stop, the third comes to the end, the fourth has nothing to do.
+    for job in &jobs[..2] {
+        until_row(&case.path("run"), Steps::n_rows(&case.path("run")) + 10);
+        let signalled = cluster.client("scancel").args(["--signal=USR1", job]).status();
+        assert!(signalled.expect("coreutils has timeout").success());
+        assert_eq!(cluster.exit_code(job, &case, job), 0, "{}", Cluster::output(&case, job));
+    }
+    for (job, said) in jobs.iter().zip(["stopped early", "stopped early", "finished: all 150", "holds step 150"]) {
+        assert_eq!(cluster.exit_code(job, &case, job), 0, "{}", Cluster::output(&case, job));
+        assert!(Cluster::output(&case, job).contains(said), "{said}: {}", Cluster::output(&case, job));
+    }
+    case.train(2, "local", &words).output().expect_success();
+    assert_same_curve(&Steps::read(&case.path("run")), &Steps::read(&case.path("local")));
+}
+
+/// Slurm's shortest limit is a minute, and it comes up to half a minute late: three jobs at once.
+#[test]
+fn slurms_own_signal_the_limit_it_tells_and_the_limit_that_fires_each_leave_a_checkpoint() {
+    let cluster = Cluster::up(2);
+    let case = Case::tiny();
+    let ranks_ask_in_vain = case.path("no_scontrol.sh");
+    std::fs::create_dir(case.path("fake")).expect("a temporary directory");
+    for (path, text) in [
+        (case.path("fake/scontrol"), "#!/bin/sh\nexit 1\n".to_string()),
+        (
+            ranks_ask_in_vain.clone(),
+            format!(
+                "#!/bin/sh\nunset SLURM_JOB_END_TIME\nPATH={}:$PATH exec {} \"$@\"\n",
+                case.path("fake").display(),
+                env!("CARGO_BIN_EXE_zero3")
+            ),
+        ),
+    ] {
+        use std::os::unix::fs::PermissionsExt;
+        std::fs::write(&path, text).expect("a temporary file");
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("a temporary file");
+    }
+    let words =
+        ["train.steps=1000000", "train.eval_every=0", "log.every=0", "checkpoint.every=0", "run.job_comment=true"];
+    // USR2 asks for a report, no more.
+    let submit = |run: &str, signal: &str, program: Option<&Path>| {
+        let options = ["--parsable", "--nodes=1", "--ntasks-per-node=2", "--time=1", signal];
+        let mut sbatch = cluster.sbatch(&case, "slurm/zero3.sbatch", run, &options);
+        sbatch.args(Cluster::words(&case, run, &words)).env("ZERO3_MAX_RESTARTS", "0");
+        sbatch.env("ZERO3_TEST_COLLECTIVE_DELAY_US", "2000");
+        program.map(|program| sbatch.env("ZERO3", program));
+        Cluster::job_id(sbatch)
+    };
+    let jobs = [
+        ("signal", submit("signal", "--signal=USR1@30", None), "a rank got SIGUSR1"),
+        ("told", submit("told", "--signal=USR2@1", None), "the time limit is near"),
+        ("fires", submit("fires", "--signal=USR2@1", Some(&ranks_ask_in_vain)), "a rank got SIGTERM"),
+    ];
+    for (run, job, why) in &jobs {
+        cluster.exit_code(job, &case, run);
+        let log = Cluster::output(&case, run);
+        assert!(log.contains(why) && log.contains("zero3 ended with exit code 75"), "{run}: {why}\n{log}");
+        assert!(case.path(run).join("checkpoints/latest").exists(), "{run}\n{log}");
+    }
+    assert_eq!(cluster.field(&jobs[2].1, "JobState"), "TIMEOUT", "Slurm's limit has fired");
+    let shown = cluster.client("scontrol").args(["show", "job", &jobs[0].1]).output().expect("coreutils has timeout");
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    assert!(shown.contains("Comment=zero3: step ") && shown.contains("of 1000000, stopped early, saved"), "{shown}");
+    // No scontrol, no comment: one line, and nothing else.
+    let log = Cluster::output(&case, "fires");
+    assert_eq!(log.matches("run.job_comment: the comment of job").count(), 1, "{log}");
+}
+
+#[test]
+fn gpus_that_slurm_hands_out_are_left_alone_by_a_deck_that_does_not_ask_for_them() {
+    let cluster = Cluster::up_with_gpus(2, 2);
+    let case = Case::tiny();
+    let run = |run: &str, gpus: &str, words: &[&str]| {
+        let mut sbatch = cluster.sbatch(&case, "slurm/zero3.sbatch", run, &["--parsable", gpus]);
+        sbatch.args(Cluster::words(&case, run, words));
+        cluster.ended(sbatch, &case, run)
+    };
+    for (name, gpus) in [("node", "--gpus-per-node=2"), ("task", "--gpus-per-task=1")] {
+        let (code, log) = run(name, gpus, &["run.backend=auto"]);
+        assert_eq!(code, 0, "{log}");
+        assert_eq!(Steps::n_rows(&case.path(name)), 4, "{log}");
+    }
+    // There is no driver behind these GPUs.
+    let (code, log) = run("cuda", "--gpus-per-node=2", &["run.backend=cuda"]);
+    assert!(code != 0 && code != 75, "{code}\n{log}");
+    assert!(log.contains("CUDA"), "{log}");
+    assert!(!case.path("cuda/steps.csv").exists(), "nothing is trained on another backend instead\n{log}");
 }
 
 #[test]

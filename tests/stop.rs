@@ -72,6 +72,29 @@ fn a_run_cut_three_times_by_signals_has_the_bits_of_the_uncut_one() {
 }
 
 #[test]
+fn a_signal_before_the_deck_is_read_is_not_lost() {
+    let case = Case::tiny();
+    // Rank 1 takes a second to come to the deck, and the signal comes to rank 0 meanwhile.
+    let running = case.train(2, "run", &["train.steps=100000", "log.every=0"]);
+    let running = running.env("ZERO3_TEST_FAULT", "slow@deck:1:0").start();
+    let pid = running.pid_of_rank(0);
+    let holds = || {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let blocked = status.lines().find_map(|l| l.strip_prefix("SigBlk:")).map(str::trim).unwrap_or("0");
+        // Bit n-1 is signal n: SIGTERM is 15.
+        u64::from_str_radix(blocked, 16).expect("hexadecimal") >> 14 & 1 == 1
+    };
+    let started = Instant::now();
+    while !holds() {
+        assert!(started.elapsed() < SOON, "SIGTERM is never held back");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    running.signal_rank(0, "TERM");
+    let output = running.output().expect_code(75).expect_text("a rank got SIGTERM");
+    assert_eq!(summary(&case.path("run"))["step"], 1, "{output}");
+}
+
+#[test]
 fn a_signal_the_deck_does_not_name_still_ends_the_run() {
     let case = Case::tiny();
     let words =
@@ -100,6 +123,39 @@ fn a_run_stops_in_time_to_save_and_goes_on_later() {
         assert!(timing[key].as_f64().is_some_and(|n| n > 0.0), "{key}: {timing:#}");
     }
     assert!(timing["recommended_signal"].as_str().is_some_and(|s| s.starts_with("USR1@")), "{timing:#}");
+}
+
+/// Lost time by class, and all of it with the useful time over the wall time.
+fn lost_and_sum(run_dir: &Path) -> (serde_json::Value, f64) {
+    let timing = timing(run_dir);
+    let number = |value: &serde_json::Value| value.as_f64().expect("a number");
+    let lost: f64 = timing["lost_seconds"].as_object().expect("classes").values().map(number).sum();
+    let share = (lost + number(&timing["useful_step_seconds"])) / number(&timing["wall_seconds"]);
+    (timing["lost_seconds"].clone(), share)
+}
+
+#[test]
+fn useful_and_lost_time_add_up_to_wall_time_over_a_slow_rank_and_a_killed_job() {
+    let case = Case::tiny();
+    let words = ["train.steps=60", "checkpoint.every=20", "train.eval_every=10", "log.every=0"];
+    let slow = case.train(2, "run", &["train.steps=30", "optim.decay_steps=60"]).args(&words[1..]);
+    slow.env("ZERO3_TEST_FAULT", "slow@step:1:5").output().expect_success();
+    let run_dir = case.path("run");
+    let (lost, share) = lost_and_sum(&run_dir);
+    // A second that one of two ranks slept: the mean rank lost half of it.
+    assert!(lost["stragglers"].as_f64().is_some_and(|s| s > 0.4), "{lost:#}");
+    assert!((share - 1.0).abs() < 0.01, "{share}: {lost:#}");
+
+    let killed = case.train(2, "run", &words).env("ZERO3_TEST_FAULT", "kill@step:0:48").output();
+    assert_ne!(killed.code, 0, "{killed}");
+    let before = lost["recomputed_steps"].as_f64().expect("a number");
+    case.train(2, "run", &words).output().expect_success();
+    let (lost, share) = lost_and_sum(&run_dir);
+    assert!((share - 1.0).abs() < 0.01, "{share}: {lost:#}");
+    assert!(lost["recomputed_steps"].as_f64().is_some_and(|s| s >= before), "{lost:#}");
+    for class in ["restore", "startup", "evaluation", "checkpoint_stall", "queue"] {
+        assert!(lost[class].as_f64().is_some_and(|s| s > 0.0), "{class}: {lost:#}");
+    }
 }
 
 #[test]
@@ -131,6 +187,14 @@ fn a_rank_that_hangs_is_named_with_its_host_and_the_job_ends_with_code_5() {
     let running = case.train(2, "asleep", &words).env("ZERO3_TEST_FAULT", "hang@step:1:5");
     let output = running.output().expect_code(5).expect_text("rank 1 on ").expect_text("it is alive");
     assert!(output.elapsed < SOON, "{output}");
+    // While the data are read, and when MPI ends.
+    for (fault, operation) in [("hang@scan:0:0", "`verdict on the data`"), ("hang@leave:1:0", "`leave MPI`")] {
+        let running = case.train(3, fault, &["run.timeout=3"]).env("ZERO3_TEST_FAULT", fault);
+        let late = format!("rank {} on ", &fault[fault.len() - 3..fault.len() - 2]);
+        let output =
+            running.output().expect_code(5).expect_text(operation).expect_text("it is alive").expect_text(&late);
+        assert!(output.elapsed < SOON, "{output}");
+    }
     // And a run that ends well leaves nothing of this.
     case.train(2, "well", &["run.timeout=30"]).output().expect_success();
     assert!(!case.path("well/flight").exists());

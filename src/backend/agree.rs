@@ -19,6 +19,18 @@ pub fn all_or_none<C: Comm, T: Serialize + DeserializeOwned>(comm: &C, own: Resu
     comm.all_gather_bytes(&encode(&own))?.iter().enumerate().map(|(rank, bytes)| decode(rank, bytes)).collect()
 }
 
+/// Every rank has tried: rank 0 gets all results in rank order and the others an empty list; or the error of the lowest rank
+/// that failed, on every rank. For results too large to send everywhere.
+pub fn all_to_rank_0<C: Comm, T: Serialize + DeserializeOwned>(comm: &C, own: Result<T>) -> Result<Vec<T>> {
+    let (verdict, own) = match own {
+        Ok(own) => (Ok(()), Some(own)),
+        Err(error) => (Err(error), None),
+    };
+    all_or_none(comm, verdict)?;
+    let own = Ok(own.expect("no rank failed"));
+    comm.gather_bytes(&encode(&own))?.iter().enumerate().map(|(rank, bytes)| decode(rank, bytes)).collect()
+}
+
 fn encode<T: Serialize>(result: &Result<T>) -> Vec<u8> {
     serde_json::to_vec(result).expect("results are plain data")
 }

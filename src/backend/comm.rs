@@ -20,6 +20,9 @@ pub struct CommRecord<M> {
     pub finished: M,
 }
 
+/// What a finished collective of `C` was.
+pub type RecordOf<C> = CommRecord<<C as Comm>::Mark>;
+
 /// The buffers of a finished collective, back in the caller's hands.
 pub struct Landed<M> {
     /// Inputs: shards of a gather, full gradients of a reduction.
@@ -91,6 +94,8 @@ pub trait Comm {
     fn all_gather_f64(&self, values: &[f64]) -> Result<Vec<f64>>;
     /// Every rank's bytes, in rank order; lengths may differ. Control.
     fn all_gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>>;
+    /// Every rank's bytes on rank 0, in rank order; nothing elsewhere. Control.
+    fn gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>>;
     /// Rank 0's bytes on every rank. Control.
     fn broadcast_bytes(&self, bytes: &[u8]) -> Result<Vec<u8>>;
 }

@@ -17,7 +17,7 @@ pub mod ops;
 pub mod reference;
 
 pub use buffer::{Arena, Buf, Space, View, ViewMut};
-pub use comm::{Comm, CommRecord, Pending};
+pub use comm::{Comm, CommRecord, Pending, RecordOf};
 pub use ops::Ops;
 
 use crate::error::Result;

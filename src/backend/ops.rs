@@ -116,6 +116,24 @@ pub trait Ops {
         bias: View<'_>,    // (C), of the type of weight
     );
 
+    /// `sum = a + b`, rounded, and [`Ops::layer_norm_forward`] of it: the same bits as the two apart. Overwrites `sum`,
+    /// `out`, `mean`, `rstd`.
+    #[allow(clippy::too_many_arguments)]
+    fn add_layer_norm_forward(
+        &self,
+        mut sum: ViewMut<'_>, // (rows, C)
+        out: ViewMut<'_>,     // (rows, C)
+        mean: ViewMut<'_>,    // (rows) f32
+        rstd: ViewMut<'_>,    // (rows) f32
+        a: View<'_>,          // (rows, C)
+        b: View<'_>,          // (rows, C)
+        weight: View<'_>,     // (C)
+        bias: View<'_>,       // (C)
+    ) {
+        self.add(sum.reborrow(), a, b);
+        self.layer_norm_forward(out, mean, rstd, sum.as_view(), weight, bias);
+    }
+
     /// Gradients of [`Ops::layer_norm_forward`]. Accumulates into `dinp` (the residual path has been there before);
     /// overwrites `dweight` and `dbias`. `dinp` has the type of `inp`, `dbias` that of `dweight`.
     #[allow(clippy::too_many_arguments)]
@@ -201,6 +219,39 @@ pub trait Ops {
         dout_to_dinp: ViewMut<'_>, // (n)
         inp: View<'_>,             // (n), the input of the forward
     );
+
+    /// `pre = inp * weight^T + bias`, `out = gelu(pre)`. Overwrites both. A device that computes them together may give
+    /// GELU the sum before it is rounded to the type of `pre`.
+    #[allow(clippy::too_many_arguments)]
+    fn linear_gelu_forward(
+        &self,
+        out: ViewMut<'_>,     // (rows, n_out)
+        mut pre: ViewMut<'_>, // (rows, n_out)
+        inp: View<'_>,        // (rows, n_in)
+        weight: View<'_>,     // (n_out, n_in)
+        bias: View<'_>,       // (n_out), of the type of weight
+        work: ViewMut<'_>,    // (linear_forward_work_numel) f32
+        shape: LinearShape,
+    ) {
+        self.linear_forward(pre.reborrow(), inp, weight, Some(bias), work, shape);
+        self.gelu_forward(out, pre.as_view());
+    }
+
+    /// `dinp = (dout * weight) * GELU'(pre)`, where the layer's input was `gelu(pre)`. Overwrites `dinp`. A device that
+    /// computes them together may round once where [`Ops::linear_backward_input`] and [`Ops::gelu_backward`] round
+    /// twice.
+    fn linear_gelu_backward_input(
+        &self,
+        mut dinp: ViewMut<'_>, // (rows, n_in)
+        dout: View<'_>,        // (rows, n_out)
+        weight: View<'_>,      // (n_out, n_in)
+        pre: View<'_>,         // (rows, n_in)
+        work: ViewMut<'_>,     // (linear_backward_input_work_numel) f32
+        shape: LinearShape,
+    ) {
+        self.linear_backward_input(dinp.reborrow(), dout, weight, work, shape);
+        self.gelu_backward(dinp, pre);
+    }
 
     /// `out = a + b`. Overwrites `out`.
     fn add(

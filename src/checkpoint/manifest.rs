@@ -177,8 +177,30 @@ pub struct FileRecord {
     pub bytes: u64,
     /// Digest of the whole file.
     pub digest: String,
+    /// What of it is structure; None in files of programs that did not record it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub structure: Option<Structure>,
     /// Slices in it, empty ones included.
     pub slices: Vec<Slice>,
+}
+
+/// Everything of a file but its values. A reader checks it before the HDF5 library sees the file: it is small, and the library
+/// is not made for files that are damaged.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Structure {
+    /// Byte ranges `(start, end)` that hold values, in order and apart. All other bytes are structure.
+    pub values: Vec<(u64, u64)>,
+    /// Digest of the bytes of the structure, in the order of the file.
+    pub digest: String,
+}
+
+impl Structure {
+    /// Byte ranges of the structure of a file of `bytes` bytes.
+    pub fn ranges(&self, bytes: u64) -> Vec<Range<u64>> {
+        let starts = std::iter::once(0).chain(self.values.iter().map(|&(_, end)| end));
+        let ends = self.values.iter().map(|&(start, _)| start).chain([bytes]);
+        starts.zip(ends).map(|(start, end)| start..end).filter(|range| !range.is_empty()).collect()
+    }
 }
 
 /// A file that no restore needs.
@@ -468,6 +490,15 @@ impl Manifest {
         for file in &self.files {
             check(is_plain_file_name(&file.name), format!("names a file {:?}, not a plain file name", file.name))?;
             check(files.insert(file.name.as_str()), format!("names file {} twice", file.name))?;
+            if let Some(structure) = &file.structure {
+                let mut before = 0;
+                let fits = structure.values.iter().all(|&(start, end)| {
+                    let fits = before <= start && start < end && end <= file.bytes;
+                    before = end;
+                    fits
+                });
+                check(fits, format!("has values of file {} in places that it cannot have", file.name))?;
+            }
             check(ranks.insert(file.rank), format!("has two files of rank {}", file.rank))?;
             check_digest(&file.digest).map_err(|why| format!("has file {} {why}", file.name))?;
             for slice in &file.slices {

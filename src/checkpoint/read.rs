@@ -167,12 +167,27 @@ impl Reader {
         Ok(())
     }
 
+    /// Compares what the HDF5 library will go by with its digest, where the manifest has one.
+    pub(super) fn check_structure(&self, file_idx: usize) -> std::result::Result<(), String> {
+        let record = &self.manifest.files[file_idx];
+        let Some(structure) = &record.structure else { return Ok(()) };
+        let path = self.dir.join(&record.name);
+        let digest = File::open(&path)
+            .and_then(|file| write::digest_ranges(&file, &structure.ranges(record.bytes)))
+            .map_err(|e| format!("is out of reach: {e}"))?;
+        match digest == structure.digest {
+            true => Ok(()),
+            false => Err("is out of reach: the file's structure does not match its digest".into()),
+        }
+    }
+
     /// The file, opened now or before; the one opened longest ago makes room.
     fn file(&mut self, file_idx: usize) -> std::result::Result<hdf5::File, String> {
         if let Some((_, file, _)) = self.open.iter().find(|(idx, ..)| *idx == file_idx) {
             return Ok(file.clone());
         }
         let path = self.dir.join(&self.manifest.files[file_idx].name);
+        self.check_structure(file_idx)?;
         let held = match self.locking {
             Locking::Off => None,
             _ => {

@@ -102,6 +102,10 @@ fn locate(dir: &Path, file_idx: usize) -> Vec<String> {
         Err(e) => return vec![e.to_string()],
     };
     let file = reader.manifest().files[file_idx].clone();
+    if reader.check_structure(file_idx).is_err() {
+        let path = dir.join(&file.name);
+        return vec![format!("{} is damaged outside its values, which cannot be found without it", path.display())];
+    }
     let block = reader.manifest().digest_block;
     let mut found = Vec::new();
     let mut out = Vec::new();

@@ -14,7 +14,9 @@ use hdf5::types::VarLenUnicode;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use super::lock::{self, Access};
-use super::manifest::{self, DIGEST_BLOCK, FORMAT_VERSION, FileRecord, Slice, SliceDigests, check_param_name};
+use super::manifest::{
+    self, DIGEST_BLOCK, FORMAT_VERSION, FileRecord, Slice, SliceDigests, Structure, check_param_name,
+};
 use super::{Kind, h5, rank_file_name};
 use crate::config::Locking;
 use crate::error::{Error, Result};
@@ -168,7 +170,7 @@ pub fn write_file(target: &Target<'_>, slices: &[SliceShape<'_>], values: &mut d
     let file = File::options().read(true).write(true).open(&path).map_err(|e| failed(e.to_string()))?;
     lock::hold(&file, &path, target.locking, Access::Write)?;
     let bytes = file.metadata().map_err(|e| failed(e.to_string()))?.len();
-    let mut whole = Whole { file: &file, hasher: Xxh3::new(), at: 0 };
+    let mut whole = Whole { file: &file, hasher: Xxh3::new(), structure: Xxh3::new(), values: Vec::new(), at: 0 };
     let mut digests = vec![SliceDigests::default(); slices.len()];
     for (i, place) in places.iter().enumerate() {
         if i == places.len() / 2 {
@@ -185,6 +187,7 @@ pub fn write_file(target: &Target<'_>, slices: &[SliceShape<'_>], values: &mut d
     }
     whole.skip_to(bytes).map_err(|e| failed(e.to_string()))?;
     let digest = manifest::hex(whole.hasher.digest());
+    let structure = Structure { digest: manifest::hex(whole.structure.digest()), values: whole.values };
     write_point("write.values", rank, step).map_err(|e| failed(e.to_string()))?;
     file.sync_all().map_err(|e| failed(e.to_string()))?;
     fault_point("write.synced", rank, step);
@@ -193,7 +196,7 @@ pub fn write_file(target: &Target<'_>, slices: &[SliceShape<'_>], values: &mut d
         .zip(digests)
         .map(|(s, digests)| Slice { param: s.name.to_string(), start: s.start, end: s.end, digests })
         .collect();
-    Ok(FileRecord { rank, name, bytes, digest, slices: records })
+    Ok(FileRecord { rank, name, bytes, digest, structure: Some(structure), slices: records })
 }
 
 fn check_slices(target: &Target<'_>, slices: &[SliceShape<'_>]) -> Result<()> {
@@ -260,10 +263,13 @@ fn make_dataset(group: &hdf5::Group, slice: &SliceShape<'_>) -> hdf5::Result<hdf
     Ok(dataset)
 }
 
-/// A file filled from front to back, and the digest of all of it.
+/// A file filled from front to back, and the digests of all of it and of its structure.
 struct Whole<'a> {
     file: &'a File,
     hasher: Xxh3,
+    structure: Xxh3,
+    /// Where values are, as [`Structure::values`] has it.
+    values: Vec<(u64, u64)>,
     at: u64,
 }
 
@@ -276,6 +282,7 @@ impl Whole<'_> {
             let n = buffer.len().min((offset - self.at) as usize);
             self.file.read_exact_at(&mut buffer[..n], self.at)?;
             self.hasher.update(&buffer[..n]);
+            self.structure.update(&buffer[..n]);
             self.at += n as u64;
         }
         Ok(())
@@ -283,16 +290,37 @@ impl Whole<'_> {
 
     /// Writes a block, which another core digests meanwhile where one is idle. Returns the block's own digest.
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<u64> {
-        let Whole { file, hasher, at } = self;
+        let Whole { file, hasher, values, at, .. } = self;
+        let end = *at + bytes.len() as u64;
+        match values.last_mut() {
+            Some(last) if last.1 == *at => last.1 = end,
+            _ => values.push((*at, end)),
+        }
         let digested = || {
             hasher.update(bytes);
             xxh3_64(bytes)
         };
         let (written, digest) = rayon::join(|| file.write_all_at(bytes, *at), digested);
         written?;
-        self.at += bytes.len() as u64;
+        self.at = end;
         Ok(digest)
     }
+}
+
+/// Digest of some ranges of a file's bytes, read through a fixed buffer.
+pub(super) fn digest_ranges(file: &File, ranges: &[Range<u64>]) -> std::io::Result<String> {
+    let mut buffer = [0u8; 16 << 10];
+    let mut hasher = Xxh3::new();
+    for range in ranges {
+        let mut at = range.start;
+        while at < range.end {
+            let n = buffer.len().min((range.end - at) as usize);
+            file.read_exact_at(&mut buffer[..n], at)?;
+            hasher.update(&buffer[..n]);
+            at += n as u64;
+        }
+    }
+    Ok(manifest::hex(hasher.digest()))
 }
 
 /// Size and digest of a file's bytes, read through a fixed buffer.

@@ -8,6 +8,10 @@ use clap::{CommandFactory, Parser, Subcommand};
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
+use crate::config::{DataFormat, Tokenizer};
+use crate::text::Layout;
+use crate::text::tokenize::DocumentToken;
+
 const PROGRAM_HELP: &str = "\
 Start it like any MPI program; one rank alone needs no launcher:
   mpirun -n 2 zero3 train inputs/tiny.toml
@@ -48,10 +52,37 @@ Examples:
 Exit codes: 0 finished; 2 bad deck or command line; 70 internal error.";
 
 const DATA_HELP: &str = "\
-Example:
+Examples:
   zero3 data info inputs/tiny.toml
+  zero3 data tokenize --tokenizer gpt2 data/books.bin 'books/a.txt' books/b.txt
+  zero3 data info data/books.bin
+
+Exit codes: 0 finished; 2 bad deck or data; 5 it could not be written; 70 internal error.";
+
+const DATA_INFO_HELP: &str = "\
+Examples:
+  zero3 data info inputs/tiny.toml data.val=other.txt
+      what a run would read, and what it would refuse
+  zero3 data info data/books.bin
+      a token file; the tokenizer is known where zero3 made it
+  zero3 data info --tokenizer gpt2 --format llmc fineweb_val_000000.bin
 
 Exit codes: 0 finished; 2 bad deck or data; 70 internal error.";
+
+const DATA_TOKENIZE_HELP: &str = "\
+What a document is: each file; with --separator STR what lies between two STR; of a .jsonl file, or with --json-key, each line's
+text. Its token (GPT-2: <|endoftext|>, 50256) goes before it, as llm.c has it.
+
+Examples:
+  zero3 data tokenize --tokenizer gpt2 data/shakespeare.bin input.txt --val-fraction 0.1
+      makes data/shakespeare_train.bin and data/shakespeare_val.bin, tokens as nanoGPT writes them
+  zero3 data tokenize --tokenizer gpt2 --format llmc --shard-tokens 100000000 data/web.bin web/*.jsonl
+      makes data/web_000000.bin, data/web_000001.bin, ... as llm.c writes them
+  zero3 data tokenize --tokenizer llama/tokenizer.json --separator $'\\n\\n' data/notes.u32 - < notes.txt
+      then, in a deck such as inputs/tiny.toml:  data.train = [\"data/notes.u32\"]
+
+Killed anywhere, the same line goes on where it was, and makes the same bytes.
+Exit codes: 0 finished; 2 bad text, tokenizer or command line; 5 it could not be written; 70 internal error.";
 
 const CKPT_HELP: &str = "\
 Examples:
@@ -96,14 +127,18 @@ Exit codes: 0 finished; 2 no summary there; 70 internal error.";
 const MAX_RANKS: i64 = 1 << 20;
 
 /// Everything the program can be asked to do.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Command {
     /// `zero3 train`
     Train(TrainArgs),
     /// `zero3 plan`
     Plan(PlanArgs),
-    /// `zero3 data info`
+    /// `zero3 data info` of a deck's data.
     DataInfo(DeckArgs),
+    /// `zero3 data info` of token files.
+    DataFiles(DataFilesArgs),
+    /// `zero3 data tokenize`
+    DataTokenize(TokenizeArgs),
     /// `zero3 ckpt inspect`
     CkptInspect(CkptInspectArgs),
     /// `zero3 ckpt verify`
@@ -147,6 +182,42 @@ pub struct PlanArgs {
     pub ranks_per_node: Option<usize>,
     /// Print JSON.
     pub json: bool,
+}
+
+/// Arguments of `zero3 data info` for token files.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DataFilesArgs {
+    /// The files.
+    pub paths: Vec<PathBuf>,
+    /// A `data.format`.
+    pub format: DataFormat,
+    /// What the tokens mean.
+    pub tokenizer: Option<Tokenizer>,
+}
+
+/// Arguments of `zero3 data tokenize`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TokenizeArgs {
+    /// What makes tokens.
+    pub tokenizer: Tokenizer,
+    /// The token file, or what the names of several are made of.
+    pub out: PathBuf,
+    /// Text files.
+    pub inputs: Vec<PathBuf>,
+    /// How the tokens lie in the file.
+    pub format: DataFormat,
+    /// Tokens of one file.
+    pub shard_tokens: Option<u64>,
+    /// Share of the documents for validation.
+    pub val_fraction: f64,
+    /// What a document is.
+    pub layout: Layout,
+    /// Where the document's token stands; None = before, if the tokenizer has one.
+    pub document_token: Option<DocumentToken>,
+    /// Its name.
+    pub document_token_name: Option<String>,
+    /// Start over.
+    pub overwrite: bool,
 }
 
 /// Arguments of `zero3 ckpt inspect` and `zero3 ckpt verify`.
@@ -245,7 +316,7 @@ enum CliCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Look at training data.
+    /// Make token files, and look at data.
     #[command(after_help = DATA_HELP)]
     Data {
         #[command(subcommand)]
@@ -270,14 +341,68 @@ enum CliCommand {
 
 #[derive(Subcommand, Debug)]
 enum DataCommand {
-    /// Say what a deck's data files hold.
+    /// Say what a deck's data files hold, or token files by themselves.
     ///
-    /// Expands the globs, reads every file a run would read, and prints files, tokens, the split into training and
-    /// validation, and the digest that checkpoints keep. Finds what a run would refuse. Needs no MPI.
-    #[command(override_usage = "zero3 data info DECK [KEY=VALUE ...]", after_help = DATA_HELP)]
+    /// Of a deck (*.toml): expands the globs, reads every file a run would read, and prints files, tokens, the split into
+    /// training and validation, and the digest that checkpoints keep; finds what a run would refuse. Of token files: their
+    /// size, how much of the vocabulary they use, and the first tokens as text. Needs no MPI.
+    #[command(
+        override_usage = "zero3 data info DECK.toml [KEY=VALUE ...]\n       zero3 data info FILE ... [--format FORMAT] \
+                                [--tokenizer gpt2|bytes|FILE]"
+    )]
+    #[command(after_help = DATA_INFO_HELP)]
     Info {
         #[command(flatten)]
         words: Words,
+        /// Of token files: text, raw_u16, raw_u32, llmc, or auto = by name and header.
+        #[arg(long, value_name = "FORMAT", value_parser = parse_format)]
+        format: Option<DataFormat>,
+        /// Of token files: what the tokens mean. Known where zero3 made the file.
+        #[arg(long, value_name = "gpt2|bytes|FILE", value_parser = parse_tokenizer)]
+        tokenizer: Option<Tokenizer>,
+    },
+    /// Turn text into token files.
+    ///
+    /// Reads text files of any size in bounded memory, encodes them on all cores, and writes token files that training
+    /// maps and reads as they are. Killed anywhere, the same command goes on and makes the same bytes. Needs no MPI.
+    #[command(after_help = DATA_TOKENIZE_HELP)]
+    Tokenize {
+        /// What makes tokens: GPT-2's byte pairs, single bytes, or a Hugging Face tokenizer.json.
+        #[arg(long, value_name = "gpt2|bytes|FILE", value_parser = parse_tokenizer)]
+        tokenizer: Tokenizer,
+        /// The token file. With --val-fraction its name gets _train and _val before the ending, with --shard-tokens the
+        /// number of the shard.
+        #[arg(value_name = "OUT")]
+        out: PathBuf,
+        /// Text files (*.jsonl: JSON lines); - is standard input.
+        #[arg(value_name = "FILE", required = true, num_args = 1..)]
+        inputs: Vec<PathBuf>,
+        /// raw_u16, raw_u32 or llmc; auto = by the ending of OUT: .u16 and .bin raw_u16, .u32 raw_u32. llmc takes 16 or 32
+        /// bits as the vocabulary needs.
+        #[arg(long, value_name = "FORMAT", default_value = "auto", value_parser = parse_format)]
+        format: DataFormat,
+        /// Tokens of one file; without it, all go into one.
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+        shard_tokens: Option<u64>,
+        /// Share of the documents that go to a validation file of their own. Which ones is decided by a hash of their text.
+        #[arg(long, value_name = "F", default_value = "0", value_parser = parse_fraction)]
+        val_fraction: f64,
+        /// What separates documents within a file; without it, a file is one document.
+        #[arg(long, value_name = "STR", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+        separator: Option<String>,
+        /// Read all files as lines of JSON objects, with the text under this key. (*.jsonl files are read so, under \"text\".)
+        #[arg(long, value_name = "KEY", conflicts_with = "separator")]
+        json_key: Option<String>,
+        /// Where the token that marks a document stands; bytes have none.
+        #[arg(long, value_name = "before|after|none", value_parser = parse_document_token)]
+        document_token: Option<DocumentToken>,
+        /// The name of that token in a tokenizer.json; without it, the first found of <|endoftext|>, <|end_of_text|>,
+        /// `<|begin_of_text|>`, `</s>`, `<eos>`.
+        #[arg(long, value_name = "TOKEN")]
+        document_token_name: Option<String>,
+        /// Start over, whatever an earlier run made of OUT.
+        #[arg(long)]
+        overwrite: bool,
     },
 }
 
@@ -375,7 +500,53 @@ fn parse_resume(text: OsString) -> Result<Resume, String> {
     }
 }
 
+fn parse_format(word: &str) -> Result<DataFormat, String> {
+    let value = toml::Value::String(word.into());
+    value.try_into().map_err(|_| format!("one of {}", DataFormat::NAMES.join(", ")))
+}
+
+fn parse_tokenizer(word: &str) -> Result<Tokenizer, String> {
+    match word.parse() {
+        Ok(Tokenizer::None) | Err(_) => Err("gpt2, bytes or the path of a tokenizer.json (it ends in .json)".into()),
+        Ok(tokenizer) => Ok(tokenizer),
+    }
+}
+
+fn parse_fraction(word: &str) -> Result<f64, String> {
+    word.parse().ok().filter(|f| (0.0..1.0).contains(f)).ok_or_else(|| "a number from 0 to below 1".into())
+}
+
+fn parse_document_token(word: &str) -> Result<DocumentToken, String> {
+    match word {
+        "before" => Ok(DocumentToken::Before),
+        "after" => Ok(DocumentToken::After),
+        "none" => Ok(DocumentToken::None),
+        _ => Err("before, after or none".into()),
+    }
+}
+
 impl Words {
+    /// Whether the words name token files and no deck.
+    fn are_files(&self) -> bool {
+        let is_deck = |word: &Word| match word {
+            Word::Deck(path) => path.extension().is_some_and(|e| e == "toml"),
+            Word::Override(..) => false,
+        };
+        self.words.iter().any(|word| matches!(word, Word::Deck(_))) && !self.words.iter().any(is_deck)
+    }
+
+    /// The paths among the words, which may hold nothing else.
+    fn into_files(self) -> Result<Vec<PathBuf>, clap::Error> {
+        let path = |word| match word {
+            Word::Deck(path) => Ok(path),
+            Word::Override(key, value) => {
+                let message = format!("{key}={value} sets a key of a deck, and no deck (*.toml) is named");
+                Err(usage_error(&["data", "info"], ErrorKind::UnknownArgument, message))
+            }
+        };
+        self.words.into_iter().map(path).collect()
+    }
+
     /// The one deck among the words; `subcommand` is the path of names for the usage line of an error.
     fn into_deck(self, subcommand: &[&str]) -> Result<DeckArgs, clap::Error> {
         let mut decks = Vec::new();
@@ -427,8 +598,50 @@ pub fn parse(args: impl Iterator<Item = OsString>) -> Result<Command, clap::Erro
             ranks_per_node: ranks_per_node.map(|k| k as usize),
             json,
         })),
-        CliCommand::Data { command: DataCommand::Info { words } } => {
+        CliCommand::Data { command: DataCommand::Info { words, format, tokenizer } } if words.are_files() => {
+            let format = format.unwrap_or(DataFormat::Auto);
+            Ok(Command::DataFiles(DataFilesArgs { paths: words.into_files()?, format, tokenizer }))
+        }
+        CliCommand::Data { command: DataCommand::Info { words, format, tokenizer } } => {
+            if format.is_some() || tokenizer.is_some() {
+                let message = "--format and --tokenizer are for token files; set data.format=... for a deck";
+                return Err(usage_error(&["data", "info"], ErrorKind::ArgumentConflict, message.into()));
+            }
             Ok(Command::DataInfo(words.into_deck(&["data", "info"])?))
+        }
+        CliCommand::Data {
+            command:
+                DataCommand::Tokenize {
+                    tokenizer,
+                    out,
+                    inputs,
+                    format,
+                    shard_tokens,
+                    val_fraction,
+                    separator,
+                    json_key,
+                    document_token,
+                    document_token_name,
+                    overwrite,
+                },
+        } => {
+            let layout = match (separator, json_key) {
+                (Some(separator), _) => Layout::Separated(separator),
+                (None, Some(key)) => Layout::JsonLines(key),
+                (None, None) => Layout::Whole,
+            };
+            Ok(Command::DataTokenize(TokenizeArgs {
+                tokenizer,
+                out,
+                inputs,
+                format,
+                shard_tokens,
+                val_fraction,
+                layout,
+                document_token,
+                document_token_name,
+                overwrite,
+            }))
         }
         CliCommand::Report { run } => Ok(Command::Report(run)),
         CliCommand::Ckpt { command: CkptCommand::Inspect { path, json } } => {
@@ -513,6 +726,21 @@ mod tests {
                 json: true
             })
         );
+        assert_eq!(
+            parsed("data info a.bin --format llmc b.bin --tokenizer gpt2").unwrap(),
+            Command::DataFiles(DataFilesArgs {
+                paths: vec!["a.bin".into(), "b.bin".into()],
+                format: DataFormat::Llmc,
+                tokenizer: Some(Tokenizer::Gpt2)
+            })
+        );
+        let Command::DataTokenize(args) =
+            parsed("data tokenize --tokenizer t.json o.bin a b --val-fraction 0.5 --separator x").unwrap()
+        else {
+            panic!()
+        };
+        assert_eq!((args.inputs.len(), args.val_fraction, args.out), (2, 0.5, "o.bin".into()));
+        assert_eq!((args.layout, args.tokenizer), (Layout::Separated("x".into()), Tokenizer::File("t.json".into())));
         assert_eq!(parsed("data info a.toml data.val=").unwrap(), {
             Command::DataInfo(deck("a.toml", &[("data.val", "")]))
         });
@@ -546,6 +774,14 @@ mod tests {
             ("plan a.toml --ranks x", "x"),
             ("data", "Usage"),
             ("data info", "DECK"),
+            ("data info a.bin data.val=b", "no deck"),
+            ("data info a.toml --format llmc", "data.format=..."),
+            ("data tokenize o.bin a.txt", "--tokenizer"),
+            ("data tokenize --tokenizer gtp2 o.bin a.txt", "gpt2, bytes or"),
+            ("data tokenize --tokenizer gpt2 o.bin", "FILE"),
+            ("data tokenize --tokenizer gpt2 o.bin a --val-fraction 1", "below 1"),
+            ("data tokenize --tokenizer gpt2 o.bin a --separator x --json-key y", "cannot be used"),
+            ("data tokenize --tokenizer gpt2 o.bin a --shard-tokens 0", "0"),
             ("ckpt inspect", "PATH"),
             ("ckpt verify", "PATH"),
             ("ckpt diff a", "<B>"),
@@ -566,6 +802,7 @@ mod tests {
             "plan",
             "data",
             "data info",
+            "data tokenize",
             "report",
             "ckpt",
             "ckpt inspect",

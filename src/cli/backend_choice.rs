@@ -63,7 +63,8 @@ struct Decision {
 /// A function of what all ranks found, so every rank comes to the same verdict.
 fn decide(found: &[Found], backend: BackendKind, devices: &str) -> Result<Decision> {
     let has_gpu = |found: &Found| found.gpus.as_ref().is_ok_and(|gpus| !gpus.is_empty());
-    let ranks_with = |wanted: bool| -> Vec<usize> { (0..found.len()).filter(|&r| has_gpu(&found[r]) == wanted).collect() };
+    let ranks_with =
+        |wanted: bool| -> Vec<usize> { (0..found.len()).filter(|&r| has_gpu(&found[r]) == wanted).collect() };
     let (with, without) = (ranks_with(true), ranks_with(false));
     if backend == BackendKind::Auto && with.is_empty() {
         return Ok(Decision { chosen: vec![Chosen::Cpu; found.len()], notes: Vec::new() });
@@ -113,7 +114,8 @@ fn plural(ranks: &[usize]) -> &'static str {
 
 /// The ordinals of `run.devices`: the i-th for the i-th rank of a node. Two ranks may have one device.
 fn by_map(seen: &[SeenGpus], map: &str) -> Result<Vec<usize>> {
-    let refuse = |wants: String| Error::Deck(vec![Fault { key: "run.devices".into(), value: format!("\"{map}\""), wants }]);
+    let refuse =
+        |wants: String| Error::Deck(vec![Fault { key: "run.devices".into(), value: format!("\"{map}\""), wants }]);
     let map: Vec<usize> = map.split(',').map(|n| n.trim().parse().expect("the deck was checked")).collect();
     let mut ordinals = vec![0; seen.len()];
     for (host, ranks) in ranks_by_host(seen.iter().map(|seen| seen.host.as_str())) {
@@ -123,7 +125,9 @@ fn by_map(seen: &[SeenGpus], map: &str) -> Result<Vec<usize>> {
         for (&rank, &ordinal) in ranks.iter().zip(&map) {
             let n_seen = seen[rank].bus_ids.len();
             if ordinal >= n_seen {
-                return Err(refuse(format!("ordinals below {n_seen}, the number of devices that rank {rank} sees on {host}")));
+                return Err(refuse(format!(
+                    "ordinals below {n_seen}, the number of devices that rank {rank} sees on {host}"
+                )));
             }
             ordinals[rank] = ordinal;
         }
@@ -177,7 +181,9 @@ mod tests {
     fn a_map_gives_each_rank_of_a_node_its_ordinal_even_the_same_one() {
         let found = [node("a", Ok(&["x"])), node("b", Ok(&["y", "z"])), node("a", Ok(&["x"]))];
         assert_eq!(ordinals(&decide(&found, BackendKind::Cuda, "0, 0").unwrap()), [0, 0, 0]);
-        for (map, says) in [("0", "each of the 2 ranks on a"), ("0,1", "ordinals below 1, the number of devices that rank 2")] {
+        for (map, says) in
+            [("0", "each of the 2 ranks on a"), ("0,1", "ordinals below 1, the number of devices that rank 2")]
+        {
             let refusal = decide(&found, BackendKind::Cuda, map).unwrap_err().to_string();
             assert!(refusal.contains("run.devices") && refusal.contains(says), "{refusal}");
         }

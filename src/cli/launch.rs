@@ -8,6 +8,7 @@ use crate::backend::cpu::{MpiComm, instruction_set};
 use crate::backend::mesh::{Dim, Mesh};
 use crate::config::Deck;
 use crate::error::{Error, Exit, Result};
+use crate::telemetry::Flight;
 use crate::test_hooks;
 use mpi::Threading;
 use mpi::environment::Universe;
@@ -182,6 +183,15 @@ impl Launch {
             ("hdf5".into(), format!("{major}.{minor}.{micro}")),
             ("instruction_set".into(), instruction_set().into()),
         ])
+    }
+
+    /// Ends MPI, which waits for all ranks; `flight` watches meanwhile.
+    pub fn leave(self, flight: Option<Flight>) {
+        if let Some(flight) = &flight {
+            test_hooks::fault_point("leave", self.rank(), 0);
+            flight.leave();
+        }
+        drop(self);
     }
 
     /// Ends the job on every rank, now. Finalising would wait for ranks that wait for this one.

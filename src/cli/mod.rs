@@ -5,6 +5,7 @@
 pub mod args;
 mod backend_choice;
 mod ckpt;
+mod data;
 pub mod device_choice;
 mod launch;
 mod launch_checks;
@@ -16,15 +17,15 @@ use crate::backend::agree::{all_or_none, decided_by_rank_0};
 use crate::backend::cpu::{Cpu, CpuDevice};
 use crate::backend::cuda::{Cuda, CudaDevice, NcclComm, probe};
 use crate::config::Deck;
-use crate::data::{DataInfo, Dataset};
+use crate::data::Dataset;
 use crate::error::{Error, Exit, Result};
 use crate::report;
-use crate::telemetry::progress::BytesBar;
-use crate::telemetry::{logging, signals};
+use crate::telemetry::{Flight, logging, signals};
+use crate::test_hooks::fault_point;
 use crate::train::source::data_config;
 use crate::train::state::{self, Start};
 use crate::train::{self, Job};
-use args::{Command, DeckArgs, Resume, TrainArgs};
+use args::{Command, Resume, TrainArgs};
 use backend_choice::Chosen;
 use launch::Launch;
 use std::ffi::OsString;
@@ -49,7 +50,9 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> Exit {
         Command::Train(args) if args.dry_run => alone(|| dry_run(&args)),
         Command::Train(args) => return train_under_mpi(&args, started),
         Command::Plan(args) => alone(|| plan::run(&args)),
-        Command::DataInfo(args) => alone(|| data_info(&args)),
+        Command::DataInfo(args) => alone(|| data::info(&args)),
+        Command::DataFiles(args) => alone(|| data::files_info(&args)),
+        Command::DataTokenize(args) => alone(|| data::tokenize(&args)),
         Command::Report(run_dir) => alone(|| report::five_answers(&run_dir)),
         Command::CkptInspect(args) => alone(|| ckpt::inspect(&args)),
         Command::CkptVerify(args) => alone(|| ckpt::verify(&args)),
@@ -57,10 +60,14 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> Exit {
         Command::CkptReshard(args) => alone(|| ckpt::reshard(&args)),
     };
     match outcome {
-        Ok(Said { text, exit }) => {
-            writeln!(std::io::stdout().lock(), "{text}").ok();
-            exit
-        }
+        Ok(Said { text, exit }) => say(&text).map_or_else(
+            |e| {
+                let error = Error::Io(format!("standard output: {e}"));
+                complain(&error.to_string());
+                error.exit()
+            },
+            |()| exit,
+        ),
         Err(error) => {
             complain(&error.to_string());
             error.exit()
@@ -88,6 +95,15 @@ fn show_usage(usage: &clap::Error) {
         write!(std::io::stdout().lock(), "{}", usage.render()).ok();
     } else {
         usage.print().ok();
+    }
+}
+
+/// What was asked for, on standard output. A pipe that was closed is no error: whoever read it has had enough.
+fn say(text: &str) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    match writeln!(out, "{text}").and_then(|()| out.flush()) {
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        outcome => outcome,
     }
 }
 
@@ -126,17 +142,9 @@ fn start(resume: &Resume) -> Start {
     }
 }
 
-fn data_info(args: &DeckArgs) -> Result<String> {
-    let deck = Deck::load(&args.path, &args.overrides)?;
-    let data = Dataset::open(&data_config(&deck))?;
-    let bar = BytesBar::new("reading data", data.n_bytes(), std::io::stderr().is_terminal());
-    let info = DataInfo::gather(&data, deck.train.steps, deck.train.global_batch_size as u64, &|done| bar.set(done))?;
-    bar.finish();
-    Ok(info.to_string())
-}
-
 /// Starts MPI, trains, and ends the job the right way: together where all ranks know the verdict, by abort where not.
 fn train_under_mpi(args: &TrainArgs, started: Instant) -> Exit {
+    signals::hold();
     let launch = match Launch::start() {
         Ok(launch) => launch,
         Err(error) => {
@@ -150,7 +158,10 @@ fn train_under_mpi(args: &TrainArgs, started: Instant) -> Exit {
     let result = train_on(&launch, args, started);
     let here = format!("rank {} on {}", launch.rank(), launch.host());
     match result {
-        Ok(exit) => exit,
+        Ok((exit, flight)) => {
+            launch.leave(flight);
+            exit
+        }
         // All ranks have the same verdict: one says it, everybody leaves.
         Err(error @ (Error::Deck(_) | Error::Input(_) | Error::Checkpoint(_))) => {
             if launch.rank() == 0 {
@@ -174,8 +185,9 @@ fn train_under_mpi(args: &TrainArgs, started: Instant) -> Exit {
     }
 }
 
-fn train_on(launch: &Launch, args: &TrainArgs, started: Instant) -> Result<Exit> {
+fn train_on(launch: &Launch, args: &TrainArgs, started: Instant) -> Result<(Exit, Option<Flight>)> {
     let comm = launch.shard_group()?;
+    fault_point("deck", launch.rank(), 0);
     // Rank 0 reads the deck; the others get it resolved, so that all run the same one.
     let text =
         decided_by_rank_0(&comm, || Deck::load(&args.deck.path, &args.deck.overrides).map(|deck| deck.to_toml()))?;

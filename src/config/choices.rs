@@ -122,23 +122,73 @@ impl DataFormat {
     }
 }
 
-choice! {
-    /// How text becomes tokens: `data.tokenizer`.
-    Tokenizer {
-        /// Each byte is a token.
-        Bytes = "bytes",
-        /// The files hold tokens already.
-        None = "none",
-    }
+/// How text becomes tokens: `data.tokenizer`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum Tokenizer {
+    /// Each byte is a token.
+    #[default]
+    Bytes,
+    /// The files hold tokens already, and nobody says what they mean.
+    None,
+    /// GPT-2's byte pair encoding.
+    Gpt2,
+    /// A `tokenizer.json` of Hugging Face's library.
+    File(String),
 }
 
 impl Tokenizer {
     /// Number of different tokens, or `None` when the files alone know.
-    pub const fn vocab_size(self) -> Option<usize> {
+    pub const fn vocab_size(&self) -> Option<usize> {
         match self {
             Tokenizer::Bytes => Some(256),
-            Tokenizer::None => None,
+            Tokenizer::Gpt2 => Some(50257),
+            Tokenizer::None | Tokenizer::File(_) => None,
         }
+    }
+
+    /// The name used in decks.
+    pub fn name(&self) -> &str {
+        match self {
+            Tokenizer::Bytes => "bytes",
+            Tokenizer::None => "none",
+            Tokenizer::Gpt2 => "gpt2",
+            Tokenizer::File(path) => path,
+        }
+    }
+}
+
+impl std::str::FromStr for Tokenizer {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "bytes" => Ok(Tokenizer::Bytes),
+            "none" => Ok(Tokenizer::None),
+            "gpt2" => Ok(Tokenizer::Gpt2),
+            path if path.ends_with(".json") => Ok(Tokenizer::File(path.into())),
+            _ => Err(format!("`{text}` is none of bytes, none, gpt2, or the path of a tokenizer.json")),
+        }
+    }
+}
+
+impl TryFrom<String> for Tokenizer {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<Tokenizer> for String {
+    fn from(value: Tokenizer) -> String {
+        value.to_string()
+    }
+}
+
+impl fmt::Display for Tokenizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 
@@ -153,7 +203,7 @@ choice! {
 }
 
 choice! {
-    /// Locks on checkpoint files: `checkpoint.locking`.
+    /// Locks on checkpoint files, `checkpoint.locking`, and on the run directory, `run.locking`.
     Locking {
         /// None: works on any file system.
         Off = "off",

@@ -2,7 +2,7 @@
 //!
 //! Must not know: which keys there are (`mod.rs` has the table), nor how keys depend on each other (`resolve.rs`).
 
-use super::choices::ActivationCheckpointing;
+use super::choices::{ActivationCheckpointing, Tokenizer};
 use crate::telemetry::signals::numbers_of;
 use crate::telemetry::time_limit::parse_seconds;
 use crate::telemetry::trace::steps_of;
@@ -49,6 +49,8 @@ pub enum Kind {
     Choice(&'static [&'static str]),
     /// `none`, `all` or `every:K`.
     Checkpointing,
+    /// `bytes`, `none`, `gpt2` or the path of a tokenizer.json.
+    Tokenizer,
     /// A level, or a filter of levels by module.
     LogFilter,
     /// Steps, as `log.trace` names them.
@@ -125,6 +127,7 @@ impl Kind {
                 format!("one of {}", words.iter().map(|w| format!("\"{w}\"")).collect::<Vec<_>>().join(", "))
             }
             Kind::Checkpointing => "\"none\", \"all\" or \"every:K\" with K of at least 1".into(),
+            Kind::Tokenizer => "\"bytes\", \"none\", \"gpt2\" or the path of a tokenizer.json".into(),
             Kind::LogFilter => "\"off\", \"error\", \"warn\", \"info\", \"debug\" or \"trace\", or a filter such as \
                  \"info,zero3::data=debug\""
                 .into(),
@@ -156,6 +159,7 @@ impl Kind {
             (Kind::Text { may_be_empty }, Value::String(s)) => may_be_empty || !s.is_empty(),
             (Kind::Choice(words), Value::String(s)) => words.contains(&s.as_str()),
             (Kind::Checkpointing, Value::String(s)) => s.parse::<ActivationCheckpointing>().is_ok(),
+            (Kind::Tokenizer, Value::String(s)) => s.parse::<Tokenizer>().is_ok(),
             (Kind::LogFilter, Value::String(s)) => is_log_filter(s),
             (Kind::Steps, Value::String(s)) => steps_of(s).is_ok(),
             (Kind::Duration, Value::String(s)) => parse_seconds(s).is_some(),
@@ -193,6 +197,7 @@ impl Kind {
                 Kind::Text { .. }
                 | Kind::Choice(_)
                 | Kind::Checkpointing
+                | Kind::Tokenizer
                 | Kind::LogFilter
                 | Kind::Steps
                 | Kind::Duration
@@ -219,6 +224,7 @@ impl Kind {
             Kind::Text { .. }
             | Kind::Choice(_)
             | Kind::Checkpointing
+            | Kind::Tokenizer
             | Kind::LogFilter
             | Kind::Steps
             | Kind::Duration
@@ -243,16 +249,12 @@ impl Kind {
     /// A value of this type that stands for "not set" where no default is known.
     fn placeholder(&self) -> Value {
         match *self {
-            Kind::Text { .. }
-            | Kind::LogFilter
-            | Kind::Steps
-            | Kind::Duration
-            | Kind::Signals
-            | Kind::Devices => {
+            Kind::Text { .. } | Kind::LogFilter | Kind::Steps | Kind::Duration | Kind::Signals | Kind::Devices => {
                 Value::String(String::new())
             }
             Kind::Choice(words) => Value::String(words[0].into()),
             Kind::Checkpointing => Value::String("none".into()),
+            Kind::Tokenizer => Value::String("bytes".into()),
             Kind::Flag => Value::Boolean(false),
             Kind::Integer { .. } => Value::Integer(0),
             Kind::Float { .. } => Value::Float(0.0),

@@ -154,10 +154,14 @@ deck! {
             "Peak f32 GFLOP/s of one rank, the denominator of `mfu`; 0 = unknown, and the column stays empty.";
         memory_budget_bytes: u64 = (default "0"), UNSIGNED,
             "Memory one rank's arena may take; a plan that needs more is refused before start. 0 = no budget.";
+        locking: Locking = (default "best_effort"), Kind::Choice(Locking::NAMES),
+            "Lock the run directory against a second job: never, where the file system can, or always.";
         time_limit: String = (default ""), Kind::Duration,
             "Time from the start of the process after which it must be over; it saves and stops with code 75 before. Slurm's own limit counts too.";
         stop_signals: String = (default "TERM,USR1"), Kind::Signals,
             "Signals that ask for a checkpoint at the next step boundary and a stop with code 75; one rank is enough.";
+        job_comment: bool = (default "false"), Kind::Flag,
+            "Put step, pace and projected end into the Slurm job's comment (`squeue -o '%i %k'`), once a minute at most.";
         timeout: u64 = (default "600"), integer(0, 1 << 31),
             "Seconds without progress after which a run is taken for stuck: it names the ranks that are late and ends with code 5. 0 = wait for ever.";
     }
@@ -192,10 +196,9 @@ deck! {
         val_fraction: f64 = (default "0"), FRACTION,
             "Share of the end of the training stream kept for validation.";
         format: DataFormat = (default "auto"), Kind::Choice(DataFormat::NAMES),
-            "What the files hold; `auto` goes by name: `*.bin` and `*.u16` raw_u16, `*.u32` raw_u32, else text.",
-            today &["auto", "text", "raw_u16", "raw_u32"], LATER;
-        tokenizer: Tokenizer = (derived "`bytes` for text, else `none`"), Kind::Choice(Tokenizer::NAMES),
-            "How text becomes tokens; `none` for files of tokens.";
+            "What the files hold; `auto` goes by name: `*.bin` and `*.u16` raw_u16, `*.u32` raw_u32, else text. Headers of llm.c have to be named: llmc.";
+        tokenizer: Tokenizer = (derived "`bytes` for text, else `none`"), Kind::Tokenizer,
+            "How text becomes tokens: `bytes` for text; for files of tokens, the one they were made with (`gpt2` or the path of a tokenizer.json), which `data info` and `sample` use, or `none`.";
         seed: u64 = (default "1"), UNSIGNED,
             "Seed of the sample order.";
         shuffle: bool = (default "true"), Kind::Flag,

@@ -242,8 +242,15 @@ impl Resolver {
                 Some(Tokenizer::None) if text => {
                     self.refuse("data.tokenizer", "\"bytes\" for text (data.format), which holds no tokens yet".into());
                 }
+                Some(Tokenizer::Gpt2 | Tokenizer::File(_)) if text => {
+                    let wants = "\"bytes\" for text (data.format); make files of tokens with `zero3 data tokenize` and train \
+                                 on those";
+                    self.refuse("data.tokenizer", wants.into());
+                }
                 Some(Tokenizer::Bytes) if !text => {
-                    let wants = format!("\"none\" for files of tokens (data.format = \"{format}\")");
+                    let wants = format!(
+                        "\"none\", \"gpt2\" or the path of a tokenizer.json for files of tokens (data.format = \"{format}\")"
+                    );
                     self.refuse("data.tokenizer", wants);
                 }
                 _ => {}
@@ -313,7 +320,8 @@ impl Resolver {
         {
             self.set("train.global_batch_size", Value::Integer(8 * micro));
         }
-        if let (true, Some(backend)) = (self.is_unset("zero.deterministic"), self.choice::<BackendKind>("run.backend")) {
+        if let (true, Some(backend)) = (self.is_unset("zero.deterministic"), self.choice::<BackendKind>("run.backend"))
+        {
             self.set("zero.deterministic", Value::Boolean(backend != BackendKind::Cuda));
         }
         for (name, stands_for) in [("optim.decay_steps", "train.steps"), ("data.stride", "model.seq_len")] {

@@ -98,7 +98,9 @@ fn gradients_are_added_in_one_order_unless_nccl_may_choose_its_own() {
     assert!(!parsed(SMALLEST, &["run.backend=cuda"]).zero.deterministic);
     assert!(parsed(SMALLEST, &["run.backend=cuda", "zero.deterministic=true"]).zero.deterministic);
     for backend in ["auto", "cpu"] {
-        assert!(fault_of(&[&format!("run.backend={backend}"), "zero.deterministic=false"]).contains("zero.deterministic"));
+        assert!(
+            fault_of(&[&format!("run.backend={backend}"), "zero.deterministic=false"]).contains("zero.deterministic")
+        );
     }
 }
 
@@ -135,6 +137,10 @@ fn format_goes_by_file_name_and_decides_the_tokenizer() {
     assert!(fault_of(&["data.format=raw_u16"]).contains("model.vocab_size = missing"));
     assert!(fault_of(&["data.format=raw_u16", "data.tokenizer=bytes", "model.vocab_size=300"]).contains("\"none\""));
     assert!(fault_of(&["data.tokenizer=none", "model.vocab_size=300"]).contains("\"bytes\" for text"));
+    assert!(fault_of(&["data.tokenizer=gpt2"]).contains("zero3 data tokenize"));
+    assert!(fault_of(&["data.tokenizer=gtp2"]).contains("the path of a tokenizer.json"));
+    let small = ["data.format=llmc", "data.tokenizer=gpt2", "model.vocab_size=50256"];
+    assert!(fault_of(&small).contains("at least 50257, the vocabulary of data.tokenizer"));
 }
 
 #[test]
@@ -293,7 +299,6 @@ fn values_of_later_releases_are_refused_as_such_and_impossible_ones_are_not() {
     for (list, says) in [
         ("zero.deterministic=false", "run.backend = \"cuda\""),
         ("run.devices=0,x", "ordinals of devices"),
-        ("data.format=llmc", "not available yet"),
         ("zero.stage=7", "an integer from 0 to 3"),
         ("zero.param_dtype=f16", "one of \"f32\", \"bf16\""),
         ("zero.activation_checkpointing=every:0", "\"every:K\" with K of at least 1"),
@@ -427,11 +432,12 @@ fn valid_text(key: &'static Key) -> BoxedStrategy<String> {
         Kind::Text { .. } => "[ -~é\t\n\u{7f}]{1,12}".prop_map(move |s| quoted(&s)).boxed(),
         Kind::Choice(words) => proptest::sample::select(words).prop_map(str::to_owned).boxed(),
         Kind::Checkpointing => Just("none".to_owned()).boxed(),
+        Kind::Tokenizer => Just("bytes".to_owned()).boxed(),
         Kind::Steps => proptest::sample::select(&["", "3", "3..9", "3..=9"][..]).prop_map(|s| s.to_string()).boxed(),
         Kind::Duration => {
             proptest::sample::select(&["", "90", "1h30m", "01:30:00"][..]).prop_map(str::to_owned).boxed()
         }
-        Kind::Devices => proptest::sample::select(&["", "0", "0, 1,7"][..]).prop_map(move |s| quoted(s)).boxed(),
+        Kind::Devices => proptest::sample::select(&["", "0", "0, 1,7"][..]).prop_map(quoted).boxed(),
         Kind::Signals => proptest::sample::select(&["", "TERM", "SIGUSR1,INT"][..]).prop_map(str::to_owned).boxed(),
         Kind::LogFilter => proptest::sample::select(&["off", "WARN", "zero3=debug", "info,a::b=off/x"][..])
             .prop_map(str::to_owned)

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use super::llmc;
 use crate::error::{Error, Result};
 
 /// How tokens lie in a file.
@@ -24,6 +25,10 @@ pub enum TokenFormat {
     RawU16,
     /// Headerless little-endian u32 tokens.
     RawU32,
+    /// u16 tokens behind the header of llm.c.
+    LlmcU16,
+    /// u32 tokens behind the header of llm.c.
+    LlmcU32,
 }
 
 impl TokenFormat {
@@ -31,17 +36,27 @@ impl TokenFormat {
     pub fn token_bytes(self) -> u64 {
         match self {
             TokenFormat::Text => 1,
-            TokenFormat::RawU16 => 2,
-            TokenFormat::RawU32 => 4,
+            TokenFormat::RawU16 | TokenFormat::LlmcU16 => 2,
+            TokenFormat::RawU32 | TokenFormat::LlmcU32 => 4,
         }
     }
 
-    /// The name that the deck uses.
+    /// Bytes before the first token.
+    pub fn header_bytes(self) -> usize {
+        match self {
+            TokenFormat::Text | TokenFormat::RawU16 | TokenFormat::RawU32 => 0,
+            TokenFormat::LlmcU16 | TokenFormat::LlmcU32 => llmc::HEADER_BYTES,
+        }
+    }
+
+    /// Its name in messages and digests; the deck calls both formats of llm.c `llmc`.
     pub fn name(self) -> &'static str {
         match self {
             TokenFormat::Text => "text",
             TokenFormat::RawU16 => "raw_u16",
             TokenFormat::RawU32 => "raw_u32",
+            TokenFormat::LlmcU16 => "llmc_u16",
+            TokenFormat::LlmcU32 => "llmc_u32",
         }
     }
 
@@ -199,23 +214,21 @@ fn where_from(path: &Path) -> String {
 pub const CONTAINERS: [&str; 14] =
     ["arrow", "bz2", "gz", "h5", "hdf5", "npy", "npz", "parquet", "pt", "safetensors", "tar", "xz", "zip", "zst"];
 
-/// First word of llm.c's token files: their 1 KiB header would be read as tokens.
-const LLMC_MAGIC: [u32; 2] = [20_240_520, 20_240_801];
-
 /// The format of a set of files, from the deck's word.
 ///
 /// `auto` goes by the ending, which must be of one kind for the whole set: `.u16` and `.bin` are raw_u16 (nanoGPT's
 /// `train.bin`), `.u32` is raw_u32, container formats (`.npy`, `.gz`, `.parquet`, ...) are refused, everything else is text. A
 /// `.bin` is refused as well when the vocabulary needs more than 16 bits. Files of bare tokens, by whatever word, must not
-/// begin with llm.c's header.
+/// begin with llm.c's header; `llmc` files must, and every header must be true.
 pub fn decide_format(key: &str, word: &str, files: &[PathBuf], vocab_size: u64) -> Result<TokenFormat> {
     match word {
         "text" => return Ok(TokenFormat::Text),
         "raw_u16" => return no_header(key, files).map(|()| TokenFormat::RawU16),
         "raw_u32" => return no_header(key, files).map(|()| TokenFormat::RawU32),
+        "llmc" => return headed_format(key, files),
         "auto" => no_header(key, files)?,
         other => {
-            return Err(Error::Input(format!("data.format = {other}: must be auto, text, raw_u16 or raw_u32")));
+            return Err(Error::Input(format!("data.format = {other}: must be auto, text, raw_u16, raw_u32 or llmc")));
         }
     }
     let mut faults = Vec::new();
@@ -268,18 +281,48 @@ fn no_header(key: &str, files: &[PathBuf]) -> Result<()> {
         headed
             .map(|path| {
                 let path = path.display();
-                format!(
-                    "{key}: {path} begins with the header of an llm.c token file; write its tokens without the header"
-                )
+                format!("{key}: {path} begins with the header of an llm.c token file; say data.format = \"llmc\"")
             })
             .collect(),
     )
 }
 
-fn starts_with_llmc_magic(path: &Path) -> bool {
+/// Whether a file that can be read begins with the magic word of an llm.c token file.
+pub fn starts_with_llmc_magic(path: &Path) -> bool {
     let mut word = [0u8; 4];
-    std::fs::File::open(path).and_then(|mut f| f.read_exact(&mut word)).is_ok()
-        && LLMC_MAGIC.contains(&u32::from_le_bytes(word))
+    std::fs::File::open(path).and_then(|mut f| f.read_exact(&mut word)).is_ok() && llmc::has_magic(&word)
+}
+
+/// The one format that the headers of all files name. Headers that are wrong are all reported.
+fn headed_format(key: &str, files: &[PathBuf]) -> Result<TokenFormat> {
+    let mut faults = Vec::new();
+    let mut first: Option<(TokenFormat, &Path)> = None;
+    for path in files {
+        let mut start = Vec::with_capacity(llmc::HEADER_BYTES);
+        let read = std::fs::File::open(path).and_then(|file| {
+            let n_bytes = file.metadata()?.len();
+            file.take(llmc::HEADER_BYTES as u64).read_to_end(&mut start)?;
+            Ok(n_bytes)
+        });
+        let checked = match read {
+            Ok(n_bytes) => llmc::check(&start, n_bytes).map_err(|why| format!("{key}: {} {why}", path.display())),
+            Err(err) => {
+                Err(format!("{key}: cannot read {}: {err}; check the path and its permissions", path.display()))
+            }
+        };
+        match (checked, first) {
+            (Err(fault), _) => faults.push(fault),
+            (Ok(format), None) => first = Some((format, path)),
+            (Ok(format), Some((f, p))) if f != format => faults.push(format!(
+                "{key}: {} is {f} and {} is {format}; one run takes files of one kind, so narrow the globs",
+                p.display(),
+                path.display()
+            )),
+            _ => {}
+        }
+    }
+    report(faults)?;
+    first.map(|(format, _)| format).ok_or_else(|| Error::Input(format!("{key}: no files")))
 }
 
 #[cfg(test)]
@@ -397,6 +440,21 @@ mod tests {
         assert!(message(auto(&[&llmc], 50_257)).contains("llm.c"));
         assert!(message(auto(&[&txt, &bin], 256)).contains("one kind"));
         assert!(message(decide_format("data.train", "utf8", &[txt], 256)).contains("raw_u16"));
-        assert!(message(decide_format("data.train", "raw_u16", &[llmc], 70_000)).contains("llm.c"));
+        assert!(message(decide_format("data.train", "raw_u16", std::slice::from_ref(&llmc), 70_000)).contains("llm.c"));
+        let whole = |name: &str, format, n: u64| {
+            let tokens = vec![0; (n * TokenFormat::token_bytes(format)) as usize];
+            file(name, &[&llmc::header(format, n)[..], &tokens[..]].concat())
+        };
+        let headed = |paths: &[&PathBuf]| {
+            decide_format("data.val", "llmc", &paths.iter().map(|&p| p.clone()).collect::<Vec<_>>(), 50_257)
+        };
+        let (a, b) = (whole("a.bin", TokenFormat::LlmcU16, 3), whole("b.bin", TokenFormat::LlmcU32, 3));
+        assert_eq!(headed(&[&a, &a]).unwrap(), TokenFormat::LlmcU16);
+        assert_eq!(headed(&[&b]).unwrap(), TokenFormat::LlmcU32);
+        let text = message(headed(&[&a, &b, &llmc, &bin]));
+        assert_eq!(text.lines().count(), 3, "{text}");
+        for part in ["one kind", "llmc.bin has 4 bytes", "t.bin has 4 bytes"] {
+            assert!(text.contains(part), "{part:?} is not in {text}");
+        }
     }
 }

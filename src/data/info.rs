@@ -68,7 +68,14 @@ pub struct FileInfo {
 
 impl DataInfo {
     /// Scans the data ([`Dataset::scan`]) and counts its tokens. The run is `steps` steps of `global_batch_size` samples.
-    pub fn gather(data: &Dataset, steps: u64, global_batch_size: u64, progress: ScanProgress) -> Result<Self> {
+    /// `decode` turns tokens into text, where somebody said what they mean.
+    pub fn gather(
+        data: &Dataset,
+        steps: u64,
+        global_batch_size: u64,
+        decode: Option<Decode<'_>>,
+        progress: ScanProgress,
+    ) -> Result<Self> {
         let scan = data.scan(progress)?;
         let train = &data.train;
         Ok(DataInfo {
@@ -76,8 +83,8 @@ impl DataInfo {
             stride: train.stride,
             seq_len: train.seq_len as u64,
             vocab_size: data.vocab_size,
-            train: SplitInfo::gather(train, true),
-            val: data.val.as_ref().map(|val| SplitInfo::gather(val, !data.val_is_end_of_train())),
+            train: SplitInfo::gather(train, true, decode),
+            val: data.val.as_ref().map(|val| SplitInfo::gather(val, !data.val_is_end_of_train(), decode)),
             epochs: steps as f64 * global_batch_size as f64 / train.n_windows() as f64,
             warnings: data.warnings.clone(),
         })
@@ -85,12 +92,12 @@ impl DataInfo {
 }
 
 impl SplitInfo {
-    fn gather(split: &SampleSpace, own_files: bool) -> Self {
+    fn gather(split: &SampleSpace, own_files: bool, decode: Option<Decode<'_>>) -> Self {
         let counts = histogram(&split.stream, split.tokens.clone(), split.vocab_size);
         let unigram_entropy_nats = entropy_nats(&counts);
         let file_info = |file: &super::StreamFile| FileInfo {
             path: file.path().display().to_string(),
-            n_bytes: file.bytes().len() as u64,
+            n_bytes: file.file_bytes(),
             n_tokens: file.n_tokens(),
         };
         SplitInfo {
@@ -102,21 +109,27 @@ impl SplitInfo {
             max_token: counts.iter().rposition(|&n| n > 0).unwrap_or(0) as u32,
             unigram_entropy_nats,
             unigram_entropy_bits: unigram_entropy_nats / std::f64::consts::LN_2,
-            begins: begins(split),
+            begins: begins(split, decode),
         }
     }
 }
 
-/// The first sixty bytes, or the first twelve numbers.
-fn begins(split: &SampleSpace) -> String {
+/// The bytes that tokens stand for.
+pub type Decode<'a> = &'a dyn Fn(&[u32]) -> Vec<u8>;
+
+/// The first sixty bytes, or the first twelve numbers and their text.
+fn begins(split: &SampleSpace, decode: Option<Decode<'_>>) -> String {
     let text = split.stream.format() == TokenFormat::Text;
     let mut first = vec![0; split.n_tokens().min(if text { 60 } else { 12 }) as usize];
     split.stream.read(split.tokens.start, &mut first);
     if text {
         let bytes: Vec<u8> = first.iter().map(|&t| t as u8).collect();
-        String::from_utf8_lossy(&bytes).into_owned()
-    } else {
-        first.iter().map(u32::to_string).collect::<Vec<_>>().join(" ")
+        return String::from_utf8_lossy(&bytes).into_owned();
+    }
+    let numbers = first.iter().map(u32::to_string).collect::<Vec<_>>().join(" ");
+    match decode {
+        Some(decode) => format!("{numbers} = {}", String::from_utf8_lossy(&decode(&first))),
+        None => numbers,
     }
 }
 

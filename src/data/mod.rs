@@ -3,8 +3,10 @@
 //! Every rank opens the same files and can read every sample; which rank computes which micro-batch is arithmetic on
 //! indices ([`micro_batch_samples`]; rule 8 of the design). Must not know: MPI, models, backends.
 
+pub mod file_info;
 pub mod files;
 pub mod info;
+pub mod llmc;
 pub mod order;
 mod scan;
 pub mod token_stream;
@@ -14,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+pub use file_info::TokenFilesInfo;
 pub use files::{CONTAINERS, ResolvedFiles, TokenFormat};
 pub use info::DataInfo;
 pub use scan::{DIGEST, ScanProgress};
@@ -30,7 +33,7 @@ pub struct DataConfig {
     pub val: Vec<String>,
     /// Share of the end of the training stream kept for validation, in [0, 1); 0 = none.
     pub val_fraction: f64,
-    /// `auto`, `text`, `raw_u16` or `raw_u32`.
+    /// `auto`, `text`, `raw_u16`, `raw_u32` or `llmc`.
     pub format: String,
     /// Every token must be below it.
     pub vocab_size: usize,
@@ -517,7 +520,7 @@ mod tests {
     #[test]
     fn the_info_report_has_every_number_and_reads_back_from_json() {
         let (_dir, data) = text(&[b"hello\nworld hello world"], |cfg| cfg.val_fraction = 0.3);
-        let info = DataInfo::gather(&data.unwrap(), 10, 4, &|_| ()).unwrap();
+        let info = DataInfo::gather(&data.unwrap(), 10, 4, None, &|_| ()).unwrap();
         assert_eq!((info.train.n_tokens, info.train.n_windows), (17, 4));
         assert_eq!(info.epochs, 10.0);
         assert_eq!(info.train.max_token, u32::from(b'w'));

@@ -98,6 +98,7 @@ fn scan_by(
         if let Some((token_idx, value)) = first_bad {
             let what_would_do = match format {
                 TokenFormat::Text => "set model.vocab_size to 256 for text as bytes",
+                TokenFormat::LlmcU16 | TokenFormat::LlmcU32 => "set model.vocab_size to the tokenizer's",
                 TokenFormat::RawU16 | TokenFormat::RawU32 => {
                     "set model.vocab_size to the tokenizer's, or check data.format and that the file has no header"
                 }
@@ -107,7 +108,7 @@ fn scan_by(
                 "{key}: {}: token {token_idx} (byte offset {}) is {value}, outside the vocabulary of {vocab_size}{others}; \
                  {what_would_do}",
                 file.path().display(),
-                token_idx * format.token_bytes(),
+                token_idx * format.token_bytes() + format.header_bytes() as u64,
             ));
         }
     }
@@ -151,10 +152,12 @@ fn scan_chunk(
 fn fold_tokens<T>(format: TokenFormat, bytes: &[u8], init: T, mut f: impl FnMut(T, u32) -> T) -> T {
     match format {
         TokenFormat::Text => bytes.iter().fold(init, |acc, &b| f(acc, u32::from(b))),
-        TokenFormat::RawU16 => {
+        TokenFormat::RawU16 | TokenFormat::LlmcU16 => {
             bytes.as_chunks().0.iter().fold(init, |acc, b| f(acc, u32::from(u16::from_le_bytes(*b))))
         }
-        TokenFormat::RawU32 => bytes.as_chunks().0.iter().fold(init, |acc, b| f(acc, u32::from_le_bytes(*b))),
+        TokenFormat::RawU32 | TokenFormat::LlmcU32 => {
+            bytes.as_chunks().0.iter().fold(init, |acc, b| f(acc, u32::from_le_bytes(*b)))
+        }
     }
 }
 

@@ -25,6 +25,8 @@ pub struct StreamFile {
     path: PathBuf,
     /// None for an empty file, which cannot be mapped.
     map: Option<Mmap>,
+    /// Bytes before the first token.
+    header_bytes: usize,
     /// Index in the stream of the file's first token.
     first_token: u64,
     n_tokens: u64,
@@ -36,9 +38,14 @@ impl StreamFile {
         &self.path
     }
 
-    /// The whole content.
+    /// The bytes of its tokens: the whole content but a header.
     pub fn bytes(&self) -> &[u8] {
-        self.map.as_deref().unwrap_or(&[])
+        self.map.as_deref().map_or(&[], |map| &map[self.header_bytes..])
+    }
+
+    /// Size of the file.
+    pub fn file_bytes(&self) -> u64 {
+        self.map.as_ref().map_or(0, |map| map.len() as u64)
     }
 
     /// Tokens in the file.
@@ -48,7 +55,8 @@ impl StreamFile {
 }
 
 impl TokenStream {
-    /// Maps the files in the given order. Every file that cannot be read or has a torn last token is reported at once.
+    /// Maps the files in the given order; headers have been checked ([`decide_format`](super::files::decide_format)). Every
+    /// file that cannot be read or has a torn last token is reported at once.
     pub fn open(key: &str, files: &[PathBuf], format: TokenFormat) -> Result<Self> {
         let mut faults = Vec::new();
         let mut stream = TokenStream { files: Vec::with_capacity(files.len()), format, n_tokens: 0 };
@@ -63,7 +71,12 @@ impl TokenStream {
                     continue;
                 }
             };
+            let header_bytes = format.header_bytes();
             let n_bytes = map.as_ref().map_or(0, |m| m.len() as u64);
+            let Some(n_bytes) = n_bytes.checked_sub(header_bytes as u64) else {
+                faults.push(format!("{key}: {} lost its header while it was opened", path.display()));
+                continue;
+            };
             let token_bytes = format.token_bytes();
             if !n_bytes.is_multiple_of(token_bytes) {
                 faults.push(format!(
@@ -75,7 +88,8 @@ impl TokenStream {
                 continue;
             }
             let n_tokens = n_bytes / token_bytes;
-            stream.files.push(StreamFile { path: path.clone(), map, first_token: stream.n_tokens, n_tokens });
+            let first_token = stream.n_tokens;
+            stream.files.push(StreamFile { path: path.clone(), map, header_bytes, first_token, n_tokens });
             stream.n_tokens += n_tokens;
         }
         report(faults)?;
@@ -142,12 +156,12 @@ fn decode(format: TokenFormat, bytes: &[u8], out: &mut [u32]) {
                 *token = u32::from(byte);
             }
         }
-        TokenFormat::RawU16 => {
+        TokenFormat::RawU16 | TokenFormat::LlmcU16 => {
             for (token, b) in out.iter_mut().zip(bytes.as_chunks().0) {
                 *token = u32::from(u16::from_le_bytes(*b));
             }
         }
-        TokenFormat::RawU32 => {
+        TokenFormat::RawU32 | TokenFormat::LlmcU32 => {
             for (token, b) in out.iter_mut().zip(bytes.as_chunks().0) {
                 *token = u32::from_le_bytes(*b);
             }
@@ -171,6 +185,7 @@ fn map_file(path: &Path) -> std::io::Result<Option<Mmap>> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::llmc;
     use super::*;
     use crate::error::Error;
     use proptest::prelude::*;
@@ -211,12 +226,22 @@ mod tests {
         #[test]
         fn a_read_across_file_ends_gives_the_tokens_of_the_plain_array(
             files in proptest::collection::vec(proptest::collection::vec(any::<u32>(), 0..9), 1..6),
-            format in prop_oneof![Just(TokenFormat::Text), Just(TokenFormat::RawU16), Just(TokenFormat::RawU32)],
+            format in prop_oneof![
+                Just(TokenFormat::Text),
+                Just(TokenFormat::RawU16),
+                Just(TokenFormat::RawU32),
+                Just(TokenFormat::LlmcU16),
+                Just(TokenFormat::LlmcU32),
+            ],
         ) {
             let keep = (format.token_limit() - 1) as u32;
             let n = format.token_bytes() as usize;
-            let contents: Vec<Vec<u8>> =
-                files.iter().map(|f| f.iter().flat_map(|t| t.to_le_bytes()[..n].to_vec()).collect()).collect();
+            let content = |file: &Vec<u32>| {
+                let headed = format.header_bytes() > 0;
+                let header = if headed { llmc::header(format, file.len() as u64).to_vec() } else { Vec::new() };
+                header.into_iter().chain(file.iter().flat_map(|t| t.to_le_bytes()[..n].to_vec())).collect::<Vec<u8>>()
+            };
+            let contents: Vec<Vec<u8>> = files.iter().map(content).collect();
             let all: Vec<u32> = files.iter().flatten().map(|t| t & keep).collect();
             let dir = tempfile::tempdir().unwrap();
             let stream = TokenStream::open("data.train", &write_files(dir.path(), &contents), format).unwrap();

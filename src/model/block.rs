@@ -113,11 +113,18 @@ pub fn forward<D: Device>(dev: &D, dims: &Dims, params: &[View<'_>], io: Forward
     let shape = attention_shape(dims);
     dev.attention_forward(att.view_mut(), lse.view_mut(), qkv.view(), attention_work.view_mut(), shape);
     dev.linear_forward(branch.view_mut(), att.view(), *attn_w, Some(*attn_b), linear_work.view_mut(), s.attn_proj);
-    dev.add(x2.view_mut(), x, branch.view());
 
-    dev.layer_norm_forward(ln_2.view_mut(), mean_2.view_mut(), rstd_2.view_mut(), x2.view(), *ln_2_w, *ln_2_b);
-    dev.linear_forward(fc.view_mut(), ln_2.view(), *fc_w, Some(*fc_b), linear_work.view_mut(), s.fc);
-    dev.gelu_forward(gelu.view_mut(), fc.view());
+    dev.add_layer_norm_forward(
+        x2.view_mut(),
+        ln_2.view_mut(),
+        mean_2.view_mut(),
+        rstd_2.view_mut(),
+        x,
+        branch.view(),
+        *ln_2_w,
+        *ln_2_b,
+    );
+    dev.linear_gelu_forward(gelu.view_mut(), fc.view_mut(), ln_2.view(), *fc_w, *fc_b, linear_work.view_mut(), s.fc);
     dev.linear_forward(branch.view_mut(), gelu.view(), *mlp_w, Some(*mlp_b), linear_work.view_mut(), s.mlp_proj);
     dev.add(io.out, x2.view(), branch.view());
 }
@@ -151,8 +158,14 @@ pub fn backward<D: Device>(dev: &D, dims: &Dims, params: &[View<'_>], io: Backwa
         s.mlp_proj,
         false,
     );
-    dev.linear_backward_input(dwide.view_mut(), dres.as_view(), *mlp_w, linear_work.view_mut(), s.mlp_proj);
-    dev.gelu_backward(dwide.view_mut(), fc.view());
+    dev.linear_gelu_backward_input(
+        dwide.view_mut(),
+        dres.as_view(),
+        *mlp_w,
+        fc.view(),
+        linear_work.view_mut(),
+        s.mlp_proj,
+    );
     dev.linear_backward_weight(
         dense(dfc_w, 4 * c * c),
         Some(dense(dfc_b, 4 * c)),

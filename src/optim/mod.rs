@@ -30,8 +30,7 @@ pub fn first_non_finite<D: Device, C: Comm>(
     spec: &ModelSpec,
 ) -> Result<Option<(UnitId, ParamId)>> {
     let not_finite = |p| Ok(device.sum_of_squares(&[shards.owned(p, State::Grad)])?.to_f64().is_nan());
-    let mut flags =
-        (0..spec.params.len()).map(|p| not_finite(p).map(i64::from)).collect::<Result<Vec<i64>>>()?;
+    let mut flags = (0..spec.params.len()).map(|p| not_finite(p).map(i64::from)).collect::<Result<Vec<i64>>>()?;
     comm.all_reduce_sum(&mut flags)?;
     let backward = spec.units.iter().enumerate().rev().flat_map(|(u, unit)| unit.params.iter().map(move |&p| (u, p)));
     Ok(backward.into_iter().find(|&(_, p)| flags[p] > 0))

@@ -281,12 +281,9 @@ impl fmt::Display for Paper {
         writeln!(f, "{}", row("arena", self.arena_bytes))?;
         writeln!(
             f,
-            "{}  {} x {psi} + {} x {psi} / {n} = {:.1}, + padding and persistent parameters",
+            "{}  {}, + padding and persistent parameters",
             row("at rest", self.resident_bytes),
-            self.bytes_per_param.0,
-            self.bytes_per_param.1,
-            self.formula_bytes,
-            psi = self.n_params
+            human::stage_formula(self.bytes_per_param, self.n_params as u64, n as u64)
         )?;
         writeln!(f, "\nbytes received in one step")?;
         writeln!(f, "  {:<12} {:>16} {:>16} {:>16}", "ranks", "all-gather", "reduce-scatter", "together")?;

@@ -35,15 +35,10 @@ fn answer(s: &Summary) -> String {
     line("\n1. Which shards are resident at rest?".into());
     let r = &s.resident;
     line(format!(
-        "   {} bytes on each rank, planned {}: {} x {} + {} x {} / {} = {:.1}, and {:.1} of padding and persistent parameters.",
+        "   {} bytes on each rank, planned {}: {}, and {:.1} of padding and persistent parameters.",
         r.bytes.measured,
         r.bytes.planned,
-        r.whole_bytes_per_param,
-        r.n_params,
-        r.cut_bytes_per_param,
-        r.n_params,
-        s.world_size,
-        r.formula_bytes,
+        r.formula_in_words(s.world_size),
         r.padding_bytes
     ));
     for k in s.peak_bytes_by_kind.iter().filter(|k| k.kind.is_resident() && k.bytes.measured > 0) {

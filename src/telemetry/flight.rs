@@ -1,6 +1,7 @@
 //! The flight recorder of a rank, and the watchdog that reads the others'.
 //!
-//! Every rank runs the same list of operations, so their number tells who is behind whom. A rank's main thread notes each
+//! Every rank runs the same list of operations, so their number tells who is behind whom; within a long operation a rank ticks
+//! as it gets on, and the others wait for it however long it takes. A rank's main thread notes each
 //! operation in memory; a second thread writes the newest to `RUN/flight/rank_N.progress` now and then. When the main thread
 //! has not moved for `timeout`, that thread reads the files of all ranks (the stuck communicator is of no use), and the lowest
 //! rank that is alive says who has not arrived where. Each rank leaves its last events in `RUN/flight/rank_N.jsonl`, and the
@@ -37,6 +38,9 @@ struct Event {
 
 struct State {
     now: Event,
+    /// Signs of getting on within operations, and when the last one was.
+    ticks: u64,
+    ticked: Instant,
     past: VecDeque<Event>,
     closed: bool,
 }
@@ -60,6 +64,7 @@ struct Progress {
     /// Counts up as long as the process lives.
     beat: u64,
     ordinal: u64,
+    ticks: u64,
     step: u64,
     what: String,
     /// Unix time at which the operation began.
@@ -73,7 +78,8 @@ pub struct Flight {
 }
 
 impl Flight {
-    /// Starts recording into `RUN/flight`; with a `timeout` above zero also watching. `abort` ends the job.
+    /// Starts recording into `RUN/flight`; with a `timeout` above zero also watching. `abort` ends the job. A run directory that is
+    /// not there yet is left to come, unless this rank begins to wait long: bad data leave none behind.
     pub fn start(
         run_dir: &Path,
         (rank, n_ranks): (usize, usize),
@@ -89,12 +95,17 @@ impl Flight {
             n_ranks,
             host: host.into(),
             units,
-            state: Mutex::new(State { now, past: VecDeque::with_capacity(N_EVENTS), closed: false }),
+            state: Mutex::new(State {
+                now,
+                ticks: 0,
+                ticked: now.began,
+                past: VecDeque::with_capacity(N_EVENTS),
+                closed: false,
+            }),
             closing: Condvar::new(),
         });
         let mut watchdog = None;
         if !timeout.is_zero() && n_ranks > 1 {
-            std::fs::create_dir_all(&shared.dir)?;
             // What an earlier job left is not this rank's sign of life.
             std::fs::remove_file(shared.progress_path(rank)).ok();
             std::fs::remove_file(shared.events_path()).ok();
@@ -115,6 +126,32 @@ impl Flight {
         let past = std::mem::replace(&mut state.now, next);
         state.past.push_back(past);
     }
+
+    /// The main thread gets on within its operation, which takes long.
+    pub fn tick(&self) {
+        let mut state = self.shared.lock();
+        state.ticks += 1;
+        state.ticked = Instant::now();
+    }
+
+    /// The run is over; what is left is to leave MPI, together.
+    pub fn leave(&self) {
+        let step = self.shared.lock().now.step;
+        self.at(step, "leave MPI", None);
+    }
+}
+
+impl State {
+    /// What changes when the main thread gets on.
+    fn place(&self) -> (u64, u64) {
+        (self.now.ordinal, self.ticks)
+    }
+}
+
+impl Progress {
+    fn place(&self) -> (u64, u64) {
+        (self.ordinal, self.ticks)
+    }
 }
 
 impl Drop for Flight {
@@ -124,6 +161,8 @@ impl Drop for Flight {
         if let Some(watchdog) = self.watchdog.take() {
             watchdog.join().ok();
             std::fs::remove_file(self.shared.progress_path(self.shared.rank)).ok();
+            // Of an operation that took long and came to its end.
+            std::fs::remove_file(self.shared.events_path()).ok();
             // The last rank takes the empty directory away.
             std::fs::remove_dir(&self.shared.dir).ok();
         }
@@ -152,13 +191,17 @@ impl Shared {
 
     /// Writes this rank's sign of life. A fault of the file system is no reason to end a run.
     fn publish(&self, beat: u64) {
-        let now = self.lock().now;
+        let (now, ticks) = {
+            let state = self.lock();
+            (state.now, state.ticks)
+        };
         let progress = Progress {
             rank: self.rank,
             host: self.host.clone(),
             pid: std::process::id(),
             beat,
             ordinal: now.ordinal,
+            ticks,
             step: now.step,
             what: self.words(&now),
             since_unix: unix_now() - now.began.elapsed().as_secs_f64(),
@@ -190,17 +233,23 @@ impl Shared {
         let mut dumped_at = u64::MAX;
         loop {
             n += 1;
-            self.publish(n);
-            let (ordinal, waited) = {
+            let (place, waited) = {
                 let state = self.lock();
-                (state.now.ordinal, state.now.began.elapsed())
+                (state.place(), state.now.began.max(state.ticked).elapsed())
             };
+            let has_run_dir = self.dir.parent().is_some_and(Path::exists);
+            if (has_run_dir || waited > timeout / 2)
+                && let Err(error) = std::fs::create_dir_all(&self.dir)
+            {
+                log::debug!("{}: {error}", self.dir.display());
+            }
+            self.publish(n);
             // Ahead of the end, which may come from another rank.
-            if waited > timeout / 2 && dumped_at != ordinal {
-                dumped_at = ordinal;
+            if waited > timeout / 2 && dumped_at != place.0 {
+                dumped_at = place.0;
                 self.dump();
             }
-            if waited > timeout && self.judge(&mut n, beat, ordinal) {
+            if waited > timeout && self.judge(&mut n, beat, place) {
                 abort();
                 return;
             }
@@ -210,21 +259,26 @@ impl Shared {
         }
     }
 
-    /// Looks twice at all ranks; the lowest live one says who is late. False when it moves again after all.
-    fn judge(&self, n: &mut u64, beat: Duration, ordinal: u64) -> bool {
+    /// Looks twice at all ranks; the lowest live one says who is late. False when this rank, or one it may be waiting for, gets
+    /// on after all.
+    fn judge(&self, n: &mut u64, beat: Duration, place: (u64, u64)) -> bool {
         let before = self.read_all();
         let moves_on = |n: &mut u64, beats: u32| {
             (0..beats).any(|_| {
                 let closed = self.rest(beat);
                 *n += 1;
                 self.publish(*n);
-                closed || self.lock().now.ordinal != ordinal
+                closed || self.lock().place() != place
             })
         };
         if moves_on(n, BEATS_TO_LIVE) {
             return false;
         }
         let after = self.read_all();
+        let place_of = |progress: &Option<Progress>| progress.as_ref().map(Progress::place);
+        if before.iter().zip(&after).any(|(b, a)| b.is_some() && place_of(b) != place_of(a)) {
+            return false;
+        }
         let lives = |rank: usize| {
             let beat_of = |all: &[Option<Progress>]| all[rank].as_ref().map(|p| p.beat);
             rank == self.rank || beat_of(&before) != beat_of(&after)
@@ -277,8 +331,16 @@ fn verdict(
     let ordinals = all.iter().map(|p| p.as_ref().map_or(0, |p| p.ordinal));
     let (first, last) = (ordinals.clone().min().unwrap_or(0), ordinals.max().unwrap_or(0));
     let any_dead = live.contains(&false);
+    // Where the others wait, for a rank that is itself behind.
+    let ahead = all.iter().flatten().find(|p| p.ordinal == last);
+    let own_is_behind = all[own_rank].as_ref().is_some_and(|p| p.ordinal < last);
+    let (meeting, meeting_step) = match ahead {
+        Some(p) if own_is_behind => (p.what.as_str(), p.step),
+        _ => (own_words, own_step),
+    };
     let mut lines = vec![format!(
-        "rank {own_rank} has waited {:.0} s at `{own_words}` of step {own_step} (run.timeout)",
+        "rank {own_rank} has {} {:.0} s at `{own_words}` of step {own_step} (run.timeout)",
+        if own_is_behind { "stood still for" } else { "waited" },
         waited.as_secs_f64()
     )];
     for (rank, progress) in all.iter().enumerate() {
@@ -288,11 +350,11 @@ fn verdict(
             continue;
         }
         lines.push(match progress {
-            None => format!("rank {rank} has not arrived at `{own_words}` of step {own_step}: it has never been seen"),
+            None => format!("rank {rank} has not arrived at `{meeting}` of step {meeting_step}: it has never been seen"),
             Some(p) => {
                 let sign = if live[rank] { "it is alive" } else { "it gives no sign of life (stopped, or its node is gone)" };
                 format!(
-                    "rank {rank} on {} (process {}) has not arrived at `{own_words}` of step {own_step}: last seen at `{}` of step {}, \
+                    "rank {rank} on {} (process {}) has not arrived at `{meeting}` of step {meeting_step}: last seen at `{}` of step {}, \
                      which it began {:.0} s ago; {sign}",
                     p.host,
                     p.pid,
@@ -316,7 +378,7 @@ mod tests {
 
     fn progress(rank: usize, ordinal: u64) -> Option<Progress> {
         let (host, what) = (format!("n{rank}"), "forward h.0".to_string());
-        Some(Progress { rank, host, pid: 7, beat: 1, ordinal, step: 3, what, since_unix: unix_now() })
+        Some(Progress { rank, host, pid: 7, beat: 1, ordinal, ticks: 0, step: 3, what, since_unix: unix_now() })
     }
 
     #[test]
@@ -330,6 +392,9 @@ mod tests {
         let behind = late(&[progress(0, 9), progress(1, 4), progress(2, 8)], &[true; 3]);
         assert!(behind.starts_with("rank 1 on n1") && behind.contains("last seen at `forward h.0`"), "{behind}");
         assert!(behind.contains("it is alive") && !behind.contains("rank 2"), "{behind}");
+        // The rank that looks is the one behind.
+        let own = late(&[progress(0, 4), progress(1, 9)], &[true; 2]);
+        assert!(own.starts_with("rank 0 on n0 (process 7) has not arrived at `forward h.0` of step 3"), "{own}");
         let none = late(&[progress(0, 9), progress(1, 9)], &[true; 2]);
         assert!(none.contains("every rank has arrived"), "{none}");
     }
@@ -356,5 +421,35 @@ mod tests {
         }
         let text = std::fs::read_to_string(dir.path().join("flight/rank_0.jsonl")).unwrap();
         assert!(text.lines().last().unwrap().contains("gather embed"), "{text}");
+    }
+
+    #[test]
+    fn a_rank_that_gets_on_is_waited_for_until_it_no_longer_does() {
+        static ABORTED: AtomicBool = AtomicBool::new(false);
+        let dir = tempfile::tempdir().unwrap();
+        let abort = || ABORTED.store(true, Ordering::SeqCst);
+        let start = |rank, timeout| {
+            let flight =
+                Flight::start(dir.path(), (rank, 2), "here", vec![], Duration::from_millis(timeout), abort).unwrap();
+            flight.at(0, "data", None);
+            flight
+        };
+        // The reader ticks; only the one that waits has a short timeout.
+        let (reads, waits) = (start(0, 600_000), start(1, 300));
+        waits.at(0, "wait", None);
+        reads.shared.publish(1);
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_secs(3) {
+            reads.tick();
+            reads.shared.publish(2);
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        assert!(!ABORTED.load(Ordering::SeqCst), "the reader was getting on");
+        while !ABORTED.load(Ordering::SeqCst) {
+            assert!(began.elapsed() < Duration::from_secs(40), "the reader stands still and nobody says so");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        drop((reads, waits));
+        assert!(!dir.path().join("flight").exists(), "a run that ends by itself leaves nothing");
     }
 }

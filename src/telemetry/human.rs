@@ -40,9 +40,25 @@ pub fn count(n: f64) -> String {
     }
 }
 
+/// Bytes at rest, `2 x 100 + 14 x 100 / 3 = 666.7`: the formula of the stage for `psi` parameters on `n` ranks, the `(whole, cut)` bytes per
+/// parameter of a stage; terms of nothing are left out.
+pub fn stage_formula((whole, cut): (usize, usize), psi: u64, n: u64) -> String {
+    let terms = [(whole, format!("{whole} x {psi}")), (cut, format!("{cut} x {psi} / {n}"))];
+    let terms: Vec<String> = terms.into_iter().filter(|(bytes, _)| *bytes > 0).map(|(_, term)| term).collect();
+    let sum = whole as f64 * psi as f64 + cut as f64 * psi as f64 / n as f64;
+    format!("{} = {sum:.1}", terms.join(" + "))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_formula_leaves_out_what_is_nothing() {
+        assert_eq!(stage_formula((0, 16), 1000, 3), "16 x 1000 / 3 = 5333.3");
+        assert_eq!(stage_formula((2, 14), 100, 3), "2 x 100 + 14 x 100 / 3 = 666.7");
+        assert_eq!(stage_formula((16, 0), 100, 3), "16 x 100 = 1600.0");
+    }
 
     #[test]
     fn units_change_without_a_thousand_and_twenty_four_of_the_smaller() {

@@ -103,7 +103,12 @@ impl BytesBar {
 
     /// `title` says what is done to the bytes.
     pub fn new(title: &'static str, n_bytes: u64, is_terminal: bool) -> Self {
-        BytesBar((is_terminal && n_bytes >= Self::SHOWN_FROM_BYTES).then(|| {
+        Self::any_size(title, n_bytes, is_terminal && n_bytes >= Self::SHOWN_FROM_BYTES)
+    }
+
+    /// The same for work that takes its time with few bytes too.
+    pub fn any_size(title: &'static str, n_bytes: u64, is_terminal: bool) -> Self {
+        BytesBar(is_terminal.then(|| {
             let bar = ProgressBar::new(n_bytes).with_message(title);
             bar.set_style(style(&format!("{} {{msg}} {{bytes}} of {{total_bytes}}, {{eta}} left", colored_bar())));
             bar

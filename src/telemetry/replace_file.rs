@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 
 /// Writes `path` anew: a temporary file beside it, fsync, rename, fsync of the directory. A leftover of an earlier crash is
 /// overwritten. One process at a time may do this to a path.
-pub(super) fn replace_file(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> std::io::Result<()>) -> Result<()> {
+pub(crate) fn replace_file(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> std::io::Result<()>) -> Result<()> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let temporary = path.with_file_name(format!(".{name}.tmp"));
     let file = File::create(&temporary).map_err(|err| Error::io("create", &temporary, &err))?;

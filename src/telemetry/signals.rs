@@ -82,13 +82,33 @@ pub fn numbers_of(text: &str) -> std::result::Result<Vec<libc::c_int>, String> {
         .collect()
 }
 
-/// From now on SIGUSR2 asks for a report, and each of `stop` for a stop, instead of ending the process.
+/// Keeps signals that batch systems send from this thread, and those it starts, until [`listen`] knows what to make of them: a job
+/// may be preempted while MPI still starts, and a signal without a handler would end the process. Those a person types are left
+/// alone.
+pub fn hold() {
+    mask(libc::SIG_BLOCK);
+}
+
+fn mask(how: libc::c_int) {
+    // SAFETY: a sigset_t is plain bits, which sigemptyset sets up; the signals exist; a null pointer asks for no old mask.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        for (_, signal) in STOP_SIGNALS.into_iter().filter(|s| ![libc::SIGINT, libc::SIGQUIT].contains(&s.1)) {
+            libc::sigaddset(&mut set, signal);
+        }
+        libc::pthread_sigmask(how, &set, std::ptr::null_mut());
+    }
+}
+
+/// From now on SIGUSR2 asks for a report, and each of `stop` for a stop, instead of ending the process. What was held arrives.
 pub fn listen(stop: &[libc::c_int]) {
     let handlers = stop.iter().map(|&signal| (signal, note_stop as extern "C" fn(libc::c_int)));
     for (signal, handler) in handlers.chain([(libc::SIGUSR2, note_report as extern "C" fn(libc::c_int))]) {
         // SAFETY: the handlers only touch atomics, which is async-signal-safe.
         unsafe { libc::signal(signal, handler as *const () as libc::sighandler_t) };
     }
+    mask(libc::SIG_UNBLOCK);
 }
 
 /// Whether a report was asked for since the last look.

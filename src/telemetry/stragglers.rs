@@ -25,7 +25,8 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Where the time of one step went, in ms, seen from all ranks; the three add up to the slowest rank's step.
+/// Where the time of one step went, in ms; the three add up to the step of rank 0, whose clock counts: what ranks spent apart
+/// from each other (a save, an evaluation) is then in no two classes.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct StepShares {
     /// Compute of the mean rank.
@@ -39,11 +40,11 @@ pub struct StepShares {
 impl StepShares {
     /// From the numbers of every rank.
     pub fn of(ranks: &[RankStep]) -> Self {
+        let step_ms = ranks[0].step_ms;
         let compute = ranks.iter().map(|r| compute_and_wait_ms(r).0);
-        let useful_ms = compute.clone().sum::<f64>() / ranks.len() as f64;
-        let slowest = compute.fold(0.0, f64::max);
-        let step_ms = ranks.iter().map(|r| r.step_ms).fold(0.0, f64::max);
-        StepShares { useful_ms, straggler_ms: slowest - useful_ms, exposed_ms: (step_ms - slowest).max(0.0) }
+        let useful_ms = (compute.clone().sum::<f64>() / ranks.len() as f64).min(step_ms);
+        let slowest_ms = compute.fold(0.0, f64::max).min(step_ms);
+        StepShares { useful_ms, straggler_ms: slowest_ms - useful_ms, exposed_ms: step_ms - slowest_ms }
     }
 }
 
@@ -146,8 +147,11 @@ mod tests {
     }
 
     #[test]
-    fn the_shares_of_a_step_add_up_to_the_slowest_rank() {
+    fn the_shares_of_a_step_add_up_to_it() {
         let shares = StepShares::of(&[rank(40.0, 62.0), rank(100.0, 1.0)]);
         assert_eq!(shares, StepShares { useful_ms: 70.0, straggler_ms: 30.0, exposed_ms: 2.0 });
+        // Rank 1 waited while rank 0 was at something that is no part of its step.
+        let shares = StepShares::of(&[rank(30.0, 5.0), rank(40.0, 62.0)]);
+        assert_eq!(shares, StepShares { useful_ms: 35.0, straggler_ms: 0.0, exposed_ms: 0.0 });
     }
 }

@@ -143,6 +143,14 @@ pub struct KindBytes {
     pub bytes: Planned,
 }
 
+impl Resident {
+    /// The formula of the stage with its numbers, `2 x 100 + 14 x 100 / 3 = 666.7`.
+    pub fn formula_in_words(&self, world_size: u64) -> String {
+        let per_param = (self.whole_bytes_per_param as usize, self.cut_bytes_per_param as usize);
+        human::stage_formula(per_param, self.n_params, world_size)
+    }
+}
+
 impl Summary {
     /// Writes `summary.json` in one piece. Numbers that are not finite become null.
     pub fn write(&self, run_dir: &Path) -> Result<()> {
@@ -189,11 +197,8 @@ impl fmt::Display for Summary {
         writeln!(f, "{}{}", label("all-gather per step"), self.all_gather_bytes_per_step)?;
         writeln!(f, "{}{}", label("reduce-scatter per step"), self.reduce_scatter_bytes_per_step)?;
         writeln!(f, "{}{}", label("resident at rest"), self.resident.bytes)?;
-        let Resident { n_params, whole_bytes_per_param, cut_bytes_per_param, formula_bytes, padding_bytes, .. } =
-            self.resident;
-        let whole =
-            if whole_bytes_per_param > 0 { format!("{whole_bytes_per_param} x {n_params} + ") } else { String::new() };
-        let formula = format!("{whole}{cut_bytes_per_param} x {n_params} / {world_size} = {formula_bytes:.1}");
+        let formula = self.resident.formula_in_words(world_size);
+        let padding_bytes = self.resident.padding_bytes;
         let besides = if self.persistent { "padding and persistent parameters" } else { "padding" };
         writeln!(f, "{}{formula}, + {padding_bytes:.1} {besides}", label(""))?;
         writeln!(f, "{}{}", label("peak"), self.peak_bytes)?;

@@ -2,11 +2,8 @@
 //!
 //! Must not know: steps, checkpoints.
 
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-
-/// What `scontrol` may take; a controller that is busy or gone must not hold a job up.
-const SCONTROL_TIMEOUT: Duration = Duration::from_secs(10);
+use super::scontrol::scontrol;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Seconds of a duration as people write it: `5400`, `90m`, `1h30m`, `2d`, `1:30:00`, `2-12:00:00`; empty = 0.
 pub fn parse_seconds(text: &str) -> Option<f64> {
@@ -97,8 +94,8 @@ impl JobClock {
     /// (unix time); 0 = none. The earliest end counts.
     pub fn find(limit_seconds: f64, process_start: f64) -> Self {
         let env = |name: &str| std::env::var(name).ok();
-        let scontrol = env("SLURM_JOB_ID").and_then(|id| show_job(&id));
-        JobClock::read(limit_seconds, process_start, unix_now(), &env, scontrol.as_deref())
+        let shown = env("SLURM_JOB_ID").and_then(|id| scontrol(&["--oneliner", "show", "job", &id]).ok());
+        JobClock::read(limit_seconds, process_start, unix_now(), &env, shown.as_deref())
     }
 
     /// [`JobClock::find`] from recorded answers.
@@ -127,7 +124,7 @@ impl JobClock {
         JobClock {
             end: end.map(|e| e.0),
             end_from: end.map_or("", |e| e.1),
-            started: ran.map(|ran| now - ran).or_else(|| number("SLURM_JOB_START_TIME")),
+            started: ran.map(|ran| now - ran).or_else(|| number("SLURM_JOB_START_TIME")).or(Some(process_start)),
             queued_seconds: match (
                 field("SubmitTime").and_then(date_seconds),
                 field("StartTime").and_then(date_seconds),
@@ -149,28 +146,6 @@ impl JobClock {
 /// Seconds since 1970.
 pub fn unix_now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64())
-}
-
-/// `scontrol show job`, or nothing where it fails or takes too long.
-fn show_job(job_id: &str) -> Option<String> {
-    let mut command = Command::new("scontrol");
-    command.args(["--oneliner", "show", "job", job_id]);
-    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().ok()?;
-    let started = Instant::now();
-    loop {
-        match child.try_wait() {
-            Ok(Some(status)) if status.success() => break,
-            Ok(None) if started.elapsed() < SCONTROL_TIMEOUT => std::thread::sleep(Duration::from_millis(10)),
-            _ => {
-                child.kill().ok();
-                child.wait().ok();
-                return None;
-            }
-        }
-    }
-    // One job fits a pipe's buffer.
-    let out = child.wait_with_output().ok()?;
-    Some(String::from_utf8_lossy(&out.stdout).into_owned())
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //! It outlives the process: a resumed run reads its predecessor's file and goes on adding. It also decides when there is no
 //! time for one more step. Must not know: MPI, checkpoints, steps' contents.
 
+use super::job_comment::JobComment;
 use super::replace_file::replace_file;
 use super::signals::{self, Stop};
 use super::step_log::RankStep;
@@ -126,6 +127,9 @@ pub struct Timing {
     path: Option<PathBuf>,
     clock: JobClock,
     record: Record,
+    /// Unix time at which this job, or a run before it in the same job, left off.
+    began_unix: f64,
+    comment: Option<JobComment>,
     step_seconds: VecDeque<f64>,
     /// Whole rounds of the loop without their saves: steps, evaluation, logging.
     rounds: VecDeque<f64>,
@@ -142,7 +146,7 @@ pub struct Timing {
 impl Timing {
     /// For a rank that does not write.
     pub fn silent() -> Self {
-        Timing::new(None, JobClock::default(), Record::default(), 0.0)
+        Timing::new(None, JobClock::default(), Record::default(), (f64::INFINITY, 0.0))
     }
 
     /// For rank 0. `state_bytes` is what one rank saves; `resumed` says that a predecessor's file, if there is one, is of this
@@ -153,12 +157,15 @@ impl Timing {
         let before: Option<Record> = before.and_then(|text| serde_json::from_str(&text).ok());
         let now = unix_now();
         let job_started = clock.started.unwrap_or(now).min(now);
+        let mut began_unix = job_started;
         let mut record = Record::default();
         match before {
             Some(before) => {
                 record.since_unix = before.since_unix;
                 record.useful_step_seconds = before.useful_step_seconds;
                 record.lost_seconds = before.lost_seconds;
+                // Several runs one after another in one job: its start is none of this one's.
+                began_unix = job_started.max(before.updated_unix);
                 let lost = &mut record.lost_seconds;
                 lost.queue += (job_started - before.updated_unix).max(0.0);
                 let again = before.step.saturating_sub(resumed.unwrap_or(0)) as f64 * before.step_seconds_median;
@@ -171,14 +178,21 @@ impl Timing {
                 record.lost_seconds.queue = clock.queued_seconds;
             }
         }
-        Timing::new(Some(path), clock, record, 2.0 + state_bytes as f64 / ASSUMED_BYTES_PER_SECOND)
+        Timing::new(Some(path), clock, record, (began_unix, 2.0 + state_bytes as f64 / ASSUMED_BYTES_PER_SECOND))
     }
 
-    fn new(path: Option<PathBuf>, clock: JobClock, record: Record, assumed_save_seconds: f64) -> Self {
+    fn new(
+        path: Option<PathBuf>,
+        clock: JobClock,
+        record: Record,
+        (began_unix, assumed_save_seconds): (f64, f64),
+    ) -> Self {
         Timing {
             path,
             clock,
             record,
+            began_unix,
+            comment: None,
             step_seconds: VecDeque::new(),
             rounds: VecDeque::new(),
             round_began: None,
@@ -190,9 +204,14 @@ impl Timing {
         }
     }
 
+    /// From now on the job's comment says how the run gets on, where Slurm runs this.
+    pub fn comment_in_job(&mut self) {
+        self.comment = self.path.as_ref().and_then(|_| JobComment::of_this_job());
+    }
+
     /// The first step comes next. `process_seconds` went by since the process started, `restore_seconds` of them in a restore.
     pub fn begin_steps(&mut self, at_step: u64, total_steps: u64, process_seconds: f64, restore_seconds: f64) {
-        let since_job = self.clock.started.map_or(0.0, |started| unix_now() - started);
+        let since_job = unix_now() - self.began_unix;
         self.record.startup_seconds = (since_job.max(process_seconds) - restore_seconds).max(0.0);
         self.record.restore_seconds = restore_seconds;
         self.record.lost_seconds.startup += self.record.startup_seconds;
@@ -271,6 +290,18 @@ impl Timing {
         if let Err(error) = written {
             log::warn!("{error}");
         }
+        if let Some(comment) = &mut self.comment {
+            comment.post(&in_words(&record));
+        }
+    }
+
+    /// Writes the file for the last time; `ending` says in words why the run is over.
+    pub fn finish(&mut self, ending: &str) {
+        let comment = self.comment.take();
+        self.write(true);
+        if let Some(mut comment) = comment {
+            comment.post_last(&format!("zero3: step {} of {}, {ending}", self.record.step, self.record.total_steps));
+        }
     }
 
     /// The record as of now.
@@ -306,6 +337,13 @@ fn push(values: &mut VecDeque<f64>, value: f64) {
         values.pop_front();
     }
     values.push_back(value);
+}
+
+/// A run on its way, for the job's comment.
+fn in_words(record: &Record) -> String {
+    let end =
+        jiff::Timestamp::from_second(record.projected_end_unix as i64).map_or(String::new(), |t| format!(", done {t}"));
+    format!("zero3: step {} of {}, {:.3} s a step{end}", record.step, record.total_steps, record.step_seconds_median)
 }
 
 /// Seconds as `--time` takes them, rounded up to a minute.

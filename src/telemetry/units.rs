@@ -24,28 +24,19 @@ pub struct UnitTimes {
     pub late_byte_ms: f64,
 }
 
-/// Numbers in a [`UnitTimes`].
-pub const N_TIMES: usize = 7;
-
 impl UnitTimes {
-    /// The numbers in a fixed order.
-    pub fn to_array(&self) -> [f64; N_TIMES] {
-        let UnitTimes {
-            gather_ms,
-            gather_wait_ms,
-            gather_bytes,
-            reduce_ms,
-            reduce_wait_ms,
-            reduce_bytes,
-            late_byte_ms,
-        } = *self;
-        [gather_ms, gather_wait_ms, gather_bytes, reduce_ms, reduce_wait_ms, reduce_bytes, late_byte_ms]
-    }
-
-    /// The reverse of [`UnitTimes::to_array`].
-    pub fn from_array(numbers: [f64; N_TIMES]) -> Self {
-        let [gather_ms, gather_wait_ms, gather_bytes, reduce_ms, reduce_wait_ms, reduce_bytes, late_byte_ms] = numbers;
-        UnitTimes { gather_ms, gather_wait_ms, gather_bytes, reduce_ms, reduce_wait_ms, reduce_bytes, late_byte_ms }
+    /// The mean of each figure; zeros of none.
+    pub fn mean<'a>(ranks: impl ExactSizeIterator<Item = &'a UnitTimes>) -> Self {
+        let n = ranks.len().max(1) as f64;
+        ranks.fold(UnitTimes::default(), |sum, r| UnitTimes {
+            gather_ms: sum.gather_ms + r.gather_ms / n,
+            gather_wait_ms: sum.gather_wait_ms + r.gather_wait_ms / n,
+            gather_bytes: sum.gather_bytes + r.gather_bytes / n,
+            reduce_ms: sum.reduce_ms + r.reduce_ms / n,
+            reduce_wait_ms: sum.reduce_wait_ms + r.reduce_wait_ms / n,
+            reduce_bytes: sum.reduce_bytes + r.reduce_bytes / n,
+            late_byte_ms: sum.late_byte_ms + r.late_byte_ms / n,
+        })
     }
 
     /// Share of the communication time that compute did not wait for, 0 to 1; None where there was none.

@@ -2,11 +2,12 @@
 //!
 //! Pure: it plans the deck again with one knob turned at a time.
 
-use crate::backend::Ops;
+use super::node_memory::NodeMemory;
+use super::planning;
+use crate::backend::Device;
 use crate::config::{ActivationCheckpointing, Deck};
 use crate::error::{Error, Fault, Result};
-use crate::model::gpt2;
-use crate::plan::{Knobs, Plan};
+use crate::plan::Plan;
 use crate::telemetry::MemKind;
 
 /// A change of the deck that saves memory.
@@ -30,7 +31,7 @@ pub fn is_kept(deck: &Deck, plan: &Plan) -> bool {
 }
 
 /// Fails where `plan`, made from `deck`, needs more than `run.memory_budget_bytes`.
-pub fn check<D: Ops>(deck: &Deck, plan: &Plan) -> Result<()> {
+pub fn check<D: Device>(deck: &Deck, plan: &Plan) -> Result<()> {
     if is_kept(deck, plan) {
         return Ok(());
     }
@@ -43,8 +44,34 @@ pub fn check<D: Ops>(deck: &Deck, plan: &Plan) -> Result<()> {
     }]))
 }
 
+/// Whether `n_here` ranks of a node with `node` memory can hold `plan`, made from `deck`: an error where they never can, words
+/// of warning where others have to let go of some first.
+pub fn check_node<D: Device>(deck: &Deck, plan: &Plan, node: NodeMemory, n_here: usize) -> Result<Option<String>> {
+    let each = plan.arena_bytes as u64 + plan.outside_bytes();
+    let together = each.saturating_mul(n_here as u64);
+    let ranks = if n_here == 1 { "1 rank".into() } else { format!("{n_here} ranks") };
+    let needed = format!(
+        "the plan needs {each} bytes for model and activations on each rank, {together} for the {ranks} of this node"
+    );
+    if together > node.limit_bytes {
+        let has = node.limit_bytes;
+        let remedy = remedy(deck, plan.world_size, has / n_here as u64, &needs::<D>);
+        return Err(Error::Input(format!(
+            "{needed}, which has {has}; {remedy}, as would fewer ranks on a node (`zero3 plan` says what each needs)"
+        )));
+    }
+    let free = node.available_bytes;
+    Ok((together > free)
+        .then(|| format!("{needed}; only {free} of its memory are free now, and the system may end the job")))
+}
+
+/// Bytes that each of `n` ranks would hold of a deck's plan.
+fn needs<D: Device>(deck: &Deck, n: usize) -> Option<u64> {
+    planning::of_deck::<D>(deck, n).ok().map(|(_, plan)| plan.arena_bytes as u64 + plan.outside_bytes())
+}
+
 /// Fails where the device of this rank has less memory left than `plan`, made from `deck`, needs: says what needs it.
-pub fn check_free<D: Ops>(deck: &Deck, plan: &Plan, free_bytes: Option<u64>) -> Result<()> {
+pub fn check_free<D: Device>(deck: &Deck, plan: &Plan, free_bytes: Option<u64>) -> Result<()> {
     let (needed, n) = (plan.arena_bytes as u64, plan.world_size);
     let Some(free) = free_bytes.filter(|&free| free < needed) else { return Ok(()) };
     let by_kind = plan.training_peaks().by_kind;
@@ -60,9 +87,8 @@ pub fn check_free<D: Ops>(deck: &Deck, plan: &Plan, free_bytes: Option<u64>) -> 
 }
 
 /// What a deck needs on each of `n` ranks; none where it cannot be planned.
-fn arena_bytes<D: Ops>(deck: &Deck, n: usize) -> Option<u64> {
-    let spec = gpt2::model::<D>(deck).spec;
-    Plan::new(&spec, n, &Knobs::from_deck(&deck.zero)).ok().map(|plan| plan.arena_bytes as u64)
+fn arena_bytes<D: Device>(deck: &Deck, n: usize) -> Option<u64> {
+    planning::of_deck::<D>(deck, n).ok().map(|(_, plan)| plan.arena_bytes as u64)
 }
 
 /// The first single change that fits, else several of which none can be left out, else more ranks.
@@ -155,6 +181,24 @@ mod tests {
         let recomputed = if deck.zero.activation_checkpointing == ActivationCheckpointing::All { 30 } else { 0 };
         let smaller = if deck.train.micro_batch_size <= 2 { 5 } else { 0 };
         Some((100 - recomputed - smaller) / n as u64)
+    }
+
+    #[test]
+    fn a_node_that_is_too_small_is_refused_and_one_that_is_busy_warned_of() {
+        use crate::backend::cpu::CpuDevice;
+        let mut deck = Deck::default();
+        (deck.model.n_layer, deck.model.n_head, deck.model.d_model) = (4, 2, 64);
+        (deck.model.seq_len, deck.model.vocab_size) = (64, 256);
+        (deck.train.micro_batch_size, deck.train.global_batch_size) = (4, 4);
+        let (_, plan) = planning::of_deck::<CpuDevice>(&deck, 2).unwrap();
+        let both = 2 * plan.arena_bytes as u64;
+        let check = |limit_bytes, available_bytes| {
+            check_node::<CpuDevice>(&deck, &plan, NodeMemory { limit_bytes, available_bytes }, 2)
+        };
+        assert_eq!(check(both, both).unwrap(), None);
+        assert!(check(both, both - 1).unwrap().expect("a warning").contains("are free now"));
+        let error = check(both - 1, 0).unwrap_err();
+        assert!(error.to_string().contains("would fit") && error.exit().code() == 2, "{error}");
     }
 
     #[test]

@@ -46,6 +46,8 @@ fn verdict(key: &str) -> Verdict {
         _ if key.starts_with("model.") => Verdict::Model,
         // Where the files lie says nothing; what is in them has a digest of its own.
         "data.train" | "data.allow_changed" => Verdict::Free,
+        // What tokens mean to people; what they are is in the files.
+        "data.tokenizer" => Verdict::Free,
         "data.val" => Verdict::Course,
         _ if key.starts_with("data.") => Verdict::Data,
         "train.eval_every" | "train.eval_batches" => Verdict::Free,

@@ -4,8 +4,10 @@
 
 pub mod budget;
 pub mod changes;
+pub mod node_memory;
 pub mod planning;
 pub mod report;
+pub mod run_lock;
 pub mod save;
 pub mod source;
 pub mod state;
@@ -19,11 +21,14 @@ use crate::backend::{Backend, Comm, Device, Queue, QueueClock};
 use crate::config::Deck;
 use crate::error::{Error, Exit, Result};
 use crate::params::ModelSpec;
+use crate::plan::Plan;
 use crate::telemetry::time_limit::{JobClock, parse_seconds, unix_now};
 use crate::telemetry::{CommVolume, Flight, MemKind, PhaseTimer, StepLog, Timing, Trace, UnitTimes, trace};
 use crate::test_hooks::{self, fault_point};
 use crate::zero::Shards;
+use node_memory::NodeMemory;
 use report::Report;
+use run_lock::{Holder, RunLock};
 use save::Saver;
 use source::Source;
 use state::{Position, Start};
@@ -55,28 +60,46 @@ pub struct Job {
 }
 
 /// Runs a job to its end on the shard group `comm`. Errors of the deck, the data or a checkpoint are the same on
-/// every rank; any other error is this rank's own, and the caller has to abort the job.
-pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<Exit> {
+/// every rank; any other error is this rank's own, and the caller has to abort the job. The recorder comes back, where there
+/// is one, to watch over the end of MPI.
+pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<(Exit, Option<Flight>)> {
     let deck = &job.deck;
     let run_dir = Path::new(&deck.run.dir);
     let (model, plan) = planning::of_deck::<B::Device>(deck, comm.size())?;
     budget::check::<B::Device>(deck, &plan)?;
     let digests = all_or_none(comm, Ok(plan.digest()))?;
     assert!(digests.iter().all(|d| *d == digests[0]), "ranks planned differently: {digests:x?}");
+    // A device with memory of its own is asked for it when the arena is made.
+    if device.free_bytes().is_none() {
+        check_node_memory::<B>(comm, job, &plan)?;
+    }
     // What is soon found comes before what takes a while to read.
+    let mut lock = None;
+    let holder = Holder::this(&job.host);
     let restored = decided_by_rank_0(comm, || {
         state::check_run_dir(run_dir)?;
+        if run_dir.exists() {
+            lock = Some(RunLock::hold(run_dir, deck.run.locking, &holder)?);
+        }
         state::find(run_dir, &job.start)
     })?;
     if let Some((dir, step)) = restored.as_ref().filter(|(_, step)| *step >= deck.train.steps) {
         if comm.rank() == 0 {
             report::already_finished(dir, *step, deck.train.steps);
         }
-        return Ok(Exit::Finished);
+        return Ok((Exit::Finished, None));
     }
-    let source = Source::open(comm, deck, job.is_terminal)?;
-
     let flight = start_flight(comm, job, &model.spec)?;
+    let source = Source::open(comm, deck, job.is_terminal, &flight)?;
+
+    // The run directory comes into being here.
+    decided_by_rank_0(comm, || {
+        std::fs::create_dir_all(run_dir).map_err(|e| Error::io("mkdir", run_dir, &e))?;
+        if lock.is_none() {
+            lock = Some(RunLock::hold(run_dir, deck.run.locking, &holder)?);
+        }
+        Ok(())
+    })?;
     let mut arena = None;
     let allocated = budget::check_free::<B::Device>(deck, &plan, device.free_bytes())
         .and_then(|()| Ok(arena.insert(comm.alloc(plan.arena_bytes)?)))
@@ -128,9 +151,29 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
         _ => Timing::silent(),
     };
     let mut report = Report::new(job, &stepper, &source, position, timing)?;
+    if deck.run.job_comment {
+        report.timing.comment_in_job();
+    }
     report.timing.begin_steps(position.step, deck.train.steps, job.started.elapsed().as_secs_f64(), restore_seconds);
     let ending = train(&mut stepper, job, &source, position, log.as_mut(), &mut report)?;
-    report.finish(job, &stepper, ending)
+    let exit = report.finish(job, &stepper, ending)?;
+    Ok((exit, Some(stepper.flight)))
+}
+
+/// Refuses or warns where the ranks of a node would hold more than it has. Collective.
+fn check_node_memory<B: Backend>(comm: &B::Comm, job: &Job, plan: &Plan) -> Result<()> {
+    let hosts = all_or_none(comm, Ok(job.host.clone()))?;
+    let on_this_node = || hosts.iter().enumerate().filter(|(_, host)| **host == job.host);
+    let speaks = on_this_node().next().is_some_and(|(rank, _)| rank == comm.rank());
+    let node = NodeMemory::here().filter(|_| speaks);
+    let verdict =
+        node.map_or(Ok(None), |node| budget::check_node::<B::Device>(&job.deck, plan, node, on_this_node().count()));
+    for (host, warning) in hosts.iter().zip(all_or_none(comm, verdict)?) {
+        if let (0, Some(warning)) = (comm.rank(), warning) {
+            log::warn!("{host}: {warning}");
+        }
+    }
+    Ok(())
 }
 
 /// Rank 0 has the log; all ranks learn whether it could be opened.
@@ -141,7 +184,7 @@ fn open_log<C: Comm>(comm: &C, run_dir: &Path, resume_after: Option<u64>) -> Res
     Ok(log)
 }
 
-/// This rank's recorder and watchdog. They start before anything that can hang for want of another rank, but for the data.
+/// This rank's recorder and watchdog.
 fn start_flight<C: Comm>(comm: &C, job: &Job, spec: &ModelSpec) -> Result<Flight> {
     let run_dir = Path::new(&job.deck.run.dir);
     let units = spec.units.iter().map(|u| u.name.clone()).collect();
@@ -213,8 +256,8 @@ fn run_steps<B: Backend>(
         fault_point("step", stepper.comm.rank(), at.step + 1);
         stepper.trace.set_step(traced.contains(&(at.step + 1)).then_some(at.step + 1));
         let load = |j| source.training_micro_batch(at.samples, j, t.micro_batch_size);
-        let spoilt = test_hooks::spoils(stepper.comm.rank(), at.attempts);
-        let outcome = stepper.step(n_micro, at.step + 1, &deck.optim, spoilt, load)?;
+        test_hooks::begin_attempt(at.attempts);
+        let outcome = stepper.step(n_micro, at.step + 1, &deck.optim, load)?;
         at.attempts += 1;
         at.samples += t.global_batch_size as u64;
         at.tokens += (t.global_batch_size * deck.model.seq_len) as u64;

@@ -16,11 +16,11 @@ use crate::plan::volume::{Volume, micro_steps};
 use crate::telemetry::ledger::Label;
 use crate::telemetry::stragglers::Stragglers;
 use crate::telemetry::summary::{KindBytes, PhaseTotal, Planned, RankBytes, Resident, UnitRow};
-use crate::telemetry::units::N_TIMES;
 use crate::telemetry::{
     CommClass, MemKind, Phase, PhaseTimes, Progress, RankStep, StepRow, Summary, Timing, UnitTimes, combine,
     comm_volume::CommCounts, human,
 };
+use serde::{Deserialize, Serialize};
 use std::io::Write;
 use std::path::Path;
 
@@ -47,6 +47,17 @@ pub struct Report {
     /// What a scheduler wants to know.
     pub timing: Timing,
     stragglers: Stragglers,
+}
+
+/// What each rank tells rank 0 at the end, over all its steps.
+#[derive(Serialize, Deserialize)]
+struct RankTotals {
+    received: RankBytes,
+    steps_off_plan: u64,
+    /// In the order of [`Phase::ALL`].
+    phases_ms: Vec<f64>,
+    /// In the order of the model's units.
+    units: Vec<UnitTimes>,
 }
 
 impl Report {
@@ -209,15 +220,23 @@ impl Report {
     pub fn finish<B: Backend>(mut self, job: &Job, stepper: &Stepper<'_, B>, ending: Ending) -> Result<Exit> {
         let Stepper { comm, plan, .. } = stepper;
         stepper.flight.at(ending.position.step, "summary", None);
-        self.timing.write(true);
+        self.timing.finish(match ending.exit {
+            Exit::Finished => "finished",
+            Exit::StoppedEarly => "stopped early, saved",
+            _ => "ended for want of a good step or save",
+        });
         let counts = stepper.volume.counts();
-        let mut own: Vec<f64> = CommClass::ALL.iter().take(3).map(|&class| counts.bytes(class) as f64).collect();
-        own.push(self.steps_off_plan as f64);
-        own.extend(Phase::ALL.iter().map(|&p| self.phases.ms(p)));
-        let n_before_units = own.len();
-        own.extend(stepper.units.iter().flat_map(UnitTimes::to_array));
-        let all = comm.all_gather_f64(&own)?;
-        let ranks: Vec<&[f64]> = all.chunks_exact(own.len()).collect();
+        let own = RankTotals {
+            received: RankBytes {
+                train_all_gather: counts.bytes(CommClass::TrainAllGather),
+                train_reduce_scatter: counts.bytes(CommClass::TrainReduceScatter),
+                eval_all_gather: counts.bytes(CommClass::EvalAllGather),
+            },
+            steps_off_plan: self.steps_off_plan,
+            phases_ms: Phase::ALL.map(|phase| self.phases.ms(phase)).to_vec(),
+            units: stepper.units.clone(),
+        };
+        let ranks = all_or_none(*comm, Ok(own))?;
         if comm.rank() != 0 {
             return Ok(ending.exit);
         }
@@ -229,14 +248,13 @@ impl Report {
         let formula_bytes = plan.formula_bytes(n_params as usize);
         let (whole_bytes, cut_bytes) = bytes_per_param(&plan.knobs);
         let phase = |i: usize, p: &Phase| {
-            let times = ranks.iter().map(|r| r[4 + i]);
+            let times = ranks.iter().map(|r| r.phases_ms[i]);
             let mean_ms = times.clone().sum::<f64>() / ranks.len() as f64;
             PhaseTotal { name: p.name().into(), mean_ms, max_ms: times.fold(0.0, f64::max) }
         };
-        let units = stepper.model.spec.units.iter().enumerate().map(|(u, unit)| {
-            let mean =
-                |i: usize| ranks.iter().map(|r| r[n_before_units + u * N_TIMES + i]).sum::<f64>() / ranks.len() as f64;
-            UnitRow { name: unit.name.clone(), times: UnitTimes::from_array(std::array::from_fn(mean)) }
+        let units = stepper.model.spec.units.iter().enumerate().map(|(u, unit)| UnitRow {
+            name: unit.name.clone(),
+            times: UnitTimes::mean(ranks.iter().map(|r| &r.units[u])),
         });
         let hints = hints(job, &ending);
         let summary = Summary {
@@ -262,15 +280,8 @@ impl Report {
                 planned: self.planned.reduce_scatter_bytes,
                 measured: self.last_step.reduce_scatter_bytes,
             },
-            received_bytes: ranks
-                .iter()
-                .map(|r| RankBytes {
-                    train_all_gather: r[0] as u64,
-                    train_reduce_scatter: r[1] as u64,
-                    eval_all_gather: r[2] as u64,
-                })
-                .collect(),
-            steps_off_plan: ranks.iter().map(|r| r[3] as u64).sum(),
+            received_bytes: ranks.iter().map(|r| r.received).collect(),
+            steps_off_plan: ranks.iter().map(|r| r.steps_off_plan).sum(),
             resident: Resident {
                 n_params,
                 whole_bytes_per_param: whole_bytes as u64,

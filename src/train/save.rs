@@ -10,7 +10,7 @@
 use super::source::Source;
 use super::state::{self, Position};
 use super::step::Stepper;
-use crate::backend::agree::{all_or_none, decided_by_rank_0};
+use crate::backend::agree::{all_or_none, all_to_rank_0, decided_by_rank_0};
 use crate::backend::{Backend, Comm};
 use crate::checkpoint::manifest::FileRecord;
 use crate::checkpoint::{self, Manifest, ParamSlice, SliceShape, Target};
@@ -49,7 +49,7 @@ pub struct Saver<'a> {
 enum Stage {
     /// The files are being written from the copies, which come back with the record.
     Writing(JoinHandle<(Vec<f32>, Result<FileRecord>)>),
-    /// All files are written and durable.
+    /// All files are written and durable; rank 0 has their records.
     Written(Vec<FileRecord>),
     /// Rank 0 is at it; the other ranks have nothing to do.
     Committing(Option<JoinHandle<Result<PathBuf>>>),
@@ -160,7 +160,7 @@ impl<'a> Saver<'a> {
             let values: Vec<[&[f32]; 3]> = owned.iter().map(|kinds| kinds.each_ref().map(|v| &**v)).collect();
             let target = Target { dir: &partial, rank, world_size, step: at.step, locking };
             let own = write(&target, &shapes, &values);
-            return Ok(Stage::Written(all_or_none(stepper.comm, own)?));
+            return Ok(Stage::Written(all_to_rank_0(stepper.comm, own)?));
         }
 
         let mut staging = std::mem::take(&mut self.staging);
@@ -212,7 +212,7 @@ impl<'a> Saver<'a> {
                 Stage::Writing(writer) => {
                     let (staging, own) = joined(writer);
                     self.staging = staging;
-                    all_or_none(stepper.comm, own).map(|files| Some(Stage::Written(files)))
+                    all_to_rank_0(stepper.comm, own).map(|files| Some(Stage::Written(files)))
                 }
                 Stage::Written(files) => self.begin_commit(stepper, at, log.as_deref_mut(), files),
                 Stage::Committing(commit) => {

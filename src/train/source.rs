@@ -6,7 +6,9 @@ use crate::backend::agree::{all_or_none, decided_by_rank_0};
 use crate::config::Deck;
 use crate::data::{DataConfig, Dataset, ResolvedFiles, SampleSpace, micro_batch_samples};
 use crate::error::{Error, Result};
+use crate::telemetry::Flight;
 use crate::telemetry::progress::BytesBar;
+use crate::test_hooks::fault_point;
 
 /// Training and validation samples, and what rank 0 found when it read them.
 pub struct Source {
@@ -35,8 +37,9 @@ pub fn data_config(deck: &Deck) -> DataConfig {
 }
 
 impl Source {
-    /// Rank 0 expands the globs and reads every token once; all ranks open the same files.
-    pub fn open<C: Comm>(comm: &C, deck: &Deck, is_terminal: bool) -> Result<Self> {
+    /// Rank 0 expands the globs and reads every token once, ticking; all ranks open the same files.
+    pub fn open<C: Comm>(comm: &C, deck: &Deck, is_terminal: bool, flight: &Flight) -> Result<Self> {
+        flight.at(0, "data", None);
         let config = data_config(deck);
         let files =
             decided_by_rank_0(comm, || ResolvedFiles::resolve(&config.train, &config.val).map(|f| f.to_bytes()))?;
@@ -51,12 +54,22 @@ impl Source {
             )));
         }
         let dataset = dataset.expect("no rank failed");
+        // Rank 0 arrives there when it has read: until then it is the one behind.
+        let arrived = || flight.at(0, "verdict on the data", None);
+        if comm.rank() != 0 {
+            arrived();
+        }
         let (digest, unigram_entropy) = decided_by_rank_0(comm, || {
             dataset.warnings().iter().for_each(|w| log::warn!("{w}"));
             let bar = BytesBar::new("reading data", dataset.n_bytes(), is_terminal);
-            let report = dataset.scan(&|done| bar.set(done))?;
+            fault_point("scan", 0, 0);
+            let report = dataset.scan(&|done| {
+                bar.set(done);
+                flight.tick();
+            })?;
             bar.finish();
             let entropy = dataset.val().map(|val| val.unigram_entropy_nats(0..u64::MAX));
+            arrived();
             Ok((report.digest, entropy))
         })?;
         Ok(Source { dataset, digest, unigram_entropy, seq_len: deck.model.seq_len })

@@ -19,6 +19,7 @@ use crate::plan::volume::micro_steps;
 use crate::plan::{Plan, Program, State};
 use crate::telemetry::signals::{self, Stop};
 use crate::telemetry::{CommClass, CommVolume, Flight, MemKind, Phase, PhaseTimer, Trace, Track, UnitTimes};
+use crate::test_hooks;
 use crate::zero::reduce::Contributions;
 use crate::zero::refresh::refresh;
 use crate::zero::{Gathers, Reductions, Shards};
@@ -133,13 +134,11 @@ pub struct Stepper<'a, B: Backend> {
 
 impl<B: Backend> Stepper<'_, B> {
     /// One optimizer step over `n_micro` micro-batches; `load(j)` reads micro-batch `j`. `update` counts from 1.
-    /// `spoilt` makes this rank's gradients NaN, for tests.
     pub fn step(
         &mut self,
         n_micro: usize,
         update: u64,
         o: &OptimSection,
-        spoilt: bool,
         mut load: impl FnMut(usize) -> MicroBatch,
     ) -> Result<StepOutcome> {
         let (rank, n) = (self.comm.rank(), self.comm.size());
@@ -161,7 +160,7 @@ impl<B: Backend> Stepper<'_, B> {
             };
             let j = a * n + rank;
             let batch = (j < n_micro).then(|| self.timer.time(Phase::Data, || load(j)));
-            let dlogits_scale = if spoilt { f32::NAN } else { (1.0 / n_tokens as f64) as f32 };
+            let dlogits_scale = test_hooks::spoilt(rank, (1.0 / n_tokens as f64) as f32);
             let purpose = Purpose::Train { dlogits_scale, who, first };
             losses.push(self.run(plan.micro_step(a, n_micro_steps), batch.as_ref(), purpose)?);
         }
@@ -295,10 +294,8 @@ impl<B: Backend> Stepper<'_, B> {
                         let Some(id) = program.rounded[p] else { continue };
                         let mut rounded = live[id].take().expect("what travels is live");
                         let n = self.model.spec.params[p].numel();
-                        self.device.cast(
-                            rounded.view_mut().range(0..n),
-                            get(&live, program.grads[p]).view().range(0..n),
-                        );
+                        self.device
+                            .cast(rounded.view_mut().range(0..n), get(&live, program.grads[p]).view().range(0..n));
                         live[id] = Some(rounded);
                     }
                 }

@@ -84,13 +84,7 @@ pub(super) enum Noted {
 
 impl<B: Backend> Stepper<'_, B> {
     /// Notes what lasted from `start` to now.
-    pub(super) fn note(
-        &mut self,
-        noted: Noted,
-        unit: UnitId,
-        start: &<B::Device as Device>::Mark,
-        purpose: Purpose,
-    ) {
+    pub(super) fn note(&mut self, noted: Noted, unit: UnitId, start: &<B::Device as Device>::Mark, purpose: Purpose) {
         let (start, end) = (start.clone(), self.device.mark(Queue::Compute));
         self.notes.push(Note { noted, unit: Some(unit), start, end, counts: purpose.trains() });
     }

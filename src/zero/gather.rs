@@ -1,7 +1,7 @@
 //! Whole parameters for the time of a visit: started, waited for, live, released.
 
 use super::Shards;
-use crate::backend::{Buf, Comm, CommRecord, Pending};
+use crate::backend::{Buf, Comm, Pending, RecordOf};
 use crate::error::Result;
 use crate::plan::State;
 use crate::plan::schedule::{Gather, GatherId};
@@ -47,12 +47,7 @@ impl<C: Comm> Gathers<C> {
     }
 
     /// Waits until the parameters are whole; gives them out in the order of `gather.params`, with a record per call.
-    pub fn wait(
-        &mut self,
-        g: GatherId,
-        gather: &Gather,
-        shards: &mut Shards,
-    ) -> Result<(Vec<Buf>, Vec<CommRecord<C::Mark>>)> {
+    pub fn wait(&mut self, g: GatherId, gather: &Gather, shards: &mut Shards) -> Result<(Vec<Buf>, Vec<RecordOf<C>>)> {
         let UnitState::Gathering(calls) = std::mem::replace(&mut self.states[g], UnitState::Live) else {
             panic!("gather {g} is waited for after its start, once");
         };

@@ -2,7 +2,7 @@
 
 use super::Shards;
 use crate::backend::comm::ReduceScatter;
-use crate::backend::{Buf, Comm, CommRecord, Pending};
+use crate::backend::{Buf, Comm, Pending, RecordOf};
 use crate::error::Result;
 use crate::plan::Plan;
 use crate::plan::schedule::{Reduce, ReduceId};
@@ -54,7 +54,7 @@ impl<C: Comm> Reductions<C> {
         reduce: &Reduce,
         shards: &mut Shards,
         plan: &Plan,
-    ) -> Result<(Vec<Buf>, Option<Buf>, CommRecord<C::Mark>)> {
+    ) -> Result<(Vec<Buf>, Option<Buf>, RecordOf<C>)> {
         let pending = self.in_flight[r].take().expect("a reduction is waited for after its start, once");
         let landed = pending.wait()?;
         for (&p, slice) in reduce.params.iter().zip(landed.outputs) {

@@ -177,6 +177,23 @@ impl Comm for MpiComm {
         Ok(parts.map(|(r, &n)| all[r * longest..r * longest + n as usize].to_vec()).collect())
     }
 
+    fn gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let mut counts = vec![0u64; self.size];
+        self.control.all_gather_into(&(bytes.len() as u64), &mut counts);
+        let longest = *counts.iter().max().expect("a group has a rank") as usize;
+        let mut own = bytes.to_vec();
+        own.resize(longest, 0);
+        let root = self.control.process_at_rank(0);
+        if self.rank != 0 {
+            root.gather_into(&own);
+            return Ok(Vec::new());
+        }
+        let mut all = vec![0u8; longest * self.size];
+        root.gather_into_root(&own, &mut all);
+        let parts = counts.iter().enumerate();
+        Ok(parts.map(|(r, &n)| all[r * longest..r * longest + n as usize].to_vec()).collect())
+    }
+
     fn broadcast_bytes(&self, bytes: &[u8]) -> Result<Vec<u8>> {
         let root = self.control.process_at_rank(0);
         let mut count = bytes.len() as u64;

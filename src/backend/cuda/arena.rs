@@ -20,7 +20,10 @@ pub struct Seal(Cell<bool>);
 
 impl Seal {
     fn check(&self, what: &str, bytes: usize) {
-        assert!(!self.0.get(), "{bytes} bytes of {what} are allocated after start: a step would wait for the allocator");
+        assert!(
+            !self.0.get(),
+            "{bytes} bytes of {what} are allocated after start: a step would wait for the allocator"
+        );
     }
 }
 
@@ -42,7 +45,9 @@ pub fn allocate(seal: &Seal, bytes: usize) -> Result<Arc<Arena>> {
     seal.check("device memory", bytes);
     // SAFETY: plain allocation; the owner below frees it.
     let addr = unsafe { driver::malloc_sync(bytes.max(1)) }.map_err(|error| match error.0 {
-        sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => Error::Comm(format!("the device has not got {bytes} bytes: {}", free())),
+        sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
+            Error::Comm(format!("the device has not got {bytes} bytes: {}", free()))
+        }
         _ => fault("cuMemAlloc", error),
     })?;
     Ok(Arena::new(addr, bytes, Space::Device, Box::new(DeviceMemory(addr))))
@@ -219,4 +224,3 @@ impl Transfers {
         Ok(total)
     }
 }
-

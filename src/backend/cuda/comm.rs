@@ -199,7 +199,13 @@ impl NcclComm {
     }
 
     /// Lets NCCL add the contributions of one bucket, whose pieces are whole slices; returns the bytes received.
-    fn reduce_scatter_and_add(&self, bucket: &Bucket, bufs: &mut Buffers, contributors: usize, first: bool) -> Result<u64> {
+    fn reduce_scatter_and_add(
+        &self,
+        bucket: &Bucket,
+        bufs: &mut Buffers,
+        contributors: usize,
+        first: bool,
+    ) -> Result<u64> {
         let (rank, size) = (self.control.rank(), self.control.size());
         let Buffers { inputs: full, outputs: slices, staging } = bufs;
         let comms = self.communicators.as_ref().expect("a lone rank adds its own in order");
@@ -301,7 +307,9 @@ impl Comm for NcclComm {
         self.launch(Queue::Gather, &after, bufs, |bufs| {
             let pairs = bufs.inputs.iter().zip(&mut bufs.outputs);
             let Some(comms) = &self.communicators else {
-                pairs.into_iter().try_for_each(|(shard, out)| self.copy(Queue::Gather, out.view_mut(), shard.view()))?;
+                pairs
+                    .into_iter()
+                    .try_for_each(|(shard, out)| self.copy(Queue::Gather, out.view_mut(), shard.view()))?;
                 return Ok(0);
             };
             let mut received_bytes = 0;
@@ -341,6 +349,10 @@ impl Comm for NcclComm {
 
     fn all_gather_f64(&self, values: &[f64]) -> Result<Vec<f64>> {
         self.control.all_gather_f64(values)
+    }
+
+    fn gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        self.control.gather_bytes(bytes)
     }
 
     fn all_gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {

@@ -245,7 +245,11 @@ impl Device for CudaDevice {
         self.fill_bytes(bins.view_mut(), 0);
         for &inp in inps.iter().filter(|inp| inp.numel() > 0) {
             let kernel = if inp.dtype() == DType::Bf16 { "sum_of_squares_bf16" } else { "sum_of_squares_f32" };
-            self.launch(kernel, self.grid_over(inp.numel())).write(bins.view_mut()).read(inp).long(inp.numel() as i64).go();
+            self.launch(kernel, self.grid_over(inp.numel()))
+                .write(bins.view_mut())
+                .read(inp)
+                .long(inp.numel() as i64)
+                .go();
         }
         let mut words = [0u64; BIN_WORDS];
         self.transfers().download(&self.streams, bytemuck::cast_slice_mut(&mut words), bins.view())?;

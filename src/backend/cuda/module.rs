@@ -46,7 +46,8 @@ impl Kernels {
     /// Where there is none of this name, or the device has less memory.
     pub fn function(&self, name: &str, shared_bytes: u32) -> sys::CUfunction {
         let known = self.functions.borrow().get(name).copied();
-        let mut function = known.unwrap_or_else(|| Function { raw: self.find(name), shared_bytes: SHARED_BYTES_UNASKED });
+        let mut function =
+            known.unwrap_or_else(|| Function { raw: self.find(name), shared_bytes: SHARED_BYTES_UNASKED });
         let grows = shared_bytes > function.shared_bytes;
         if grows {
             let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;

@@ -72,7 +72,12 @@ fn datatype(dtype: DType) -> sys::ncclDataType_t {
 
 impl Communicator {
     /// Begins to connect to the other ranks; [`Communicator::poll`] says when that is done.
-    pub fn begin(id: &[u8; ID_BYTES], (rank, size): (usize, usize), queue: Queue, streams: Rc<Streams>) -> Result<Self> {
+    pub fn begin(
+        id: &[u8; ID_BYTES],
+        (rank, size): (usize, usize),
+        queue: Queue,
+        streams: Rc<Streams>,
+    ) -> Result<Self> {
         let mut config = sys::ncclConfig_t {
             size: size_of::<sys::ncclConfig_t>(),
             magic: CONFIG_MAGIC,

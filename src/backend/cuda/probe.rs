@@ -128,7 +128,8 @@ macro_rules! library {
             is_present: || unsafe { sys::is_culib_present() },
             lacks: || {
                 // SAFETY: as above; the symbol is looked up and never called as this type.
-                let has = |symbol: &str| unsafe { sys::culib().get::<unsafe extern "C" fn()>(symbol.as_bytes()).is_ok() };
+                let has =
+                    |symbol: &str| unsafe { sys::culib().get::<unsafe extern "C" fn()>(symbol.as_bytes()).is_ok() };
                 $symbols.iter().copied().find(|symbol| !has(symbol))
             },
         }
@@ -142,7 +143,9 @@ impl Library {
             return Err(format!("{what} cannot be loaded ({name}): {remedy}"));
         }
         match (self.lacks)() {
-            Some(symbol) => Err(format!("{what} ({name}) has no {symbol}, it is too old or not what it is called: {remedy}")),
+            Some(symbol) => {
+                Err(format!("{what} ({name}) has no {symbol}, it is too old or not what it is called: {remedy}"))
+            }
             None => Ok(()),
         }
     }
@@ -226,7 +229,8 @@ fn check_libraries(collectives: bool) -> Result<(), String> {
          there, or run on one rank"
     )
     .check()?;
-    let version = nccl::result::get_nccl_version().map_err(|e| format!("ncclGetVersion failed with code {}", e.0 as u32))?;
+    let version =
+        nccl::result::get_nccl_version().map_err(|e| format!("ncclGetVersion failed with code {}", e.0 as u32))?;
     if version < OLDEST_NCCL {
         return Err(format!(
             "NCCL is version {}, zero3 needs {} or newer: put a newer one first in LD_LIBRARY_PATH",

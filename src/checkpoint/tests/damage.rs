@@ -135,7 +135,7 @@ fn missing_files_are_named() {
 #[test]
 fn hostile_manifests_are_refused_with_a_reason() {
     type Case = (&'static str, fn(&mut Value));
-    let cases: [Case; 25] = [
+    let cases: [Case; 27] = [
         ("format_version 2", |m| m["format_version"] = json!(2)),
         ("\"tensor_boxes\"", |m| m["required_features"] = json!(["tensor_boxes"])),
         ("hash", |m| m["hash"] = json!("crc32")),
@@ -160,6 +160,8 @@ fn hostile_manifests_are_refused_with_a_reason() {
         ("ends before it starts", |m| m["files"][1]["slices"][4]["start"] = json!(u64::MAX)),
         ("digests for", |m| m["files"][1]["slices"][4]["end"] = json!(u64::MAX)),
         ("hex digits", |m| m["files"][1]["digest"] = json!("x")),
+        ("places that it cannot have", |m| m["files"][1]["structure"]["values"][0][1] = json!(u64::MAX)),
+        ("places that it cannot have", |m| m["files"][1]["structure"]["values"] = json!([[9, 20], [19, 30]])),
         ("slices of", |m| {
             m["files"][1]["slices"].as_array_mut().unwrap().remove(4);
         }),
@@ -173,6 +175,7 @@ fn hostile_manifests_are_refused_with_a_reason() {
     }
 }
 
+/// Megatron-LM #6191: a slice of padding alone is taken for corruption, or a missing one for padding.
 #[test]
 fn a_missing_slice_names_the_parameter_and_its_elements() {
     let (_run, dir, _) = checkpoint();
@@ -236,6 +239,10 @@ fn other_types_shapes_and_layouts_are_errors() {
         }
         let bytes = fs::metadata(&path).unwrap().len();
         seal(&dir, |m| m["files"][1]["bytes"] = json!(bytes));
+        let why = message(read_all_ways(&dir));
+        assert!(why.contains("does not match its digest"), "the library does not get to see it: {why}");
+        // Files of programs that recorded no structure are looked at all the same.
+        seal(&dir, |m| drop(m["files"][1].as_object_mut().unwrap().remove("structure")));
         let why = message(read_all_ways(&dir));
         assert!(why.contains(expected), "{expected:?} not in: {why}");
         assert!(why.contains("/weight/wte.weight"), "{why}");

@@ -3,6 +3,7 @@ use proptest::prelude::*;
 use super::manifest::{Placed, ranges};
 use super::*;
 
+/// DeepSpeed #2898, #3810, #7599: restored on any rank count from any other, by the manifest and not by file names.
 #[test]
 fn every_world_size_restores_on_every_other_bit_for_bit() {
     for n in [1, 2, 3, 4, 5, 8] {
@@ -31,6 +32,7 @@ fn any_range_reads_the_saved_bits_across_file_borders() {
     }
 }
 
+/// DeepSpeed #1896, #3033: a tied head is dropped on load, or tied to the wrong tensor.
 #[test]
 fn alias_reads_the_parameter_it_means() {
     let run = tempfile::tempdir().unwrap();
@@ -121,6 +123,7 @@ fn placed(n_elements: usize, n: usize) -> Vec<Placed> {
                 name: rank_file_name(rank, n),
                 bytes: 0,
                 digest: String::new(),
+                structure: None,
                 slices: vec![manifest::Slice {
                     param: "p".to_string(),
                     start: range.start,

@@ -1,8 +1,10 @@
 // Settings, planned failures and the voice of the doubles.
 #include "common.hpp"
+#include <algorithm>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <sstream>
@@ -39,6 +41,9 @@ long long number_setting(const char* name, long long otherwise) {
 
 namespace {
 
+// The code of a call that never returns.
+constexpr int HANG = -1;
+
 struct Failure {
     std::string symbol;
     long nth = 0;
@@ -47,7 +52,7 @@ struct Failure {
 
 // A test that asks for what cannot be read must not pass by failing nothing.
 [[noreturn]] void refuse_plan(const std::string& word) {
-    complain("CUDA_DOUBLE_FAIL has %s; it takes SYMBOL:NTH:CODE[@RANK], several with commas", word.c_str());
+    complain("CUDA_DOUBLE_FAIL has %s; it takes SYMBOL:NTH:CODE[@RANK] or SYMBOL:NTH:hang[@RANK], several with commas", word.c_str());
     abort();
 }
 
@@ -56,11 +61,13 @@ std::vector<Failure> read_plan() {
     std::istringstream words(setting("CUDA_DOUBLE_FAIL", ""));
     for (std::string word; std::getline(words, word, ',');) {
         Failure failure;
-        char symbol[64];
+        char symbol[64], code[16];
         int rank = -1;
-        const int n_read = sscanf(word.c_str(), "%63[^:]:%ld:%d@%d", symbol, &failure.nth, &failure.code, &rank);
-        if (n_read < 3 || failure.nth < 1 || failure.code == 0) refuse_plan(word);
+        const int n_read = sscanf(word.c_str(), "%63[^:]:%ld:%15[^@]@%d", symbol, &failure.nth, code, &rank);
+        if (n_read < 3 || failure.nth < 1) refuse_plan(word);
         failure.symbol = symbol;
+        failure.code = strcmp(code, "hang") == 0 ? HANG : atoi(code);
+        if (failure.code == 0) refuse_plan(word);
         if (n_read == 3 || rank == process_rank()) plan.push_back(failure);
     }
     return plan;
@@ -73,15 +80,16 @@ int planned_failure(const char* symbol) {
     if (plan.empty()) return 0;
     static std::mutex mutex;
     static std::map<std::string, long> n_calls;
-    const std::lock_guard<std::mutex> lock(mutex);
+    std::unique_lock<std::mutex> lock(mutex);
     const long nth = ++n_calls[symbol];
-    for (const Failure& failure : plan) {
-        if (failure.symbol == symbol && failure.nth == nth) {
-            complain("call %ld of %s fails with code %d, as CUDA_DOUBLE_FAIL wants", nth, symbol, failure.code);
-            return failure.code;
-        }
-    }
-    return 0;
+    lock.unlock();
+    const auto planned = std::find_if(plan.begin(), plan.end(),
+                                      [&](const Failure& failure) { return failure.symbol == symbol && failure.nth == nth; });
+    if (planned == plan.end()) return 0;
+    complain("call %ld of %s %s, as CUDA_DOUBLE_FAIL wants", nth, symbol,
+             planned->code == HANG ? "hangs" : ("fails with code " + std::to_string(planned->code)).c_str());
+    while (planned->code == HANG) pause();
+    return planned->code;
 }
 
 void complain(const char* format, ...) {

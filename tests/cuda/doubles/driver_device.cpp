@@ -278,3 +278,6 @@ CUDA_DOUBLE_API CUresult cuGetErrorString(CUresult code, const char** text) {
     *text = found == error_texts().end() ? nullptr : found->second.text;
     return *text ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
+
+// Tables of functions that are not documented; NVIDIA's own libraries ask for them, and go on without.
+CUDA_DOUBLE_API CUresult cuGetExportTable(const void**, const void*) { return CUDA_ERROR_NOT_FOUND; }

@@ -51,6 +51,7 @@ int main(int n_arguments, char** arguments) {
         {"copies_happen_in_their_time", copies_happen_in_their_time},
         {"events_tell_the_time_of_execution", events_tell_the_time_of_execution},
         {"kernels_run", kernels_run},
+        {"sources_are_known", sources_are_known},
         {"collectives_give_the_right_numbers", collectives_give_the_right_numbers},
         {"two_communicators_move_apart", two_communicators_move_apart},
         {"a_collective_reads_late", a_collective_reads_late},

@@ -57,6 +57,7 @@ int host_memory_is_no_argument();
 int copies_happen_in_their_time();
 int events_tell_the_time_of_execution();
 int kernels_run();
+int sources_are_known();
 
 int collectives_give_the_right_numbers();
 int two_communicators_move_apart();

@@ -256,6 +256,8 @@ int a_missing_call_is_named() {
 int a_dead_rank_is_an_error() {
     return on_ranks(3, 1, [](int rank, const std::vector<Id>& ids) {
         void* comm = join(3, ids[0], rank);
+        // The others have to have seen it come.
+        usleep(300000);
         if (rank == 1) raise(SIGKILL);
         const CUstream stream = new_stream();
         const CUdeviceptr words = new_words({1, 2, 3});

@@ -7,8 +7,8 @@
 #include "../shim/registry.hpp"
 
 #include <cstdarg>
-#include <functional>
 #include <sstream>
+#include <tuple>
 
 namespace test {
 
@@ -178,7 +178,35 @@ void launch(const char* name, void (*kernel)(P...), dim3 grid, dim3 threads, siz
         },
         values);
 }
-#define LAUNCH(KERNEL_NAME, GRID, THREADS, SHARED_BYTES, ORDER, ...) \
-    test::launch(#KERNEL_NAME, KERNEL_NAME, GRID, THREADS, SHARED_BYTES, ORDER, __VA_ARGS__)
+
+// The instance of a kernel for type T, which is f32 or bf16.
+#define OF_TYPE(T, NAME)                             \
+    ([] {                                            \
+        if constexpr (std::is_same_v<T, f32>) {      \
+            return NAME##_f32;                       \
+        } else {                                     \
+            return NAME##_bf16;                      \
+        }                                            \
+    }())
+
+// `run(order)` launches and returns an output: the same bits in every order. Returns the first one.
+template <class F>
+auto same_in_every_order(F run) {
+    auto first = run(orders()[0]);
+    for (size_t i = 1; i < orders().size(); i++) {
+        if (!run(orders()[i]).same_bits(first)) fail(text("another result with order %u", orders()[i]));
+    }
+    return first;
+}
+
+// Sizes that end in the middle of chunks, warps and blocks, and starts that are aligned or not.
+inline const std::vector<size_t>& odd_sizes() {
+    static const std::vector<size_t> sizes{0, 1, 7, 8, 31, 257, 2049, 5000};
+    return sizes;
+}
+inline const std::vector<size_t>& skips() {
+    static const std::vector<size_t> all{0, 1};
+    return all;
+}
 
 }  // namespace test

@@ -1,10 +1,10 @@
 //! Speed of the kernels on one thread: `cargo test --release --lib kernel_speed -- --ignored --nocapture`.
 
 use super::test_support::{device, nan_buf, random, tokens};
-use crate::backend::{Device, Ops};
 use crate::backend::cpu::CpuDevice;
 use crate::backend::cpu::host::test_memory::{buf_f32, buf_of, buf_u32};
 use crate::backend::ops::{AdamwStep, AttentionShape, LinearShape};
+use crate::backend::{Device, Ops};
 use crate::dtype::DType;
 use std::time::Instant;
 

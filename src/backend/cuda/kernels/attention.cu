@@ -72,16 +72,26 @@ struct Head {
 };
 
 // Rounds what threads hold of a product of ROWS rows into rows of a matrix, the first `n_rows` of them and `d` channels.
+// By way of `tile`, which nobody needs any more when all have come here: from there whole words go to memory.
 template <class Tiles, int DP, class T>
 __device__ __forceinline__ void store_rows(T* matrix, i64 stride, const f32 (&x)[Tiles::OWN_ROWS][Tiles::template COLUMNS<DP>],
-                                           int n_rows, int d) {
+                                           T* tile, int n_rows, int d, bool in_words) {
+    constexpr int LD = TILE_STRIDE<T, DP>;
+    __syncthreads();
 #pragma unroll
     for (int i = 0; i < Tiles::OWN_ROWS; i++) {
 #pragma unroll
-        for (int j = 0; j < Tiles::template COLUMNS<DP>; j++) {
-            const int row = Tiles::row(i), channel = Tiles::template channel<DP>(j);
-            if (row < n_rows && channel < d) matrix[row * stride + channel] = from_f32<T>(x[i][j]);
+        for (int j = 0; j < Tiles::template COLUMNS<DP>; j += 2) {
+            T* const to = tile + Tiles::row(i) * LD + Tiles::template channel<DP>(j);
+            store_pair(to, x[i][j], x[i][j + 1]);
         }
+    }
+    __syncthreads();
+    for (int k = int(threadIdx.x); k < n_rows * (DP / CHUNK); k += int(blockDim.x)) {
+        const int row = k / (DP / CHUNK), i = k % (DP / CHUNK) * CHUNK;
+        f32 v[CHUNK];
+        unpack<SharedMemory>(v, tile + row * LD + i);
+        store(matrix + row * stride + i, v, d - i, in_words);
     }
 }
 
@@ -166,7 +176,8 @@ __device__ __forceinline__ void attention_forward(T* out, f32* lse, const T* qkv
             if (row < n_rows && int(threadIdx.x) % Tiles::LANES == 0) lse[at.lse + first + row] = max[i] * LN_2 + logf(sum[i]);
         }
         const i64 out_row = i64(n_heads) * d;
-        store_rows<Tiles, DP>(out + at.out + first * out_row, out_row, product, n_rows, d);
+        store_rows<Tiles, DP>(out + at.out + first * out_row, out_row, product, q_tile, n_rows, d,
+                              aligned(address(out) | u64(d) * sizeof(T)));
     }
 }
 
@@ -247,7 +258,8 @@ __device__ __forceinline__ void attention_backward_q(T* dqkv, const T* dout, con
             }
             Tiles::template mul<DP, N>(dq, dprobs, k_tile, scratch);
         }
-        store_rows<Tiles, DP>(dqkv + at.q + first * at.row_numel, at.row_numel, dq, n_rows, d);
+        store_rows<Tiles, DP>(dqkv + at.q + first * at.row_numel, at.row_numel, dq, q_tile, n_rows, d,
+                              aligned(address(dqkv) | u64(d) * sizeof(T)));
     }
 }
 
@@ -298,28 +310,34 @@ __device__ __forceinline__ void attention_backward_kv(T* dqkv, const T* dout, co
                 // Rows are keys here, columns queries.
                 f32 probs[OWN_ROWS][COLUMNS] = {}, dscores[OWN_ROWS][COLUMNS] = {};
                 Tiles::template dot<DP, N>(probs, k_tile, q_tile);
-                Tiles::template dot<DP, N>(dscores, v_tile, dout_tile);
 #pragma unroll
                 for (int i = 0; i < OWN_ROWS; i++) {
 #pragma unroll
                     for (int j = 0; j < COLUMNS; j++) {
                         const int column = Tiles::column(j);
                         const bool seen = first + Tiles::row(i) <= query + column && query + column < t;
-                        const f32 prob =
-                            seen ? exp2_fast(fmaf(probs[i][j], scale * LOG2_E, -query_lse[column])) : 0.0f;
-                        probs[i][j] = prob;
-                        dscores[i][j] = prob * (dscores[i][j] - query_delta[column]) * scale;
+                        probs[i][j] = seen ? exp2_fast(fmaf(probs[i][j], scale * LOG2_E, -query_lse[column])) : 0.0f;
                     }
                 }
                 Tiles::template mul<DP, N>(dv, probs, dout_tile, scratch);
+                Tiles::template dot<DP, N>(dscores, v_tile, dout_tile);
+#pragma unroll
+                for (int i = 0; i < OWN_ROWS; i++) {
+#pragma unroll
+                    for (int j = 0; j < COLUMNS; j++) {
+                        dscores[i][j] = probs[i][j] * (dscores[i][j] - query_delta[Tiles::column(j)]) * scale;
+                    }
+                }
                 Tiles::template mul<DP, N>(dk, dscores, q_tile, scratch);
             }
         }
-        store_rows<Tiles, DP>(dqkv + shared_by.k + first * stride, stride, dk, n_rows, d);
-        store_rows<Tiles, DP>(dqkv + shared_by.v + first * stride, stride, dv, n_rows, d);
+        const bool out_in_words = aligned(address(dqkv) | u64(d) * sizeof(T));
+        store_rows<Tiles, DP>(dqkv + shared_by.k + first * stride, stride, dk, k_tile, n_rows, d, out_in_words);
+        store_rows<Tiles, DP>(dqkv + shared_by.v + first * stride, stride, dv, v_tile, n_rows, d, out_in_words);
     }
 }
 
+// Tiles of N rows: fewer where gradients of 128 channels leave few registers.
 #define ATTENTION_KERNELS(T, DP, N)                                                                                  \
     KERNEL_OF(TilesOf<T>::Tiles::THREADS, 1)                                                                         \
     attention_forward_##T##_##DP(T* out, f32* lse, const T* qkv, int b, int t, int n_heads, int n_kv_heads, int d,   \

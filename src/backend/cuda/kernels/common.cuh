@@ -92,9 +92,42 @@ __device__ __forceinline__ u64 address(const T* p) {
     return reinterpret_cast<u64>(p);
 }
 
+// Where words lie. Those in device memory are moved by instructions that say so: the compiler is free to take copies of
+// words apart, and does where it finds the same elements moved one by one close by.
+struct DeviceMemory {
+    static __device__ __forceinline__ Words read(const Words* p) {
+#ifdef __CUDACC__
+        Words words;
+        asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(words.word[0]), "=r"(words.word[1]), "=r"(words.word[2]), "=r"(words.word[3])
+                     : "l"(__cvta_generic_to_global(p))
+                     : "memory");
+        return words;
+#else
+        return *p;
+#endif
+    }
+    static __device__ __forceinline__ void write(Words* p, const Words& words) {
+#ifdef __CUDACC__
+        asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
+                     :
+                     : "l"(__cvta_generic_to_global(p)), "r"(words.word[0]), "r"(words.word[1]), "r"(words.word[2]),
+                       "r"(words.word[3])
+                     : "memory");
+#else
+        *p = words;
+#endif
+    }
+};
+struct SharedMemory {
+    static __device__ __forceinline__ Words read(const Words* p) { return *p; }
+    static __device__ __forceinline__ void write(Words* p, const Words& words) { *p = words; }
+};
+
+template <class Memory>
 __device__ __forceinline__ void unpack(f32 (&x)[CHUNK], const f32* p) {
     const Words* words = reinterpret_cast<const Words*>(p);
-    const Words low = words[0], high = words[1];
+    const Words low = Memory::read(words), high = Memory::read(words + 1);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         x[i] = __uint_as_float(low.word[i]);
@@ -102,8 +135,9 @@ __device__ __forceinline__ void unpack(f32 (&x)[CHUNK], const f32* p) {
     }
 }
 
+template <class Memory>
 __device__ __forceinline__ void unpack(f32 (&x)[CHUNK], const bf16* p) {
-    const Words words = *reinterpret_cast<const Words*>(p);
+    const Words words = Memory::read(reinterpret_cast<const Words*>(p));
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         x[2 * i] = __uint_as_float(words.word[i] << 16);
@@ -111,6 +145,7 @@ __device__ __forceinline__ void unpack(f32 (&x)[CHUNK], const bf16* p) {
     }
 }
 
+template <class Memory>
 __device__ __forceinline__ void pack(f32* p, const f32 (&x)[CHUNK]) {
     Words low, high;
 #pragma unroll
@@ -119,22 +154,23 @@ __device__ __forceinline__ void pack(f32* p, const f32 (&x)[CHUNK]) {
         high.word[i] = __float_as_uint(x[4 + i]);
     }
     Words* words = reinterpret_cast<Words*>(p);
-    words[0] = low;
-    words[1] = high;
+    Memory::write(words, low);
+    Memory::write(words + 1, high);
 }
 
+template <class Memory>
 __device__ __forceinline__ void pack(bf16* p, const f32 (&x)[CHUNK]) {
     Words words;
 #pragma unroll
     for (int i = 0; i < 4; i++) words.word[i] = bf16_pair(x[2 * i], x[2 * i + 1]);
-    *reinterpret_cast<Words*>(p) = words;
+    Memory::write(reinterpret_cast<Words*>(p), words);
 }
 
 // The first `n` (or all, if there are more) of the eight elements at `p`; zeros for the others. `in_words`: see aligned.
 template <class T>
 __device__ __forceinline__ void load(f32 (&x)[CHUNK], const T* p, i64 n, bool in_words) {
     if (in_words && n >= CHUNK) {
-        unpack(x, p);
+        unpack<DeviceMemory>(x, p);
         return;
     }
 #pragma unroll
@@ -145,7 +181,7 @@ __device__ __forceinline__ void load(f32 (&x)[CHUNK], const T* p, i64 n, bool in
 template <class T>
 __device__ __forceinline__ void store(T* p, const f32 (&x)[CHUNK], i64 n, bool in_words) {
     if (in_words && n >= CHUNK) {
-        pack(p, x);
+        pack<DeviceMemory>(p, x);
         return;
     }
 #pragma unroll

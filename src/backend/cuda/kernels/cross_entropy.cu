@@ -64,7 +64,7 @@ __device__ void loss_and_gradient(f32* logits, f32* losses, const u32* targets, 
             f32 v[4];
             if (first >= 0 && first + 4 <= vocab) {
                 Words* const words = reinterpret_cast<Words*>(x + first);
-                const Words in = *words;
+                const Words in = DeviceMemory::read(words);
                 Words out;
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
@@ -72,7 +72,7 @@ __device__ void loss_and_gradient(f32* logits, f32* losses, const u32* targets, 
                     if (u32(first + j) == target) v[j] = target_gradient;
                     out.word[j] = __float_as_uint(v[j]);
                 }
-                *words = out;
+                DeviceMemory::write(words, out);
                 continue;
             }
             for (int j = 0; j < 4; j++) {

@@ -1,9 +1,10 @@
 // Products of tiles in shared memory, which attention is made of, in two ways with one face: FmaTiles multiplies f32
 // one by one, MmaTiles bf16 on tensor cores (mma.sync m16n8k16, sm_80 and later). Sums are f32 in both.
 //
-// A tile has rows of DP (or more) elements: channels of a head, zeros from d_head to DP. A block works on ROWS rows at a
-// time. What a thread holds of a product with N columns is f32[OWN_ROWS][N * OWN_ROWS_DIVISOR...]: element (i, j) is that of row
-// row(i), column column<N>(j).
+// A tile has rows of DP elements: channels of a head, zeros from d_head to DP. A block works on ROWS rows at a time. What a
+// thread holds of a product with N tile rows is f32[OWN_ROWS][COLUMNS<N>], where (i, j) is row row(i), column column(j); of
+// one with channels, f32[OWN_ROWS][COLUMNS<DP>], where (i, j) is row row(i), channel channel<DP>(j), and channels of an
+// even j and of the next are neighbours.
 #pragma once
 #include "common.cuh"
 
@@ -20,8 +21,17 @@ __device__ __forceinline__ void load_tile(S* tile, int rows, const T* matrix, i6
         const int row = k / (DP / CHUNK), i = k % (DP / CHUNK) * CHUNK;
         f32 x[CHUNK];
         load(x, matrix + row * stride + i, row < n_rows ? d - i : 0, in_words);
-        pack(tile + row * TILE_STRIDE<S, DP> + i, x);
+        pack<SharedMemory>(tile + row * TILE_STRIDE<S, DP> + i, x);
     }
+}
+
+// Two neighbours, the first one's place even.
+__device__ __forceinline__ void store_pair(f32* p, f32 first, f32 second) {
+    p[0] = first;
+    p[1] = second;
+}
+__device__ __forceinline__ void store_pair(bf16* p, f32 first, f32 second) {
+    *reinterpret_cast<u32*>(p) = bf16_pair(first, second);
 }
 
 // [Note: two ways] 256 threads: thread 16y + x has rows 4y .. 4y + 3. Of a product with tile rows as columns (dot) it has
@@ -130,11 +140,12 @@ __device__ __forceinline__ void mma(f32 (&c)[4], const u32 (&a)[4], const u32 (&
 }
 
 // Four matrices of 8 x 8 bf16 from shared memory: lane 8i + r names row r of matrix i; lane 4g + t gets row g, columns
-// 2t, 2t + 1 of each (transposed: column g, rows 2t, 2t + 1).
+// 2t, 2t + 1 of each (transposed: column g, rows 2t, 2t + 1). The row is `offset` elements after `base`: a constant, which
+// then costs no register.
 template <bool TRANSPOSED>
-__device__ __forceinline__ void load_matrices(u32 (&x)[4], const bf16* row) {
+__device__ __forceinline__ void load_matrices(u32 (&x)[4], const bf16* base, int offset) {
 #ifdef __CUDACC__
-    const u32 at = u32(__cvta_generic_to_shared(row));
+    const u32 at = u32(__cvta_generic_to_shared(base)) + u32(offset) * u32(sizeof(bf16));
     if (TRANSPOSED) {
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                      : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
@@ -147,7 +158,7 @@ __device__ __forceinline__ void load_matrices(u32 (&x)[4], const bf16* row) {
                      : "memory");
     }
 #else
-    shim::load_matrices(x, row, TRANSPOSED, __LINE__);
+    shim::load_matrices(x, base + offset, TRANSPOSED, __LINE__);
 #endif
 }
 
@@ -177,14 +188,16 @@ struct MmaTiles {
     static __device__ __forceinline__ void dot(f32 (&sums)[OWN_ROWS][COLUMNS<N>], const bf16* a, const bf16* b) {
         constexpr int LD = TILE_STRIDE<bf16, DP>;
         const int lane = int(threadIdx.x) % WARP, warp = int(threadIdx.x) / WARP;
-#pragma unroll 2
+        const bf16* const a_rows = a + (warp * 16 + lane % 16) * LD + lane / 16 * 8;
+        const bf16* const b_rows = b + (lane % 8 + lane / 16 * 8) * LD + lane / 8 % 2 * 8;
+#pragma unroll
         for (int k = 0; k < DP; k += 16) {
             u32 left[4];  // matrices: upper and lower rows of the left columns, then of the right ones
-            load_matrices<false>(left, a + (warp * 16 + lane % 16) * LD + k + lane / 16 * 8);
+            load_matrices<false>(left, a_rows, k);
 #pragma unroll
             for (int n = 0; n < N; n += 16) {
                 u32 right[4];  // columns n .. n + 7 at both halves of k, then columns n + 8 .. n + 15
-                load_matrices<false>(right, b + (n + lane % 8 + lane / 16 * 8) * LD + k + lane / 8 % 2 * 8);
+                load_matrices<false>(right, b_rows, n * LD + k);
                 add_product(sums, n, left, right);
             }
         }
@@ -195,6 +208,7 @@ struct MmaTiles {
                                                const bf16* b, bf16*) {
         constexpr int LD = TILE_STRIDE<bf16, DP>;
         const int lane = int(threadIdx.x) % WARP;
+        const bf16* const b_rows = b + lane % 16 * LD + lane / 16 * 8;
 #pragma unroll
         for (int k = 0; k < N; k += 16) {
             // What a thread holds of a product is what it has to hold of a left operand, rounded.
@@ -204,7 +218,7 @@ struct MmaTiles {
 #pragma unroll
             for (int n = 0; n < DP; n += 16) {
                 u32 right[4];
-                load_matrices<true>(right, b + (k + lane % 16) * LD + n + lane / 16 * 8);
+                load_matrices<true>(right, b_rows, k * LD + n);
                 add_product(sums, n, factors, right);
             }
         }

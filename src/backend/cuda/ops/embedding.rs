@@ -1,0 +1,93 @@
+//! Token and position embedding.
+
+use super::{CHUNK, THREADS, WARP, int, kernel, kernel_of_two};
+use crate::backend::cuda::CudaDevice;
+use crate::backend::{View, ViewMut};
+use crate::dtype::DType;
+
+/// Overwrites `out`.
+pub fn forward(
+    device: &CudaDevice,
+    out: ViewMut<'_>, // (rows, C)
+    tokens: View<'_>, // (rows) u32
+    wte: View<'_>,    // (V, C)
+    wpe: View<'_>,    // (T_max, C)
+    t: usize,
+) {
+    let Some(c) = channels(out.numel(), tokens, t) else { return };
+    let (rows, vocab) = (tokens.numel(), wte.numel() / c);
+    assert!(wpe.numel() >= t * c && wpe.numel().is_multiple_of(c), "wpe has {} elements, {t} of {c}", wpe.numel());
+    assert_eq!([wte.dtype(), wpe.dtype()], [out.dtype(); 2], "one type of parameters and activations");
+    device
+        .launch(&kernel("embedding_forward", out.dtype()), device.blocks_over_rows(rows, c))
+        .write(out)
+        .read(tokens)
+        .read(wte)
+        .read(wpe)
+        .long(rows as i64)
+        .int(int(t))
+        .int(int(c))
+        .int(int(vocab))
+        .go();
+}
+
+/// Accumulates into `dwte`, overwrites `dwpe`.
+pub fn backward(
+    device: &CudaDevice,
+    dwte: ViewMut<'_>,     // (V, C)
+    dwpe: ViewMut<'_>,     // (T_max, C)
+    dout: View<'_>,        // (rows, C)
+    tokens: View<'_>,      // (rows) u32
+    mut work: ViewMut<'_>, // (rows) u32
+    t: usize,
+) {
+    let Some(c) = channels(dout.numel(), tokens, t) else {
+        use crate::backend::Device;
+        return device.fill_bytes(dwpe, 0);
+    };
+    let (rows, vocab, t_max) = (tokens.numel(), dwte.numel() / c, dwpe.numel() / c);
+    assert!(t_max >= t && dwpe.numel() == t_max * c, "dwpe has {} elements, {t} positions of {c}", dwpe.numel());
+    assert!(work.numel() >= rows && work.dtype() == DType::U32, "scratch of {} elements, {rows} needed", work.numel());
+    device
+        .launch("embedding_order", device.blocks(rows.div_ceil(THREADS)))
+        .write(work.reborrow())
+        .read(tokens)
+        .int(int(rows))
+        .go();
+    // A warp for each row and stripe.
+    let warps = rows * c.div_ceil(WARP * CHUNK);
+    device
+        .launch(
+            &kernel_of_two("embedding_backward_wte", dout.dtype(), dwte.dtype()),
+            device.blocks((warps * WARP).div_ceil(THREADS)),
+        )
+        .write(dwte)
+        .read(dout)
+        .read(tokens)
+        .read(work.as_view())
+        .int(int(rows))
+        .int(int(c))
+        .int(int(vocab))
+        .go();
+    device
+        .launch(&kernel_of_two("embedding_backward_wpe", dout.dtype(), dwpe.dtype()), device.blocks_over_rows(t_max, c))
+        .write(dwpe)
+        .read(dout)
+        .long(rows as i64)
+        .int(int(t))
+        .int(int(t_max))
+        .int(int(c))
+        .go();
+}
+
+/// Columns of a (rows, C) matrix of `numel` elements; None where there are no rows.
+fn channels(numel: usize, tokens: View<'_>, t: usize) -> Option<usize> {
+    let rows = tokens.numel();
+    assert_eq!(tokens.dtype(), DType::U32, "tokens");
+    assert!(t > 0 && rows.is_multiple_of(t), "{rows} tokens are not sequences of {t}");
+    if rows == 0 {
+        return None;
+    }
+    assert!(numel.is_multiple_of(rows) && numel > 0, "{numel} elements in {rows} rows");
+    Some(numel / rows)
+}

@@ -1,0 +1,266 @@
+//! The kernels of the model on the device: each checks types and shapes, decides on a grid and launches.
+//!
+//! What a block does and how many threads share a row follow from the shape alone, so the bits of a result do, too; how many
+//! blocks there are follows from the device, and no kernel's result depends on it. One file for each file of kernels.
+
+mod adamw;
+pub mod attention;
+pub mod bias;
+mod cross_entropy;
+mod elementwise;
+mod embedding;
+mod norm;
+
+use super::{CudaDevice, Grid, linear};
+use crate::backend::ops::{AdamwStep, AttentionShape, LinearShape, Ops};
+use crate::backend::{View, ViewMut};
+use crate::dtype::DType;
+
+/// Elements that a thread moves at a time: `CHUNK` of kernels/common.cuh.
+const CHUNK: usize = 8;
+
+/// Threads of a block where a kernel has no reason for another number: `MAX_THREADS` of kernels/common.cuh.
+const THREADS: usize = 256;
+
+/// Threads of a warp.
+const WARP: usize = 32;
+
+/// Blocks that are put on a multiprocessor at most; a grid goes around where there is more to do.
+const BLOCKS_PER_MULTIPROCESSOR: usize = 8;
+
+/// The kernel of this type, `NAME_T`.
+fn kernel(name: &str, dtype: DType) -> String {
+    assert!(dtype != DType::U32, "{name} is of numbers");
+    format!("{name}_{}", dtype.name())
+}
+
+/// The kernel of these types, `NAME_T_G`.
+fn kernel_of_two(name: &str, first: DType, second: DType) -> String {
+    kernel(&kernel(name, first), second)
+}
+
+/// An `int` of a kernel.
+fn int(x: usize) -> i32 {
+    i32::try_from(x).unwrap_or_else(|_| panic!("{x} is more than a kernel counts to"))
+}
+
+impl CudaDevice {
+    /// As many blocks of [`THREADS`] threads as there is work for, within what the device runs at once.
+    fn blocks(&self, wanted: usize) -> Grid {
+        let most = self.props().n_multiprocessors as usize * BLOCKS_PER_MULTIPROCESSOR;
+        Grid::row(wanted.min(most) as u32, THREADS as u32)
+    }
+
+    /// A grid of a thread for each chunk of each of `rows` rows of `c` elements.
+    fn blocks_over_rows(&self, rows: usize, c: usize) -> Grid {
+        self.blocks((rows * c.div_ceil(CHUNK)).div_ceil(THREADS))
+    }
+}
+
+impl Ops for CudaDevice {
+    fn embedding_forward(&self, out: ViewMut<'_>, tokens: View<'_>, wte: View<'_>, wpe: View<'_>, t: usize) {
+        embedding::forward(self, out, tokens, wte, wpe, t);
+    }
+
+    fn embedding_backward(
+        &self,
+        dwte: ViewMut<'_>,
+        dwpe: ViewMut<'_>,
+        dout: View<'_>,
+        tokens: View<'_>,
+        work: ViewMut<'_>,
+        t: usize,
+    ) {
+        embedding::backward(self, dwte, dwpe, dout, tokens, work, t);
+    }
+
+    fn embedding_backward_work_numel(rows: usize, _dwte: DType, _dwpe: DType) -> usize {
+        rows
+    }
+
+    fn layer_norm_forward(
+        &self,
+        out: ViewMut<'_>,
+        mean: ViewMut<'_>,
+        rstd: ViewMut<'_>,
+        inp: View<'_>,
+        weight: View<'_>,
+        bias: View<'_>,
+    ) {
+        norm::layer_norm_forward(self, out, mean, rstd, inp, weight, bias);
+    }
+
+    fn add_layer_norm_forward(
+        &self,
+        sum: ViewMut<'_>,
+        out: ViewMut<'_>,
+        mean: ViewMut<'_>,
+        rstd: ViewMut<'_>,
+        a: View<'_>,
+        b: View<'_>,
+        weight: View<'_>,
+        bias: View<'_>,
+    ) {
+        norm::add_layer_norm_forward(self, sum, out, mean, rstd, a, b, weight, bias);
+    }
+
+    fn layer_norm_backward(
+        &self,
+        dinp: ViewMut<'_>,
+        dweight: ViewMut<'_>,
+        dbias: ViewMut<'_>,
+        dout: View<'_>,
+        inp: View<'_>,
+        weight: View<'_>,
+        mean: View<'_>,
+        rstd: View<'_>,
+        work: ViewMut<'_>,
+    ) {
+        norm::layer_norm_backward(self, dinp, [dweight, dbias], dout, inp, weight, mean, rstd, work);
+    }
+
+    fn layer_norm_work_numel(rows: usize, c: usize) -> usize {
+        2 * bias::work_numel(rows, c)
+    }
+
+    fn linear_forward(
+        &self,
+        out: ViewMut<'_>,
+        inp: View<'_>,
+        weight: View<'_>,
+        bias: Option<View<'_>>,
+        work: ViewMut<'_>,
+        shape: LinearShape,
+    ) {
+        linear::forward(self, out, inp, weight, bias, work, shape);
+    }
+
+    fn linear_backward_input(
+        &self,
+        dinp: ViewMut<'_>,
+        dout: View<'_>,
+        weight: View<'_>,
+        work: ViewMut<'_>,
+        shape: LinearShape,
+    ) {
+        linear::backward_input(self, dinp, dout, weight, work, shape);
+    }
+
+    fn linear_backward_weight(
+        &self,
+        dweight: ViewMut<'_>,
+        dbias: Option<ViewMut<'_>>,
+        dout: View<'_>,
+        inp: View<'_>,
+        work: ViewMut<'_>,
+        shape: LinearShape,
+        accumulate: bool,
+    ) {
+        linear::backward_weight(self, dweight, dbias, dout, inp, work, shape, accumulate);
+    }
+
+    fn linear_forward_work_numel(shape: LinearShape, out: DType, inp: DType, weight: DType) -> usize {
+        linear::forward_work_numel(shape, out, inp, weight)
+    }
+
+    fn linear_backward_input_work_numel(shape: LinearShape, dinp: DType, dout: DType, weight: DType) -> usize {
+        linear::backward_input_work_numel(shape, dinp, dout, weight)
+    }
+
+    fn linear_backward_weight_work_numel(shape: LinearShape, dweight: DType, dout: DType, inp: DType) -> usize {
+        linear::backward_weight_work_numel(shape, dweight, dout, inp)
+    }
+
+    fn gelu_forward(&self, out: ViewMut<'_>, inp: View<'_>) {
+        elementwise::gelu_forward(self, out, inp);
+    }
+
+    fn gelu_backward(&self, dout_to_dinp: ViewMut<'_>, inp: View<'_>) {
+        elementwise::gelu_backward(self, dout_to_dinp, inp);
+    }
+
+    fn linear_gelu_forward(
+        &self,
+        out: ViewMut<'_>,
+        pre: ViewMut<'_>,
+        inp: View<'_>,
+        weight: View<'_>,
+        bias: View<'_>,
+        work: ViewMut<'_>,
+        shape: LinearShape,
+    ) {
+        linear::gelu_forward(self, out, pre, inp, weight, bias, work, shape);
+    }
+
+    fn linear_gelu_backward_input(
+        &self,
+        dinp: ViewMut<'_>,
+        dout: View<'_>,
+        weight: View<'_>,
+        pre: View<'_>,
+        work: ViewMut<'_>,
+        shape: LinearShape,
+    ) {
+        linear::gelu_backward_input(self, dinp, dout, weight, pre, work, shape);
+    }
+
+    fn add(&self, out: ViewMut<'_>, a: View<'_>, b: View<'_>) {
+        elementwise::add(self, out, a, b);
+    }
+
+    fn accumulate(&self, out: ViewMut<'_>, inp: View<'_>) {
+        elementwise::accumulate(self, out, inp);
+    }
+
+    fn cast(&self, out: ViewMut<'_>, inp: View<'_>) {
+        elementwise::cast(self, out, inp);
+    }
+
+    fn attention_forward(
+        &self,
+        out: ViewMut<'_>,
+        lse: ViewMut<'_>,
+        qkv: View<'_>,
+        _work: ViewMut<'_>,
+        shape: AttentionShape,
+    ) {
+        attention::forward(self, out, lse, qkv, shape);
+    }
+
+    fn attention_backward(
+        &self,
+        dqkv: ViewMut<'_>,
+        dout: View<'_>,
+        qkv: View<'_>,
+        out: View<'_>,
+        lse: View<'_>,
+        work: ViewMut<'_>,
+        shape: AttentionShape,
+    ) {
+        attention::backward(self, dqkv, dout, qkv, out, lse, work, shape);
+    }
+
+    fn attention_forward_work_numel(_shape: AttentionShape, _dtype: DType) -> usize {
+        0
+    }
+
+    fn attention_backward_work_numel(shape: AttentionShape, _dtype: DType) -> usize {
+        attention::backward_work_numel(shape)
+    }
+
+    fn cross_entropy(&self, logits: ViewMut<'_>, losses: ViewMut<'_>, targets: View<'_>, dlogits_scale: Option<f32>) {
+        cross_entropy::cross_entropy(self, logits, losses, targets, dlogits_scale);
+    }
+
+    fn adamw(
+        &self,
+        master: ViewMut<'_>,
+        m: ViewMut<'_>,
+        v: ViewMut<'_>,
+        grad: View<'_>,
+        step: &AdamwStep,
+        param: Option<ViewMut<'_>>,
+    ) {
+        adamw::adamw(self, master, m, v, grad, step, param);
+    }
+}

@@ -1,0 +1,153 @@
+//! `zero3 data ...`: making token files, looking at data. One process, no MPI.
+
+use super::args::{DataFilesArgs, DeckArgs, TokenizeArgs};
+use crate::config::{DataFormat, Deck, Tokenizer};
+use crate::data::info::Decode;
+use crate::data::{DataInfo, Dataset, TokenFilesInfo, TokenFormat};
+use crate::error::{Error, Result};
+use crate::telemetry::progress::BytesBar;
+use crate::text::TextTokenizer;
+use crate::text::tokenize::{self, DocumentToken, Job, Made, Options, State};
+use crate::train::source::data_config;
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+
+/// What a deck's files hold.
+pub(super) fn info(args: &DeckArgs) -> Result<String> {
+    let deck = Deck::load(&args.path, &args.overrides)?;
+    let data = Dataset::open(&data_config(&deck))?;
+    let bar = BytesBar::new("reading data", data.n_bytes(), std::io::stderr().is_terminal());
+    let tokenizer = match &deck.data.tokenizer {
+        named @ (Tokenizer::Gpt2 | Tokenizer::File(_)) => Some(TextTokenizer::load(named, None)?),
+        Tokenizer::Bytes | Tokenizer::None => None,
+    };
+    let decode = tokenizer.as_ref().map(|tokenizer| |tokens: &[u32]| tokenizer.decode(tokens));
+    let decode = decode.as_ref().map(|decode| decode as Decode<'_>);
+    let batch = deck.train.global_batch_size as u64;
+    let info = DataInfo::gather(&data, deck.train.steps, batch, decode, &|done| bar.set(done))?;
+    bar.finish();
+    Ok(info.to_string())
+}
+
+/// What token files hold.
+pub(super) fn files_info(args: &DataFilesArgs) -> Result<String> {
+    let named = match &args.tokenizer {
+        Some(named) => Some(named.clone()),
+        None => made_with(&args.paths).and_then(|name| name.parse().ok()),
+    };
+    let tokenizer = named.map(|named| TextTokenizer::load(&named, None)).transpose()?;
+    let vocab_size = tokenizer.as_ref().map(|t| t.vocab_size() as u64);
+    let decode = tokenizer.as_ref().map(|tokenizer| |tokens: &[u32]| tokenizer.decode(tokens));
+    let decode = decode.as_ref().map(|decode| decode as Decode<'_>);
+    let n_bytes = args.paths.iter().filter_map(|p| std::fs::metadata(p).ok()).map(|m| m.len()).sum();
+    let bar = BytesBar::new("reading tokens", n_bytes, std::io::stderr().is_terminal());
+    let info = TokenFilesInfo::gather(&args.paths, args.format.name(), vocab_size, decode, &|done| bar.set(done))?;
+    bar.finish();
+    Ok(info.to_string())
+}
+
+/// The tokenizer that a record beside the first file names: what `data tokenize` made there lists no other files.
+fn made_with(paths: &[PathBuf]) -> Option<String> {
+    let first = paths.first()?;
+    let dir = first.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let records = std::fs::read_dir(dir).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
+    let mut records: Vec<PathBuf> = records.filter(|p| p.to_string_lossy().ends_with(".tokenize.json")).collect();
+    records.sort();
+    records.into_iter().find_map(|path| {
+        let state: State = serde_json::from_slice(&std::fs::read(&path).ok()?).ok()?;
+        let out = PathBuf::from(path.to_str()?.strip_suffix(".tokenize.json")?);
+        let made = tokenize::files_of(&out, &state);
+        made.iter().flatten().any(|p| p.file_name() == first.file_name()).then_some(state.options.tokenizer)
+    })
+}
+
+/// Text to token files.
+pub(super) fn tokenize(args: &TokenizeArgs) -> Result<String> {
+    let tokenizer = TextTokenizer::load(&args.tokenizer, args.document_token_name.as_deref())?;
+    let document_token = match (args.document_token, tokenizer.document_token()) {
+        (Some(DocumentToken::None), _) | (None, None) => DocumentToken::None,
+        (Some(place), Some(_)) => place,
+        (None, Some(_)) => DocumentToken::Before,
+        (Some(_), None) => {
+            return Err(Error::Input(format!(
+                "the tokenizer {} has no token for documents; say --document-token none, or name one with \
+                 --document-token-name",
+                tokenizer.name()
+            )));
+        }
+    };
+    let separator_id = tokenizer.document_token().filter(|_| document_token != DocumentToken::None);
+    let options = Options {
+        tokenizer: tokenizer.name().into(),
+        tokenizer_digest: tokenizer.digest().into(),
+        separator_id,
+        document_token,
+        layout: args.layout.clone(),
+        val_fraction: args.val_fraction,
+        format: format(args, tokenizer.vocab_size())?,
+        shard_tokens: args.shard_tokens,
+    };
+    let (inputs, out) = (args.inputs.clone(), args.out.clone());
+    let job = Job { tokenizer: &tokenizer, options, inputs, out, overwrite: args.overwrite };
+    let n_bytes = args.inputs.iter().filter_map(|p| std::fs::metadata(p).ok()).map(|m| m.len()).sum();
+    let bar = BytesBar::any_size("tokenizing", n_bytes, std::io::stderr().is_terminal());
+    let made = tokenize::tokenize(&job, &|done| bar.set(done));
+    bar.finish();
+    Ok(report(&made?))
+}
+
+/// How the tokens will lie in the file, which must be able to hold them.
+fn format(args: &TokenizeArgs, vocab_size: usize) -> Result<TokenFormat> {
+    let wide = vocab_size > 1 << 16;
+    let out = args.out.display();
+    let named = match args.format {
+        DataFormat::Auto => DataFormat::of_path(&args.out.to_string_lossy()),
+        named => named,
+    };
+    match named {
+        DataFormat::RawU16 if wide => Err(Error::Input(format!(
+            "{out}: a vocabulary of {vocab_size} needs more than 16 bits; say --format raw_u32 or llmc, or name it *.u32"
+        ))),
+        DataFormat::RawU16 => Ok(TokenFormat::RawU16),
+        DataFormat::RawU32 => Ok(TokenFormat::RawU32),
+        DataFormat::Llmc if wide => Ok(TokenFormat::LlmcU32),
+        DataFormat::Llmc => Ok(TokenFormat::LlmcU16),
+        DataFormat::Text | DataFormat::Auto => Err(Error::Input(format!(
+            "{out}: what kind of token file is it to be? Name it *.bin, *.u16 or *.u32, or say --format raw_u16, raw_u32 or llmc"
+        ))),
+    }
+}
+
+/// What was made, and what to write into a deck to train on it.
+fn report(made: &Made) -> String {
+    let state = &made.state;
+    let mut text = if made.was_finished { "this was done before:\n".to_string() } else { String::new() };
+    let list = |files: &[PathBuf]| match files {
+        [] => "nothing".into(),
+        [one] => one.display().to_string(),
+        [first, .., last] => format!("{} ... {} ({} files)", first.display(), last.display(), files.len()),
+    };
+    let sides = if state.options.val_fraction > 0.0 { &["training", "validation"][..] } else { &["all"] };
+    for (i, side) in sides.iter().enumerate() {
+        let (documents, tokens) = (state.documents[i], state.written[i].total);
+        text += &format!("{side}: {documents} documents, {tokens} tokens: {}\n", list(&made.files[i]));
+    }
+    let format = match state.options.format {
+        TokenFormat::LlmcU16 | TokenFormat::LlmcU32 => "llmc",
+        other => other.name(),
+    };
+    let glob = |i: usize| match &made.files[i][..] {
+        [] => "[]".into(),
+        [one] => format!("[{:?}]", one.display().to_string()),
+        [first, ..] => format!("[{:?}]", first.display().to_string().replace("_000000", "_*")),
+    };
+    text += &format!("in a deck:  data.train = {}", glob(0));
+    if state.options.val_fraction > 0.0 {
+        text += &format!("  data.val = {}", glob(1));
+    }
+    text += &format!("  data.format = {format:?}");
+    if state.options.tokenizer != "bytes" {
+        text += &format!("  data.tokenizer = {:?}", state.options.tokenizer);
+    }
+    text + &format!("  model.vocab_size = {}", state.vocab_size)
+}

@@ -1,0 +1,108 @@
+//! What `zero3 data info` says about token files that no deck names.
+//!
+//! Must not know: decks, tokenizers, the command line.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::atomic::AtomicU64;
+
+use serde::Serialize;
+
+use super::files::{self, TokenFormat, report};
+use super::info::Decode;
+use super::scan::{self, ScanProgress, entropy_nats, histogram};
+use super::token_stream::TokenStream;
+use crate::error::{Error, Result};
+
+/// Largest token id that is counted; a larger one says that the file is read in the wrong way.
+const MAX_COUNTED_ID: u64 = 1 << 26;
+/// First tokens shown.
+const SHOWN_TOKENS: usize = 24;
+
+/// Token files in numbers.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct TokenFilesInfo {
+    /// Path, size in bytes, tokens.
+    pub files: Vec<(PathBuf, u64, u64)>,
+    /// How the tokens lie in them.
+    pub format: TokenFormat,
+    /// Tokens of all.
+    pub n_tokens: u64,
+    /// One more than the largest token allowed, where somebody said.
+    pub vocab_size: Option<u64>,
+    /// Token ids that occur.
+    pub n_distinct_tokens: u64,
+    /// Largest token id that occurs.
+    pub max_token: u32,
+    /// Entropy of the token frequencies, in nats.
+    pub unigram_entropy_nats: f64,
+    /// The first tokens.
+    pub first_tokens: Vec<u32>,
+    /// The first tokens as text, where somebody said what they mean.
+    pub begins: Option<String>,
+}
+
+impl TokenFilesInfo {
+    /// Reads the files. `word` is a `data.format`; `auto` also takes llm.c's header for what it is. `decode` turns tokens into
+    /// text.
+    ///
+    /// # Errors
+    /// Files that are missing, torn, of several formats, with a header that lies, or with a token at or above `vocab_size`.
+    pub fn gather(
+        paths: &[PathBuf],
+        word: &str,
+        vocab_size: Option<u64>,
+        decode: Option<Decode<'_>>,
+        progress: ScanProgress,
+    ) -> Result<Self> {
+        let key = "data info";
+        let has_header = paths.iter().any(|path| files::starts_with_llmc_magic(path));
+        let word = if word == "auto" && has_header { "llmc" } else { word };
+        let format = files::decide_format(key, word, paths, vocab_size.unwrap_or(1))?;
+        let stream = TokenStream::open(key, paths, format)?;
+        let limit = vocab_size.unwrap_or(format.token_limit().min(MAX_COUNTED_ID));
+        let scan = scan::scan(key, &stream, limit, &AtomicU64::new(0), progress);
+        report(scan.faults)?;
+        let Some(max_token) = scan.max_token else {
+            return Err(Error::Input(format!("{key}: the files hold no token")));
+        };
+        let counts = histogram(&stream, 0..stream.len(), u64::from(max_token) + 1);
+        let mut first_tokens = vec![0; SHOWN_TOKENS.min(stream.len() as usize)];
+        stream.read(0, &mut first_tokens);
+        let begins = decode.map(|decode| String::from_utf8_lossy(&decode(&first_tokens)).into_owned());
+        let file = |f: &super::StreamFile| (f.path().to_path_buf(), f.file_bytes(), f.n_tokens());
+        Ok(TokenFilesInfo {
+            files: stream.files().iter().map(file).collect(),
+            format,
+            n_tokens: stream.len(),
+            vocab_size,
+            n_distinct_tokens: counts.iter().filter(|&&n| n > 0).count() as u64,
+            max_token,
+            unigram_entropy_nats: entropy_nats(&counts),
+            first_tokens,
+            begins,
+        })
+    }
+}
+
+impl fmt::Display for TokenFilesInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{} tokens in {} file(s), {}", self.n_tokens, self.files.len(), self.format)?;
+        for (path, n_bytes, n_tokens) in &self.files {
+            writeln!(f, "  {n_bytes:>14} bytes  {n_tokens:>14} tokens  {}", path.display())?;
+        }
+        let (used, largest) = (self.n_distinct_tokens, self.max_token);
+        match self.vocab_size {
+            Some(of) => writeln!(f, "  vocabulary         {used} of {of} ids occur, the largest is {largest}")?,
+            None => writeln!(f, "  vocabulary         {used} ids occur, the largest is {largest}")?,
+        }
+        let (nats, bits) = (self.unigram_entropy_nats, self.unigram_entropy_nats / std::f64::consts::LN_2);
+        writeln!(f, "  unigram entropy    {nats:.4} nats ({bits:.4} bits) per token")?;
+        let numbers: Vec<String> = self.first_tokens.iter().map(u32::to_string).collect();
+        write!(f, "  first tokens       {}", numbers.join(" "))?;
+        match &self.begins {
+            Some(text) => write!(f, "\n  as text            {text:?}"),
+            None => write!(f, "\n  as text            say --tokenizer to see it"),
+        }
+    }
+}

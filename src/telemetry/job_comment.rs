@@ -1,0 +1,61 @@
+//! How a run gets on, in its Slurm job's comment: `squeue -o '%i %k'` shows it to whoever waits for the nodes.
+//!
+//! A controller serves a whole cluster, so it is asked once a minute at most, from a thread that the run never waits for,
+//! the end apart.
+
+use super::scontrol::scontrol;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Between two updates.
+const EVERY: Duration = Duration::from_secs(60);
+
+/// The comment of one job.
+#[derive(Debug)]
+pub struct JobComment {
+    job_id: String,
+    posted: Option<Instant>,
+    update: Option<JoinHandle<Result<String, String>>>,
+    has_complained: bool,
+}
+
+impl JobComment {
+    /// Of the Slurm job that this process is part of; none elsewhere.
+    pub fn of_this_job() -> Option<Self> {
+        let job_id = std::env::var("SLURM_JOB_ID").ok()?;
+        Some(JobComment { job_id, posted: None, update: None, has_complained: false })
+    }
+
+    /// Sets the comment, unless it was set a short while ago. That it could not be is said once and changes nothing else.
+    pub fn post(&mut self, text: &str) {
+        if self.posted.is_none_or(|at| at.elapsed() >= EVERY) {
+            self.start(text);
+        }
+    }
+
+    /// Sets the last comment and waits for the controller: the end of the job would end the update.
+    pub fn post_last(&mut self, text: &str) {
+        self.start(text);
+        self.join();
+    }
+
+    fn start(&mut self, text: &str) {
+        self.join();
+        self.posted = Some(Instant::now());
+        let words = ["update".to_string(), format!("JobId={}", self.job_id), format!("Comment={text}")];
+        let update = move || scontrol(&words.each_ref().map(String::as_str));
+        self.update = std::thread::Builder::new().name("job comment".into()).spawn(update).ok();
+    }
+
+    /// The update before has ended long ago, at the end of a run apart.
+    fn join(&mut self) {
+        let Some(update) = self.update.take() else { return };
+        let outcome = update.join().unwrap_or_else(|_| Err("its thread panicked".into()));
+        if let Err(why) = outcome.as_ref().map(|_| ())
+            && !self.has_complained
+        {
+            self.has_complained = true;
+            log::warn!("run.job_comment: the comment of job {} stays as it is: {why}", self.job_id);
+        }
+    }
+}

@@ -1,0 +1,396 @@
+//! Documents out of text files that may be larger than memory, in pieces of bounded size.
+//!
+//! Must not know: tokens, where they go. Where a document may be cut is asked of the caller.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use memchr::memmem;
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::error::{Error, Result};
+
+/// Bytes after which a document is cut, where it may be.
+pub const PIECE_BYTES: usize = 1 << 20;
+/// Longest piece that is ever held: a document, or a part of one, without a place to cut.
+pub const MAX_PIECE_BYTES: usize = 256 << 20;
+
+/// What a document is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Layout {
+    /// A file.
+    Whole,
+    /// What lies between two of these.
+    Separated(String),
+    /// The text under this key of each line's JSON object.
+    JsonLines(String),
+}
+
+/// How far the reading has come; a reader that starts here goes on with the next piece.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Cursor {
+    /// Index of the file.
+    pub file: usize,
+    /// Byte in the file.
+    pub offset: u64,
+    /// Hash of the document that the byte lies within; none between documents.
+    pub within: Option<u64>,
+}
+
+/// A document or a part of one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Piece {
+    /// The text.
+    pub text: Vec<u8>,
+    /// Index of the file.
+    pub file: usize,
+    /// Byte in the file where it begins.
+    pub offset: u64,
+    /// Whether offsets in the text are offsets in the file too; not so in JSON.
+    pub is_verbatim: bool,
+    /// It begins its document.
+    pub begins: bool,
+    /// It ends its document.
+    pub ends: bool,
+    /// XXH3-64 of the whole document.
+    pub hash: u64,
+    /// Where reading goes on after it.
+    pub next: Cursor,
+}
+
+/// Asked for the last place in a text where it may be cut.
+pub type LastCut<'a> = &'a dyn Fn(&[u8]) -> Option<usize>;
+
+/// Reads documents, file by file. `-` is standard input.
+pub struct Documents<'a> {
+    paths: &'a [PathBuf],
+    layouts: Vec<Layout>,
+    last_cut: LastCut<'a>,
+    /// Documents need a hash before their first piece goes out.
+    hashes: bool,
+    at: Cursor,
+    open: Option<Box<dyn Read + Send>>,
+    /// Bytes read; those before `start` have been given out, and byte `start` is byte `at.offset` of the file.
+    window: Vec<u8>,
+    start: usize,
+    /// The file ends with the window.
+    is_end: bool,
+}
+
+/// Where the document at the start of a window ends, and where the next begins.
+struct End {
+    text: usize,
+    next: usize,
+}
+
+impl<'a> Documents<'a> {
+    /// Documents of the files from `at` on; `layout` holds for all of them but `.jsonl` files, which are JSON lines always.
+    /// Without `hashes`, a document that is given out in parts has the hash 0.
+    pub fn new(paths: &'a [PathBuf], layout: &Layout, hashes: bool, at: Cursor, last_cut: LastCut<'a>) -> Self {
+        let of = |path: &PathBuf| match (layout, path.extension().is_some_and(|e| e == "jsonl")) {
+            (Layout::JsonLines(_), _) | (_, false) => layout.clone(),
+            (_, true) => Layout::JsonLines("text".into()),
+        };
+        let layouts = paths.iter().map(of).collect();
+        Documents { paths, layouts, last_cut, hashes, at, open: None, window: Vec::new(), start: 0, is_end: false }
+    }
+
+    /// The next piece; none after the last file. Empty documents are passed over.
+    ///
+    /// # Errors
+    /// A file cannot be read, a line is no JSON object with that text, or a piece would be longer than [`MAX_PIECE_BYTES`]:
+    /// named with file and offset.
+    pub fn next_piece(&mut self) -> Result<Option<Piece>> {
+        while self.at.file < self.paths.len() {
+            if self.open.is_none() {
+                self.open = Some(open(&self.paths[self.at.file], self.at.offset)?);
+                self.is_end = false;
+                self.window.clear();
+                self.start = 0;
+            }
+            if let Some(piece) = self.piece_of_file()? {
+                return Ok(Some(piece));
+            }
+            self.at = Cursor { file: self.at.file + 1, offset: 0, within: None };
+            self.open = None;
+        }
+        Ok(None)
+    }
+
+    /// The next piece of the open file; none at its end.
+    fn piece_of_file(&mut self) -> Result<Option<Piece>> {
+        let layout = self.layouts[self.at.file].clone();
+        let mut wanted = PIECE_BYTES;
+        loop {
+            let rest = &self.window[self.start..];
+            if rest.is_empty() && self.is_end {
+                // A part was the last: its document ends with the file, and whoever waits for its end must hear of it.
+                return Ok(self.at.within.map(|hash| self.give(0, 0, false, true, hash)));
+            }
+            if let Some(end) = find_end(&layout, rest, self.is_end) {
+                let begins = self.at.within.is_none();
+                if begins && end.text == 0 {
+                    self.skip(end.next);
+                    continue;
+                }
+                if let Layout::JsonLines(key) = &layout {
+                    match self.json_document(end, key)? {
+                        Some(piece) => return Ok(Some(piece)),
+                        None => continue,
+                    }
+                }
+                let hash = self.at.within.unwrap_or_else(|| xxhash_rust::xxh3::xxh3_64(&rest[..end.text]));
+                return Ok(Some(self.give(end.text, end.next, begins, true, hash)));
+            }
+            if rest.len() < wanted {
+                self.fill(wanted)?;
+                continue;
+            }
+            // The bytes at the end of the window may be the beginning of a separator.
+            let safe = match &layout {
+                Layout::Whole => rest.len(),
+                Layout::Separated(separator) => rest.len().saturating_sub(separator.len() - 1),
+                Layout::JsonLines(_) => 0,
+            };
+            if let Some(cut) = (self.last_cut)(&rest[..safe]) {
+                let begins = self.at.within.is_none();
+                let hash = match self.at.within {
+                    Some(hash) => hash,
+                    None => self.hash_ahead(&layout)?,
+                };
+                return Ok(Some(self.give(cut, cut, begins, false, hash)));
+            }
+            if wanted >= MAX_PIECE_BYTES {
+                return Err(Error::Input(format!(
+                    "{}: from byte offset {} on there are {MAX_PIECE_BYTES} bytes without a place to cut; shorter documents \
+                     would do: name what separates them with --separator, or write them as JSON lines",
+                    self.paths[self.at.file].display(),
+                    self.at.offset
+                )));
+            }
+            wanted = (2 * wanted).min(MAX_PIECE_BYTES);
+        }
+    }
+
+    /// Reads until `wanted` bytes wait in the window or the file ends.
+    fn fill(&mut self, wanted: usize) -> Result<()> {
+        self.window.drain(..self.start);
+        self.start = 0;
+        let reader = self.open.as_mut().expect("a file is open");
+        let want = wanted.saturating_sub(self.window.len());
+        let n = reader.take(want as u64).read_to_end(&mut self.window);
+        let n = n.map_err(|e| Error::Input(format!("reading {}: {e}", self.paths[self.at.file].display())))?;
+        self.is_end = n < want;
+        Ok(())
+    }
+
+    fn skip(&mut self, n: usize) {
+        self.start += n;
+        self.at.offset += n as u64;
+    }
+
+    /// Gives out the first `text` bytes of the window and goes on at `next`.
+    fn give(&mut self, text: usize, next: usize, begins: bool, ends: bool, hash: u64) -> Piece {
+        let (file, offset) = (self.at.file, self.at.offset);
+        let bytes = self.window[self.start..self.start + text].to_vec();
+        self.skip(next);
+        self.at.within = (!ends).then_some(hash);
+        Piece { text: bytes, file, offset, is_verbatim: true, begins, ends, hash, next: self.at }
+    }
+
+    /// The text in the line at the start of the window; none where it is empty.
+    fn json_document(&mut self, end: End, key: &str) -> Result<Option<Piece>> {
+        let line = &self.window[self.start..self.start + end.text];
+        let path = self.paths[self.at.file].display();
+        let no = |offset: u64, why: String| Error::Input(format!("{path}: byte offset {offset}: {why}"));
+        let utf8 = |e: std::str::Utf8Error| {
+            let at = e.valid_up_to();
+            no(self.at.offset + at as u64, format!("byte 0x{:02x} is not UTF-8 text", line[at]))
+        };
+        let line = std::str::from_utf8(line).map_err(utf8)?;
+        let text = match line.trim().is_empty() {
+            true => String::new(),
+            false => {
+                let wanted = || format!("a line must be a JSON object with a text under {key:?}");
+                let mut value: serde_json::Value = serde_json::from_str(line)
+                    .map_err(|e| no(self.at.offset + e.column() as u64, format!("{e}; {}", wanted())))?;
+                match value.get_mut(key).map(serde_json::Value::take) {
+                    Some(serde_json::Value::String(text)) => text,
+                    _ => return Err(no(self.at.offset, wanted())),
+                }
+            }
+        };
+        let hash = xxhash_rust::xxh3::xxh3_64(text.as_bytes());
+        let mut piece = self.give(0, end.next, true, true, hash);
+        (piece.text, piece.is_verbatim) = (text.into_bytes(), false);
+        Ok(Some(piece).filter(|piece| !piece.text.is_empty()))
+    }
+
+    /// The hash of the document that begins with the window, read a second time to its end.
+    fn hash_ahead(&self, layout: &Layout) -> Result<u64> {
+        if !self.hashes {
+            return Ok(0);
+        }
+        let path = &self.paths[self.at.file];
+        if path == Path::new("-") {
+            return Err(Error::Input(format!(
+                "standard input: the document at byte offset {} is longer than {PIECE_BYTES} bytes, and a split by its hash has \
+                 to read it twice; put it into a file",
+                self.at.offset
+            )));
+        }
+        let mut reader = open(path, self.at.offset)?;
+        let (mut hasher, mut window) = (Xxh3::new(), Vec::new());
+        loop {
+            let n = reader.by_ref().take(PIECE_BYTES as u64).read_to_end(&mut window);
+            let n = n.map_err(|e| Error::Input(format!("reading {}: {e}", path.display())))?;
+            let is_end = n < PIECE_BYTES;
+            if let Some(end) = find_end(layout, &window, is_end) {
+                hasher.update(&window[..end.text]);
+                return Ok(hasher.digest());
+            }
+            let kept = match layout {
+                Layout::Separated(separator) => separator.len() - 1,
+                _ => 0,
+            };
+            let done = window.len() - kept.min(window.len());
+            hasher.update(&window[..done]);
+            window.drain(..done);
+        }
+    }
+}
+
+fn find_end(layout: &Layout, window: &[u8], is_end: bool) -> Option<End> {
+    let (text, separator_bytes) = match layout {
+        Layout::Whole => (None, 0),
+        Layout::Separated(separator) => (memmem::find(window, separator.as_bytes()), separator.len()),
+        Layout::JsonLines(_) => (memchr::memchr(b'\n', window), 1),
+    };
+    match text {
+        Some(text) => Some(End { text, next: text + separator_bytes }),
+        None => is_end.then_some(End { text: window.len(), next: window.len() }),
+    }
+}
+
+fn open(path: &Path, offset: u64) -> Result<Box<dyn Read + Send>> {
+    if path == Path::new("-") {
+        assert_eq!(offset, 0, "standard input is read from its start");
+        return Ok(Box::new(std::io::stdin()));
+    }
+    let opened = File::open(path).and_then(|mut file| {
+        if file.metadata()?.is_dir() {
+            return Err(std::io::Error::other("it is a directory; name its files"));
+        }
+        if offset > 0 {
+            file.seek(SeekFrom::Start(offset))?;
+        }
+        Ok(file)
+    });
+    let file = opened.map_err(|e| Error::Input(format!("cannot read {}: {e}", path.display())))?;
+    Ok(Box::new(file))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn pieces(paths: &[PathBuf], layout: &Layout, at: Cursor, cut: LastCut<'_>) -> Result<Vec<Piece>> {
+        let mut documents = Documents::new(paths, layout, true, at, cut);
+        std::iter::from_fn(|| documents.next_piece().transpose()).collect()
+    }
+
+    fn texts(pieces: &[Piece]) -> Vec<String> {
+        let mut found: Vec<String> = Vec::new();
+        for piece in pieces {
+            if piece.begins {
+                found.push(String::new());
+            }
+            *found.last_mut().unwrap() += std::str::from_utf8(&piece.text).unwrap();
+        }
+        found
+    }
+
+    fn files(contents: &[(&str, &[u8])]) -> (tempfile::TempDir, Vec<PathBuf>) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |(name, content): &(&str, &[u8])| {
+            std::fs::write(dir.path().join(name), content).unwrap();
+            dir.path().join(name)
+        };
+        let paths = contents.iter().map(path).collect();
+        (dir, paths)
+    }
+
+    #[test]
+    fn documents_are_files_lines_or_what_lies_between_separators() {
+        let (_dir, paths) = files(&[
+            ("a.txt", b"one--two----three"),
+            ("none.txt", b""),
+            ("b.jsonl", b"{\"text\": \"f\\u00fcnf\"}\n\n{\"id\": 1, \"text\": \"\"}\n{\"text\": \"six\"}"),
+            ("c.txt", b"--seven"),
+        ]);
+        let at = Cursor::default();
+        let separated = pieces(&paths, &Layout::Separated("--".into()), at, &|_| None).unwrap();
+        assert_eq!(texts(&separated), ["one", "two", "three", "fünf", "six", "seven"]);
+        assert_eq!(separated[1].offset, 5);
+        let whole = pieces(&paths, &Layout::Whole, at, &|_| None).unwrap();
+        assert_eq!(texts(&whole), ["one--two----three", "fünf", "six", "--seven"]);
+    }
+
+    #[test]
+    fn a_bad_line_is_named_with_file_and_offset() {
+        for (line, offset) in [(&b"{\"text\": \"a\xffb\"}"[..], 19), (b"{\"text\": 7}", 8), (b"[1", 10)] {
+            let content = [b"{\"a\":1}\n", line].concat();
+            let good = content.replacen_first(b"{\"a\":1}", b"       ");
+            let (_dir, paths) = files(&[("a.jsonl", &good)]);
+            let Err(Error::Input(text)) = pieces(&paths, &Layout::Whole, Cursor::default(), &|_| None) else {
+                panic!()
+            };
+            assert!(text.contains("a.jsonl: byte offset ") && text.contains(&format!("offset {offset}:")), "{text}");
+        }
+    }
+
+    trait ReplaceFirst {
+        fn replacen_first(&self, from: &[u8], to: &[u8]) -> Vec<u8>;
+    }
+
+    impl ReplaceFirst for Vec<u8> {
+        fn replacen_first(&self, from: &[u8], to: &[u8]) -> Vec<u8> {
+            let at = memmem::find(self, from).unwrap();
+            [&self[..at], to, &self[at + from.len()..]].concat()
+        }
+    }
+
+    #[test]
+    fn a_document_larger_than_a_piece_comes_in_parts_with_one_hash_and_can_be_gone_on_with() {
+        let long: String = (0..PIECE_BYTES / 3).map(|i| format!("{i} ")).collect();
+        let content = format!("short||{long}||end");
+        let (_dir, paths) = files(&[("a.txt", content.as_bytes())]);
+        let layout = Layout::Separated("||".into());
+        let cut: LastCut<'_> = &|text| (1..text.len()).rev().find(|&i| text[i] == b' ');
+        let all = pieces(&paths, &layout, Cursor::default(), cut).unwrap();
+        assert_eq!(texts(&all), ["short".to_string(), long.clone(), "end".to_string()]);
+        assert!(all.len() > 4, "{} pieces", all.len());
+        let hash = xxhash_rust::xxh3::xxh3_64(long.as_bytes());
+        assert!(all[1..all.len() - 1].iter().all(|p| p.hash == hash && p.text.len() <= PIECE_BYTES));
+        for (i, piece) in all.iter().enumerate() {
+            let rest = pieces(&paths, &layout, piece.next, cut).unwrap();
+            assert!(rest == all[i + 1..], "after piece {i}");
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn separated_documents_are_those_of_a_plain_split(text in "[ab-]{0,60}", separator in "[ab-]{1,3}") {
+            let (_dir, paths) = files(&[("a.txt", text.as_bytes())]);
+            let layout = Layout::Separated(separator.clone());
+            let found = pieces(&paths, &layout, Cursor::default(), &|_| None).unwrap();
+            let plain: Vec<&str> = text.split(&separator).filter(|d| !d.is_empty()).collect();
+            prop_assert_eq!(texts(&found), plain);
+        }
+    }
+}

@@ -1,0 +1,18 @@
+//! From text to token files, and from tokens back to text.
+//!
+//! | file | lives there |
+//! | --- | --- |
+//! | [`tokenizer`] | bytes, GPT-2's byte pairs, a `tokenizer.json`: encode, decode, where a text may be cut |
+//! | [`documents`] | documents out of files that may be larger than memory |
+//! | [`token_files`] | one or many token files, written so that a kill costs nothing |
+//! | [`tokenize`](mod@tokenize) | the whole way: read, encode on all cores, split, write, go on after a kill |
+//!
+//! Must not know: MPI, models, decks.
+
+pub mod documents;
+pub mod token_files;
+pub mod tokenize;
+pub mod tokenizer;
+
+pub use documents::{Documents, Layout};
+pub use tokenizer::TextTokenizer;

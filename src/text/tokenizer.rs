@@ -1,0 +1,286 @@
+//! Text to tokens and back, by one of three tokenizers. The pairs and the regular expressions are other people's, from crates.
+//!
+//! Must not know: files of text or tokens, what a document is.
+
+use std::path::{Path, PathBuf};
+
+use tiktoken_rs::CoreBPE;
+use tokenizers::Tokenizer as HuggingFace;
+
+use crate::config::Tokenizer as Named;
+use crate::error::{Error, Result};
+
+/// Runs of white space longer than this are refused for GPT-2: its regular expression would run out of its stack of 10^6.
+const MAX_BLANKS: usize = 500_000;
+
+/// End-of-document tokens by their usual names, as looked for in a `tokenizer.json`.
+const END_NAMES: [&str; 5] = ["<|endoftext|>", "<|end_of_text|>", "<|begin_of_text|>", "</s>", "<eos>"];
+
+/// A tokenizer that is ready for work; encoding takes any number of threads.
+pub struct TextTokenizer {
+    kind: Kind,
+    name: String,
+    digest: String,
+    vocab_size: usize,
+    document_token: Option<u32>,
+}
+
+enum Kind {
+    Bytes,
+    Gpt2(Box<CoreBPE>),
+    File(Box<HuggingFace>),
+}
+
+/// What is wrong with a text, and at which byte of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TextFault {
+    /// Byte offset in the text.
+    pub offset: usize,
+    /// What is there.
+    pub what: String,
+}
+
+impl TextTokenizer {
+    /// Loads a tokenizer by its deck name. `token` names the token that separates documents, where the usual ones would not do.
+    ///
+    /// # Errors
+    /// The file is missing or is no `tokenizer.json`; there is no such token.
+    pub fn load(named: &Named, token: Option<&str>) -> Result<Self> {
+        let (kind, vocab_size, usual) = match named {
+            Named::None => {
+                return Err(Error::Input("tokenizer none: say bytes, gpt2 or the path of a tokenizer.json".into()));
+            }
+            Named::Bytes => (Kind::Bytes, 256, None),
+            Named::Gpt2 => {
+                let bpe = tiktoken_rs::r50k_base().map_err(|e| Error::Internal(format!("GPT-2's vocabulary: {e}")))?;
+                (Kind::Gpt2(Box::new(bpe)), 50257, Some(50256))
+            }
+            Named::File(path) => {
+                let file = load_file(Path::new(path))?;
+                let vocab_size = file.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1);
+                let usual = END_NAMES.iter().find_map(|name| file.token_to_id(name));
+                (Kind::File(Box::new(file)), vocab_size, usual)
+            }
+        };
+        let name = named.name().to_string();
+        let document_token = match (token, &kind) {
+            (None, _) => usual,
+            (Some("<|endoftext|>"), Kind::Gpt2(_)) => usual,
+            (Some(token), Kind::File(file)) => match file.token_to_id(token) {
+                Some(id) => Some(id),
+                None => return Err(Error::Input(format!("{name} has no token {token:?}; name one that it has"))),
+            },
+            (Some(token), _) => {
+                return Err(Error::Input(format!("the tokenizer {name} has no token {token:?}; leave it out")));
+            }
+        };
+        let digest = match named {
+            Named::File(path) => {
+                let bytes = std::fs::read(path).map_err(|e| Error::Input(format!("cannot read {path}: {e}")))?;
+                format!("{:016x}", xxhash_rust::xxh3::xxh3_64(&bytes))
+            }
+            _ => String::new(),
+        };
+        Ok(TextTokenizer { kind, name, digest, vocab_size, document_token })
+    }
+
+    /// Its name in decks.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// XXH3-64 of its file, in hex; empty for one that has none.
+    pub fn digest(&self) -> &str {
+        &self.digest
+    }
+
+    /// One more than its largest token.
+    pub fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    /// The token that separates documents, if there is one.
+    pub fn document_token(&self) -> Option<u32> {
+        self.document_token
+    }
+
+    /// The tokens of a text, appended to `out`. Words such as `<|endoftext|>` are plain text to `gpt2` (tiktoken's
+    /// `encode_ordinary`) and tokens to a `tokenizer.json` that lists them (`encode(..., add_special_tokens=False)`).
+    pub fn encode(&self, text: &[u8], out: &mut Vec<u32>) -> std::result::Result<(), TextFault> {
+        match &self.kind {
+            Kind::Bytes => out.extend(text.iter().map(|&b| u32::from(b))),
+            Kind::Gpt2(bpe) => {
+                let text = as_utf8(text)?;
+                check_blanks(text)?;
+                out.extend(bpe.encode_ordinary(text));
+            }
+            Kind::File(file) => {
+                let encoded = file.encode_fast(as_utf8(text)?, false);
+                let encoded = encoded.map_err(|e| TextFault { offset: 0, what: format!("cannot be encoded: {e}") })?;
+                out.extend_from_slice(encoded.get_ids());
+            }
+        }
+        Ok(())
+    }
+
+    /// The bytes that tokens stand for; `bytes` and `gpt2` give back exactly what was encoded. Tokens outside the vocabulary
+    /// (padding of a model's vocabulary) show as U+FFFD.
+    pub fn decode(&self, tokens: &[u32]) -> Vec<u8> {
+        let one = |&token: &u32| match &self.kind {
+            Kind::Bytes => u8::try_from(token).ok().map(|b| vec![b]),
+            Kind::Gpt2(bpe) => bpe.decode_bytes(&[token]).ok(),
+            Kind::File(_) => None,
+        };
+        match &self.kind {
+            Kind::Bytes | Kind::Gpt2(_) => {
+                tokens.iter().flat_map(|t| one(t).unwrap_or_else(|| "\u{fffd}".into())).collect()
+            }
+            Kind::File(file) => file.decode(tokens, false).unwrap_or_else(|_| "\u{fffd}".into()).into_bytes(),
+        }
+    }
+
+    /// The last place at or before the end of `text` where it may be cut so that the parts encode to what the whole does,
+    /// whatever follows; none where no such place is known.
+    ///
+    /// \[Note: cuts\] GPT-2's expression makes no word that goes on from something else into white space, and looks ahead only
+    /// from within white space. So a text may be cut before white space that follows something else. Nothing of the kind
+    /// is known of a `tokenizer.json`, whose normalizer and model may see the whole text.
+    pub fn last_cut(&self, text: &[u8]) -> Option<usize> {
+        match &self.kind {
+            Kind::Bytes => Some(text.len()).filter(|&n| n > 0),
+            Kind::Gpt2(_) => (1..text.len()).rev().find(|&at| {
+                let blank = |c: char| c.is_whitespace();
+                text[at].is_ascii_whitespace() && char_before(text, at).is_some_and(|c| !blank(c))
+            }),
+            Kind::File(_) => None,
+        }
+    }
+}
+
+fn load_file(path: &Path) -> Result<HuggingFace> {
+    let no = |why: String| Error::Input(format!("{}: {why}", path.display()));
+    if !path.is_file() {
+        return Err(no("no such file; the tokenizer.json of a model would do".into()));
+    }
+    let mut file = HuggingFace::from_file(PathBuf::from(path)).map_err(|e| no(format!("not a tokenizer.json: {e}")))?;
+    // What is cut or filled up for a model's inputs is not the text.
+    file.with_truncation(None).map_err(|e| no(e.to_string()))?;
+    file.with_padding(None);
+    Ok(file)
+}
+
+fn as_utf8(text: &[u8]) -> std::result::Result<&str, TextFault> {
+    std::str::from_utf8(text).map_err(|e| TextFault {
+        offset: e.valid_up_to(),
+        what: format!("byte 0x{:02x} is not UTF-8 text", text[e.valid_up_to()]),
+    })
+}
+
+fn check_blanks(text: &str) -> std::result::Result<(), TextFault> {
+    let (mut run, mut from) = (0, 0);
+    for (at, c) in text.char_indices() {
+        if !c.is_whitespace() {
+            run = 0;
+            continue;
+        }
+        if run == 0 {
+            from = at;
+        }
+        run += 1;
+        if run > MAX_BLANKS {
+            return Err(TextFault {
+                offset: from,
+                what: format!("more than {MAX_BLANKS} characters of white space in a row; take some out"),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// The character that ends at `at`, if the bytes there are one.
+fn char_before(text: &[u8], at: usize) -> Option<char> {
+    let start = (at.saturating_sub(4)..at).rev().find(|&i| text[i] & 0xC0 != 0x80)?;
+    std::str::from_utf8(&text[start..at]).ok()?.chars().next_back()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn gpt2() -> &'static TextTokenizer {
+        static GPT2: std::sync::OnceLock<TextTokenizer> = std::sync::OnceLock::new();
+        GPT2.get_or_init(|| TextTokenizer::load(&Named::Gpt2, None).unwrap())
+    }
+
+    fn encoded(tokenizer: &TextTokenizer, text: &[u8]) -> Vec<u32> {
+        let mut out = Vec::new();
+        tokenizer.encode(text, &mut out).unwrap();
+        out
+    }
+
+    #[test]
+    fn tokens_are_those_of_tiktoken_and_tokenizers() {
+        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+        let text = std::fs::read_to_string(golden.join("tokens.json")).unwrap();
+        let found: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let path = golden.join("tokenizer.json").to_str().unwrap().to_string();
+        let file = TextTokenizer::load(&Named::File(path), None).unwrap();
+        assert_eq!((file.vocab_size(), file.document_token()), (600, Some(1)), "<|end_of_text|> of tokens.py");
+        let cases = found["cases"].as_array().unwrap();
+        assert!(cases.len() > 10);
+        for case in cases {
+            let text = case["text"].as_str().unwrap();
+            let want = |name: &str| serde_json::from_value::<Vec<u32>>(case[name].clone()).unwrap();
+            assert_eq!(encoded(gpt2(), text.as_bytes()), want("gpt2"), "gpt2: {text:?}");
+            assert_eq!(encoded(&file, text.as_bytes()), want("tokenizer.json"), "tokenizer.json: {text:?}");
+            // Special tokens aside, bytes come back.
+            if !text.contains("<|") {
+                assert_eq!(file.decode(&want("tokenizer.json")), text.as_bytes());
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(400))]
+
+        #[test]
+        fn gpt2_tokens_are_below_the_vocabulary_and_decode_to_the_text(text in "\\PC{0,60}|[ \\n\\t'a-z0-9.é語]{0,60}") {
+            let tokens = encoded(gpt2(), text.as_bytes());
+            prop_assert!(tokens.iter().all(|&t| t < 50256));
+            prop_assert_eq!(gpt2().decode(&tokens), text.as_bytes());
+        }
+
+        #[test]
+        fn a_text_cut_where_it_may_be_encodes_to_the_same_tokens(
+            text in "[ \\n\\t\u{a0}\u{2003}a-z0-9'.,é語]{0,80}",
+            limit in 0usize..80,
+        ) {
+            let bytes = text.as_bytes();
+            if let Some(at) = gpt2().last_cut(&bytes[..limit.min(bytes.len())]) {
+                let parts = [encoded(gpt2(), &bytes[..at]), encoded(gpt2(), &bytes[at..])].concat();
+                prop_assert_eq!(parts, encoded(gpt2(), bytes), "cut at {} of {:?}", at, text);
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_text_is_named_with_its_offset() {
+        let mut out = Vec::new();
+        let fault = gpt2().encode(b"caf\xc3\xa9 \xff!", &mut out).unwrap_err();
+        assert_eq!((fault.offset, fault.what.as_str()), (6, "byte 0xff is not UTF-8 text"));
+        let blanks = format!("ab{}c", " ".repeat(MAX_BLANKS + 1));
+        assert_eq!(gpt2().encode(blanks.as_bytes(), &mut out).unwrap_err().offset, 2);
+        assert_eq!(encoded(gpt2(), &blanks.as_bytes()[..MAX_BLANKS + 2]).len(), MAX_BLANKS + 1);
+    }
+
+    #[test]
+    fn bytes_are_their_own_tokens_and_a_strange_one_shows() {
+        let bytes = TextTokenizer::load(&Named::Bytes, None).unwrap();
+        assert_eq!(encoded(&bytes, b"a\xff"), [97, 255]);
+        assert_eq!(bytes.decode(&[97, 255, 256]), b"a\xff\xef\xbf\xbd");
+        assert_eq!(bytes.document_token(), None);
+        assert!(TextTokenizer::load(&Named::Bytes, Some("<|endoftext|>")).is_err());
+        assert!(TextTokenizer::load(&Named::File("none.json".into()), None).is_err());
+    }
+}

@@ -1,0 +1,92 @@
+//! `zero3 data tokenize` and `data info`: the files of the real program, restarts after kills, and training on them.
+
+mod common;
+
+use common::{Case, Run, Steps, assert_same_curve, text};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+fn zero3(case: &Case, line: &[&str]) -> Run {
+    Run::new(0).dir(case.path("").as_path()).args(line)
+}
+
+/// Every file of a directory that tokenizing made.
+fn made(dir: &Path) -> BTreeMap<String, Vec<u8>> {
+    let entries = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    entries.map(|p| (p.file_name().unwrap().to_string_lossy().into_owned(), std::fs::read(&p).unwrap())).collect()
+}
+
+#[test]
+fn training_on_an_llmc_file_gives_the_bits_of_the_bare_file_and_of_the_text() {
+    let case = Case::tiny();
+    for (out, format) in [("bytes.u16", "auto"), ("bytes.bin", "llmc")] {
+        let line = ["data", "tokenize", "--tokenizer", "bytes", out, "text.txt", "--format", format];
+        zero3(&case, &line).output().expect_success().expect_text("20000 tokens").expect_text("model.vocab_size = 256");
+    }
+    case.train(2, "text", &[]).output().expect_success();
+    let want = Steps::read(&case.path("text"));
+    for (n, run, words) in [
+        (1, "raw", &["data.train=bytes.u16", "model.vocab_size=256"][..]),
+        (3, "llmc", &["data.train=bytes.bin", "data.format=llmc", "model.vocab_size=256"]),
+    ] {
+        case.train(n, run, words).output().expect_success();
+        assert_same_curve(&Steps::read(&case.path(run)), &want);
+    }
+    let info = |file: &str| zero3(&case, &["data", "info", file]).output().expect_success();
+    info("bytes.bin").expect_text("20000 tokens in 1 file(s), llmc_u16").expect_text("as text            \"");
+    let start = text(24);
+    info("bytes.u16").expect_text("raw_u16").expect_text(&format!("{start:?}"));
+}
+
+#[test]
+fn a_run_killed_at_any_batch_goes_on_to_the_same_files() {
+    let case = Case::tiny();
+    // Several batches of 16 MiB.
+    std::fs::write(case.path("long.txt"), text(70 << 20)).unwrap();
+    let line = |dir: &str| {
+        let out = format!("{dir}/t.bin");
+        std::fs::create_dir_all(case.path(dir)).unwrap();
+        let words = ["data", "tokenize", "--tokenizer", "bytes", "--separator", "\n", "--val-fraction", "0.25"];
+        let rest = ["--format", "llmc", "--shard-tokens", "10000000", &out, "text.txt", "long.txt"];
+        zero3(&case, &[&words[..], &rest[..]].concat())
+    };
+    line("whole").output().expect_success().expect_text("validation: ");
+    let want = made(&case.path("whole"));
+    assert!(want.len() >= 9 && want.keys().all(|name| !name.ends_with(".partial")), "{:?}", want.keys());
+    for place in ["batch:0:0", "batch:0:2", "finished:0:0"] {
+        let dir = place.replace(':', "_");
+        line(&dir).env("ZERO3_TEST_FAULT", format!("kill@tokenize.{place}")).output().expect_code(137);
+        line(&dir).output().expect_success();
+        let found = made(&case.path(&dir));
+        assert!(found == want, "killed at {place}: {:?}", found.keys());
+        line(&dir).output().expect_success().expect_text("this was done before");
+    }
+}
+
+#[test]
+fn faults_of_text_and_token_files_are_named_with_file_and_offset() {
+    let case = Case::tiny();
+    std::fs::write(case.path("bad.txt"), [&text(3000).into_bytes()[..], b"\xc3("].concat()).unwrap();
+    std::fs::write(case.path("bad.jsonl"), "{\"text\": \"good\"}\n{\"txt\": 1}\n").unwrap();
+    std::fs::write(case.path("large.u16"), [7, 0, 0x51, 0xc4]).unwrap();
+    std::fs::write(case.path("torn.u32"), [7; 9]).unwrap();
+    let lie = [&20_240_520u32.to_le_bytes()[..], &1u32.to_le_bytes(), &9u32.to_le_bytes(), &[0; 1012]].concat();
+    std::fs::write(case.path("lie.bin"), lie).unwrap();
+    let tokenize = ["data", "tokenize", "--tokenizer", "gpt2", "o.bin"];
+    for (line, says) in [
+        (&[&tokenize[..], &["text.txt", "bad.txt"]].concat()[..], "bad.txt: byte offset 3000: byte 0xc3 is not UTF-8"),
+        (&[&tokenize[..], &["bad.jsonl"]].concat(), "bad.jsonl: byte offset 17: a line must be a JSON object"),
+        (&[&tokenize[..], &["gone.txt"]].concat(), "cannot read gone.txt"),
+        (&["data", "tokenize", "--tokenizer", "none.json", "o.bin", "text.txt"], "none.json: no such file"),
+        (&["data", "info", "--tokenizer", "gpt2", "large.u16"], "large.u16: token 1 (byte offset 2) is 50257"),
+        (&["data", "info", "torn.u32"], "torn.u32 has 9 bytes"),
+        (
+            &["data", "info", "lie.bin"],
+            "lie.bin says in its header (byte offset 8) that it holds 9 tokens, and holds 0",
+        ),
+        (&["data", "info", "--format", "llmc", "text.txt"], "(byte offset 0), and an llm.c token file with 20240520"),
+    ] {
+        zero3(&case, line).output().expect_code(2).expect_text(says);
+        std::fs::remove_file(case.path("o.bin.tokenize.json")).ok();
+    }
+}
