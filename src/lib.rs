@@ -10,7 +10,7 @@
 //! | L3 | [`model`], [`zero`] | transformer math; shards, gathers, reductions (neither knows the other) |
 //! | L4 | [`optim`] | AdamW, clipping, schedule |
 //! | L5 | [`train`] | the step, the loop, restore |
-//! | L6 | [`report`] | what a run's records say |
+//! | L6 | [`report`], [`device_check`] | what a run's records say; kernels against their naive siblings |
 //! | L7 | [`cli`] and `main` | arguments, MPI start, exit code |
 #![warn(missing_docs)]
 
@@ -19,6 +19,7 @@ pub mod checkpoint;
 pub mod cli;
 pub mod config;
 pub mod data;
+pub mod device_check;
 pub mod dtype;
 pub mod error;
 pub mod exact_sum;

@@ -14,7 +14,7 @@ pub mod cuda;
 pub mod memory;
 pub mod mesh;
 pub mod ops;
-pub mod reference;
+pub(crate) mod reference;
 
 pub use buffer::{Arena, Buf, Space, View, ViewMut};
 pub use comm::{Comm, CommRecord, Pending, RecordOf};

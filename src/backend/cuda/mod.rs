@@ -140,7 +140,7 @@ impl CudaDevice {
     ///
     /// # Errors
     /// The device has not got so much.
-    pub(super) fn allocate(&self, bytes: usize) -> Result<Arc<Arena>> {
+    pub fn allocate(&self, bytes: usize) -> Result<Arc<Arena>> {
         arena::allocate(&self.seal, bytes)
     }
 
