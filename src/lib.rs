@@ -10,10 +10,11 @@
 //! | L3 | [`model`], [`zero`] | transformer math; shards, gathers, reductions (neither knows the other) |
 //! | L4 | [`optim`] | AdamW, clipping, schedule |
 //! | L5 | [`train`] | the step, the loop, restore |
-//! | L6 | [`report`], [`device_check`] | what a run's records say; kernels against their naive siblings |
+//! | L6 | [`accept`], [`report`], [`device_check`] | the acceptance benchmark; what a run's records say; kernels against their naive siblings |
 //! | L7 | [`cli`] and `main` | arguments, MPI start, exit code |
 #![warn(missing_docs)]
 
+pub mod accept;
 pub mod backend;
 pub mod checkpoint;
 pub mod cli;

@@ -7,7 +7,13 @@
 //! | `ZERO3_TEST_COLLECTIVE_DELAY_US=N` | each gather and reduction takes N microseconds more |
 //! | `ZERO3_TEST_SPOIL=RANK:ATTEMPT` | the rank in that attempt (counted from 0) has NaN gradients |
 //! | `ZERO3_TEST_LIST_WAITS=FILE` | each place where a CUDA stream is made to wait for another is written to the file, once: `SOURCE:LINE QUEUE` |
-//! | `ZERO3_TEST_SKIP_WAIT=PLACE` | the waits of that place, as the list has it, are left out |
+//! | `ZERO3_TEST_SKIP_WAIT=PLACE` | the waits of that place, as the list has it, are left out; several with `;` |
+//! | `ZERO3_TEST_FLIP=RANK` | the lowest bit of a factor of that rank's gradients is wrong |
+//! | `ZERO3_TEST_WRONG_VALUE=RANK` | one value that a collective brought to that rank is wrong |
+//! | `ZERO3_TEST_DRAG=RANK:PERCENT` | that rank takes so much longer for its work in the acceptance benchmark |
+//! | `ZERO3_TEST_SLOW_LINK=A-B:US` | each round trip between ranks A < B takes so many microseconds more |
+//!
+//! The ranks of the last four are those of the whole job.
 //!
 //! Points are those of a save, [`SAVE_POINTS`], and [`OTHER_POINTS`]. What rank 0 alone does has the rank 0. Several faults are
 //! separated by commas.
@@ -60,8 +66,9 @@ pub const SAVE_POINTS: [(&str, Passes); 22] = [
 ];
 
 /// Points that are none of a save: before the deck is read, before the data are read, before a training step, before MPI
-/// ends; after a batch of tokens was written, and after the last one.
-pub const OTHER_POINTS: [&str; 6] = ["deck", "scan", "step", "leave", "tokenize.batch", "tokenize.finished"];
+/// ends; after a batch of tokens was written, and after the last one; before each chunk that the acceptance benchmark writes.
+pub const OTHER_POINTS: [&str; 7] =
+    ["deck", "scan", "step", "leave", "tokenize.batch", "tokenize.finished", "storage.write"];
 
 /// The kind of fault asked for here, if one is.
 fn fault_here(point: &str, rank: usize, step: u64) -> Option<&'static str> {
@@ -130,6 +137,7 @@ pub fn begin_attempt(attempt: u64) {
 /// `factor`, or NaN where this rank's arithmetic of this attempt is to be spoilt.
 pub fn spoilt(rank: usize, factor: f32) -> f32 {
     static SPOIL: OnceLock<Option<String>> = OnceLock::new();
+    let factor = if number_from("ZERO3_TEST_FLIP") == Some(world_rank()) { flipped(factor) } else { factor };
     let Some(spoil) = SPOIL.get_or_init(|| std::env::var("ZERO3_TEST_SPOIL").ok()) else { return factor };
     let here = format!("{rank}:{}", ATTEMPT.load(Ordering::Relaxed));
     if spoil.split(',').any(|one| one == here) { f32::NAN } else { factor }
@@ -153,7 +161,55 @@ pub fn skips_wait(place: &Location<'_>, queue: impl Debug) -> bool {
             std::fs::write(&path, lines).expect("a test gives a path that can be written");
         }
     }
-    skipped.as_ref() == Some(&name)
+    skipped.as_ref().is_some_and(|skipped| skipped.split(';').any(|place| place == name))
+}
+
+/// This process among all of the job.
+static WORLD_RANK: AtomicU64 = AtomicU64::new(0);
+
+/// Says which process of the job this is.
+pub fn set_world_rank(rank: usize) {
+    WORLD_RANK.store(rank as u64, Ordering::Relaxed);
+}
+
+fn world_rank() -> usize {
+    WORLD_RANK.load(Ordering::Relaxed) as usize
+}
+
+/// The next number but for its lowest bit.
+fn flipped(x: f32) -> f32 {
+    f32::from_bits(x.to_bits() ^ 1)
+}
+
+/// Spoils one of the values that a collective has brought here.
+pub fn spoil_received(values: &mut [f32]) {
+    if number_from("ZERO3_TEST_WRONG_VALUE") == Some(world_rank())
+        && let Some(first) = values.first_mut()
+    {
+        *first = flipped(*first);
+    }
+}
+
+/// Makes this rank's work take longer, in proportion to what it took.
+pub fn drag(took: Duration) {
+    let Ok(text) = std::env::var("ZERO3_TEST_DRAG") else { return };
+    if let Some((rank, percent)) = text.split_once(':')
+        && rank.parse() == Ok(world_rank())
+        && let Ok(percent) = percent.parse::<f64>()
+    {
+        std::thread::sleep(took.mul_f64(percent / 100.0));
+    }
+}
+
+/// Makes a round trip between two ranks of the job take longer.
+pub fn delay_link(a: usize, b: usize) {
+    let Ok(text) = std::env::var("ZERO3_TEST_SLOW_LINK") else { return };
+    if let Some((pair, us)) = text.split_once(':')
+        && pair == format!("{}-{}", a.min(b), a.max(b))
+        && let Ok(us) = us.parse()
+    {
+        std::thread::sleep(Duration::from_micros(us));
+    }
 }
 
 fn number_from(variable: &str) -> Option<usize> {

@@ -134,6 +134,8 @@ fn rank(case_dir: &Path) {
         poison: true,
         started: Instant::now(),
         abort: |exit| mpi::topology::SimpleCommunicator::world().abort(exit.code()),
+        quiet: false,
+        watch: None,
     };
     let device = CpuDevice::new(1).expect("one thread");
     let exit = train::run::<Cpu>(&device, &comm, &job).unwrap_or_else(|e| panic!("world rank {world_rank}: {e}"));

@@ -205,6 +205,52 @@ fn two_nodes_train_checkpoint_and_resume_with_the_bits_of_one_machine() {
 }
 
 #[test]
+fn the_acceptance_benchmark_sees_two_nodes_and_its_verdict_is_the_exit_code() {
+    let cluster = Cluster::up(2);
+    let case = Case::tiny();
+    let deck = script("inputs/acceptance_quick.toml").display().to_string();
+    let words = |run: &str| {
+        [
+            deck.clone(),
+            format!("run.dir={}", case.path(run).display()),
+            // The nodes claim more cores than the machine has: no rank or node may stand out by that.
+            "device.slow_rank=0.99".into(),
+            "device.gemm_n=128".into(),
+            "device.memory_bytes=1048576".into(),
+            "device.seconds=0.02".into(),
+            "collectives.max_bytes=4096".into(),
+            "collectives.slow_link=0.999".into(),
+            "storage.bytes_per_rank=100000".into(),
+            "elasticity.soak_minutes=0".into(),
+        ]
+    };
+    let mut sbatch = cluster.sbatch(&case, "slurm/acceptance.sbatch", "good", &["--parsable"]);
+    sbatch.args(words("good"));
+    let (code, log) = cluster.ended(sbatch, &case, "good");
+    assert_eq!(code, 0, "{log}");
+    assert!(log.contains("VALID  ACCEPTED"), "{log}");
+    let report: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(case.path("good/report.json")).expect("a report")).expect("JSON");
+    let metrics: Vec<&serde_json::Value> = report["sections"]
+        .as_array()
+        .expect("sections")
+        .iter()
+        .flat_map(|s| s["metrics"].as_array().expect("metrics"))
+        .collect();
+    let metric = |name: &str| *metrics.iter().find(|m| m["name"] == name).unwrap_or_else(|| panic!("no {name}\n{log}"));
+    assert_eq!(metric("inventory.n_hosts")["value"], 2.0);
+    assert_eq!(metric("collectives.slow_nodes")["status"], "PASS");
+    // The first ranks of two nodes make one link.
+    assert_eq!(report["collectives"]["links"].as_array().expect("links").len(), 1);
+
+    let mut sbatch = cluster.sbatch(&case, "slurm/acceptance.sbatch", "bad", &["--parsable"]);
+    sbatch.args(words("bad")).args(["run.sections=inventory,device", "limits.gemm_f32_gflops=1e9 -10%"]);
+    let (code, log) = cluster.ended(sbatch, &case, "bad");
+    assert_eq!(code, 3, "{log}");
+    assert!(log.contains("VALID  NOT ACCEPTED"), "{log}");
+}
+
+#[test]
 fn a_bad_deck_fails_the_job_with_its_exit_code() {
     let cluster = Cluster::up(2);
     let case = Case::tiny();

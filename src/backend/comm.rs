@@ -5,6 +5,7 @@
 //! small, blocking, and counted apart.
 
 use super::buffer::{Arena, Buf};
+use super::library::Library;
 use crate::error::Result;
 use crate::plan::schedule::Bucket;
 use std::sync::Arc;
@@ -96,6 +97,11 @@ pub trait Comm {
     fn all_gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>>;
     /// Every rank's bytes on rank 0, in rank order; nothing elsewhere. Control.
     fn gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>>;
+    /// The library's own collectives, where the backend shows them.
+    fn library(&self) -> Option<&dyn Library> {
+        None
+    }
+
     /// Rank 0's bytes on every rank. Control.
     fn broadcast_bytes(&self, bytes: &[u8]) -> Result<Vec<u8>>;
 }

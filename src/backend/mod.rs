@@ -11,6 +11,7 @@ pub mod buffer;
 pub mod comm;
 pub mod cpu;
 pub mod cuda;
+pub mod library;
 pub mod memory;
 pub mod mesh;
 pub mod ops;

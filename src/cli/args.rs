@@ -51,12 +51,25 @@ Examples:
 
 Exit codes: 0 finished; 2 bad deck or command line; 70 internal error.";
 
+<<<<<<< HEAD
 const DEVICE_HELP: &str = "\
 Examples:
   zero3 device check
   zero3 device check --device 1 --json
 
 Exit codes: 0 all kernels keep to their tolerance; 1 one does not; 5 no GPU to be had, or it failed; 70 internal error.";
+=======
+const ACCEPT_HELP: &str = "\
+Examples:
+  mpirun -n 2 zero3 accept inputs/acceptance_quick.toml run.dir=runs/acceptance
+      two minutes on two cores; runs/acceptance/report.html has the plots
+  sbatch --nodes=16 slurm/acceptance.sbatch
+  srun -n 128 zero3 accept inputs/acceptance.toml --record-baseline good.json
+      then, after the next maintenance:  ... --baseline good.json
+
+Exit codes: 0 accepted; 2 bad deck or baseline; 3 not accepted; 5 communication, device or I/O failure, or out of time;
+70 internal error.";
+>>>>>>> main
 
 const DATA_HELP: &str = "\
 Examples:
@@ -138,6 +151,8 @@ const MAX_RANKS: i64 = 1 << 20;
 pub enum Command {
     /// `zero3 train`
     Train(TrainArgs),
+    /// `zero3 accept`
+    Accept(AcceptArgs),
     /// `zero3 plan`
     Plan(PlanArgs),
     /// `zero3 data info` of a deck's data.
@@ -189,6 +204,19 @@ pub struct TrainArgs {
     pub resume: Resume,
     /// Validate, print the resolved deck, start nothing.
     pub dry_run: bool,
+}
+
+/// Arguments of `zero3 accept`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AcceptArgs {
+    /// The deck; its keys are those of docs/acceptance.md.
+    pub deck: DeckArgs,
+    /// A baseline to hold figures against.
+    pub baseline: Option<PathBuf>,
+    /// Where to write this run's figures as a baseline.
+    pub record_baseline: Option<PathBuf>,
+    /// Where to add this run's losses as a known answer.
+    pub record_answers: Option<PathBuf>,
 }
 
 /// Arguments of `zero3 plan`.
@@ -316,6 +344,26 @@ enum CliCommand {
         /// Check everything in the deck, print it with all defaults, start nothing.
         #[arg(long)]
         dry_run: bool,
+    },
+    /// Say whether this cluster can be signed for, with reasons.
+    ///
+    /// Measures devices, collectives, storage, training, scaling and restarts of the job's ranks, checks every result, holds the
+    /// figures against the deck's limits and a baseline, names the rank, node or link that stands out, and ends with one line:
+    /// VALID or INVALID, ACCEPTED or NOT ACCEPTED. docs/acceptance.md explains each figure and the deck.
+    #[command(override_usage = "zero3 accept DECK [KEY=VALUE ...] [--baseline FILE] [--record-baseline FILE]")]
+    #[command(after_help = ACCEPT_HELP)]
+    Accept {
+        #[command(flatten)]
+        words: Words,
+        /// Hold figures against those of an earlier run, where the deck gives no reference.
+        #[arg(long, value_name = "FILE")]
+        baseline: Option<PathBuf>,
+        /// Write this run's figures for later runs to be held against; not where the run is INVALID.
+        #[arg(long, value_name = "FILE")]
+        record_baseline: Option<PathBuf>,
+        /// Add this run's losses to a file for training.known_answers.
+        #[arg(long, value_name = "FILE")]
+        record_answers: Option<PathBuf>,
     },
     /// Show what a run would hold and move, without starting it.
     ///
@@ -638,6 +686,10 @@ pub fn parse(args: impl Iterator<Item = OsString>) -> Result<Command, clap::Erro
         CliCommand::Train { words, resume, dry_run } => {
             Ok(Command::Train(TrainArgs { deck: words.into_deck(&["train"])?, resume, dry_run }))
         }
+        CliCommand::Accept { words, baseline, record_baseline, record_answers } => {
+            let deck = words.into_deck(&["accept"])?;
+            Ok(Command::Accept(AcceptArgs { deck, baseline, record_baseline, record_answers }))
+        }
         CliCommand::Plan { words, ranks, ranks_per_node, json } => Ok(Command::Plan(PlanArgs {
             deck: words.into_deck(&["plan"])?,
             n_ranks: ranks as usize,
@@ -848,6 +900,7 @@ mod tests {
         for line in [
             "",
             "train",
+            "accept",
             "plan",
             "data",
             "data info",
@@ -862,10 +915,7 @@ mod tests {
             let help = parsed(&format!("{line} --help")).unwrap_err();
             assert_eq!(help.exit_code(), 0);
             let text = help.to_string();
-            assert!(
-                text.contains("zero3 ") && text.contains("inputs/tiny.toml") || text.contains("runs/tiny"),
-                "{text}"
-            );
+            assert!(text.contains("zero3 ") && text.contains("inputs/") || text.contains("runs/tiny"), "{text}");
             assert!(text.contains("Exit codes"), "{text}");
         }
     }

@@ -40,6 +40,7 @@ impl Launch {
             return Err(Error::Input(refusal));
         }
         abort_on_panic(world.rank());
+        test_hooks::set_world_rank(world.rank() as usize);
         let launch = Launch { universe, world };
         launch.connect_all();
         if granted != Threading::Multiple {
@@ -90,6 +91,24 @@ impl Launch {
             Some(numel) => comm.with_max_message_numel(numel),
             None => comm,
         })
+    }
+
+    /// The ranks of one colour, ordered by key, as a group of their own. Collective over the whole job.
+    pub fn group(&self, color: usize, key: usize) -> Result<MpiComm> {
+        MpiComm::split(&self.world, color, key)
+    }
+
+    /// What this rank can say of itself, by name.
+    pub fn facts(&self, threads: usize) -> BTreeMap<String, String> {
+        let mut facts = self.versions();
+        let cores = allowed_cpus();
+        facts.insert("program".into(), format!("{:016x}", program_digest()));
+        facts.insert("instruction set".into(), instruction_set().into());
+        facts.insert("number of cores".into(), cores.len().to_string());
+        facts.insert("threads".into(), threads.to_string());
+        facts.insert("cores".into(), launch_checks::in_words(&cores));
+        facts.remove("instruction_set");
+        facts
     }
 
     /// Ranks that would compute different bits are refused: another program, deck or instruction set. Rank 0 says who is

@@ -2,6 +2,7 @@
 //!
 //! Commands that need one process only (`plan`, `data info`, `ckpt ...`, `train --dry-run`) never start MPI.
 
+mod accept;
 pub mod args;
 mod backend_choice;
 mod ckpt;
@@ -49,7 +50,10 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> Exit {
     };
     let outcome = match command {
         Command::Train(args) if args.dry_run => alone(|| dry_run(&args)),
-        Command::Train(args) => return train_under_mpi(&args, started),
+        Command::Train(args) => return under_mpi(|launch| train_on(launch, &args, started)),
+        Command::Accept(args) => {
+            return under_mpi(|launch| accept::run(launch, &args, started).map(|exit| (exit, None)));
+        }
         Command::Plan(args) => alone(|| plan::run(&args)),
         Command::DataInfo(args) => alone(|| data::info(&args)),
         Command::DataFiles(args) => alone(|| data::files_info(&args)),
@@ -144,8 +148,8 @@ fn start(resume: &Resume) -> Start {
     }
 }
 
-/// Starts MPI, trains, and ends the job the right way: together where all ranks know the verdict, by abort where not.
-fn train_under_mpi(args: &TrainArgs, started: Instant) -> Exit {
+/// Starts MPI, works, and ends the job the right way: together where all ranks know the verdict, by abort where not.
+fn under_mpi(work: impl FnOnce(&Launch) -> Result<(Exit, Option<Flight>)>) -> Exit {
     signals::hold();
     let launch = match Launch::start() {
         Ok(launch) => launch,
@@ -157,7 +161,7 @@ fn train_under_mpi(args: &TrainArgs, started: Instant) -> Exit {
             return error.exit();
         }
     };
-    let result = train_on(&launch, args, started);
+    let result = work(&launch);
     let here = format!("rank {} on {}", launch.rank(), launch.host());
     match result {
         Ok((exit, flight)) => {
@@ -216,6 +220,8 @@ fn train_on(launch: &Launch, args: &TrainArgs, started: Instant) -> Result<(Exit
         host: launch.host(),
         started,
         abort: launch::abort_job,
+        quiet: false,
+        watch: None,
         deck,
     };
     match chosen {

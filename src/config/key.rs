@@ -3,11 +3,21 @@
 //! Must not know: which keys there are (`mod.rs` has the table), nor how keys depend on each other (`resolve.rs`).
 
 use super::choices::{ActivationCheckpointing, Tokenizer};
+use super::limit::Limit;
 use crate::telemetry::signals::numbers_of;
 use crate::telemetry::time_limit::parse_seconds;
 use crate::telemetry::trace::steps_of;
 use toml::Value;
 use toml::de::DeValue;
+
+/// All keys of one kind of deck.
+#[derive(Debug)]
+pub struct Table {
+    /// Every section with its help, in the order they are printed.
+    pub sections: &'static [(&'static str, &'static str)],
+    /// Every key, in the order they are printed.
+    pub keys: &'static [Key],
+}
 
 /// One row of the table of keys.
 #[derive(Debug)]
@@ -57,6 +67,8 @@ pub enum Kind {
     Steps,
     /// A length of time.
     Duration,
+    /// What a measurement is held against.
+    Limit,
     /// Names of signals.
     Signals,
     /// CUDA ordinals.
@@ -136,6 +148,9 @@ impl Kind {
                 "a time such as \"1h30m\", \"90m\", \"5400\" (seconds) or \"01:30:00\"; empty for none".into()
             }
             Kind::Devices => "ordinals of devices with commas between, such as \"0,1,2,3\", or \"\"".into(),
+            Kind::Limit => "a reference and how far below or above it is good, such as \"40 -10%\", \"2.5 +20%\", \"-10%\" (of the \
+                            baseline) or empty"
+                .into(),
             Kind::Signals => {
                 "signals out of TERM, USR1, INT, HUP, QUIT, XCPU, URG, separated by commas; empty for none".into()
             }
@@ -163,6 +178,7 @@ impl Kind {
             (Kind::LogFilter, Value::String(s)) => is_log_filter(s),
             (Kind::Steps, Value::String(s)) => steps_of(s).is_ok(),
             (Kind::Duration, Value::String(s)) => parse_seconds(s).is_some(),
+            (Kind::Limit, Value::String(s)) => s.parse::<Limit>().is_ok(),
             (Kind::Signals, Value::String(s)) => numbers_of(s).is_ok(),
             (Kind::Devices, Value::String(s)) => s.is_empty() || s.split(',').all(|n| n.trim().parse::<u16>().is_ok()),
             (Kind::Flag, Value::Boolean(_)) => true,
@@ -201,6 +217,7 @@ impl Kind {
                 | Kind::LogFilter
                 | Kind::Steps
                 | Kind::Duration
+                | Kind::Limit
                 | Kind::Signals
                 | Kind::Devices,
                 DeValue::String(s),
@@ -228,6 +245,7 @@ impl Kind {
             | Kind::LogFilter
             | Kind::Steps
             | Kind::Duration
+            | Kind::Limit
             | Kind::Signals
             | Kind::Devices => {
                 let literal = if quoted(text) { as_toml() } else { None };
@@ -249,9 +267,13 @@ impl Kind {
     /// A value of this type that stands for "not set" where no default is known.
     fn placeholder(&self) -> Value {
         match *self {
-            Kind::Text { .. } | Kind::LogFilter | Kind::Steps | Kind::Duration | Kind::Signals | Kind::Devices => {
-                Value::String(String::new())
-            }
+            Kind::Text { .. }
+            | Kind::LogFilter
+            | Kind::Steps
+            | Kind::Duration
+            | Kind::Limit
+            | Kind::Signals
+            | Kind::Devices => Value::String(String::new()),
             Kind::Choice(words) => Value::String(words[0].into()),
             Kind::Checkpointing => Value::String("none".into()),
             Kind::Tokenizer => Value::String("bytes".into()),

@@ -7,6 +7,7 @@
 
 mod choices;
 mod key;
+mod limit;
 mod render;
 mod resolve;
 mod suggest;
@@ -16,7 +17,8 @@ mod tests;
 pub use choices::{
     ActivationCheckpointing, BackendKind, DataFormat, Locking, OnSaveError, Preset, PresetSizes, ReduceWhen, Tokenizer,
 };
-pub use key::{Key, Kind, Origin};
+pub use key::{Key, Kind, Origin, Table};
+pub use limit::Limit;
 pub use render::markdown_table;
 
 use crate::dtype::DType;
@@ -27,10 +29,10 @@ use std::path::Path;
 
 /// Gradient exchanges smaller than this would spend their time on latency.
 const MIN_REDUCE_BUCKET_BYTES: i64 = 4096;
-/// Said of values that the table knows and this release does not run.
 /// Longer files are no decks.
 const MAX_DECK_BYTES: u64 = 16 << 20;
 
+/// Said of values that the table knows and this release does not run.
 const LATER: &str = "it comes with a later release";
 /// Element types a deck can name.
 const DTYPES: Kind = Kind::Choice(&["f32", "bf16"]);
@@ -120,6 +122,9 @@ macro_rules! deck {
             }
         )+
 
+        /// The table that all of this is made from.
+        pub static TABLE: Table = Table { sections: SECTIONS, keys: KEYS };
+
         /// Every section with its help, in the order they are printed.
         pub static SECTIONS: &[(&str, &str)] = &[$((stringify!($section), $section_help)),+];
 
@@ -136,6 +141,9 @@ macro_rules! deck {
         )+)+];
     };
 }
+
+// After the macro that makes its table.
+pub mod acceptance;
 
 deck! {
     /// Where the run lives and what it runs on.
@@ -314,16 +322,7 @@ impl Deck {
     /// # Errors
     /// [`Error::Input`] when the file cannot be read or is not TOML, [`Error::Deck`] with every fault otherwise.
     pub fn load(path: &Path, overrides: &[(String, String)]) -> Result<Deck> {
-        let no =
-            |why: &str| Error::Input(format!("cannot read the deck {}: {why}; a deck is a TOML file", path.display()));
-        let mut text = String::new();
-        std::fs::File::open(path)
-            .and_then(|file| file.take(MAX_DECK_BYTES + 1).read_to_string(&mut text))
-            .map_err(|err| no(&err.to_string()))?;
-        if text.len() as u64 > MAX_DECK_BYTES {
-            return Err(no(&format!("it has more than {MAX_DECK_BYTES} bytes")));
-        }
-        Deck::parse(&text, overrides, &path.display().to_string())
+        Deck::parse(&read_text(path)?, overrides, &path.display().to_string())
     }
 
     /// Resolves a deck's text; `origin` names it in syntax errors, e.g. `inputs/tiny.toml`.
@@ -336,16 +335,29 @@ impl Deck {
 
     /// The whole deck as TOML, every key written out; it parses back to the same deck.
     pub fn to_toml(&self) -> String {
-        render::toml(self, false)
+        render::toml(&TABLE, self, false)
     }
 
     /// [`Deck::to_toml`] with each key's meaning beside it, for `--dry-run`.
     pub fn to_commented_toml(&self) -> String {
-        render::toml(self, true)
+        render::toml(&TABLE, self, true)
     }
 
     /// xxh3 (64 bit) of [`Deck::to_toml`]: equal decks, equal digests, however they were written.
     pub fn digest(&self) -> u64 {
         xxhash_rust::xxh3::xxh3_64(self.to_toml().as_bytes())
     }
+}
+
+/// The text of a deck.
+fn read_text(path: &Path) -> Result<String> {
+    let no = |why: &str| Error::Input(format!("cannot read the deck {}: {why}; a deck is a TOML file", path.display()));
+    let mut text = String::new();
+    std::fs::File::open(path)
+        .and_then(|file| file.take(MAX_DECK_BYTES + 1).read_to_string(&mut text))
+        .map_err(|err| no(&err.to_string()))?;
+    if text.len() as u64 > MAX_DECK_BYTES {
+        return Err(no(&format!("it has more than {MAX_DECK_BYTES} bytes")));
+    }
+    Ok(text)
 }

@@ -1,19 +1,20 @@
 //! The deck and the table of keys as text. Must not know: how a deck is read.
 
 use super::key::render;
-use super::{Deck, KEYS, Key, Origin, SECTIONS};
+use super::{Key, Origin, Table};
+use serde::Serialize;
 
 /// Comments start no further right than this; a longer value pushes its own comment along.
 const MAX_COMMENT_COLUMN: usize = 44;
 
 /// Every key of the deck in the table's order.
-pub(super) fn toml(deck: &Deck, commented: bool) -> String {
-    let table = match toml::Table::try_from(deck) {
-        Ok(table) => table,
+pub(super) fn toml(table: &Table, deck: &impl Serialize, commented: bool) -> String {
+    let values = match toml::Table::try_from(deck) {
+        Ok(values) => values,
         Err(err) => panic!("a deck that TOML cannot hold (an integer of 2^63 or more?): {err}"),
     };
     let mut out = String::new();
-    for (section, help) in SECTIONS {
+    for (section, help) in table.sections {
         if !out.is_empty() {
             out.push('\n');
         }
@@ -21,10 +22,11 @@ pub(super) fn toml(deck: &Deck, commented: bool) -> String {
             out.push_str(&format!("# {}\n", help.trim()));
         }
         out.push_str(&format!("[{section}]\n"));
-        let assignments: Vec<(String, &Key)> = KEYS
+        let assignments: Vec<(String, &Key)> = table
+            .keys
             .iter()
             .filter(|k| k.section() == *section)
-            .map(|k| (format!("{} = {}", k.field(), render(&table[*section][k.field()])), k))
+            .map(|k| (format!("{} = {}", k.field(), render(&values[*section][k.field()])), k))
             .collect();
         let column = assignments.iter().map(|(a, _)| a.chars().count()).max().unwrap_or(0).min(MAX_COMMENT_COLUMN);
         for (assignment, key) in assignments {
@@ -38,12 +40,12 @@ pub(super) fn toml(deck: &Deck, commented: bool) -> String {
 }
 
 /// The reference of `docs/deck.md`: one Markdown table per section.
-pub fn markdown_table() -> String {
+pub fn markdown_table(table: &Table) -> String {
     let mut out = String::new();
-    for (section, help) in SECTIONS {
+    for (section, help) in table.sections {
         out.push_str(&format!("### [{section}]\n\n{}\n\n", help.trim()));
         out.push_str("| key | value | default | meaning |\n| --- | --- | --- | --- |\n");
-        for key in KEYS.iter().filter(|k| k.section() == *section) {
+        for key in table.keys.iter().filter(|k| k.section() == *section) {
             out.push_str(&format!(
                 "| `{}` | {} | {} | {} |\n",
                 key.field(),

@@ -5,7 +5,7 @@
 
 use super::choices::{BackendKind, DataFormat, Preset, PresetSizes, ReduceWhen, Tokenizer};
 use super::key::render;
-use super::{Deck, KEYS, Key, Origin, SECTIONS, suggest};
+use super::{Deck, Key, Origin, TABLE, Table, suggest};
 use crate::data::CONTAINERS;
 use crate::dtype::DType;
 use crate::error::{Error, Fault, Result};
@@ -38,20 +38,7 @@ enum Slot {
 }
 
 pub(super) fn resolve(text: &str, overrides: &[(String, String)], origin: &str) -> Result<Deck> {
-    let (document, syntax_errors) = DeTable::parse_recoverable(text);
-    // The first in the text: the others mostly follow from it.
-    if let Some(first) = syntax_errors.iter().min_by_key(|err| err.span().map_or(0, |span| span.start)) {
-        return Err(syntax_error(text, origin, first));
-    }
-    let mut faults = Vec::new();
-    let mut written = BTreeMap::new();
-    read_document(text, document.get_ref(), &mut written, &mut faults);
-    read_overrides(overrides, &mut written, &mut faults);
-
-    let mut resolver = Resolver { slots: BTreeMap::new(), faults };
-    for key in KEYS {
-        resolver.check_key(key, written.remove(key.name));
-    }
+    let mut resolver = Resolver::read(&TABLE, text, overrides, origin)?;
     resolver.derive_model_and_data();
     resolver.derive_training();
     resolver.check_consistency();
@@ -90,6 +77,7 @@ fn show_source(text: &str, span: Range<usize>) -> String {
 
 /// Sorts what a deck says into known keys and faults, in the deck's order.
 fn read_document(
+    table: &'static Table,
     text: &str,
     document: &DeTable<'_>,
     written: &mut BTreeMap<&'static str, Written>,
@@ -98,20 +86,20 @@ fn read_document(
     let mut found: Vec<(usize, Fault)> = Vec::new();
     for (section, value) in document {
         let (name, at) = (section.get_ref().as_ref(), section.span().start);
-        let known = SECTIONS.iter().any(|s| s.0 == name);
+        let known = table.sections.iter().any(|s| s.0 == name);
         match value.get_ref() {
             DeValue::Table(fields) if known => {
                 for (field, value) in fields {
                     let dotted = format!("{name}.{}", field.get_ref());
                     let shown = show_value(text, value);
-                    match KEYS.iter().find(|k| k.name == dotted) {
+                    match table.keys.iter().find(|k| k.name == dotted) {
                         Some(key) => {
                             let value = key.kind.read_toml(value.get_ref());
                             written.insert(key.name, Written { text: shown, value });
                         }
                         None => found.push((
                             field.span().start,
-                            Fault { key: show(&dotted), value: shown, wants: suggest::for_key(&dotted) },
+                            Fault { key: show(&dotted), value: shown, wants: suggest::for_key(table, &dotted) },
                         )),
                     }
                 }
@@ -119,11 +107,11 @@ fn read_document(
             DeValue::Table(fields) => {
                 let n_keys = fields.len();
                 let value = format!("{n_keys} key{}", if n_keys == 1 { "" } else { "s" });
-                let wants = suggest::for_section(name);
+                let wants = suggest::for_section(table, name);
                 found.push((at, Fault { key: format!("[{}]", show(name)), value, wants }));
             }
             _ => {
-                let wants = if known { format!("a section, written [{name}]") } else { suggest::for_key(name) };
+                let wants = if known { format!("a section, written [{name}]") } else { suggest::for_key(table, name) };
                 found.push((at, Fault { key: show(name), value: show_value(text, value), wants }));
             }
         }
@@ -143,31 +131,57 @@ fn show_value(text: &str, value: &Spanned<DeValue<'_>>) -> String {
 
 /// Overrides beat the deck and each other, the last one counting.
 fn read_overrides(
+    table: &'static Table,
     overrides: &[(String, String)],
     written: &mut BTreeMap<&'static str, Written>,
     faults: &mut Vec<Fault>,
 ) {
     for (name, text) in overrides {
-        match KEYS.iter().find(|k| k.name == name.trim()) {
+        match table.keys.iter().find(|k| k.name == name.trim()) {
             Some(key) => {
                 let value = key.kind.read_override(text);
                 let text = if text.trim().is_empty() { "empty".into() } else { show(text) };
                 written.insert(key.name, Written { text, value });
             }
             None => {
-                let wants = suggest::for_key(name.trim());
+                let wants = suggest::for_key(table, name.trim());
                 faults.push(Fault { key: show(name), value: show(text), wants });
             }
         }
     }
 }
 
-struct Resolver {
+/// A deck on its way from text to values.
+pub(super) struct Resolver {
+    table: &'static Table,
     slots: BTreeMap<&'static str, Slot>,
     faults: Vec<Fault>,
 }
 
 impl Resolver {
+    /// Reads a deck's text and overrides and checks every key by itself. Fails where the text is not TOML.
+    pub(super) fn read(
+        table: &'static Table,
+        text: &str,
+        overrides: &[(String, String)],
+        origin: &str,
+    ) -> Result<Resolver> {
+        let (document, syntax_errors) = DeTable::parse_recoverable(text);
+        // The first in the text: the others mostly follow from it.
+        if let Some(first) = syntax_errors.iter().min_by_key(|err| err.span().map_or(0, |span| span.start)) {
+            return Err(syntax_error(text, origin, first));
+        }
+        let mut faults = Vec::new();
+        let mut written = BTreeMap::new();
+        read_document(table, text, document.get_ref(), &mut written, &mut faults);
+        read_overrides(table, overrides, &mut written, &mut faults);
+        let mut resolver = Resolver { table, slots: BTreeMap::new(), faults };
+        for key in table.keys {
+            resolver.check_key(key, written.remove(key.name));
+        }
+        Ok(resolver)
+    }
+
     fn check_key(&mut self, key: &'static Key, written: Option<Written>) {
         let slot = match (written, key.origin) {
             (Some(written), _) => match key.complaint(written.value.as_ref()) {
@@ -195,7 +209,7 @@ impl Resolver {
         }
     }
 
-    fn integer(&self, name: &str) -> Option<i64> {
+    pub(super) fn integer(&self, name: &str) -> Option<i64> {
         self.value(name)?.as_integer()
     }
 
@@ -203,7 +217,7 @@ impl Resolver {
         self.value(name)?.as_float()
     }
 
-    fn choice<T: serde::de::DeserializeOwned>(&self, name: &str) -> Option<T> {
+    pub(super) fn choice<T: serde::de::DeserializeOwned>(&self, name: &str) -> Option<T> {
         self.value(name)?.clone().try_into().ok()
     }
 
@@ -221,7 +235,7 @@ impl Resolver {
     }
 
     /// Adds a fault of a key that is set, and marks it bad.
-    fn refuse(&mut self, name: &'static str, wants: String) {
+    pub(super) fn refuse(&mut self, name: &'static str, wants: String) {
         let value = match self.slots.insert(name, Slot::Bad) {
             Some(Slot::Set(_, text)) => text,
             _ => "missing".into(),
@@ -309,7 +323,7 @@ impl Resolver {
         match known {
             Some(n) => self.set(name, Value::Integer(n as i64)),
             None => {
-                let kind = KEYS.iter().find(|k| k.name == name).map(|k| k.kind.wants()).unwrap_or_default();
+                let kind = self.table.keys.iter().find(|k| k.name == name).map(|k| k.kind.wants()).unwrap_or_default();
                 self.refuse(name, format!("{kind}, or a model.preset that brings it"));
             }
         }
@@ -421,12 +435,12 @@ impl Resolver {
     }
 
     /// The deck, or all faults.
-    fn finish(self) -> Result<Deck> {
+    pub(super) fn finish<T: serde::de::DeserializeOwned>(self) -> Result<T> {
         if !self.faults.is_empty() {
             return Err(Error::Deck(self.faults));
         }
         let mut sections = toml::Table::new();
-        for key in KEYS {
+        for key in self.table.keys {
             let value = self.value(key.name).unwrap_or_else(|| panic!("{} was never derived", key.name)).clone();
             let section = sections.entry(key.section()).or_insert_with(|| Value::Table(toml::Table::new()));
             if let Value::Table(section) = section {

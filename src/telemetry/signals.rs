@@ -121,6 +121,17 @@ pub fn ask_to_stop(stop: Stop) {
     STOP.fetch_max(stop.code(), Ordering::Relaxed);
 }
 
+/// Sends this process a signal, as a scheduler would.
+pub fn send_to_self(signal: libc::c_int) {
+    // SAFETY: a plain system call on this process.
+    unsafe { libc::kill(libc::getpid(), signal) };
+}
+
+/// Forgets a wish to stop that was this program's own.
+pub fn withdraw_stop() {
+    STOP.store(0, Ordering::Relaxed);
+}
+
 /// [`Stop::code`] of this rank's wish, 0 = none.
 pub fn stop_code() -> i32 {
     STOP.load(Ordering::Relaxed)

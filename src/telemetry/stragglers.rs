@@ -5,7 +5,7 @@
 use super::step_log::RankStep;
 
 /// Steps that are judged together; at most one line is said for each such window.
-const WINDOW: usize = 50;
+pub const WINDOW: usize = 50;
 /// A rank that computes longer than the median rank by this factor is slow in this step.
 const SLOW: f64 = 1.3;
 /// One step stands out when its slowest rank takes longer than the median rank by this factor ...

@@ -23,7 +23,9 @@ use crate::error::{Error, Exit, Result};
 use crate::params::ModelSpec;
 use crate::plan::Plan;
 use crate::telemetry::time_limit::{JobClock, parse_seconds, unix_now};
-use crate::telemetry::{CommVolume, Flight, MemKind, PhaseTimer, StepLog, Timing, Trace, UnitTimes, trace};
+use crate::telemetry::{
+    CommVolume, Flight, MemKind, PhaseTimer, RankStep, StepLog, StepRow, Timing, Trace, UnitTimes, trace,
+};
 use crate::test_hooks::{self, fault_point};
 use crate::zero::Shards;
 use node_memory::NodeMemory;
@@ -57,7 +59,14 @@ pub struct Job {
     pub started: Instant,
     /// Ends the job on every rank, from any thread.
     pub abort: fn(Exit),
+    /// No banner, progress or closing words.
+    pub quiet: bool,
+    /// Sees every row, with what each rank measured.
+    pub watch: Option<Box<Watch>>,
 }
+
+/// Called on every rank after each step: its row, and the numbers of every rank.
+pub type Watch = dyn Fn(&StepRow, &[RankStep]);
 
 /// Runs a job to its end on the shard group `comm`. Errors of the deck, the data or a checkpoint are the same on
 /// every rank; any other error is this rank's own, and the caller has to abort the job. The recorder comes back, where there
@@ -84,7 +93,7 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
         state::find(run_dir, &job.start)
     })?;
     if let Some((dir, step)) = restored.as_ref().filter(|(_, step)| *step >= deck.train.steps) {
-        if comm.rank() == 0 {
+        if comm.rank() == 0 && !job.quiet {
             report::already_finished(dir, *step, deck.train.steps);
         }
         return Ok((Exit::Finished, None));
@@ -295,6 +304,9 @@ fn run_steps<B: Backend>(
         let row = report.row(stepper, deck, *at, &outcome, val_loss)?;
         if let Some(log) = log.as_deref_mut() {
             log.write(&row)?;
+        }
+        if let Some(watch) = &job.watch {
+            watch(&row, report.last_ranks());
         }
         if at.step + 1 == traced.end {
             tracing::write(stepper, Path::new(&deck.run.dir), &job.host)?;

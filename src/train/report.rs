@@ -41,6 +41,7 @@ pub struct Report {
     peak_total: u64,
     peak_label: Label,
     last_row: Option<StepRow>,
+    last_ranks: Vec<RankStep>,
     last_val_loss: Option<f64>,
     /// Tokens and slowest rank's time of all steps.
     stepped: (u64, f64),
@@ -71,12 +72,12 @@ impl Report {
     ) -> Result<Self> {
         let t = &job.deck.train;
         let rank = stepper.comm.rank();
-        if rank == 0 {
+        if rank == 0 && !job.quiet {
             banner(job, stepper, source, start);
         }
         let hosts = all_or_none(stepper.comm, Ok(job.host.clone()))?;
         Ok(Report {
-            progress: (rank == 0).then(|| Progress::new(t.steps, start.step, job.is_terminal)),
+            progress: (rank == 0 && !job.quiet).then(|| Progress::new(t.steps, start.step, job.is_terminal)),
             start,
             unigram_entropy: source.unigram_entropy,
             planned: stepper.plan.step_volume(rank, t.global_batch_size / t.micro_batch_size),
@@ -88,6 +89,7 @@ impl Report {
             peak_total: 0,
             peak_label: Label::default(),
             last_row: None,
+            last_ranks: Vec::new(),
             last_val_loss: None,
             stepped: (0, 0.0),
             timing,
@@ -188,7 +190,13 @@ impl Report {
         self.stepped.1 += row.ranks.max.step_ms;
         self.last_val_loss = val_loss.or(self.last_val_loss);
         self.last_row = Some(row);
+        self.last_ranks = ranks;
         Ok(row)
+    }
+
+    /// What every rank measured of the newest step.
+    pub fn last_ranks(&self) -> &[RankStep] {
+        &self.last_ranks
     }
 
     /// Times and bytes of the attempt that has just ended; the bytes are held against the plan.

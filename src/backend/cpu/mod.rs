@@ -8,6 +8,7 @@
 mod bf16_dot;
 mod element;
 pub(crate) mod host;
+mod library;
 mod math;
 mod matmul;
 mod mpi_comm;

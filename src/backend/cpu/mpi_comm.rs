@@ -7,6 +7,7 @@ use super::requests::{self, MAX_MESSAGE_NUMEL, RawComm, Requests, check};
 use super::worker::{InFlight, Worker};
 use crate::backend::buffer::{Arena, Buf, Space};
 use crate::backend::comm::{Comm, CommRecord, Landed, ReduceScatter};
+use crate::backend::library::Library;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::plan::schedule::Bucket;
@@ -69,6 +70,11 @@ impl MpiComm {
     /// the job has to end too, since messages stay under way.
     pub fn roll_call(&self, timeout: Duration) -> Result<Vec<usize>> {
         requests::roll_call(RawComm(self.control.as_raw()), self.rank, self.size, timeout)
+    }
+
+    /// The communicator of blocking calls.
+    pub(super) fn control(&self) -> &SimpleCommunicator {
+        &self.control
     }
 
     fn requests(&self, comm: &SimpleCommunicator) -> Requests {
@@ -144,6 +150,10 @@ impl Comm for MpiComm {
             }
             Ok((landed(full, slices, staging), requests.received_bytes()))
         })
+    }
+
+    fn library(&self) -> Option<&dyn Library> {
+        Some(self)
     }
 
     fn barrier(&self) -> Result<()> {

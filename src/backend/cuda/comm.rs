@@ -69,26 +69,21 @@ impl Communicators {
         let digests = ids.each_ref().map(|id| xxhash_rust::xxh3::xxh3_64(id));
         log::debug!("NCCL ids of the gather and reduce communicators: {:016x}, {:016x}", digests[0], digests[1]);
         control.barrier()?;
+        // One after the other, agreed upon each time: nobody waits for a rank that has failed before.
         let connect = |id: &[u8], queue| -> Result<Rc<Communicator>> {
-            let id = id.try_into().map_err(|_| Error::Comm("rank 0's NCCL id is cut short".into()))?;
-            let place = (control.rank(), control.size());
-            let comm = Communicator::begin(id, place, queue, Rc::clone(&device.streams))?;
-            match comm.poll_for(timeout)? {
-                true => Ok(Rc::new(comm)),
-                false => Err(Error::Comm(format!("NCCL could not connect the ranks within {} s", timeout.as_secs()))),
+            let own = Self::connect_one(device, control, id, queue, timeout);
+            // MPI tells who has come this far: NCCL does not say whom it waits for.
+            let late = control.roll_call(timeout)?;
+            if !late.is_empty() {
+                let why = own.err().map_or(String::new(), |error| format!(" ({error})"));
+                return Err(Error::Comm(format!("{} not come to connect over NCCL{why}", ranks_have(&late))));
             }
+            let mut found = None;
+            all_or_none(control, own.map(|comm| _ = found.insert(comm)))?;
+            Ok(found.expect("no rank failed"))
         };
-        let own = connect(&ids[0], Queue::Gather).and_then(|gather| Ok((gather, connect(&ids[1], Queue::Reduce)?)));
-        // MPI tells who has come this far: NCCL does not say whom it waits for.
-        let late = control.roll_call(timeout)?;
-        if !late.is_empty() {
-            let late = late.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
-            let why = own.err().map_or(String::new(), |error| format!(" ({error})"));
-            return Err(Error::Comm(format!("ranks {late} have not come to connect over NCCL{why}")));
-        }
-        let mut found = None;
-        all_or_none(control, own.map(|own| _ = found.insert(own)))?;
-        let (gather, reduce) = found.expect("no rank failed");
+        let gather = connect(&ids[0], Queue::Gather)?;
+        let reduce = connect(&ids[1], Queue::Reduce)?;
         for comm in [&gather, &reduce] {
             let both = [Rc::clone(comm), Rc::clone(&gather), Rc::clone(&reduce)];
             device.streams.add_check(Box::new(move || {
@@ -97,6 +92,34 @@ impl Communicators {
         }
         Ok(Communicators { gather, reduce })
     }
+
+    /// Ends both on this rank: what is on their streams ends without effect.
+    fn abort(&self) {
+        self.gather.abort();
+        self.reduce.abort();
+    }
+
+    fn connect_one(
+        device: &CudaDevice,
+        control: &MpiComm,
+        id: &[u8],
+        queue: Queue,
+        timeout: Duration,
+    ) -> Result<Rc<Communicator>> {
+        let id = id.try_into().map_err(|_| Error::Comm("rank 0's NCCL id is cut short".into()))?;
+        let place = (control.rank(), control.size());
+        let comm = Communicator::begin(id, place, queue, Rc::clone(&device.streams))?;
+        match comm.poll_for(timeout)? {
+            true => Ok(Rc::new(comm)),
+            false => Err(Error::Comm(format!("NCCL could not connect the ranks within {} s", timeout.as_secs()))),
+        }
+    }
+}
+
+/// "rank 1 has", "ranks 1, 2 have".
+fn ranks_have(ranks: &[usize]) -> String {
+    let list = ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
+    if ranks.len() == 1 { format!("rank {list} has") } else { format!("ranks {list} have") }
 }
 
 /// An arena and what NCCL knows of it, which goes first.
@@ -139,7 +162,8 @@ impl NcclComm {
     ) -> InFlight {
         self.device.wait(queue, after);
         let started = self.device.mark(queue);
-        let received = calls(&mut landed);
+        // After an error the others may never come, and the device would not come to its end: memory is given back after that.
+        let received = calls(&mut landed).inspect_err(|_| self.communicators.iter().for_each(Communicators::abort));
         let finished = self.device.mark(queue);
         let Buffers { inputs, outputs, staging } = landed;
         let landed = received.map(|received_bytes| {

@@ -84,7 +84,9 @@ Segment* Segment::join(const std::string& name, int n_ranks, int rank, const std
 Segment::~Segment() {
     if (places_) {
         own().presence = int(Presence::Left);
-        if (!missing().empty()) remove_name();
+        // Whoever has yet to come shall find that somebody has left, and not an empty place of the same name; where nobody comes,
+        // the next run removes it.
+        if (missing().empty()) remove_name();
         munmap(places_, n_bytes_);
     }
     if (file_ >= 0) close(file_);

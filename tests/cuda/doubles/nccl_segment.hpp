@@ -2,7 +2,8 @@
 //
 // Data travels through outboxes: a rank copies what it sends into its own, and those who take it count down. Only the
 // owner writes an outbox, so no lock is needed. The memory has a name in /dev/shm only until all ranks have joined; after
-// that the system frees it when the last process ends, however that ends. A byte of the file stays locked by each
+// that the system frees it when the last process ends, however that ends. (A name whose ranks died or gave up before that
+// is removed by the next run.) A byte of the file stays locked by each
 // living rank: the lock tells the dead from the slow.
 #pragma once
 #include "common.hpp"

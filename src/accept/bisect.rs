@@ -1,0 +1,138 @@
+//! Which rank computes wrong, from runs of the same steps on subsets of the ranks. Pure: whoever calls it does the runs.
+//!
+//! Every rank count gives the same bits (rule 8), so two subsets that differ contain a rank that computes wrong. Halves of the ranks
+//! run at the same time; only halves that differ are halved again, so log2(N) rounds find one rank among N.
+
+use crate::error::Result;
+
+/// What the runs say.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Finding {
+    /// All subsets came to the same bits.
+    Clean,
+    /// These ranks, each by itself, come to other bits.
+    Bad(Vec<usize>),
+    /// These ranks together came to other bits once, and parts of them did not: it comes and goes.
+    Unsteady(Vec<usize>),
+    /// Subsets differ, and no two agree: nothing says which is right.
+    Undecided,
+}
+
+/// Finds the ranks that compute wrong among `0..n`. `all` is the digest of the run on all ranks, `known` that of a stored answer; `run`
+/// does the same steps on disjoint groups at the same time and returns their digests.
+pub fn find(
+    n: usize,
+    all: u64,
+    known: Option<u64>,
+    mut run: impl FnMut(&[Vec<usize>]) -> Result<Vec<u64>>,
+) -> Result<Finding> {
+    let everybody: Vec<usize> = (0..n).collect();
+    let mut results = vec![(everybody.clone(), all)];
+    let mut level = vec![everybody];
+    while level.iter().any(|group| group.len() > 1) {
+        let groups: Vec<Vec<usize>> = level
+            .iter()
+            .filter(|group| group.len() > 1)
+            .flat_map(|group| {
+                let (a, b) = group.split_at(group.len() / 2);
+                [a.to_vec(), b.to_vec()]
+            })
+            .collect();
+        let digests = run(&groups)?;
+        let round = groups.into_iter().zip(digests);
+        results.extend(round.clone());
+        let right = truth(&results, known);
+        level = round.filter(|(_, digest)| Some(*digest) != right).map(|(group, _)| group).collect();
+    }
+    let Some(right) = truth(&results, known) else { return Ok(Finding::Undecided) };
+    let wrong = || results.iter().filter(|(_, digest)| *digest != right).map(|(group, _)| group);
+    let bad: Vec<usize> = wrong().filter(|group| group.len() == 1).map(|group| group[0]).collect();
+    Ok(match wrong().min_by_key(|group| group.len()) {
+        None => Finding::Clean,
+        Some(_) if !bad.is_empty() => Finding::Bad(bad),
+        Some(group) => Finding::Unsteady(group.clone()),
+    })
+}
+
+/// The digest that is right: the stored answer where anybody came to it, else what most groups agree on, two at least.
+fn truth(results: &[(Vec<usize>, u64)], known: Option<u64>) -> Option<u64> {
+    let votes = |digest: u64| results.iter().filter(|(_, d)| *d == digest).count();
+    if let Some(known) = known.filter(|&k| votes(k) > 0) {
+        return Some(known);
+    }
+    let most = results.iter().map(|(_, d)| (votes(*d), *d)).max()?;
+    let is_unique = results.iter().all(|(_, d)| *d == most.1 || votes(*d) < most.0);
+    if results.len() == 1 { Some(most.1) } else { Some(most.1).filter(|_| most.0 > 1 && is_unique) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::RefCell;
+
+    const RIGHT: u64 = 7;
+
+    /// A job of `n` ranks, some of which always compute wrong, in a way that depends on who they work with.
+    fn simulate(n: usize, bad: &[usize], known: Option<u64>) -> (Finding, usize) {
+        let digest = |group: &Vec<usize>| match bad.iter().any(|b| group.contains(b)) {
+            true => group.iter().fold(1000, |h: u64, &r| h.wrapping_mul(31) + r as u64),
+            false => RIGHT,
+        };
+        let rounds = RefCell::new(0);
+        let finding = find(n, digest(&(0..n).collect()), known, |groups| {
+            *rounds.borrow_mut() += 1;
+            let mut members: Vec<usize> = groups.iter().flatten().copied().collect();
+            let n_members = members.len();
+            members.sort_unstable();
+            members.dedup();
+            assert_eq!(members.len(), n_members, "groups that run at once share no rank");
+            Ok(groups.iter().map(digest).collect())
+        });
+        (finding.unwrap(), rounds.into_inner())
+    }
+
+    #[test]
+    fn one_bad_rank_is_found_among_any_number_in_log2_rounds() {
+        for n in 2..40 {
+            for bad in 0..n {
+                let (finding, rounds) = simulate(n, &[bad], Some(RIGHT));
+                assert_eq!(finding, Finding::Bad(vec![bad]), "{bad} of {n}");
+                assert!(rounds <= (n as f64).log2().ceil() as usize, "{rounds} rounds for {n}");
+                if n > 2 {
+                    assert_eq!(simulate(n, &[bad], None).0, Finding::Bad(vec![bad]), "{bad} of {n} by majority");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn no_bad_rank_takes_one_round_and_several_are_all_found() {
+        for n in [2, 3, 7, 16] {
+            assert_eq!(simulate(n, &[], None), (Finding::Clean, 1), "{n}");
+        }
+        assert_eq!(simulate(1, &[], None), (Finding::Clean, 0));
+        assert_eq!(simulate(8, &[1, 6], None).0, Finding::Bad(vec![1, 6]));
+        assert_eq!(simulate(5, &[0, 1, 2, 3, 4], None).0, Finding::Undecided);
+    }
+
+    #[test]
+    fn two_ranks_that_differ_need_a_known_answer() {
+        assert_eq!(simulate(2, &[1], None).0, Finding::Undecided);
+        assert_eq!(simulate(2, &[1], Some(RIGHT)).0, Finding::Bad(vec![1]));
+    }
+
+    #[test]
+    fn an_answer_that_nobody_comes_to_accuses_nobody() {
+        assert_eq!(simulate(4, &[], Some(RIGHT + 1)), (Finding::Clean, 1));
+    }
+
+    #[test]
+    fn a_fault_that_comes_and_goes_is_named_by_its_smallest_group() {
+        let mut round = 0;
+        let finding = find(8, RIGHT, Some(RIGHT), |groups| {
+            round += 1;
+            Ok(groups.iter().map(|g| if round == 1 && g.contains(&5) { 99 } else { RIGHT }).collect())
+        });
+        assert_eq!(finding.unwrap(), Finding::Unsteady(vec![4, 5, 6, 7]));
+    }
+}

@@ -1,0 +1,89 @@
+//! Round trips between pairs: latency and bandwidth of every link, and which of them stands out.
+
+use super::by_host;
+use super::pairs::{Link, Outlier, outliers, rounds};
+use crate::accept::lab::{Lab, median};
+use crate::accept::metric::Metric;
+use crate::backend::library::ping_pong;
+use crate::backend::{Backend, Buf, Comm};
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::test_hooks;
+use std::time::Instant;
+
+/// Round trips between the first ranks of all nodes, pair by pair; of one node, between all its ranks, one pair at a time.
+pub fn measure<B: Backend>(lab: &Lab<'_, B>, bytes: u64) -> Result<Vec<Link>> {
+    let nodes = by_host(&lab.hosts);
+    let (ends, together): (Vec<usize>, bool) = match nodes.len() {
+        1 => ((0..lab.n()).collect(), false),
+        _ => (nodes.iter().map(|(_, ranks)| ranks[0]).collect(), true),
+    };
+    let mut schedule = rounds(ends.len());
+    if !together {
+        // Pairs of one node would share its cores and memory, and measure each other.
+        schedule = schedule.into_iter().flatten().map(|pair| vec![pair]).collect();
+    }
+    let numel = (bytes / 4).max(2) as usize;
+    let mut bufs = lab.buffers(&[(2, DType::F32), (2, DType::F32), (numel, DType::F32), (numel, DType::F32)])?;
+    let own = ends.iter().position(|&rank| rank == lab.rank());
+    let mut times = vec![0.0; 2 * ends.len()];
+    for round in &schedule {
+        lab.comm.barrier()?;
+        let pair = round.iter().find(|(a, b)| own == Some(*a) || own == Some(*b));
+        let Some(&(a, b)) = pair else { continue };
+        let peer = if own == Some(a) { b } else { a };
+        for (i, bufs) in bufs.chunks_exact_mut(2).enumerate() {
+            let time = round_trip(lab, ends[peer], bufs)?;
+            times[2 * peer + i] = time / 2.0;
+        }
+    }
+    let all = lab.comm.all_gather_f64(&times)?;
+    let half_trip = |a: usize, b: usize, i: usize| all[ends[a] * times.len() + 2 * b + i];
+    let link = |&(a, b): &(usize, usize)| Link {
+        a: ends[a],
+        b: ends[b],
+        latency_us: half_trip(a, b, 0) * 1e6,
+        gb_per_s: numel as f64 * 4.0 / half_trip(a, b, 1) / 1e9,
+    };
+    Ok(schedule.iter().flatten().map(link).collect())
+}
+
+/// Median seconds of a round trip.
+fn round_trip<B: Backend>(lab: &Lab<'_, B>, peer: usize, bufs: &mut [Buf]) -> Result<f64> {
+    let (out, inp) = bufs.split_at_mut(1);
+    let library = lab.comm.library().expect("checked before");
+    let mut times = Vec::new();
+    let c = &lab.deck.collectives;
+    for i in 0..c.warmup + c.iterations {
+        let started = Instant::now();
+        ping_pong(library, lab.rank(), peer, &mut out[0], &inp[0])?;
+        test_hooks::delay_link(lab.rank(), peer);
+        if i >= c.warmup {
+            times.push(started.elapsed().as_secs_f64());
+        }
+    }
+    Ok(median(&times))
+}
+
+/// What the links say.
+pub fn judge<B: Backend>(lab: &Lab<'_, B>, links: &[Link], metrics: &mut Vec<Metric>) {
+    let worst = links.iter().max_by(|x, y| x.latency_us.total_cmp(&y.latency_us)).expect("two ends make a link");
+    let words = format!("{} to {}", lab.name(worst.a), lab.name(worst.b));
+    metrics.push(lab.judged("collectives.latency_us", "latency_us", worst.latency_us, "us", None).because(words));
+    let slowest = links.iter().map(|l| l.gb_per_s).fold(f64::INFINITY, f64::min);
+    metrics.push(Metric::info("collectives.slowest_link", slowest, "GB/s"));
+    let slow: Vec<String> = outliers(links, lab.deck.collectives.slow_link)
+        .iter()
+        .map(|outlier| match *outlier {
+            Outlier::Node(end) => format!("every link of {} ({})", lab.hosts[end], lab.name(end)),
+            Outlier::Link(a, b) => {
+                let link = links.iter().find(|l| (l.a, l.b) == (a, b)).expect("an outlier is a link");
+                format!("link {} - {}: {:.1} us, {:.3} GB/s", lab.name(a), lab.name(b), link.latency_us, link.gb_per_s)
+            }
+        })
+        .collect();
+    metrics.push(match links.len() {
+        0..3 => Metric::skipped("collectives.slow_links", "fewer than three links: none can stand out from the median"),
+        _ => Metric::none_of("collectives.slow_links", &slow),
+    });
+}

@@ -1,0 +1,167 @@
+//! What every section works with: the ranks, the deck, the baseline; buffers, timed calls, names of ranks.
+//!
+//! The few calls of [`Device`] that the benchmark makes stand here, so that another backend changes one file.
+
+use super::baseline::Baseline;
+use super::metric::Metric;
+use crate::backend::agree::all_or_none;
+use crate::backend::memory::Memory;
+use crate::backend::{Backend, Buf, Comm, Device, Queue, View};
+use crate::config::Limit;
+use crate::config::acceptance::Deck;
+use crate::dtype::DType;
+use crate::error::{Exit, Result};
+use crate::plan::memory::{Slot, lay_in_a_row};
+use crate::telemetry::MemKind;
+use crate::test_hooks;
+use half::bf16;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// Makes a group of the ranks with the same colour, ordered by key. Collective over the whole job.
+pub type Split<'a, C> = dyn Fn(usize, usize) -> Result<C> + 'a;
+
+/// The job that is judged.
+pub struct Lab<'a, B: Backend> {
+    /// This rank's device.
+    pub device: &'a B::Device,
+    /// All ranks.
+    pub comm: &'a B::Comm,
+    /// Groups of them.
+    pub split: &'a Split<'a, B::Comm>,
+    /// What to measure.
+    pub deck: &'a Deck,
+    /// An earlier run.
+    pub baseline: &'a Baseline,
+    /// Node of each rank.
+    pub hosts: Vec<String>,
+    /// What ran, for the reports: program, MPI, instruction set.
+    pub versions: BTreeMap<String, String>,
+    /// Fill released buffers with NaN.
+    pub poison: bool,
+    /// When the process started.
+    pub started: Instant,
+    /// Ends the job on every rank.
+    pub abort: fn(Exit),
+}
+
+impl<B: Backend> Lab<'_, B> {
+    /// This rank.
+    pub fn rank(&self) -> usize {
+        self.comm.rank()
+    }
+
+    /// All ranks.
+    pub fn n(&self) -> usize {
+        self.comm.size()
+    }
+
+    /// `rank 3 on n2`.
+    pub fn name(&self, rank: usize) -> String {
+        format!("rank {rank} on {}", self.hosts[rank])
+    }
+
+    /// A figure held against the deck's limit `limits.<key>`.
+    pub fn judged(&self, name: &str, key: &str, value: f64, unit: &str, theory: Option<f64>) -> Metric {
+        Metric::info(name, value, unit).judged(&self.limit(key), self.baseline.value(name), theory)
+    }
+
+    /// The deck's limit of that name.
+    fn limit(&self, key: &str) -> Limit {
+        let limits = toml::Value::try_from(&self.deck.limits).expect("a section is a table");
+        let text = limits.get(key).and_then(|v| v.as_str()).unwrap_or_else(|| panic!("no limit {key}"));
+        text.parse().expect("the deck was checked")
+    }
+
+    /// The same number of every rank. Collective.
+    pub fn gather(&self, own: f64) -> Result<Vec<f64>> {
+        self.comm.all_gather_f64(&[own])
+    }
+
+    /// Buffers of these sizes in elements, in memory that collectives work on. Collective.
+    pub fn buffers(&self, sizes: &[(usize, DType)]) -> Result<Vec<Buf>> {
+        buffers::<B>(self.device, self.comm, sizes)
+    }
+
+    /// Puts f32 or bf16 numbers into a buffer: `value(i)` must be exact in its type.
+    pub fn fill(&self, buf: &mut Buf, value: impl Fn(usize) -> f32) -> Result<()> {
+        let numbers = (0..buf.numel()).map(value);
+        match buf.dtype() {
+            DType::Bf16 => {
+                let bits: Vec<u16> = numbers.map(|x| bf16::from_f32(x).to_bits()).collect();
+                self.device.upload(buf.view_mut(), bytemuck::cast_slice(&bits))
+            }
+            _ => {
+                let numbers: Vec<f32> = numbers.collect();
+                self.device.upload(buf.view_mut(), bytemuck::cast_slice(&numbers))
+            }
+        }
+    }
+
+    /// The numbers of a buffer.
+    pub fn read(&self, view: View<'_>) -> Result<Vec<f32>> {
+        Ok(self.device.read(view)?.into_owned())
+    }
+
+    /// Waits until everything on the compute queue is done.
+    pub fn settle(&self) -> Result<()> {
+        self.device.when(&self.device.mark(Queue::Compute)).map(|_| ())
+    }
+
+    /// Median time of calls of `work`, made for `seconds` and at least three times, after one that is not timed.
+    pub fn median_time(&self, seconds: f64, mut work: impl FnMut()) -> Result<Duration> {
+        work();
+        self.settle()?;
+        let began = Instant::now();
+        let mut times = Vec::new();
+        while times.len() < 3 || began.elapsed().as_secs_f64() < seconds {
+            let started = Instant::now();
+            work();
+            self.settle()?;
+            test_hooks::drag(started.elapsed());
+            times.push(started.elapsed());
+        }
+        times.sort_unstable();
+        Ok(times[times.len() / 2])
+    }
+}
+
+/// [`Lab::buffers`] of any group.
+pub fn buffers<B: Backend>(device: &B::Device, comm: &B::Comm, sizes: &[(usize, DType)]) -> Result<Vec<Buf>> {
+    let slot = |&(numel, dtype): &(usize, DType)| Slot::always("bench".into(), MemKind::Workspace, numel, dtype);
+    let mut slots: Vec<Slot> = sizes.iter().map(slot).collect();
+    let bytes = lay_in_a_row(&mut slots, 0);
+    let mut arena = None;
+    all_or_none(comm, comm.alloc(bytes).map(|a| _ = arena.insert(a)))?;
+    let mut memory = Memory::<B::Device>::new(arena.expect("no rank failed"), false);
+    let mut bufs: Vec<Buf> =
+        slots.iter().map(|slot| memory.take(device, slot, MemKind::Workspace, Queue::Compute)).collect();
+    // Pages are there before anything is timed.
+    bufs.iter_mut().for_each(|buf| device.fill_bytes(buf.view_mut(), 0));
+    Ok(bufs)
+}
+
+/// The middle one; the upper of two.
+pub fn median(values: &[f64]) -> f64 {
+    quantile(values, 0.5)
+}
+
+/// The smallest value that a share `q` of all is not above; the upper one of two for 0.5.
+pub fn quantile(values: &[f64], q: f64) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted[((sorted.len() as f64 * q) as usize).min(sorted.len() - 1)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_are_values_that_were_measured() {
+        let values = [5.0, 1.0, 4.0, 2.0, 3.0];
+        assert_eq!((median(&values), quantile(&values, 0.99), quantile(&values, 0.0)), (3.0, 5.0, 1.0));
+        assert_eq!(median(&[1.0, 2.0]), 2.0);
+        assert_eq!(quantile(&[7.0], 0.99), 7.0);
+    }
+}

@@ -1,0 +1,198 @@
+//! `zero3 accept`: one job that says whether this cluster can be signed for to train large models, why, and which part cannot.
+//!
+//! Reading order: [`run`] here, `metric.rs` and `verdict.rs` (what a figure and a verdict are), then the sections in the order they run:
+//! `inventory`, `device`, `collectives`, `storage`, `training` (with `bisect`), `scaling`, `elasticity`. Every rank comes to the same
+//! metrics from gathered numbers; rank 0 decides what the clock decides, and writes the reports.
+//!
+//! Must not know: which backend it runs on, command lines.
+
+pub mod answers;
+pub mod baseline;
+pub mod bisect;
+mod collectives;
+mod deadline;
+mod device;
+mod elasticity;
+mod groups;
+mod inventory;
+mod lab;
+pub mod metric;
+mod report;
+mod scaling;
+mod storage;
+mod training;
+pub mod verdict;
+
+pub use inventory::Facts;
+pub use lab::{Lab, Split};
+
+use crate::backend::Backend;
+use crate::backend::agree::{all_or_none, decided_by_rank_0};
+use crate::config::acceptance::STAGES;
+use crate::error::{Error, Exit, Result};
+use crate::telemetry::signals::{self, Stop};
+use crate::telemetry::time_limit::{parse_seconds, unix_now};
+use baseline::Baseline;
+use deadline::Deadline;
+use metric::Metric;
+use report::Report;
+use std::path::{Path, PathBuf};
+use verdict::{Ending, Section, Verdict, blocked};
+
+/// The runs' own place under the checkpoint directory; removed before and after.
+const WORK_DIR: &str = "acceptance_work";
+/// What is under way after so many times the time limit ends the job.
+const HARD_LIMIT: f64 = 1.5;
+
+/// What to write besides the reports.
+#[derive(Debug, Clone, Default)]
+pub struct Record {
+    /// The figures, as a baseline.
+    pub baseline: Option<PathBuf>,
+    /// The losses, as an answer.
+    pub answers: Option<PathBuf>,
+}
+
+/// All that sections found, as it grows.
+struct Findings {
+    report: Report,
+    reference: Option<training::Reference>,
+}
+
+/// Measures, judges, writes. `own` is what the launcher knows of this rank. Exit code 0 = accepted, 3 = not accepted. Errors of one
+/// rank alone have to abort the job. Collective.
+pub fn run<B: Backend>(lab: &Lab<'_, B>, own: &Facts, record: &Record) -> Result<Exit> {
+    let run_dir = Path::new(&lab.deck.run.dir);
+    let checkpoints =
+        if lab.deck.run.checkpoint_dir.is_empty() { run_dir } else { Path::new(&lab.deck.run.checkpoint_dir) };
+    let work = checkpoints.join(WORK_DIR);
+    decided_by_rank_0(lab.comm, || {
+        std::fs::create_dir_all(run_dir).map_err(|e| Error::io("mkdir", run_dir, &e))?;
+        if work.exists() {
+            std::fs::remove_dir_all(&work).map_err(|e| Error::io("rm -r", &work, &e))?;
+        }
+        std::fs::create_dir_all(&work).map_err(|e| Error::io("mkdir", &work, &e))
+    })?;
+    let limit_s = parse_seconds(&lab.deck.run.time_limit).expect("the deck was checked");
+    let deadline = Deadline::start(lab.rank(), lab.started, limit_s * HARD_LIMIT, lab.abort);
+
+    let mut found = Findings { report: Report::new(lab), reference: None };
+    for stage in STAGES {
+        let began_s = lab.started.elapsed().as_secs_f64();
+        let (ending, reason) = whether(lab, stage, &found.report.sections, limit_s)?;
+        let mut section = Section { name: stage.into(), ending, reason, began_s, took_s: 0.0, metrics: Vec::new() };
+        if ending == Ending::Completed {
+            deadline.enter(stage);
+            match run_stage(lab, stage, own, &work, &mut found) {
+                Ok(metrics) => section.metrics = metrics,
+                // Every rank knows, and the others sections may still have something to say.
+                Err(error @ Error::Agreed { .. }) => {
+                    (section.ending, section.reason) = (Ending::Failed, error.to_string())
+                }
+                Err(error) => return Err(error),
+            }
+            section.took_s = lab.started.elapsed().as_secs_f64() - began_s;
+        }
+        if lab.rank() == 0 {
+            report::screen::section(&section);
+        }
+        found.report.sections.push(section);
+    }
+    deadline.enter("reports");
+    found.report.verdict = Verdict::of(&found.report.sections);
+    found.report.seconds = lab.started.elapsed().as_secs_f64();
+    decided_by_rank_0(lab.comm, || {
+        std::fs::remove_dir_all(&work).ok();
+        found.report.write(run_dir)?;
+        write_records(lab, &found, record)?;
+        report::screen::verdict(&found.report, run_dir);
+        Ok(found.report.verdict.exit().code())
+    })?;
+    // Agreed from the same metrics; said again by rank 0, whose clock decided what ran.
+    let accepted = decided_by_rank_0(lab.comm, || Ok(found.report.verdict.accepted))?;
+    Ok(if accepted { Exit::Finished } else { Exit::NotAccepted })
+}
+
+/// Whether a section runs (`Completed`, if it comes to its end), and why not. Rank 0's clock decides; a signal to any rank counts.
+fn whether<B: Backend>(lab: &Lab<'_, B>, stage: &str, done: &[Section], limit_s: f64) -> Result<(Ending, String)> {
+    let stop = all_or_none(lab.comm, Ok(signals::stop_code()))?.into_iter().max().and_then(Stop::from_code);
+    decided_by_rank_0(lab.comm, || {
+        let elapsed = lab.started.elapsed().as_secs_f64();
+        Ok(if !lab.deck.runs(stage) {
+            (Ending::NotAsked, "not in run.sections".to_string())
+        } else if let Some(stop) = stop {
+            (Ending::Skipped, format!("the job was asked to stop: {stop}"))
+        } else if limit_s > 0.0 && elapsed > limit_s {
+            (Ending::Skipped, format!("{elapsed:.0} s have passed of run.time_limit = {limit_s:.0} s"))
+        } else if let Some(why) = blocked(stage, done) {
+            (Ending::Skipped, why)
+        } else {
+            (Ending::Completed, String::new())
+        })
+    })
+}
+
+fn run_stage<B: Backend>(
+    lab: &Lab<'_, B>,
+    stage: &str,
+    own: &Facts,
+    work: &Path,
+    found: &mut Findings,
+) -> Result<Vec<Metric>> {
+    let report = &mut found.report;
+    let without = |stage: &str| {
+        groups::all_know(format!("{stage} goes on from the reference run, and `training` is not in run.sections"))
+    };
+    match stage {
+        "inventory" => {
+            let (metrics, facts) = inventory::run(lab, own)?;
+            report.ranks = facts;
+            Ok(metrics)
+        }
+        "device" => device::run(lab),
+        "collectives" => {
+            let (metrics, measured) = collectives::run(lab)?;
+            report.collectives = measured;
+            Ok(metrics)
+        }
+        "storage" => storage::run(lab, work),
+        "training" => {
+            let (metrics, reference) = training::run(lab, work)?;
+            report.reference_run = Some(reference.trained.clone());
+            found.reference = Some(reference);
+            Ok(metrics)
+        }
+        "scaling" => {
+            let reference = found.reference.as_ref().ok_or_else(|| without(stage))?;
+            let (metrics, points) = scaling::run(lab, work, reference)?;
+            report.scaling = points;
+            Ok(metrics)
+        }
+        "elasticity" => elasticity::run(lab, work, found.reference.as_ref().ok_or_else(|| without(stage))?),
+        other => unreachable!("{other} is no section"),
+    }
+}
+
+/// Rank 0 writes what later runs are held against.
+fn write_records<B: Backend>(lab: &Lab<'_, B>, found: &Findings, record: &Record) -> Result<()> {
+    if let Some(path) = &record.baseline {
+        if !found.report.verdict.valid {
+            log::warn!("{} is not written: figures of an invalid run are no baseline", path.display());
+        } else {
+            Baseline::of(&found.report.sections, lab.n(), lab.deck.digest()).write(path)?;
+        }
+    }
+    match (&record.answers, &found.reference) {
+        (Some(path), Some(reference)) => answers::record(path, reference.answer.clone()),
+        (Some(path), None) => {
+            log::warn!("{} is not written: the reference run did not end", path.display());
+            Ok(())
+        }
+        (None, _) => Ok(()),
+    }
+}
+
+/// Unix time at which `lab`'s process started.
+fn started_unix<B: Backend>(lab: &Lab<'_, B>) -> f64 {
+    unix_now() - lab.started.elapsed().as_secs_f64()
+}

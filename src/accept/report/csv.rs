@@ -1,0 +1,40 @@
+//! `report.csv`: a row per metric.
+
+use super::Report;
+use crate::accept::metric::Source;
+
+/// Names of the columns.
+const COLUMNS: [&str; 9] = ["metric", "value", "unit", "status", "reference", "low", "high", "source", "reason"];
+
+/// As `report.json` has it.
+pub fn source_name(source: Option<Source>) -> &'static str {
+    match source {
+        None => "",
+        Some(Source::Deck) => "deck",
+        Some(Source::Baseline) => "baseline",
+        Some(Source::Theory) => "theory",
+        Some(Source::Peers) => "peers",
+    }
+}
+
+/// The whole file. Numbers are written so that they read back to the same bits.
+pub fn table(report: &Report) -> Result<String, csv::Error> {
+    let mut writer = csv::Writer::from_writer(Vec::new());
+    writer.write_record(COLUMNS)?;
+    let number = |x: Option<f64>| x.map_or(String::new(), |x| x.to_string());
+    for metric in report.sections.iter().flat_map(|s| &s.metrics) {
+        writer.write_record([
+            metric.name.as_str(),
+            &number(metric.value),
+            &metric.unit,
+            metric.status.name(),
+            &number(metric.reference),
+            &number(metric.low),
+            &number(metric.high),
+            source_name(metric.source),
+            &metric.reason,
+        ])?;
+    }
+    let bytes = writer.into_inner().map_err(|e| e.into_error())?;
+    Ok(String::from_utf8(bytes).expect("text was written"))
+}

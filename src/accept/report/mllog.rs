@@ -1,0 +1,63 @@
+//! `mllog.txt`: lines as MLPerf's logging writes them (mlcommons/logging, mlperf_logging/mllog/README.md), for tools that read those.
+
+use super::Report;
+use serde_json::{Value, json};
+
+/// What every line begins with.
+const TOKEN: &str = ":::MLLOG ";
+
+/// The whole file: benchmark, start, a line per metric and loss, stop.
+pub fn lines(report: &Report) -> String {
+    let mut out = Lines { text: String::new(), line: 0 };
+    let at = |seconds: f64| ((report.started_unix + seconds) * 1e3) as u64;
+    let end = at(report.seconds);
+    out.add(at(0.0), "POINT_IN_TIME", "submission_benchmark", json!("zero3_acceptance"), json!({}));
+    out.add(at(0.0), "POINT_IN_TIME", "submission_org", json!("zero3"), json!({}));
+    out.add(at(0.0), "INTERVAL_START", "run_start", Value::Null, json!({ "n_ranks": report.n_ranks }));
+    for section in &report.sections {
+        let of_section = || json!({ "section": section.name });
+        out.add(at(section.began_s), "INTERVAL_START", "block_start", Value::Null, of_section());
+        let stop = at(section.began_s + section.took_s);
+        for metric in &section.metrics {
+            let more = json!({ "unit": metric.unit, "status": metric.status.name(), "reason": metric.reason });
+            out.add(stop, "POINT_IN_TIME", &metric.name, json!(metric.value), more);
+        }
+        if let ("training", Some(run)) = (section.name.as_str(), &report.reference_run) {
+            for (i, loss) in run.losses.iter().enumerate() {
+                out.add(stop, "POINT_IN_TIME", "train_loss", json!(loss), json!({ "step_num": i + 1 }));
+            }
+        }
+        out.add(stop, "INTERVAL_END", "block_stop", Value::Null, of_section());
+    }
+    let status = if report.verdict.accepted { "success" } else { "aborted" };
+    out.add(
+        end,
+        "INTERVAL_END",
+        "run_stop",
+        Value::Null,
+        json!({ "status": status, "verdict": report.verdict.line() }),
+    );
+    out.text
+}
+
+struct Lines {
+    text: String,
+    line: usize,
+}
+
+impl Lines {
+    fn add(&mut self, time_ms: u64, event_type: &str, key: &str, value: Value, mut metadata: Value) {
+        self.line += 1;
+        metadata["file"] = json!("zero3");
+        metadata["lineno"] = json!(self.line);
+        let line = json!({
+            "namespace": "",
+            "time_ms": time_ms,
+            "event_type": event_type,
+            "key": key,
+            "value": value,
+            "metadata": metadata,
+        });
+        self.text += &format!("{TOKEN}{line}\n");
+    }
+}

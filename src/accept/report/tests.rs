@@ -1,0 +1,139 @@
+//! Claims about the report files: each holds every metric and the verdict, and reads back.
+
+use super::*;
+use crate::accept::collectives::{Op, Point};
+use crate::accept::metric::Metric;
+use crate::accept::verdict::Ending;
+
+fn report() -> Report {
+    let metrics = vec![
+        Metric::info("training.tokens_per_s", 1.0 / 3.0, "tokens/s").judged(&"1 -5%".parse().unwrap(), None, None),
+        Metric::skipped("training.mfu", "run.peak_gflops is not set, \"so\" <there>"),
+        Metric::info("training.step_p50", f64::NAN, "ms"),
+    ];
+    let training = Section {
+        name: "training".into(),
+        ending: Ending::Completed,
+        reason: String::new(),
+        began_s: 1.0,
+        took_s: 2.0,
+        metrics,
+    };
+    let scaling = Section {
+        name: "scaling".into(),
+        ending: Ending::Skipped,
+        reason: "time".into(),
+        began_s: 3.0,
+        took_s: 0.0,
+        metrics: vec![],
+    };
+    let sections = vec![training, scaling];
+    let point = |bytes: u64| Point {
+        op: Op::AllGather,
+        scope: "all".into(),
+        n_ranks: 2,
+        bytes,
+        mean_us: 1.0,
+        p99_us: 2.0,
+        algbw: 1.0,
+        busbw: 0.5,
+        n_wrong: 0,
+        wrong_ranks: vec![],
+    };
+    let run = Trained {
+        losses: vec![2.0, 1.0],
+        step_ms: vec![5.0, 6.0],
+        compute_ms: vec![vec![4.0, 5.0], vec![4.5, 4.5]],
+        ..Trained::default()
+    };
+    Report {
+        schema: SCHEMA,
+        schema_version: VERSION,
+        verdict: Verdict::of(&sections),
+        started_unix: 1.7e9,
+        seconds: 3.0,
+        n_ranks: 2,
+        has_baseline: false,
+        versions: BTreeMap::new(),
+        deck: "[run]\n".into(),
+        ranks: vec![Facts::from([("host".into(), "n<1>".into())]); 2],
+        sections,
+        collectives: Measured { points: vec![point(8), point(64)], links: vec![] },
+        scaling: [1, 2]
+            .map(|n_ranks| scaling::Point { mode: "strong", n_ranks, tokens_per_s: n_ranks as f64, efficiency: 1.0 })
+            .into(),
+        reference_run: Some(run),
+    }
+}
+
+#[test]
+fn every_file_is_written_and_holds_every_metric() {
+    let dir = tempfile::tempdir().unwrap();
+    report().write(dir.path()).unwrap();
+    for name in ["report.json", "report.csv", "junit.xml", "mllog.txt", "report.html"] {
+        let text = std::fs::read_to_string(dir.path().join(name)).unwrap();
+        for metric in ["training.tokens_per_s", "training.mfu", "training.step_p50"] {
+            assert!(text.contains(metric), "{metric} in {name}");
+        }
+    }
+    let json: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(dir.path().join("report.json")).unwrap()).unwrap();
+    assert_eq!((&json["schema"], &json["schema_version"]), (&"zero3.acceptance".into(), &1.into()));
+    assert_eq!(json["verdict"]["valid"], false);
+    let first = &json["sections"][0]["metrics"][0];
+    assert_eq!(
+        (first["value"].as_f64(), &first["status"], &first["source"]),
+        (Some(1.0 / 3.0), &"FAIL".into(), &"deck".into())
+    );
+}
+
+#[test]
+fn the_table_reads_back_to_the_same_bits() {
+    let text = csv::table(&report()).unwrap();
+    let mut reader = ::csv::Reader::from_reader(text.as_bytes());
+    let rows: Vec<::csv::StringRecord> = reader.records().map(|row| row.unwrap()).collect();
+    assert_eq!(rows.len(), 3);
+    assert_eq!(rows[0][1].parse::<f64>().unwrap().to_bits(), (1.0_f64 / 3.0).to_bits());
+    assert_eq!((&rows[1][1], &rows[1][3]), ("", "SKIPPED"));
+    assert!(rows[1][8].contains("\"so\" <there>"));
+}
+
+#[test]
+fn junit_counts_failures_and_skips() {
+    let xml = junit::suites(&report()).unwrap();
+    assert!(xml.contains("failures=\"1\""), "{xml}");
+    assert!(xml.contains("&lt;there&gt;") && !xml.contains("<there>"), "{xml}");
+}
+
+/// What mlperf_logging's parser asks of a line (mlp_parser/parser.py): the token, JSON, the six fields and their types; and of a
+/// file: intervals that begin and end.
+#[test]
+fn every_mllog_line_is_one_that_the_parser_reads() {
+    let text = mllog::lines(&report());
+    let mut open = Vec::new();
+    for (i, line) in text.lines().enumerate() {
+        let json: serde_json::Value = serde_json::from_str(line.strip_prefix(":::MLLOG ").expect("the token")).unwrap();
+        let fields: Vec<&String> = json.as_object().unwrap().keys().collect();
+        assert_eq!(fields.len(), 6, "{line}");
+        assert!(json["namespace"].is_string() && json["time_ms"].is_u64() && json["key"].is_string(), "{line}");
+        assert!(json.get("value").is_some());
+        assert_eq!(json["metadata"]["lineno"].as_u64(), Some(i as u64 + 1));
+        match json["event_type"].as_str().unwrap() {
+            "INTERVAL_START" => open.push(json["key"].as_str().unwrap().replace("_start", "")),
+            "INTERVAL_END" => {
+                assert_eq!(open.pop(), Some(json["key"].as_str().unwrap().replace("_stop", "")), "{line}")
+            }
+            "POINT_IN_TIME" => {}
+            other => panic!("{other}"),
+        }
+    }
+    assert!(open.is_empty());
+    assert!(text.contains("train_loss"));
+}
+
+#[test]
+fn the_page_has_four_plots_and_escapes_what_ranks_say() {
+    let page = html::page(&report()).unwrap();
+    assert_eq!(page.matches("<svg").count(), 4);
+    assert!(page.contains("n&lt;1&gt;") && !page.contains("n<1>"));
+}

@@ -1,0 +1,300 @@
+//! The deck of `zero3 accept`: what is measured, for how long, and what each figure is held against.
+//!
+//! The table is made by the same macro as the training deck's, so the two read, check and print alike. Must not know: how
+//! anything is measured.
+
+use super::resolve::Resolver;
+use super::*;
+use crate::error::Fault;
+
+/// Sections of an acceptance, in the order they run.
+pub const STAGES: [&str; 7] = ["inventory", "device", "collectives", "storage", "training", "scaling", "elasticity"];
+
+deck! {
+    /// The job: what runs, where it writes, how long it may take.
+    run: RunSection {
+        dir: String = (required), Kind::Text { may_be_empty: false },
+            "Directory of the reports; on a file system that every rank sees.";
+        checkpoint_dir: String = (default ""), Kind::Text { may_be_empty: true },
+            "Where checkpoints will live: `storage` measures this file system, and the runs of `training` write here; empty = `run.dir`.";
+        sections: String = (default "all"), Kind::Text { may_be_empty: false },
+            "Sections to run: `all`, or names out of inventory, device, collectives, storage, training, scaling, elasticity, separated by commas.";
+        time_limit: String = (default "1h"), Kind::Duration,
+            "No section begins after this time; what is under way when half as much again has passed ends the job with code 5.";
+        backend: BackendKind = (default "auto"), Kind::Choice(BackendKind::NAMES),
+            "What computes; `auto` takes the best that this build and machine have.",
+            today &["auto", "cpu"], "this build has no CUDA backend";
+        threads_per_rank: usize = (default "0"), integer(0, 4096),
+            "Compute threads of one rank; 0 = as many as the cores of the rank's cpuset.";
+        peak_gflops: f64 = (default "0"), float(0.0, 1e12),
+            "Peak GFLOP/s of one rank by its data sheet, the denominator of MFU; 0 = unknown, and MFU is skipped.";
+        log_level: String = (default "warn"), Kind::LogFilter,
+            "A level, or an env_logger filter by module, for what the parts say beside the report.";
+    }
+
+    /// Matrix products and memory bandwidth of every rank.
+    device: DeviceSection {
+        seconds: f64 = (default "1"), float(0.01, 3600.0),
+            "Seconds of each measurement.";
+        gemm_n: usize = (default "1024"), integer(16, 1 << 16),
+            "Rows and columns of the square matrices that are multiplied.";
+        memory_bytes: u64 = (default "268435456"), integer(4096, 1 << 40),
+            "Bytes of each of the three arrays whose sum measures memory bandwidth; larger than all caches.";
+        slow_rank: f64 = (default "0.15"), FRACTION,
+            "A rank slower than the median rank by more than this fraction is named, and fails.";
+    }
+
+    /// Collectives, in the terms of nccl-tests.
+    collectives: CollectivesSection {
+        max_bytes: u64 = (default "0"), integer(0, 1 << 33),
+            "Largest message; 0 = the largest unit of the reference model. Sizes go from 8 bytes up by factors of 8, and this one.";
+        iterations: usize = (default "20"), integer(3, 1_000_000),
+            "Timed calls of each size.";
+        warmup: usize = (default "3"), UNSIGNED,
+            "Calls of each size before those.";
+        pairs: bool = (default "true"), Kind::Flag,
+            "Measure every pair of nodes (of ranks, where there is one node) by itself, to find a bad link or node.";
+        slow_link: f64 = (default "0.5"), FRACTION,
+            "A link whose bandwidth is lower, or whose latency is higher, than the median link's by more than this factor (0.5: half the bandwidth, twice the latency) is named, and fails.";
+    }
+
+    /// Writing and reading as checkpoints do.
+    storage: StorageSection {
+        bytes_per_rank: u64 = (default "0"), integer(0, 1 << 50),
+            "Bytes that each rank writes and reads; 0 = its share of the reference model's weights and moments.";
+        n_files: usize = (default "64"), integer(1, 1_000_000),
+            "Small files that each rank makes, renames and removes, for the metadata rate.";
+    }
+
+    /// The reference model and its training on synthetic tokens.
+    training: TrainingSection {
+        preset: Preset = (default "none"), Kind::Choice(Preset::NAMES),
+            "A published size instead of the size keys.";
+        n_layer: usize = (default "4"), integer(1, 4096),
+            "Transformer blocks (L).";
+        n_head: usize = (default "4"), integer(1, 4096),
+            "Attention heads; divides `training.d_model`.";
+        d_model: usize = (default "128"), integer(1, 1 << 20),
+            "Width (C).";
+        seq_len: usize = (default "128"), integer(1, 1 << 20),
+            "Tokens per sequence (T).";
+        vocab_size: usize = (default "512"), integer(2, 1 << 31),
+            "Vocabulary (V).";
+        micro_batch_size: usize = (default "4"), integer(1, 1 << 20),
+            "Sequences per rank and micro-step.";
+        global_batch_size: usize = (default "32"), integer(1, 1 << 30),
+            "Sequences per step over all ranks; a multiple of `training.micro_batch_size`.";
+        steps: u64 = (default "20"), integer(4, 1_000_000),
+            "Steps of the reference run; the same steps run again on subsets of the ranks.";
+        param_dtype: DType = (default "f32"), DTYPES,
+            "Element type of gathered parameters and activations.";
+        seed: u64 = (default "1"), UNSIGNED,
+            "Seed of the synthetic tokens and of the initial weights.";
+        known_answers: String = (default ""), Kind::Text { may_be_empty: true },
+            "File of losses that this model must come to; empty = the one that comes with the program.";
+        find_bad_rank: bool = (default "true"), Kind::Flag,
+            "Run the same steps on halves of the ranks, and halves of those where bits differ, down to the rank that computes wrong.";
+    }
+
+    /// Tokens per second over more and more ranks of the job.
+    scaling: ScalingSection {
+        steps: u64 = (default "10"), integer(4, 1_000_000),
+            "Steps of each run.";
+    }
+
+    /// Saving, restoring on fewer ranks, stopping, and a soak.
+    elasticity: ElasticitySection {
+        soak_minutes: f64 = (default "0"), float(0.0, 1e6),
+            "Minutes of training without a pause, for goodput and stragglers; 0 = no soak.";
+    }
+
+    /// What figures are held against: `REFERENCE -LOW% +HIGH%`. Without a reference, a baseline's figure or theory's is it; where there is neither, or nothing is written, the figure is for information.
+    limits: LimitsSection {
+        gemm_f32_gflops: String = (default "-15%"), Kind::Limit, "f32 GEMM of the slowest rank, GFLOP/s.";
+        gemm_bf16_gflops: String = (default "-15%"), Kind::Limit, "bf16 GEMM of the slowest rank, GFLOP/s.";
+        memory_gb_per_s: String = (default "-15%"), Kind::Limit, "Memory bandwidth of the slowest rank, GB/s.";
+        all_gather_busbw: String = (default "-20%"), Kind::Limit, "AllGather of the largest size over all ranks, bus bandwidth in GB/s.";
+        reduce_scatter_busbw: String = (default "-20%"), Kind::Limit, "The training step's own ReduceScatter, likewise.";
+        library_reduce_scatter_busbw: String = (default ""), Kind::Limit, "The library's ReduceScatter, likewise.";
+        all_reduce_busbw: String = (default "-20%"), Kind::Limit, "AllReduce, likewise.";
+        broadcast_busbw: String = (default "-20%"), Kind::Limit, "Broadcast, likewise.";
+        latency_us: String = (default "+50%"), Kind::Limit, "Half a round trip of 8 bytes over the slowest link, microseconds.";
+        overlap: String = (default ""), Kind::Limit, "Share of an AllGather that hides behind compute (theory: 1).";
+        write_gb_per_s: String = (default "-30%"), Kind::Limit, "Checkpoint-shaped write with fsync, all ranks together, GB/s.";
+        read_gb_per_s: String = (default "-30%"), Kind::Limit, "The same read back by other ranks, GB/s.";
+        metadata_per_s: String = (default ""), Kind::Limit, "Small files made, renamed and removed, operations per second.";
+        tokens_per_s: String = (default "-10%"), Kind::Limit, "Reference run on all ranks, tokens per second at the median step.";
+        mfu: String = (default "-10%"), Kind::Limit, "Model FLOPs utilisation of the same, of `run.peak_gflops`.";
+        step_p99_ms: String = (default "+50%"), Kind::Limit, "99th percentile of the step time, milliseconds.";
+        exposed_comm: String = (default ""), Kind::Limit, "Share of the step that the mean rank waits for collectives.";
+        loss: String = (default "-0.1% +0.1%"), Kind::Limit, "Band of the final loss around the known answer, where its bits cannot be asked for.";
+        strong_efficiency: String = (default ""), Kind::Limit, "Strong scaling to all ranks, as a share of the ideal (theory: 1).";
+        weak_efficiency: String = (default ""), Kind::Limit, "Weak scaling to all ranks, likewise.";
+        goodput: String = (default "-10%"), Kind::Limit, "Share of the soak spent in steps of median length (theory: 1).";
+    }
+}
+
+impl Deck {
+    /// Reads and resolves the deck at `path`, as [`super::Deck::load`] does.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn load(path: &Path, overrides: &[(String, String)]) -> Result<Deck> {
+        Deck::parse(&read_text(path)?, overrides, &path.display().to_string())
+    }
+
+    /// Resolves a deck's text; `origin` names it in syntax errors.
+    ///
+    /// # Errors
+    /// As [`super::Deck::parse`].
+    pub fn parse(text: &str, overrides: &[(String, String)], origin: &str) -> Result<Deck> {
+        let mut resolver = Resolver::read(&TABLE, text, overrides, origin)?;
+        if let Some(sections) = resolver.choice::<String>("run.sections")
+            && let Err(unknown) = stages(&sections)
+        {
+            resolver
+                .refuse("run.sections", format!("\"all\" or some of {}; there is no `{unknown}`", STAGES.join(",")));
+        }
+        let deck: Deck = resolver.finish()?;
+        // The reference model and its training are checked by the deck that they become.
+        let reference = deck.reference("tokens.u16", "reference", deck.training.steps);
+        reference.map_err(|error| match error {
+            Error::Deck(faults) => Error::Deck(faults.into_iter().map(as_written_here).collect()),
+            other => other,
+        })?;
+        Ok(deck)
+    }
+
+    /// The whole deck as TOML, every key written out.
+    pub fn to_toml(&self) -> String {
+        render::toml(&TABLE, self, false)
+    }
+
+    /// xxh3 (64 bit) of [`Deck::to_toml`].
+    pub fn digest(&self) -> u64 {
+        xxhash_rust::xxh3::xxh3_64(self.to_toml().as_bytes())
+    }
+
+    /// Whether a section is asked for.
+    pub fn runs(&self, stage: &str) -> bool {
+        stages(&self.run.sections).expect("the deck was checked").contains(&stage)
+    }
+
+    /// The training deck of the reference run in `dir`, on the token file `tokens`, whose schedule is of `steps` steps.
+    ///
+    /// # Errors
+    /// The keys of `[training]` make no training deck.
+    pub fn reference(&self, tokens: &str, dir: &str, steps: u64) -> Result<super::Deck> {
+        let t = &self.training;
+        let mut text = format!(
+            "[run]\ndir = {}\nthreads_per_rank = {}\npeak_gflops = {:?}\nlocking = \"off\"\n[model]\npreset = {}\ninit_seed = {}\n",
+            quoted(dir),
+            self.run.threads_per_rank,
+            self.run.peak_gflops,
+            quoted(t.preset.name()),
+            t.seed
+        );
+        if t.preset == Preset::None {
+            text += &format!(
+                "n_layer = {}\nn_head = {}\nd_model = {}\nseq_len = {}\nvocab_size = {}\n",
+                t.n_layer, t.n_head, t.d_model, t.seq_len, t.vocab_size
+            );
+        }
+        text += &format!(
+            "[data]\ntrain = [{}]\nseed = {}\n[train]\nsteps = {steps}\nmicro_batch_size = {}\nglobal_batch_size = {}\n\
+             [optim]\nlr = 1e-3\nwarmup_steps = 5\ndecay_steps = {steps}\n[zero]\nparam_dtype = \"{}\"\n\
+             [checkpoint]\nevery = 0\n[log]\nevery = 0\n",
+            quoted(tokens),
+            t.seed,
+            t.micro_batch_size,
+            t.global_batch_size,
+            t.param_dtype.name()
+        );
+        super::Deck::parse(&text, &[], "the reference run")
+    }
+}
+
+fn quoted(text: &str) -> String {
+    key::render(&toml::Value::String(text.into()))
+}
+
+/// A fault of the reference run's deck in the words of this one.
+fn as_written_here(fault: Fault) -> Fault {
+    let here =
+        |text: &str| ["model.", "train.", "zero."].iter().fold(text.to_string(), |t, s| t.replace(s, "training."));
+    Fault { key: here(&fault.key), value: fault.value, wants: here(&fault.wants) }
+}
+
+/// The sections that `run.sections` names, or the first name that is none.
+fn stages(text: &str) -> std::result::Result<Vec<&'static str>, String> {
+    if text.trim() == "all" {
+        return Ok(STAGES.to_vec());
+    }
+    let find = |name: &str| STAGES.iter().find(|stage| **stage == name.trim()).copied().ok_or(name.trim().to_string());
+    text.split(',').map(find).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Deck> {
+        Deck::parse(text, &[], "test.toml")
+    }
+
+    #[test]
+    fn the_smallest_deck_has_every_default_and_makes_a_reference_run() {
+        let deck = parse("run.dir = \"r\"").unwrap();
+        assert!(STAGES.iter().all(|stage| deck.runs(stage)));
+        let reference = deck.reference("t.u16", "d", 20).unwrap();
+        assert_eq!((reference.model.vocab_size, reference.train.steps, reference.checkpoint.every), (512, 20, 0));
+        assert_eq!(parse(&deck.to_toml()).unwrap(), deck, "what is printed reads back");
+    }
+
+    #[test]
+    fn faults_name_the_keys_of_this_deck() {
+        for (line, says) in [
+            ("training.n_head = 3", "training.n_head = 3: a divisor of training.d_model"),
+            ("training.global_batch_size = 33", "a multiple of training.micro_batch_size"),
+            ("run.sections = \"device,training,stroage\"", "there is no `stroage`"),
+            ("limits.mfu = \"0.4\"", "a reference and how far"),
+            ("limits.mfo = \"0.4 -1%\"", "did you mean limits.mfu"),
+            ("train.steps = 3", "did you mean"),
+        ] {
+            let said = parse(&format!("run.dir = \"r\"\n{line}")).unwrap_err().to_string();
+            assert!(said.contains(says), "{line}: {said}");
+        }
+    }
+
+    /// `UPDATE_DOCS=1 cargo test --lib config` rewrites the generated region.
+    #[test]
+    fn docs_acceptance_md_has_the_table_of_keys() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/acceptance.md");
+        let doc = std::fs::read_to_string(&path).unwrap();
+        let (begin, end) = ("<!-- begin keys -->\n", "<!-- end keys -->");
+        let start = doc.find(begin).expect("a region for the table") + begin.len();
+        let len = doc[start..].find(end).expect("an end of the region");
+        let wanted = format!("{}\n{}\n{}", &doc[..start], markdown_table(&TABLE), &doc[start + len..]);
+        if std::env::var_os("UPDATE_DOCS").is_some() {
+            std::fs::write(&path, &wanted).unwrap();
+        }
+        let written = std::fs::read_to_string(&path).unwrap();
+        for (i, (is, should)) in written.lines().zip(wanted.lines()).enumerate() {
+            assert_eq!(
+                is,
+                should,
+                "docs/acceptance.md line {} (UPDATE_DOCS=1 cargo test --lib config rewrites it)",
+                i + 1
+            );
+        }
+        assert_eq!(written.len(), wanted.len());
+    }
+
+    #[test]
+    fn the_decks_of_inputs_are_valid() {
+        for name in ["acceptance.toml", "acceptance_quick.toml"] {
+            let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("inputs").join(name);
+            Deck::load(&path, &[]).unwrap_or_else(|err| panic!("{name}: {err}"));
+        }
+    }
+}
