@@ -25,6 +25,7 @@ mod streams;
 pub use arena::PendingSum;
 pub use comm::NcclComm;
 pub use launch::{Grid, Launch};
+pub use ops::attention::MAX_D_HEAD;
 pub use streams::{Event, Mark};
 
 use crate::backend::buffer::{Arena, Buf};
