@@ -89,11 +89,11 @@ fi
 
 rows=()
 failed=0
-# check NAME SECONDS COMMAND...: runs it under a limit, into OUT/NAME.log
+# check NAME COMMAND...: runs it, into OUT/NAME.log
 check() {
-    local name=$1 limit=$2 began=$SECONDS verdict=PASSED
-    shift 2
-    if ! timeout -k 5 "$limit" "$@" >"$out/$name.log" 2>&1; then
+    local name=$1 began=$SECONDS verdict=PASSED
+    shift
+    if ! "$@" >"$out/$name.log" 2>&1; then
         verdict=FAILED
         failed=1
         tail -n 5 "$out/$name.log"
@@ -103,14 +103,11 @@ check() {
     [ $verdict = PASSED ]
 }
 
-# The functions below run in shells of their own, under a limit.
-# shellcheck disable=SC2317
 # A column of steps.csv by name.
 column() {
     awk -F, -v want="$2" 'NR == 1 { for (i = 1; i <= NF; i++) if ($i == want) at = i; next } at { print $at }' "$1/steps.csv"
 }
 
-# shellcheck disable=SC2317
 # losses_agree A B TOLERANCE: step by step, relative.
 losses_agree() {
     paste <(column "$1" loss) <(column "$2" loss) | awk -v tol="$3" '
@@ -118,27 +115,22 @@ losses_agree() {
         END { printf "%d steps, largest relative difference %g, allowed %g\n", n, worst, tol; exit !(n > 0 && !bad && worst <= tol) }'
 }
 
-# shellcheck disable=SC2317
+# train SECONDS RANKS DECK DIR KEY=VALUE...: afresh, under a limit.
 train() {
-    local n=$1 deck=$2 dir=$3
-    shift 3
+    local limit=$1 n=$2 deck=$3 dir=$4 launch=()
+    shift 4
     rm -rf "$dir"
-    if [ "$n" = 1 ]; then
-        "$zero3" train "$deck" "run.dir=$dir" "$@"
-    else
-        "$launcher" -n "$n" --oversubscribe --bind-to none "$zero3" train "$deck" "run.dir=$dir" "$@"
-    fi
+    [ "$n" = 1 ] || launch=("$launcher" -n "$n" --oversubscribe --bind-to none)
+    timeout -k 5 "$limit" "${launch[@]}" "$zero3" train "$deck" "run.dir=$dir" "$@"
 }
-export -f train column losses_agree
-export zero3 launcher out
 
 text=('data.train=docs/*.md' data.val_fraction=0 train.eval_every=0 checkpoint.every=0)
 tiny=(train.steps=20 "${text[@]}")
-check kernels 120 "$zero3" device check && cat "$out/kernels.log"
+check kernels timeout 120 "$zero3" device check && cat "$out/kernels.log"
 "$zero3" device check --json >"$out/kernels.json" 2>/dev/null
-check tiny_cpu 60 bash -c 'train 1 inputs/tiny.toml "$out/cpu" run.backend=cpu "$@"' _ "${tiny[@]}"
-check tiny_gpu 60 bash -c 'train 1 inputs/tiny.toml "$out/gpu" run.backend=cuda "$@"' _ "${tiny[@]}"
-check tiny_losses 5 bash -c 'losses_agree "$out/cpu" "$out/gpu" 1e-4' && cat "$out/tiny_losses.log"
+check tiny_cpu train 60 1 inputs/tiny.toml "$out/cpu" run.backend=cpu "${tiny[@]}"
+check tiny_gpu train 60 1 inputs/tiny.toml "$out/gpu" run.backend=cuda "${tiny[@]}"
+check tiny_losses losses_agree "$out/cpu" "$out/gpu" 1e-4 && cat "$out/tiny_losses.log"
 
 device=$(head -n 1 "$out/kernels.log" 2>/dev/null | sed 's/ (sm_.*//')
 peak=$(peak_tflops "$device")
@@ -146,7 +138,7 @@ peak=$(peak_tflops "$device")
 gpt2=(train.micro_batch_size=16 train.global_batch_size=64 train.steps=12 "${text[@]}" data.val= data.format=text
     data.tokenizer=bytes model.vocab_size=50257 zero.param_dtype=bf16 zero.reduce_dtype=bf16
     "run.peak_gflops=$(awk -v t="$peak" 'BEGIN { print t * 1000 }')")
-if check gpt2_124m 180 bash -c 'train 1 inputs/gpt2-124m.toml "$out/gpt2" run.backend=cuda "$@"' _ "${gpt2[@]}"; then
+if check gpt2_124m train 180 1 inputs/gpt2-124m.toml "$out/gpt2" run.backend=cuda "${gpt2[@]}"; then
     # The first steps find algorithms and connect.
     tokens_per_s=$(column "$out/gpt2" tokens_per_s | tail -n 8 | sort -g | awk '{ x[NR] = $1 } END { print x[int((NR + 1) / 2)] }')
     mfu=$(column "$out/gpt2" mfu | tail -n 8 | sort -g | awk '{ x[NR] = $1 } END { print x[int((NR + 1) / 2)] }')
@@ -163,8 +155,8 @@ if [ "$n_gpus" -lt 2 ]; then
     export NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1 NCCL_NET=Socket NCCL_SOCKET_IFNAME=lo
     two+=("run.devices=0,0")
 fi
-check two_ranks 120 bash -c 'train 2 inputs/tiny.toml "$out/two" "$@"' _ "${tiny[@]}" "${two[@]}"
-check two_ranks_losses 5 bash -c 'losses_agree "$out/gpu" "$out/two" 1e-4' && cat "$out/two_ranks_losses.log"
+check two_ranks train 60 2 inputs/tiny.toml "$out/two" "${tiny[@]}" "${two[@]}"
+check two_ranks_losses losses_agree "$out/gpu" "$out/two" 1e-4 && cat "$out/two_ranks_losses.log"
 
 printf '\n%s\n' "$device"
 printf '%s\n' "${rows[@]}"

@@ -9,6 +9,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
 use crate::config::{DataFormat, Tokenizer};
+use crate::dtype::DType;
 use crate::text::Layout;
 use crate::text::tokenize::DocumentToken;
 
@@ -51,14 +52,12 @@ Examples:
 
 Exit codes: 0 finished; 2 bad deck or command line; 70 internal error.";
 
-<<<<<<< HEAD
 const DEVICE_HELP: &str = "\
 Examples:
   zero3 device check
   zero3 device check --device 1 --json
 
 Exit codes: 0 all kernels keep to their tolerance; 1 one does not; 5 no GPU to be had, or it failed; 70 internal error.";
-=======
 const ACCEPT_HELP: &str = "\
 Examples:
   mpirun -n 2 zero3 accept inputs/acceptance_quick.toml run.dir=runs/acceptance
@@ -69,7 +68,6 @@ Examples:
 
 Exit codes: 0 accepted; 2 bad deck or baseline; 3 not accepted; 5 communication, device or I/O failure, or out of time;
 70 internal error.";
->>>>>>> main
 
 const DATA_HELP: &str = "\
 Examples:
@@ -137,6 +135,25 @@ Examples:
 Exit codes: 0 finished; 2 no checkpoint there, a damaged one, or the destination has one already; 5 it could not be
 written; 70 internal error.";
 
+const CKPT_EXPORT_HELP: &str = "\
+Examples:
+  zero3 ckpt export runs/tiny tiny-hf
+      then, in Python:  AutoModelForCausalLM.from_pretrained(\"tiny-hf\")
+  zero3 ckpt export --dtype bf16 --max-shard-size 500MB runs/tiny/checkpoints/step_00000300 tiny-hf
+
+Exit codes: 0 finished; 2 no checkpoint there, a damaged one, or the directory is not empty; 5 it could not be
+written; 70 internal error.";
+
+const CKPT_IMPORT_HELP: &str = "\
+Examples:
+  zero3 ckpt import gpt2 runs/gpt2 --ranks 4
+      of a directory with config.json and model.safetensors (or its index)
+  mpirun -n 2 zero3 train my.toml --resume runs/gpt2
+      trains on from it at step 0; so does model.init_from=runs/gpt2 (a deck as inputs/tiny.toml, of the same sizes)
+
+Exit codes: 0 finished; 2 no such model, tensors amiss, or the destination has a checkpoint already; 5 it could not be
+written; 70 internal error.";
+
 const REPORT_HELP: &str = "\
 Example:
   zero3 report runs/tiny
@@ -169,6 +186,10 @@ pub enum Command {
     CkptDiff(CkptDiffArgs),
     /// `zero3 ckpt reshard`
     CkptReshard(CkptReshardArgs),
+    /// `zero3 ckpt export`
+    CkptExport(CkptExportArgs),
+    /// `zero3 ckpt import`
+    CkptImport(CkptImportArgs),
     /// `zero3 report`: the five questions about a run directory.
     Report(PathBuf),
     /// `zero3 device check`
@@ -292,6 +313,30 @@ pub struct CkptDiffArgs {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CkptReshardArgs {
     /// A run directory (its newest complete checkpoint) or a step directory.
+    pub source: PathBuf,
+    /// A run directory without checkpoints.
+    pub run_dir: PathBuf,
+    /// Ranks to cut for, at least 1.
+    pub n_ranks: usize,
+}
+
+/// Arguments of `zero3 ckpt export`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CkptExportArgs {
+    /// A run directory (its newest complete checkpoint) or a step directory.
+    pub source: PathBuf,
+    /// A directory that is empty or not there.
+    pub out_dir: PathBuf,
+    /// Element type of the values.
+    pub dtype: DType,
+    /// Bytes of values in one file, about.
+    pub max_shard_bytes: u64,
+}
+
+/// Arguments of `zero3 ckpt import`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CkptImportArgs {
+    /// A Hugging Face directory or a safetensors file.
     pub source: PathBuf,
     /// A run directory without checkpoints.
     pub run_dir: PathBuf,
@@ -553,6 +598,41 @@ enum CkptCommand {
         #[arg(long, value_name = "M", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
         ranks: u32,
     },
+    /// Write a checkpoint's weights as other programs have them.
+    ///
+    /// safetensors files with the names, shapes and config.json of Hugging Face's transformers; the tied head once. Holds one
+    /// parameter in memory at a time. Needs no MPI.
+    #[command(after_help = CKPT_EXPORT_HELP)]
+    Export {
+        /// A run directory (its newest complete checkpoint) or a step directory.
+        source: PathBuf,
+        /// The directory to write: empty, or not there.
+        out_dir: PathBuf,
+        /// The format.
+        #[arg(long, value_name = "safetensors", default_value = "safetensors", value_parser = ["safetensors"])]
+        format: String,
+        /// f32 (the master weights as they are) or bf16 (rounded to nearest even).
+        #[arg(long, value_name = "f32|bf16", default_value = "f32", value_parser = parse_dtype)]
+        dtype: DType,
+        /// Values in one file, about: bytes, or KB, MB, GB (powers of 1000), KiB, MiB, GiB (of 1024).
+        #[arg(long, value_name = "SIZE", default_value = "5GB", value_parser = parse_size)]
+        max_shard_size: u64,
+    },
+    /// Make a checkpoint of other programs' weights.
+    ///
+    /// Reads safetensors files (f32, bf16, f16, f64) with the names and shapes of Hugging Face's transformers, a single one or
+    /// what an index lists, and writes a checkpoint of step 0. All tensors that are missing, too many or misshapen are named.
+    /// Takes little memory, whatever the model's size. Needs no MPI.
+    #[command(after_help = CKPT_IMPORT_HELP)]
+    Import {
+        /// A directory with config.json and model.safetensors (or its index), or such a file beside its config.json.
+        source: PathBuf,
+        /// The run directory to write to; it may not hold a checkpoint yet.
+        run_dir: PathBuf,
+        /// Ranks to cut for. A restore takes any number of ranks, whatever this one is.
+        #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+        ranks: u32,
+    },
 }
 
 /// A deck and overrides, in any order.
@@ -604,6 +684,30 @@ fn parse_tokenizer(word: &str) -> Result<Tokenizer, String> {
         Ok(Tokenizer::None) | Err(_) => Err("gpt2, bytes or the path of a tokenizer.json (it ends in .json)".into()),
         Ok(tokenizer) => Ok(tokenizer),
     }
+}
+
+fn parse_dtype(word: &str) -> Result<DType, String> {
+    match word {
+        "f32" => Ok(DType::F32),
+        "bf16" => Ok(DType::Bf16),
+        _ => Err("f32 or bf16".into()),
+    }
+}
+
+fn parse_size(word: &str) -> Result<u64, String> {
+    let digits = word.trim_end_matches(|c: char| !c.is_ascii_digit());
+    let unit: u64 = match &word[digits.len()..] {
+        "" | "B" => 1,
+        "KB" => 1000,
+        "MB" => 1_000_000,
+        "GB" => 1_000_000_000,
+        "KiB" => 1 << 10,
+        "MiB" => 1 << 20,
+        "GiB" => 1 << 30,
+        _ => 0,
+    };
+    let bytes = digits.parse::<u64>().ok().and_then(|n| n.checked_mul(unit)).filter(|&n| n > 0);
+    bytes.ok_or_else(|| "a size such as 5GB, 500MB or 2GiB".into())
 }
 
 fn parse_fraction(word: &str) -> Result<f64, String> {
@@ -754,6 +858,12 @@ pub fn parse(args: impl Iterator<Item = OsString>) -> Result<Command, clap::Erro
         CliCommand::Ckpt { command: CkptCommand::Diff { a, b, json } } => {
             Ok(Command::CkptDiff(CkptDiffArgs { a, b, json }))
         }
+        CliCommand::Ckpt { command: CkptCommand::Export { source, out_dir, format: _, dtype, max_shard_size } } => {
+            Ok(Command::CkptExport(CkptExportArgs { source, out_dir, dtype, max_shard_bytes: max_shard_size }))
+        }
+        CliCommand::Ckpt { command: CkptCommand::Import { source, run_dir, ranks } } => {
+            Ok(Command::CkptImport(CkptImportArgs { source, run_dir, n_ranks: ranks as usize }))
+        }
         CliCommand::Ckpt { command: CkptCommand::Reshard { source, run_dir, ranks } } => {
             Ok(Command::CkptReshard(CkptReshardArgs { source, run_dir, n_ranks: ranks as usize }))
         }
@@ -888,6 +998,12 @@ mod tests {
             ("ckpt diff a", "<B>"),
             ("ckpt reshard a b", "--ranks"),
             ("ckpt reshard a b --ranks 0", "0"),
+            ("ckpt export a", "<OUT_DIR>"),
+            ("ckpt export a b --dtype f16", "f32 or bf16"),
+            ("ckpt export a b --max-shard-size 5XB", "5GB"),
+            ("ckpt export a b --format gguf", "safetensors"),
+            ("ckpt import a", "<RUN_DIR>"),
+            ("ckpt import a b --ranks 0", "0"),
         ] {
             let err = parsed(line).unwrap_err();
             assert_eq!(err.exit_code(), 2, "{line}: {err}");
@@ -911,6 +1027,8 @@ mod tests {
             "ckpt verify",
             "ckpt diff",
             "ckpt reshard",
+            "ckpt export",
+            "ckpt import",
         ] {
             let help = parsed(&format!("{line} --help")).unwrap_err();
             assert_eq!(help.exit_code(), 0);

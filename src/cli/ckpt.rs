@@ -1,11 +1,14 @@
 //! `zero3 ckpt ...`: looking at checkpoints, judging them, cutting them anew. One process, no MPI.
 
 use super::Said;
-use super::args::{CkptDiffArgs, CkptInspectArgs, CkptReshardArgs};
+use super::args::{CkptDiffArgs, CkptExportArgs, CkptImportArgs, CkptInspectArgs, CkptReshardArgs};
+use crate::backend::cpu::CpuDevice;
 use crate::checkpoint;
 use crate::error::{Exit, Result};
+use crate::hf;
 use crate::plan::partition::Partition;
 use crate::telemetry::progress::BytesBar;
+use std::cell::OnceCell;
 use std::io::IsTerminal;
 
 pub(super) fn inspect(args: &CkptInspectArgs) -> Result<Said> {
@@ -36,6 +39,28 @@ pub(super) fn reshard(args: &CkptReshardArgs) -> Result<Said> {
     let done = checkpoint::reshard(&args.source, &args.run_dir, args.n_ranks, shard_range, |done| bar.set(done));
     bar.finish();
     Ok(said(&done?, false, Exit::Finished))
+}
+
+pub(super) fn export(args: &CkptExportArgs) -> Result<Said> {
+    let n_bytes = (checkpoint::inspect(&args.source)?.psi * args.dtype.bytes()) as u64;
+    let bar = BytesBar::new("exporting", n_bytes, std::io::stderr().is_terminal());
+    let CkptExportArgs { source, out_dir, dtype, max_shard_bytes } = args;
+    let done = hf::export::<CpuDevice>(source, out_dir, *dtype, *max_shard_bytes, &|done| bar.set(done));
+    bar.finish();
+    Ok(Said { text: done?.to_string(), exit: Exit::Finished })
+}
+
+pub(super) fn import(args: &CkptImportArgs) -> Result<Said> {
+    // How much there is to do is known once the files are matched.
+    let bar = OnceCell::new();
+    let begun = |total| BytesBar::new("importing", total, std::io::stderr().is_terminal());
+    let progress = |done, total| bar.get_or_init(|| begun(total)).set(done);
+    let shard_range = |numel, rank| Partition::new(numel, args.n_ranks).shard_range(rank);
+    let done = hf::import::<CpuDevice>(&args.source, &args.run_dir, args.n_ranks, shard_range, &progress);
+    if let Some(bar) = bar.get() {
+        bar.finish();
+    }
+    Ok(Said { text: done?.to_string(), exit: Exit::Finished })
 }
 
 fn said<T: serde::Serialize + std::fmt::Display>(found: &T, json: bool, exit: Exit) -> Said {

@@ -64,6 +64,8 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> Exit {
         Command::CkptVerify(args) => alone(|| ckpt::verify(&args)),
         Command::CkptDiff(args) => alone(|| ckpt::diff(&args)),
         Command::CkptReshard(args) => alone(|| ckpt::reshard(&args)),
+        Command::CkptExport(args) => alone(|| ckpt::export(&args)),
+        Command::CkptImport(args) => alone(|| ckpt::import(&args)),
     };
     match outcome {
         Ok(Said { text, exit }) => say(&text).map_or_else(

@@ -192,7 +192,7 @@ deck! {
         init_seed: u64 = (default "1"), UNSIGNED,
             "Seed of the initial weights, which are the same for every number of ranks.";
         init_from: String = (default ""), Kind::Text { may_be_empty: true },
-            "HDF5 file with initial weights, `FILE` or `FILE:GROUP`; empty = from `model.init_seed`.";
+            "Initial weights: an HDF5 file (`FILE` or `FILE:GROUP`), or a checkpoint or run directory, of which the weights alone are read; empty = from `model.init_seed`.";
     }
 
     /// Training and validation tokens. Relative paths start at the directory the program is started in.

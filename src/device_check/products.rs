@@ -43,7 +43,8 @@ fn forward<D: Device>(b: &mut Bench<'_, D>, name: &'static str, large: LinearSha
         TOLERANCE,
         |b| {
             let LinearShape { rows, n_in, n_out } = SMALL;
-            let ((inp, inp_is), (weight, weight_is)) = (b.numbers(b.dtype, rows * n_in)?, b.numbers(b.dtype, n_out * n_in)?);
+            let ((inp, inp_is), (weight, weight_is)) =
+                (b.numbers(b.dtype, rows * n_in)?, b.numbers(b.dtype, n_out * n_in)?);
             let (bias, bias_is) = b.numbers(b.dtype, n_out)?;
             let mut out = b.unwritten(b.dtype, rows * n_out);
             let mut work = b.zeros(DType::F32, D::linear_forward_work_numel(SMALL, b.dtype, b.dtype, b.dtype));
@@ -76,7 +77,8 @@ fn backward_input<D: Device>(b: &mut Bench<'_, D>, name: &'static str, large: Li
         |b| {
             let LinearShape { rows, n_in, n_out } = SMALL;
             let (dout, dout_is) = b.numbers(b.dtype, rows * n_out)?;
-            let ((_, inp_is), (weight, weight_is)) = (b.numbers(b.dtype, rows * n_in)?, b.numbers(b.dtype, n_out * n_in)?);
+            let ((_, inp_is), (weight, weight_is)) =
+                (b.numbers(b.dtype, rows * n_in)?, b.numbers(b.dtype, n_out * n_in)?);
             let mut dinp = b.unwritten(b.dtype, rows * n_in);
             let mut work = b.zeros(DType::F32, D::linear_backward_input_work_numel(SMALL, b.dtype, b.dtype, b.dtype));
             b.device.linear_backward_input(dinp.view_mut(), dout.view(), weight.view(), work.view_mut(), SMALL);
@@ -105,9 +107,11 @@ fn backward_weight<D: Device>(b: &mut Bench<'_, D>, name: &'static str, large: L
         [1e-5, 1e-5],
         |b| {
             let LinearShape { rows, n_in, n_out } = SMALL;
-            let ((dout, dout_is), (inp, inp_is)) = (b.numbers(b.dtype, rows * n_out)?, b.numbers(b.dtype, rows * n_in)?);
+            let ((dout, dout_is), (inp, inp_is)) =
+                (b.numbers(b.dtype, rows * n_out)?, b.numbers(b.dtype, rows * n_in)?);
             let (mut dweight, mut dbias) = (b.unwritten(DType::F32, n_out * n_in), b.unwritten(DType::F32, n_out));
-            let mut work = b.zeros(DType::F32, D::linear_backward_weight_work_numel(SMALL, DType::F32, b.dtype, b.dtype));
+            let mut work =
+                b.zeros(DType::F32, D::linear_backward_weight_work_numel(SMALL, DType::F32, b.dtype, b.dtype));
             let (dw, db, w) = (dweight.view_mut(), Some(dbias.view_mut()), work.view_mut());
             b.device.linear_backward_weight(dw, db, dout.view(), inp.view(), w, SMALL, false);
             let weight_is = vec![0.0; n_out * n_in];
@@ -118,7 +122,8 @@ fn backward_weight<D: Device>(b: &mut Bench<'_, D>, name: &'static str, large: L
             let (device, LinearShape { rows, n_in, n_out }) = (b.device, large);
             let (dout, inp) = (b.zeros(b.dtype, rows * n_out), b.zeros(b.dtype, rows * n_in));
             let (mut dweight, mut dbias) = (b.zeros(DType::F32, n_out * n_in), b.zeros(DType::F32, n_out));
-            let mut work = b.zeros(DType::F32, D::linear_backward_weight_work_numel(large, DType::F32, b.dtype, b.dtype));
+            let mut work =
+                b.zeros(DType::F32, D::linear_backward_weight_work_numel(large, DType::F32, b.dtype, b.dtype));
             Ok(Timed {
                 shape: in_words(large),
                 bytes: dout.bytes() + inp.bytes() + dweight.bytes(),
@@ -139,7 +144,8 @@ fn head<D: Device>(b: &mut Bench<'_, D>, large: LinearShape) -> Result<()> {
         [1e-5, 1e-5],
         |b| {
             let LinearShape { rows, n_in, n_out } = SMALL;
-            let ((inp, inp_is), (weight, weight_is)) = (b.numbers(b.dtype, rows * n_in)?, b.numbers(b.dtype, n_out * n_in)?);
+            let ((inp, inp_is), (weight, weight_is)) =
+                (b.numbers(b.dtype, rows * n_in)?, b.numbers(b.dtype, n_out * n_in)?);
             let mut out = b.unwritten(DType::F32, rows * n_out);
             let mut work = b.zeros(DType::F32, D::linear_forward_work_numel(SMALL, DType::F32, b.dtype, b.dtype));
             b.device.linear_forward(out.view_mut(), inp.view(), weight.view(), None, work.view_mut(), SMALL);

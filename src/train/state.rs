@@ -130,16 +130,41 @@ pub fn make_room(run_dir: &Path, keep_to: Option<u64>) -> Result<()> {
     Ok(())
 }
 
-fn open_weights(from: &str, spec: &ModelSpec) -> Result<WeightsFile> {
+/// Where initial weights come from, if not from the generator.
+enum Weights {
+    /// Somebody's HDF5 file.
+    File(WeightsFile),
+    /// A checkpoint, of which the weights alone are read.
+    Checkpoint(Box<Reader>),
+}
+
+impl Weights {
+    fn read(&mut self, name: &str, range: std::ops::Range<usize>, out: &mut [f32]) -> Result<()> {
+        match self {
+            Weights::File(file) => file.read(name, range, out),
+            Weights::Checkpoint(reader) => reader.read(name, Kind::Weight, range, out),
+        }
+    }
+}
+
+fn open_weights(from: &str, spec: &ModelSpec) -> Result<Weights> {
+    if Path::new(from).is_dir() {
+        let reader = Reader::open(&checkpoint::resolve(Path::new(from))?)?;
+        let faults = unlike(reader.manifest(), spec);
+        return match faults.is_empty() {
+            true => Ok(Weights::Checkpoint(Box::new(reader))),
+            false => Err(Error::Input(format!("model.init_from = {from}: another model:\n  {}", faults.join("\n  ")))),
+        };
+    }
     let wanted: Vec<(&str, &[usize])> = spec.params.iter().map(|p| (p.name.as_str(), p.shape.as_slice())).collect();
-    WeightsFile::open(from, &wanted)
+    WeightsFile::open(from, &wanted).map(Weights::File)
 }
 
 /// Fills the slices with initial weights: from `model.init_from`, or from the generator.
 pub fn initialise<B: Backend>(stepper: &mut Stepper<'_, B>, deck: &Deck) -> Result<()> {
     let spec = &stepper.model.spec;
     let from = &deck.model.init_from;
-    let file = if from.is_empty() {
+    let mut file = if from.is_empty() {
         None
     } else {
         let mut file = None;
@@ -150,7 +175,7 @@ pub fn initialise<B: Backend>(stepper: &mut Stepper<'_, B>, deck: &Deck) -> Resu
     for (p, param) in spec.params.iter().enumerate() {
         let range = stepper.shards.range(p);
         let mut values = vec![0.0; range.len()];
-        match &file {
+        match &mut file {
             Some(file) => failed = failed.and(file.read(&param.name, range, &mut values)),
             None => init::fill(param, deck.model.init_seed, range, &mut values),
         }
@@ -176,11 +201,12 @@ pub fn restore<B: Backend>(stepper: &mut Stepper<'_, B>, deck: &Deck, source: &S
     all_or_none(stepper.comm, read)?;
     make_whole(stepper)?;
     if stepper.comm.rank() == 0 {
-        if manifest.data_digest != source.digest {
+        let is_imported = manifest.step == 0 && manifest.data_digest.is_empty();
+        if manifest.data_digest != source.digest && !is_imported {
             log::warn!("the data are not those the checkpoint was trained on; data.allow_changed lets the run go on");
         }
         log::info!("restored step {} from {} (written by {} ranks)", manifest.step, dir.display(), manifest.world_size);
-        for change in changes(&manifest.deck, deck) {
+        for change in changes(&manifest.deck, deck).into_iter().filter(|_| !is_imported) {
             match change.verdict {
                 Verdict::Free => log::info!("deck changed since then, with no effect on the result: {change}"),
                 Verdict::Course => log::info!("deck changed since then, the run goes on the new way: {change}"),
@@ -208,6 +234,43 @@ fn restore_slices<B: Backend>(stepper: &mut Stepper<'_, B>, reader: &mut Reader)
 
 /// The checkpoint is of this model and, unless the deck allows otherwise, of these data.
 fn check_fits(dir: &Path, manifest: &Manifest, spec: &ModelSpec, deck: &Deck, data_digest: &str) -> Result<()> {
+    let mut faults = unlike(manifest, spec);
+    // [Note: imported] in hf/import.rs: weights that no run of this program has trained yet.
+    let is_imported = manifest.step == 0 && manifest.data_digest.is_empty();
+    if manifest.reduction_order != REDUCTION_ORDER {
+        faults.push(format!(
+            "gradients were added as `{}`, this program adds as `{REDUCTION_ORDER}`",
+            manifest.reduction_order
+        ));
+    }
+    if manifest.data_digest != data_digest && !deck.data.allow_changed && !is_imported {
+        faults.push(format!(
+            "the data differ: digest {data_digest} now, {} in the checkpoint; restore the files, or set data.allow_changed=true",
+            manifest.data_digest
+        ));
+    }
+    for change in changes(&manifest.deck, deck) {
+        match change.verdict {
+            Verdict::Free | Verdict::Course => {}
+            Verdict::Data if deck.data.allow_changed || is_imported => {}
+            Verdict::Data => faults
+                .push(format!("{change}: another sequence of samples; set it back, or set data.allow_changed=true")),
+            Verdict::Model => faults.push(format!("{change}: another model; set it back, or start a run of its own")),
+        }
+    }
+    if faults.is_empty() {
+        return Ok(());
+    }
+    Err(Error::Checkpoint(format!(
+        "{} does not fit this run:\n  {}\nset another run.dir, go back to the deck it was made with, or start over with \
+         --resume none",
+        dir.display(),
+        faults.join("\n  ")
+    )))
+}
+
+/// Parameters that the checkpoint and the model do not have alike.
+fn unlike(manifest: &Manifest, spec: &ModelSpec) -> Vec<String> {
     let mut faults = Vec::new();
     for param in &spec.params {
         match manifest.params.iter().find(|p| p.name == param.name) {
@@ -224,36 +287,7 @@ fn check_fits(dir: &Path, manifest: &Manifest, spec: &ModelSpec, deck: &Deck, da
     for p in manifest.params.iter().filter(|p| !spec.params.iter().any(|q| q.name == p.name)) {
         faults.push(format!("{} is in the checkpoint but not in the deck's model", p.name));
     }
-    if manifest.reduction_order != REDUCTION_ORDER {
-        faults.push(format!(
-            "gradients were added as `{}`, this program adds as `{REDUCTION_ORDER}`",
-            manifest.reduction_order
-        ));
-    }
-    if manifest.data_digest != data_digest && !deck.data.allow_changed {
-        faults.push(format!(
-            "the data differ: digest {data_digest} now, {} in the checkpoint; restore the files, or set data.allow_changed=true",
-            manifest.data_digest
-        ));
-    }
-    for change in changes(&manifest.deck, deck) {
-        match change.verdict {
-            Verdict::Free | Verdict::Course => {}
-            Verdict::Data if deck.data.allow_changed => {}
-            Verdict::Data => faults
-                .push(format!("{change}: another sequence of samples; set it back, or set data.allow_changed=true")),
-            Verdict::Model => faults.push(format!("{change}: another model; set it back, or start a run of its own")),
-        }
-    }
-    if faults.is_empty() {
-        return Ok(());
-    }
-    Err(Error::Checkpoint(format!(
-        "{} does not fit this run:\n  {}\nset another run.dir, go back to the deck it was made with, or start over with \
-         --resume none",
-        dir.display(),
-        faults.join("\n  ")
-    )))
+    faults
 }
 
 /// Bytes that `rank` writes in a save.

@@ -1,0 +1,267 @@
+//! Other people's weights as a checkpoint of step 0, cut for any number of ranks.
+//!
+//! \[Note: imported\] Its moments are zero, its deck is a stand-in around the model's sizes, and its data digest is empty: a run that
+//! restores it starts at step 0 on any data, in any way.
+//!
+//! Must not know: the command line, how ranks cut parameters (the caller says which range is whose).
+
+use std::fmt;
+use std::fs;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use super::names::Tensor;
+use super::tensors::{self, TensorFiles};
+use super::{config_json, names};
+use crate::backend::Ops;
+use crate::backend::mesh::{Dim, Mesh};
+use crate::checkpoint::manifest::{Alias, MeshDim, Optimizer, Param};
+use crate::checkpoint::write::{Values, write_file};
+use crate::checkpoint::{
+    self, Kind, Manifest, SliceShape, Target, check_free_space, checkpoints_dir, estimate_bytes, master, prepare,
+};
+use crate::config::Locking;
+use crate::error::{Error, Result};
+use crate::model::gpt2;
+use crate::params::ModelSpec;
+
+/// Elements that a tied head is compared in at once.
+const BLOCK: usize = 1 << 20;
+
+/// What was written.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Imported {
+    /// What was read.
+    pub from: PathBuf,
+    /// The new step directory.
+    pub to: PathBuf,
+    /// Ranks it is cut for.
+    pub n_ranks: usize,
+    /// Parameters.
+    pub psi: usize,
+}
+
+/// Writes the weights of a Hugging Face directory, or of one safetensors file with config.json beside it, into the run directory
+/// `run_dir`, which may not hold checkpoints yet. `shard_range(numel, rank)` is the part of a parameter that a rank owns.
+/// `progress` is told the bytes of values written and of all, moments included.
+///
+/// # Errors
+/// Every tensor that is missing, too many, misshapen or of another type, at once; a head that is not the token embedding;
+/// `run_dir` cannot be written, and then holds no checkpoint.
+pub fn import<D: Ops>(
+    source: &Path,
+    run_dir: &Path,
+    n_ranks: usize,
+    shard_range: impl Fn(usize, usize) -> Range<usize>,
+    progress: &dyn Fn(u64, u64),
+) -> Result<Imported> {
+    let dir = if source.is_dir() { source } else { source.parent().unwrap_or(Path::new(".")) };
+    let config_path = dir.join("config.json");
+    let config = fs::read(&config_path).map_err(|e| {
+        Error::Input(format!("{}: {e}; the model's config.json has to be there", config_path.display()))
+    })?;
+    let deck = config_json::to_deck(&config, &config_path.display().to_string())?;
+    let spec = gpt2::model::<D>(&deck).spec;
+    let files = TensorFiles::open(source)?;
+    let tensors = names::gpt2(&spec);
+    let found = matched(source, &files, &spec, &tensors)?;
+    if checkpoints_dir(run_dir).is_dir() && !checkpoint::complete_checkpoints(run_dir)?.is_empty() {
+        return Err(Error::Input(format!(
+            "{} holds checkpoints already; name a run directory that has none, nothing is overwritten",
+            run_dir.display()
+        )));
+    }
+    fs::create_dir_all(run_dir).map_err(|e| Error::io("mkdir", run_dir, &e))?;
+    let partial = prepare(run_dir, 0)?;
+
+    let shapes = |rank: usize| -> Vec<SliceShape<'_>> {
+        let params = spec.params.iter();
+        params
+            .map(|p| {
+                let range = shard_range(p.numel(), rank);
+                let (name, global_shape) = (p.name.as_str(), p.shape.as_slice());
+                SliceShape { name, global_shape, numel: p.numel(), start: range.start, end: range.end }
+            })
+            .collect()
+    };
+    let write_all = || -> Result<PathBuf> {
+        check_free_space(&partial, (0..n_ranks).map(|rank| estimate_bytes(&shapes(rank))).sum())?;
+        let mut stream = Stream {
+            files: &files,
+            spec: &spec,
+            tensors: &tensors,
+            found: &found,
+            starts: Vec::new(),
+            buffer: Vec::new(),
+            done: 0,
+            total: (Kind::ALL.len() * 4 * spec.numel()) as u64,
+            progress,
+        };
+        let mut records = Vec::new();
+        for rank in 0..n_ranks {
+            let slices = shapes(rank);
+            stream.starts = slices.iter().map(|s| s.start).collect();
+            let target = Target { dir: &partial, rank, world_size: n_ranks, step: 0, locking: Locking::Off };
+            records.push(write_file(&target, &slices, &mut stream)?);
+        }
+        let mesh = Mesh::sharded(n_ranks);
+        let manifest = Manifest {
+            deck: deck.to_toml(),
+            psi: spec.numel(),
+            world_size: n_ranks,
+            mesh: Dim::ALL.map(|dim| MeshDim { dim: dim.name().into(), extent: mesh.extent(dim) }).into(),
+            optimizer: Optimizer { name: "adamw".into(), step: 0 },
+            params: spec.params.iter().map(|p| Param::whole(&p.name, &p.shape, p.decay)).collect(),
+            aliases: (spec.aliases.iter())
+                .map(|(name, p)| Alias { name: name.clone(), param: spec.params[*p].name.clone() })
+                .collect(),
+            files: records,
+            ..Manifest::default()
+        };
+        master::finish(run_dir, manifest)
+    };
+    match write_all() {
+        Ok(to) => Ok(Imported { from: source.to_path_buf(), to, n_ranks, psi: spec.numel() }),
+        Err(error) => {
+            checkpoint::clean_up(run_dir).ok();
+            Err(error)
+        }
+    }
+}
+
+/// Their entry for each tensor, in order; every fault at once.
+fn matched(source: &Path, files: &TensorFiles, spec: &ModelSpec, tensors: &[Tensor]) -> Result<Vec<tensors::Entry>> {
+    let (mut faults, mut found) = (Vec::new(), Vec::new());
+    let mut extra: Vec<&str> = files.entries.keys().map(String::as_str).filter(|name| !names::is_mask(name)).collect();
+    let mut tied = Vec::new();
+    for tensor in tensors {
+        let names = [Some(tensor.name.as_str()), names::without_prefix(&tensor.name)];
+        let Some((name, entry)) = names.into_iter().flatten().find_map(|name| files.entries.get_key_value(name)) else {
+            faults.push(format!("{} is missing", tensor.name));
+            continue;
+        };
+        extra.retain(|other| other != name);
+        if entry.shape != tensor.shape {
+            faults.push(format!("{name} is of shape {:?}, and config.json makes it {:?}", entry.shape, tensor.shape));
+        } else if !tensors::is_float(entry.dtype) {
+            faults.push(format!("{name} is of type {:?}; F32, BF16, F16 or F64 would do", entry.dtype));
+        } else {
+            // A head that is saved although it is tied must be what it is tied to.
+            for (alias, _) in spec.aliases.iter().filter(|(_, param)| *param == tensor.param) {
+                if let Some(other) = files.entries.get(alias) {
+                    extra.retain(|name| name != alias);
+                    tied.push((alias.as_str(), other, name.as_str(), entry));
+                }
+            }
+            found.push(entry.clone());
+        }
+    }
+    faults.extend(extra.iter().map(|name| format!("{name} is too many: the model of config.json has no such tensor")));
+    for (alias, a, name, b) in tied {
+        if !tensors::is_float(a.dtype) || a.shape != b.shape || !are_equal(files, a, b)? {
+            faults.push(format!("{alias} is not {name}; heads of their own are not known for this model"));
+        }
+    }
+    if faults.is_empty() {
+        return Ok(found);
+    }
+    let n = faults.len();
+    Err(Error::Input(format!(
+        "{} does not fit its config.json; {n} tensors are amiss:\n  {}",
+        source.display(),
+        faults.join("\n  ")
+    )))
+}
+
+fn are_equal(files: &TensorFiles, a: &tensors::Entry, b: &tensors::Entry) -> Result<bool> {
+    let numel: usize = a.shape.iter().product();
+    let (mut x, mut y) = (Vec::new(), Vec::new());
+    for from in (0..numel).step_by(BLOCK) {
+        let range = from..numel.min(from + BLOCK);
+        (x.clear(), y.clear());
+        files.read(a, range.clone(), &mut x)?;
+        files.read(b, range, &mut y)?;
+        if x.iter().zip(&y).any(|(a, b)| a.to_bits() != b.to_bits()) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Blocks of our files from theirs, through one buffer of a block.
+struct Stream<'a> {
+    files: &'a TensorFiles,
+    spec: &'a ModelSpec,
+    tensors: &'a [Tensor],
+    found: &'a [tensors::Entry],
+    /// First element of each parameter's slice in the file being written.
+    starts: Vec<usize>,
+    buffer: Vec<f32>,
+    done: u64,
+    /// Bytes of all values, moments included.
+    total: u64,
+    progress: &'a dyn Fn(u64, u64),
+}
+
+impl Values for Stream<'_> {
+    fn block(&mut self, slice_idx: usize, kind: Kind, range: Range<usize>) -> Result<&[f32]> {
+        self.buffer.clear();
+        match kind {
+            Kind::Weight => {
+                let start = self.starts[slice_idx];
+                self.weights(slice_idx, start + range.start..start + range.end)?;
+            }
+            Kind::ExpAvg | Kind::ExpAvgSq => self.buffer.resize(range.len(), 0.0),
+        }
+        self.done += 4 * range.len() as u64;
+        (self.progress)(self.done, self.total);
+        Ok(&self.buffer)
+    }
+}
+
+impl Stream<'_> {
+    /// Elements `range` of a parameter of ours, appended to the buffer: from the tensors that its rows are.
+    fn weights(&mut self, param: usize, range: Range<usize>) -> Result<()> {
+        let columns: usize = self.spec.params[param].shape[1..].iter().product();
+        for (tensor, entry) in self.tensors.iter().zip(self.found).filter(|(t, _)| t.param == param) {
+            let first = tensor.rows.start * columns;
+            let from = range.start.max(first);
+            let to = range.end.min(tensor.rows.end * columns);
+            if from < to {
+                self.part(tensor, entry, columns, from - first..to - first)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn part(&mut self, tensor: &Tensor, entry: &tensors::Entry, columns: usize, range: Range<usize>) -> Result<()> {
+        if !tensor.is_transposed {
+            return self.files.read(entry, range, &mut self.buffer);
+        }
+        // Rows of ours are columns of theirs: the few that the range touches are read from each row of theirs.
+        let rows = tensor.rows.len();
+        let (first, end) = (range.start / columns, range.end.div_ceil(columns));
+        let mut theirs = Vec::with_capacity((end - first) * columns);
+        for j in 0..columns {
+            self.files.read(entry, j * rows + first..j * rows + end, &mut theirs)?;
+        }
+        let n = end - first;
+        self.buffer.extend(range.map(|at| theirs[(at % columns) * n + at / columns - first]));
+        Ok(())
+    }
+}
+
+impl fmt::Display for Imported {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Imported { from, to, n_ranks, psi } = self;
+        write!(
+            f,
+            "{} -> {}: {psi} parameters, step 0, cut for {n_ranks} rank(s)\ntrain on from it with --resume {} or \
+             model.init_from={}",
+            from.display(),
+            to.display(),
+            to.display(),
+            to.display()
+        )
+    }
+}

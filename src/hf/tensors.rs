@@ -1,0 +1,207 @@
+//! safetensors files: their headers by the crate `safetensors`, their values read and written where they lie.
+//!
+//! Must not know: models. Format: <https://huggingface.co/docs/safetensors>, eight bytes of length, a JSON header, the values.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use safetensors::tensor::{Dtype, Metadata, TensorInfo};
+use serde_json::Value;
+
+use crate::error::{Error, Result};
+
+/// The name of a file that holds everything.
+pub const SINGLE: &str = "model.safetensors";
+/// The name of the list of files where there are several.
+pub const INDEX: &str = "model.safetensors.index.json";
+/// No longer header is read.
+const MAX_HEADER_BYTES: u64 = 100 << 20;
+/// Elements read at once.
+const BLOCK: usize = 1 << 20;
+
+/// One tensor in a file.
+#[derive(Debug, Clone)]
+pub struct Entry {
+    /// Index of the file.
+    file: usize,
+    /// First byte in the file.
+    offset: u64,
+    /// Element type.
+    pub dtype: Dtype,
+    /// Shape.
+    pub shape: Vec<usize>,
+}
+
+/// Tensors of one or several files, by name.
+pub struct TensorFiles {
+    files: Vec<(PathBuf, File)>,
+    /// What there is.
+    pub entries: BTreeMap<String, Entry>,
+}
+
+impl TensorFiles {
+    /// Opens a file, or what a directory's index lists, else its `model.safetensors`.
+    ///
+    /// # Errors
+    /// All that is missing, not a safetensors file, cut short, or in two files: at once.
+    pub fn open(path: &Path) -> Result<Self> {
+        let (paths, listed) = find(path)?;
+        let mut found = TensorFiles { files: Vec::new(), entries: BTreeMap::new() };
+        let mut faults = Vec::new();
+        for path in paths {
+            match header(&path) {
+                Err(why) => faults.push(format!("{}: {why}", path.display())),
+                Ok((file, start, metadata)) => {
+                    for (name, info) in metadata.tensors() {
+                        let offset = start + info.data_offsets.0 as u64;
+                        let entry =
+                            Entry { file: found.files.len(), offset, dtype: info.dtype, shape: info.shape.clone() };
+                        if found.entries.insert(name.clone(), entry).is_some() {
+                            faults.push(format!("{}: {name} is in another file too", path.display()));
+                        }
+                    }
+                    found.files.push((path, file));
+                }
+            }
+        }
+        if faults.is_empty() {
+            let absent = listed.iter().filter(|(name, _)| !found.entries.contains_key(*name));
+            faults.extend(absent.map(|(name, file)| format!("{file}: the index lists {name} here, and it is not")));
+        }
+        match faults.is_empty() {
+            true => Ok(found),
+            false => Err(Error::Input(faults.join("\n"))),
+        }
+    }
+
+    /// Elements `range` of a flattened tensor as f32, appended to `out`.
+    pub fn read(&self, entry: &Entry, range: std::ops::Range<usize>, out: &mut Vec<f32>) -> Result<()> {
+        let (path, file) = &self.files[entry.file];
+        let width = entry.dtype.bitsize() / 8;
+        let mut bytes = Vec::new();
+        for from in range.clone().step_by(BLOCK) {
+            bytes.resize(width * BLOCK.min(range.end - from), 0);
+            let at = entry.offset + (from * width) as u64;
+            file.read_exact_at(&mut bytes, at)
+                .map_err(|e| Error::Input(format!("reading {} at byte {at}: {e}", path.display())))?;
+            widen(entry.dtype, &bytes, out);
+        }
+        Ok(())
+    }
+}
+
+/// Whether values of this type can be read.
+pub fn is_float(dtype: Dtype) -> bool {
+    matches!(dtype, Dtype::F32 | Dtype::BF16 | Dtype::F16 | Dtype::F64)
+}
+
+fn widen(dtype: Dtype, bytes: &[u8], out: &mut Vec<f32>) {
+    match dtype {
+        Dtype::F32 => out.extend(bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b))),
+        Dtype::BF16 => out.extend(bytes.as_chunks().0.iter().map(|b| half::bf16::from_le_bytes(*b).to_f32())),
+        Dtype::F16 => out.extend(bytes.as_chunks().0.iter().map(|b| half::f16::from_le_bytes(*b).to_f32())),
+        Dtype::F64 => out.extend(bytes.as_chunks().0.iter().map(|b| f64::from_le_bytes(*b) as f32)),
+        other => panic!("{other:?} was refused when the tensors were matched"),
+    }
+}
+
+/// The files that a path means, and where an index says that each tensor is.
+fn find(path: &Path) -> Result<(Vec<PathBuf>, BTreeMap<String, String>)> {
+    let index = path.join(INDEX);
+    if path.is_file() || !index.is_file() {
+        let file = if path.is_dir() { path.join(SINGLE) } else { path.to_path_buf() };
+        if !file.is_file() {
+            return Err(Error::Input(format!(
+                "{}: no such file; a safetensors file, or a directory with {SINGLE} or {INDEX} would do",
+                file.display()
+            )));
+        }
+        return Ok((vec![file], BTreeMap::new()));
+    }
+    let no = |why: &dyn std::fmt::Display| Error::Input(format!("{}: {why}", index.display()));
+    let bytes = std::fs::read(&index).map_err(|e| no(&e))?;
+    let parsed: Value = serde_json::from_slice(&bytes).map_err(|e| no(&format!("not JSON: {e}")))?;
+    let map = parsed["weight_map"].as_object().ok_or_else(|| no(&"it has no weight_map"))?;
+    let mut listed = BTreeMap::new();
+    for (name, file) in map {
+        let file = file.as_str().filter(|f| !f.contains('/')).ok_or_else(|| no(&format!("{name} is in {file}")))?;
+        listed.insert(name.clone(), file.to_string());
+    }
+    let names: std::collections::BTreeSet<&String> = listed.values().collect();
+    Ok((names.into_iter().map(|name| path.join(name)).collect(), listed))
+}
+
+/// The file, where its values begin, and what it says they are.
+fn header(path: &Path) -> std::result::Result<(File, u64, Metadata), String> {
+    let file = File::open(path).map_err(|e| e.to_string())?;
+    let n_bytes = file.metadata().map_err(|e| e.to_string())?.len();
+    let mut length = [0; 8];
+    file.read_exact_at(&mut length, 0).map_err(|_| format!("{n_bytes} bytes are no safetensors file"))?;
+    let length = u64::from_le_bytes(length);
+    if length > MAX_HEADER_BYTES || length + 8 > n_bytes {
+        return Err(format!(
+            "not a safetensors file: it begins with a header length of {length}, and has {n_bytes} bytes"
+        ));
+    }
+    let mut json = vec![0; length as usize];
+    file.read_exact_at(&mut json, 8).map_err(|e| e.to_string())?;
+    let metadata: Metadata = serde_json::from_slice(&json).map_err(|e| format!("not a safetensors file: {e}"))?;
+    let wanted = 8 + length + metadata.data_len() as u64;
+    if wanted != n_bytes {
+        return Err(format!("its header speaks of {wanted} bytes, and it has {n_bytes}; copy it again"));
+    }
+    Ok((file, 8 + length, metadata))
+}
+
+/// A file being written: the header first, then the values of each tensor in order.
+pub struct TensorWriter {
+    path: PathBuf,
+    file: std::io::BufWriter<File>,
+    dtype: Dtype,
+}
+
+impl TensorWriter {
+    /// Begins a file with tensors of these names and shapes.
+    pub fn create(path: &Path, dtype: Dtype, tensors: &[(&str, &[usize])]) -> Result<Self> {
+        let mut at = 0;
+        let info = |(name, shape): &(&str, &[usize])| {
+            let from = at;
+            at += shape.iter().product::<usize>() * dtype.bitsize() / 8;
+            (name.to_string(), TensorInfo { dtype, shape: shape.to_vec(), data_offsets: (from, at) })
+        };
+        let about = HashMap::from([("format".to_string(), "pt".to_string())]);
+        let infos = tensors.iter().map(info).collect();
+        let metadata = Metadata::new(Some(about), infos).map_err(|e| Error::Internal(format!("safetensors: {e}")))?;
+        let mut json = serde_json::to_vec(&metadata).map_err(|e| Error::Internal(format!("safetensors: {e}")))?;
+        // Values begin at a multiple of eight bytes.
+        json.resize(json.len().next_multiple_of(8), b' ');
+        let file = File::create(path).map_err(|e| Error::io("create", path, &e))?;
+        let mut file = std::io::BufWriter::with_capacity(1 << 20, file);
+        file.write_all(&(json.len() as u64).to_le_bytes())
+            .and_then(|()| file.write_all(&json))
+            .map_err(|e| Error::io("write", path, &e))?;
+        Ok(TensorWriter { path: path.to_path_buf(), file, dtype })
+    }
+
+    /// The next values, rounded to nearest even where the type is narrower.
+    pub fn write(&mut self, values: &[f32]) -> Result<()> {
+        let written = match self.dtype {
+            Dtype::F32 => self.file.write_all(bytemuck::cast_slice(values)),
+            Dtype::BF16 => {
+                let narrow: Vec<half::bf16> = values.iter().map(|&x| half::bf16::from_f32(x)).collect();
+                self.file.write_all(bytemuck::cast_slice(&narrow))
+            }
+            other => panic!("{other:?} is not written"),
+        };
+        written.map_err(|e| Error::io("write", &self.path, &e))
+    }
+
+    /// Makes the file durable.
+    pub fn finish(mut self) -> Result<()> {
+        let flushed = self.file.flush().and_then(|()| self.file.get_ref().sync_all());
+        flushed.map_err(|e| Error::io("fsync", &self.path, &e))
+    }
+}

@@ -1,0 +1,319 @@
+//! Weights as safetensors files with Hugging Face's names: out, in, and everything that can be wrong with them.
+//! `make test-hf` asks the `transformers` package itself.
+
+mod common;
+
+use common::{Case, Run, Steps};
+use safetensors::tensor::{Dtype, TensorView};
+use safetensors::{SafeTensors, serialize};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use zero3::checkpoint::{Kind, Reader};
+
+/// Name to element type, shape, bytes.
+type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
+
+fn ckpt(words: &[&dyn AsRef<Path>]) -> Run {
+    Run::new(0).arg("ckpt").args(words.iter().map(|word| word.as_ref()))
+}
+
+fn trained() -> Case {
+    let case = Case::tiny();
+    case.train(2, "run", &["train.steps=2"]).output().expect_success();
+    case
+}
+
+fn tensors_of(file: &Path) -> Tensors {
+    let bytes = std::fs::read(file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
+    let parsed = SafeTensors::deserialize(&bytes).expect("a safetensors file");
+    let owned = |t: &TensorView<'_>| (t.dtype(), t.shape().to_vec(), t.data().to_vec());
+    parsed.iter().map(|(name, tensor)| (name.to_string(), owned(&tensor))).collect()
+}
+
+fn write_tensors(file: &Path, tensors: &Tensors) {
+    let view = |(dtype, shape, bytes): &(Dtype, Vec<usize>, Vec<u8>)| (*dtype, shape.clone(), bytes.clone());
+    let owned: Vec<_> = tensors.iter().map(|(name, tensor)| (name.clone(), view(tensor))).collect();
+    let views = owned.iter().map(|(name, (dtype, shape, bytes))| {
+        (name.clone(), TensorView::new(*dtype, shape.clone(), bytes).expect("shape and bytes agree"))
+    });
+    std::fs::write(file, serialize(views, None).expect("tensors")).expect("a temporary file");
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+}
+
+/// Every parameter's weights; moments too when asked.
+fn values(run_dir: &Path, step: u64, kind: Kind) -> BTreeMap<String, Vec<u32>> {
+    let mut reader = Reader::open(&zero3::checkpoint::step_dir(run_dir, step)).expect("a checkpoint");
+    let params = reader.manifest().params.clone();
+    let mut read = |name: &str, numel: usize| {
+        let mut out = vec![f32::NAN; numel];
+        reader.read(name, kind, 0..numel, &mut out).expect("values");
+        out.iter().map(|x| x.to_bits()).collect()
+    };
+    params.iter().map(|p| (p.name.clone(), read(&p.name, p.numel))).collect()
+}
+
+#[test]
+fn what_was_exported_comes_in_again_with_the_same_bits_on_any_number_of_ranks() {
+    let case = trained();
+    ckpt(&[&"export", &case.path("run"), &case.path("hf")]).output().expect_success().expect_text("28 tensors");
+    let weights = values(&case.path("run"), 2, Kind::Weight);
+    // A directory, or the file in it.
+    for (source, run, n_ranks) in [("hf", "a", "3"), ("hf/model.safetensors", "b", "1"), ("hf", "c", "7")] {
+        let words: [&dyn AsRef<Path>; 5] = [&"import", &case.path(source), &case.path(run), &"--ranks", &n_ranks];
+        ckpt(&words).output().expect_success().expect_text("--resume");
+        assert!(values(&case.path(run), 0, Kind::Weight) == weights, "{run}");
+        for kind in [Kind::ExpAvg, Kind::ExpAvgSq] {
+            assert!(values(&case.path(run), 0, kind).values().flatten().all(|bits| *bits == 0), "{kind} of {run}");
+        }
+        Run::new(0).args(["ckpt", "verify"]).arg(case.path(run)).output().expect_success();
+    }
+    ckpt(&[&"import", &case.path("hf"), &case.path("a")]).output().expect_code(2).expect_text("checkpoints already");
+    ckpt(&[&"export", &case.path("run"), &case.path("hf")]).output().expect_code(2).expect_text("not empty");
+}
+
+#[test]
+fn training_goes_on_from_an_import_by_resume_and_by_init_from_alike() {
+    let case = trained();
+    ckpt(&[&"export", &case.path("run"), &case.path("hf")]).output().expect_success();
+    ckpt(&[&"import", &case.path("hf"), &case.path("in"), &"--ranks", &"3"]).output().expect_success();
+    let from = case.path("in");
+    let from = from.to_str().expect("a plain name");
+    case.train(2, "resumed", &["--resume", from]).output().expect_success();
+    case.train(1, "begun", &[&format!("model.init_from={from}")]).output().expect_success();
+    let (resumed, begun) = (Steps::read(&case.path("resumed")), Steps::read(&case.path("begun")));
+    common::assert_same_curve(&resumed, &begun);
+    assert_eq!(resumed.rows.len(), 4);
+    let other = case.train(1, "other", &[&format!("model.init_from={from}"), "model.d_model=24"]);
+    other.output().expect_code(2).expect_text("wte.weight is [256, 20] in the checkpoint and [256, 24] in the deck");
+}
+
+/// DeepSpeed #8376: tied weights twice.
+#[test]
+fn case_6_the_tied_head_is_written_once_linear_layers_turned_round() {
+    let case = trained();
+    ckpt(&[&"export", &case.path("run"), &case.path("hf")]).output().expect_success();
+    let tensors = tensors_of(&case.path("hf/model.safetensors"));
+    assert!(!tensors.keys().any(|name| name.contains("lm_head")), "{:?}", tensors.keys());
+    let weights = values(&case.path("run"), 2, Kind::Weight);
+    assert_eq!(tensors.len(), weights.len());
+    for (name, ours) in &weights {
+        let (dtype, shape, bytes) = &tensors[&format!("transformer.{name}")];
+        assert_eq!(*dtype, Dtype::F32);
+        let theirs = floats(bytes);
+        let is_linear = shape.len() == 2 && name.starts_with("h.");
+        for (i, bits) in ours.iter().enumerate() {
+            let (rows, columns) = if is_linear { (shape[1], shape[0]) } else { (1, ours.len()) };
+            let at = i % columns * rows + i / columns;
+            assert_eq!(theirs[at].to_bits(), *bits, "{name}[{i}]");
+        }
+    }
+    let config: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(case.path("hf/config.json")).unwrap()).unwrap();
+    for (key, value) in [("n_layer", 2), ("n_head", 2), ("n_embd", 20), ("n_positions", 16), ("vocab_size", 256)] {
+        assert_eq!(config[key], value, "{key}");
+    }
+}
+
+#[test]
+fn bf16_is_each_weight_rounded_and_comes_in_as_that() {
+    let case = trained();
+    ckpt(&[&"export", &"--dtype", &"bf16", &case.path("run"), &case.path("hf")]).output().expect_success();
+    let tensors = tensors_of(&case.path("hf/model.safetensors"));
+    assert!(tensors.values().all(|(dtype, ..)| *dtype == Dtype::BF16));
+    ckpt(&[&"import", &case.path("hf"), &case.path("in")]).output().expect_success();
+    let (before, after) = (values(&case.path("run"), 2, Kind::Weight), values(&case.path("in"), 0, Kind::Weight));
+    for (name, ours) in &before {
+        let rounded = ours.iter().map(|bits| half::bf16::from_f32(f32::from_bits(*bits)).to_f32().to_bits());
+        assert!(rounded.eq(after[name].iter().copied()), "{name}");
+    }
+    assert!(before != after, "rounding changed something");
+}
+
+#[test]
+fn an_export_in_many_files_has_an_index_and_comes_in_the_same() {
+    let case = trained();
+    let words: [&dyn AsRef<Path>; 5] = [&"export", &"--max-shard-size", &"8KB", &case.path("run"), &case.path("hf")];
+    ckpt(&words).output().expect_success();
+    let index = std::fs::read(case.path("hf/model.safetensors.index.json")).expect("an index");
+    let index: serde_json::Value = serde_json::from_slice(&index).unwrap();
+    let map = index["weight_map"].as_object().expect("a map");
+    let (mut n_tensors, mut n_bytes, mut files) = (0, 0, Vec::new());
+    for entry in std::fs::read_dir(case.path("hf")).unwrap().flatten() {
+        let name = entry.file_name().into_string().unwrap();
+        if !name.ends_with(".safetensors") {
+            continue;
+        }
+        let tensors = tensors_of(&entry.path());
+        let bytes: usize = tensors.values().map(|(_, _, bytes)| bytes.len()).sum();
+        assert!(bytes <= 8000 || tensors.len() == 1, "{name}: {bytes} bytes in {} tensors", tensors.len());
+        assert!(tensors.keys().all(|tensor| map[tensor] == name.as_str()), "{name}");
+        n_tensors += tensors.len();
+        n_bytes += bytes;
+        files.push(name);
+    }
+    assert!(files.len() > 5 && map.len() == n_tensors, "{files:?}");
+    assert_eq!(index["metadata"]["total_size"], n_bytes);
+    ckpt(&[&"import", &case.path("hf"), &case.path("in"), &"--ranks", &"5"]).output().expect_success();
+    assert!(values(&case.path("in"), 0, Kind::Weight) == values(&case.path("run"), 2, Kind::Weight));
+
+    // One file gone, one of another length: both are named.
+    files.sort();
+    std::fs::remove_file(case.path("hf").join(&files[1])).unwrap();
+    let cut = case.path("hf").join(&files[2]);
+    let bytes = std::fs::read(&cut).unwrap();
+    std::fs::write(&cut, &bytes[..bytes.len() - 4]).unwrap();
+    let said = ckpt(&[&"import", &case.path("hf"), &case.path("no")]).output().expect_code(2);
+    said.expect_text(&files[1]).expect_text(&files[2]);
+    assert!(!case.path("no").exists(), "nothing was begun");
+}
+
+#[test]
+fn every_tensor_amiss_is_named_at_once_with_code_2() {
+    let case = trained();
+    ckpt(&[&"export", &case.path("run"), &case.path("hf")]).output().expect_success();
+    let file = case.path("hf/model.safetensors");
+    let whole = tensors_of(&file);
+    let mut tensors = whole.clone();
+    tensors.remove("transformer.ln_f.bias");
+    tensors.remove("transformer.h.1.mlp.c_fc.weight");
+    tensors.insert("transformer.h.2.ln_1.bias".into(), (Dtype::F32, vec![20], vec![0; 80]));
+    // The layout of a Linear instead of a Conv1D.
+    tensors.get_mut("transformer.h.0.attn.c_attn.weight").unwrap().1.reverse();
+    let ln = tensors.get_mut("transformer.h.0.ln_2.weight").unwrap();
+    *ln = (Dtype::I32, vec![20], vec![0; 80]);
+    let mut head = tensors["transformer.wte.weight"].clone();
+    head.2[7] ^= 1;
+    tensors.insert("lm_head.weight".into(), head);
+    write_tensors(&file, &tensors);
+    ckpt(&[&"import", &case.path("hf"), &case.path("in")])
+        .output()
+        .expect_code(2)
+        .expect_text("6 tensors are amiss")
+        .expect_text("transformer.ln_f.bias is missing")
+        .expect_text("transformer.h.1.mlp.c_fc.weight is missing")
+        .expect_text("transformer.h.2.ln_1.bias is too many")
+        .expect_text("transformer.h.0.attn.c_attn.weight is of shape [60, 20], and config.json makes it [20, 60]")
+        .expect_text("transformer.h.0.ln_2.weight is of type I32")
+        .expect_text("lm_head.weight is not transformer.wte.weight");
+    assert!(!case.path("in").exists(), "nothing was begun");
+
+    // What does no harm: a head that is the embedding, masks of old versions, names without the prefix.
+    let mut old: Tensors =
+        whole.iter().map(|(name, t)| (name.trim_start_matches("transformer.").to_string(), t.clone())).collect();
+    old.insert("lm_head.weight".into(), whole["transformer.wte.weight"].clone());
+    old.insert("h.0.attn.bias".into(), (Dtype::U8, vec![1, 1, 2, 2], vec![1; 4]));
+    write_tensors(&file, &old);
+    ckpt(&[&"import", &case.path("hf"), &case.path("in")]).output().expect_success();
+    assert!(values(&case.path("in"), 0, Kind::Weight) == values(&case.path("run"), 2, Kind::Weight));
+}
+
+#[test]
+fn a_config_of_another_model_is_refused_key_by_key() {
+    let case = trained();
+    ckpt(&[&"export", &case.path("run"), &case.path("hf")]).output().expect_success();
+    let path = case.path("hf/config.json");
+    let whole: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let refused = |config: &str| {
+        std::fs::write(&path, config).unwrap();
+        ckpt(&[&"import", &case.path("hf"), &case.path("in")]).output().expect_code(2).expect_text("config.json")
+    };
+    let mut config = whole.clone();
+    config["activation_function"] = "relu".into();
+    config["n_inner"] = 77.into();
+    config["n_embd"] = "wide".into();
+    refused(&config.to_string()).expect_text("activation_function is").expect_text("n_inner").expect_text("n_embd is");
+    config = whole.clone();
+    config["model_type"] = "llama".into();
+    refused(&config.to_string()).expect_text("\"gpt2\" would do");
+    config = whole;
+    config["n_head"] = 3.into();
+    refused(&config.to_string()).expect_text("n_head");
+    refused("{ not JSON");
+    std::fs::remove_file(&path).unwrap();
+    ckpt(&[&"import", &case.path("hf"), &case.path("in")]).output().expect_code(2).expect_text("has to be there");
+}
+
+#[test]
+fn damaged_headers_and_lengths_are_errors_that_name_the_file() {
+    let case = trained();
+    ckpt(&[&"export", &case.path("run"), &case.path("hf")]).output().expect_success();
+    let file: PathBuf = case.path("hf/model.safetensors");
+    let whole = std::fs::read(&file).unwrap();
+    let length = u64::from_le_bytes(whole[..8].try_into().unwrap());
+    let refused = |what: &str, bytes: &[u8]| {
+        std::fs::write(&file, bytes).unwrap();
+        let said = ckpt(&[&"import", &case.path("hf"), &case.path("in")]).output();
+        assert_eq!(said.code, 2, "{what}: {said}");
+        said.expect_text("model.safetensors");
+    };
+    for wrong in [0, 1, length - 1, length + 1, whole.len() as u64, 99 << 20, 1 << 40, u64::MAX - 7, u64::MAX] {
+        let mut bytes = whole.clone();
+        bytes[..8].copy_from_slice(&wrong.to_le_bytes());
+        refused(&format!("header length {wrong}"), &bytes);
+    }
+    for n in [0, 1, 7, 8, 9, 8 + length as usize, whole.len() - 1] {
+        refused(&format!("{n} bytes"), &whole[..n]);
+    }
+    refused("a byte too many", &[whole.as_slice(), &[0]].concat());
+    // A tensor that claims to begin elsewhere than where the one before ends.
+    let header = String::from_utf8(whole[8..8 + length as usize].to_vec()).unwrap();
+    let moved = header.replacen("\"data_offsets\":[0,", "\"data_offsets\":[4,", 1);
+    assert_ne!(moved, header);
+    refused("a gap", &[&whole[..8], moved.as_bytes(), &whole[8 + length as usize..]].concat());
+    std::fs::write(&file, &whole).unwrap();
+    ckpt(&[&"import", &case.path("hf"), &case.path("in")]).output().expect_success();
+}
+
+/// Logits come out as differences of losses: sequences that end in another target differ by its logit alone.
+#[test]
+fn an_import_of_what_transformers_wrote_has_its_logits_in_float64() {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/hf_gpt2");
+    let about: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(golden.join("logits.json")).expect("checked in")).unwrap();
+    let logits: Vec<f64> = serde_json::from_value(about["logits"].clone()).unwrap();
+    let prompt: Vec<u16> = serde_json::from_value(about["prompt"].clone()).unwrap();
+    let (seq_len, vocab_size) = (prompt.len(), logits.len());
+
+    let case = Case::tiny();
+    ckpt(&[&"import", &golden, &case.path("in"), &"--ranks", &"3"]).output().expect_success();
+    let samples = (0..vocab_size as u16).flat_map(|last| prompt.iter().copied().chain([last]));
+    let bytes: Vec<u8> = samples.flat_map(u16::to_le_bytes).collect();
+    std::fs::write(case.path("prompts.bin"), bytes).unwrap();
+    let words = [
+        "model.n_layer=2".to_string(),
+        "model.n_head=2".into(),
+        "model.d_model=20".into(),
+        format!("model.seq_len={seq_len}"),
+        format!("model.vocab_size={vocab_size}"),
+        format!("model.init_from={}", case.path("in").display()),
+        format!("data.train={}", case.path("prompts.bin").display()),
+        "data.format=raw_u16".into(),
+        "data.tokenizer=none".into(),
+        format!("data.stride={}", seq_len + 1),
+        "data.shuffle=false".into(),
+        "data.val_fraction=0".into(),
+        format!("train.steps={vocab_size}"),
+        "train.global_batch_size=1".into(),
+        "train.eval_every=0".into(),
+        "checkpoint.every=0".into(),
+        // Weights stay what they are: this is below their last digit.
+        "optim.lr=1e-30".into(),
+        "optim.min_lr=0".into(),
+        "optim.weight_decay=0".into(),
+    ];
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    case.train(1, "run", &words).output().expect_success();
+    let losses = Steps::read(&case.path("run")).numbers("loss");
+    assert_eq!(losses.len(), vocab_size);
+    for (token, (loss, logit)) in losses.iter().zip(&logits).enumerate() {
+        let ours = seq_len as f64 * (losses[0] - loss);
+        let theirs = logit - logits[0];
+        // A loss has the rounding of f32, and the difference of two of them is multiplied.
+        assert!((ours - theirs).abs() < 1e-4, "logit of {token} above that of 0: {ours}, golden {theirs}");
+    }
+    let spread = logits.iter().fold(0.0f64, |max, x| max.max((x - logits[0]).abs()));
+    assert!(spread > 1.0, "the logits differ enough to be told apart: {spread}");
+}
