@@ -3,6 +3,8 @@
 #   scripts/gpu_check.sh [OUT]        on the node, in a checkout that was built or in what `pack` made; OUT is gpu-check-out
 #   scripts/gpu_check.sh pack FILE    on the build machine: program, its libraries and Open MPI in one archive
 # Prints a line for each check, a table last; OUT/gpu_check.json has the figures. Ends with 1 where a check failed.
+# Functions are called through `check`, which shellcheck does not see.
+# shellcheck disable=SC2317
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 

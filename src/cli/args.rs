@@ -58,6 +58,7 @@ Examples:
   zero3 device check --device 1 --json
 
 Exit codes: 0 all kernels keep to their tolerance; 1 one does not; 5 no GPU to be had, or it failed; 70 internal error.";
+
 const ACCEPT_HELP: &str = "\
 Examples:
   mpirun -n 2 zero3 accept inputs/acceptance_quick.toml run.dir=runs/acceptance
