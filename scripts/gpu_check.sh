@@ -165,7 +165,7 @@ printf '%s\n' "${rows[@]}"
 {
     printf '{"date": "%s", "device": "%s", "peak_bf16_tflops": %s, "tokens_per_s": %s, "mfu": %s, "checks": [' \
         "$(date -u +%F)" "$device" "$peak" "${tokens_per_s:-null}" "${mfu:-null}"
-    printf '%s\n' "${rows[@]}" | awk '{ printf "%s{\"name\": \"%s\", \"verdict\": \"%s\", \"seconds\": %s}", NR > 1 ? ", " : "", $1, $2, $3 }'
+    printf '%s\n' "${rows[@]}" | awk '{ printf "%s{\"name\": \"%s\", \"verdict\": \"%s\", \"seconds\": %s}", (NR > 1 ? ", " : ""), $1, $2, $3 }'
     printf ']}\n'
 } >"$out/gpu_check.json"
 echo "figures: $out/gpu_check.json, $out/kernels.json"
