@@ -139,14 +139,14 @@ fn one_two_and_four_ranks_in_every_order_of_streams_give_the_same_bits() {
     let first = train(&case, 1, "demand", &[]);
     assert_near(&first, &train_on_cpu(&case, &[]), F32_TOLERANCE);
     for n_ranks in [1, 2, 4] {
-        for order in cuda::orders(if n_ranks == 2 { 20 } else { 4 }) {
+        for order in cuda::orders(20) {
             assert_same(&first, &train(&case, n_ranks, &order, &[]));
         }
     }
 }
 
 #[test]
-#[ignore = "minutes: every rank count in every order (make test-cuda-orders)"]
+#[ignore = "minutes: uneven rank counts and bf16 in every order (make test-cuda-orders)"]
 fn every_rank_count_in_every_order_of_streams_gives_the_same_bits() {
     let case = Case::tiny();
     for words in [&[][..], &["zero.param_dtype=bf16"]] {

@@ -22,8 +22,8 @@ deck! {
         time_limit: String = (default "1h"), Kind::Duration,
             "No section begins after this time; what is under way when half as much again has passed ends the job with code 5.";
         backend: BackendKind = (default "auto"), Kind::Choice(BackendKind::NAMES),
-            "What computes; `auto` takes the best that this build and machine have.",
-            today &["auto", "cpu"], "this build has no CUDA backend";
+            "What computes; `auto` is the CPU, and is refused where a rank sees GPUs, which are not measured yet.",
+            today &["auto", "cpu"], "GPUs are not measured yet";
         threads_per_rank: usize = (default "0"), integer(0, 4096),
             "Compute threads of one rank; 0 = as many as the cores of the rank's cpuset.";
         peak_gflops: f64 = (default "0"), float(0.0, 1e12),
