@@ -11,7 +11,11 @@ CARGO = . scripts/env.sh && cargo
 # Private items are documented too, so links to them lead somewhere.
 DOC_LINT = -D warnings -A rustdoc::private-intra-doc-links
 
+<<<<<<< HEAD
 .PHONY: help setup setup-test build run test test-slow test-perfetto test-mllog test-slurm test-slurm-slow test-cuda-orders slurm-lint lint doc clean gpu-pack gpu-check
+=======
+.PHONY: help setup setup-test build run test test-slow test-perfetto test-mllog test-hf test-slurm test-slurm-slow test-cuda-orders slurm-lint lint doc clean
+>>>>>>> main
 
 help: ## what can be made, and what this machine has
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,6 +47,9 @@ test-perfetto: build ## Perfetto's own trace processor reads a trace; fetches it
 test-mllog: build ## MLPerf's own parser reads the acceptance benchmark's mllog.txt; fetches it from PyPI
 	tests/mllog/run.sh
 
+test-hf: build ## the transformers package loads exports, and imports what it wrote; fetches it from PyPI (HF_PYTHON: one that has it)
+	tests/hf/run.sh "$(RELEASE)"
+
 test-slurm: setup-test ## the tests on Slurm alone
 	$(CARGO) test --test slurm
 
@@ -65,7 +72,7 @@ lint: setup-test ## rustfmt, clippy, rustdoc and shellcheck, warnings refused
 	$(CARGO) fmt --check
 	$(CARGO) clippy --all-targets -- -D warnings
 	. scripts/env.sh && RUSTDOCFLAGS="$(DOC_LINT)" cargo doc --no-deps --document-private-items
-	shellcheck -x scripts/*.sh fuzz/run.sh tests/slurm/*.sh tests/perfetto/*.sh tests/mllog/*.sh slurm/*.sbatch slurm/*.sh .ci/run
+	shellcheck -x scripts/*.sh fuzz/run.sh tests/slurm/*.sh tests/perfetto/*.sh tests/mllog/*.sh tests/hf/*.sh slurm/*.sbatch slurm/*.sh .ci/run
 
 doc: setup ## the documents of the sources: target/doc/zero3/index.html
 	$(CARGO) doc --no-deps --document-private-items

@@ -209,6 +209,11 @@ fn every_input_of_the_repository_is_a_valid_deck() {
             continue;
         }
         n_decks += 1;
+        // Those of `zero3 accept` have keys of their own.
+        if entry.file_name().to_string_lossy().starts_with("acceptance") {
+            zero3::config::acceptance::Deck::load(&entry.path(), &[]).unwrap_or_else(|error| panic!("{error}"));
+            continue;
+        }
         let output =
             Run::new(0).dir(repository()).args(["train", "--dry-run"]).arg(entry.path()).arg(&run_dir).output();
         // Data that a person has to prepare may be missing, and that is all that may be wrong.

@@ -429,6 +429,7 @@ fn a_chain_of_jobs_goes_on_until_the_run_is_done_with_the_bits_of_an_uncut_one()
 
 /// Slurm's shortest limit is a minute, and it comes up to half a minute late: three jobs at once.
 #[test]
+#[ignore = "waits two minutes for Slurm's limits: make test-slurm-slow"]
 fn slurms_own_signal_the_limit_it_tells_and_the_limit_that_fires_each_leave_a_checkpoint() {
     let cluster = Cluster::up(2);
     let case = Case::tiny();
@@ -496,8 +497,8 @@ fn gpus_that_slurm_hands_out_are_left_alone_by_a_deck_that_does_not_ask_for_them
     }
     // There is no driver behind these GPUs.
     let (code, log) = run("cuda", "--gpus-per-node=2", &["run.backend=cuda"]);
-    assert!(code != 0 && code != 75, "{code}\n{log}");
-    assert!(log.contains("CUDA"), "{log}");
+    assert_eq!(code, 5, "{log}");
+    assert!(log.contains("the NVIDIA driver cannot be loaded"), "{log}");
     assert!(!case.path("cuda/steps.csv").exists(), "nothing is trained on another backend instead\n{log}");
 }
 

@@ -178,7 +178,8 @@ fn are_equal(files: &TensorFiles, a: &tensors::Entry, b: &tensors::Entry) -> Res
     let (mut x, mut y) = (Vec::new(), Vec::new());
     for from in (0..numel).step_by(BLOCK) {
         let range = from..numel.min(from + BLOCK);
-        (x.clear(), y.clear());
+        x.clear();
+        y.clear();
         files.read(a, range.clone(), &mut x)?;
         files.read(b, range, &mut y)?;
         if x.iter().zip(&y).any(|(a, b)| a.to_bits() != b.to_bits()) {
