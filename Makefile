@@ -11,11 +11,7 @@ CARGO = . scripts/env.sh && cargo
 # Private items are documented too, so links to them lead somewhere.
 DOC_LINT = -D warnings -A rustdoc::private-intra-doc-links
 
-<<<<<<< HEAD
-.PHONY: help setup setup-test build run test test-slow test-perfetto test-mllog test-slurm test-slurm-slow test-cuda-orders slurm-lint lint doc clean gpu-pack gpu-check
-=======
-.PHONY: help setup setup-test build run test test-slow test-perfetto test-mllog test-hf test-slurm test-slurm-slow test-cuda-orders slurm-lint lint doc clean
->>>>>>> main
+.PHONY: help setup setup-test build run test test-slow test-perfetto test-mllog test-hf test-slurm test-slurm-slow test-cuda-orders slurm-lint lint doc clean gpu-pack gpu-check
 
 help: ## what can be made, and what this machine has
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
