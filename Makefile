@@ -11,7 +11,7 @@ CARGO = . scripts/env.sh && cargo
 # Private items are documented too, so links to them lead somewhere.
 DOC_LINT = -D warnings -A rustdoc::private-intra-doc-links
 
-.PHONY: help setup setup-test build run test test-slow test-perfetto test-mllog test-hf test-slurm test-slurm-slow test-cuda-orders slurm-lint lint doc clean
+.PHONY: help setup setup-test build run test test-slow test-perfetto test-mllog test-hf test-slurm test-slurm-slow test-cuda-orders slurm-lint gpu-pack gpu-check lint doc clean
 
 help: ## what can be made, and what this machine has
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,6 +57,12 @@ test-cuda-orders: setup-test ## the CUDA path on doubles: 1 to 5 ranks in 22 ord
 
 slurm-lint: setup-test ## sbatch --test-only of every script, on the test cluster; with SLURM_CONF or on a cluster: on that one
 	tests/slurm/lint.sh
+
+gpu-pack: build ## target/gpu-check.tar.gz for a node with a GPU: program, MPI, HDF5, decks, the check
+	. scripts/env.sh && scripts/gpu_check.sh pack $${CARGO_TARGET_DIR:-target}/gpu-check.tar.gz
+
+gpu-check: build ## prove the CUDA path on this machine's GPU: docs/gpu.md
+	. scripts/env.sh && scripts/gpu_check.sh
 
 lint: setup-test ## rustfmt, clippy, rustdoc and shellcheck, warnings refused
 	$(CARGO) fmt --check

@@ -10,7 +10,7 @@
 //! | L3 | [`model`], [`zero`] | transformer math; shards, gathers, reductions (neither knows the other) |
 //! | L4 | [`optim`] | AdamW, clipping, schedule |
 //! | L5 | [`train`] | the step, the loop, restore |
-//! | L6 | [`accept`], [`report`], [`hf`] | the acceptance benchmark; what a run's records say; weights of other programs |
+//! | L6 | [`accept`], [`report`], [`hf`], [`device_check`] | the acceptance benchmark; what a run's records say; weights of other programs; kernels against their naive siblings |
 //! | L7 | [`cli`] and `main` | arguments, MPI start, exit code |
 #![warn(missing_docs)]
 
@@ -20,6 +20,7 @@ pub mod checkpoint;
 pub mod cli;
 pub mod config;
 pub mod data;
+pub mod device_check;
 pub mod dtype;
 pub mod error;
 pub mod exact_sum;

@@ -15,6 +15,7 @@ pub mod library;
 pub mod memory;
 pub mod mesh;
 pub mod ops;
+pub(crate) mod reference;
 
 pub use buffer::{Arena, Buf, Space, View, ViewMut};
 pub use comm::{Comm, CommRecord, Pending, RecordOf};

@@ -52,6 +52,13 @@ Examples:
 
 Exit codes: 0 finished; 2 bad deck or command line; 70 internal error.";
 
+const DEVICE_HELP: &str = "\
+Examples:
+  zero3 device check
+  zero3 device check --device 1 --json
+
+Exit codes: 0 all kernels keep to their tolerance; 1 one does not; 5 no GPU to be had, or it failed; 70 internal error.";
+
 const ACCEPT_HELP: &str = "\
 Examples:
   mpirun -n 2 zero3 accept inputs/acceptance_quick.toml run.dir=runs/acceptance
@@ -186,6 +193,19 @@ pub enum Command {
     CkptImport(CkptImportArgs),
     /// `zero3 report`: the five questions about a run directory.
     Report(PathBuf),
+    /// `zero3 device check`
+    DeviceCheck(DeviceCheckArgs),
+}
+
+/// Arguments of `zero3 device check`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceCheckArgs {
+    /// CUDA ordinal.
+    pub device: usize,
+    /// Small shapes: for tests.
+    pub small: bool,
+    /// Print JSON.
+    pub json: bool,
 }
 
 /// A deck and what the command line changes in it.
@@ -416,7 +436,12 @@ enum CliCommand {
         #[command(subcommand)]
         command: DataCommand,
     },
-    /// Look at checkpoints.
+    /// Check this node's GPU.
+    #[command(after_help = DEVICE_HELP)]
+    Device {
+        #[command(subcommand)]
+        command: DeviceCommand,
+    },
     /// Answers five questions about a run's memory and time from its own records.
     ///
     /// Which shards are resident at rest; which full parameters are gathered; did prefetches overlap compute; were full
@@ -426,10 +451,31 @@ enum CliCommand {
         /// A run directory.
         run: PathBuf,
     },
+    /// Look at checkpoints.
     #[command(after_help = CKPT_HELP)]
     Ckpt {
         #[command(subcommand)]
         command: CkptCommand,
+    },
+}
+
+#[derive(Subcommand, Debug)]
+enum DeviceCommand {
+    /// Hold every kernel of a GPU against its naive sibling in f64, and time it.
+    ///
+    /// Prints a line for each kernel and element type: its error, what is allowed, its time on the shapes of GPT-2 124M, and
+    /// the bandwidth or TFLOP/s that makes. Needs one GPU, and no MPI.
+    #[command(after_help = DEVICE_HELP)]
+    Check {
+        /// CUDA ordinal of the device.
+        #[arg(long, value_name = "N", default_value_t = 0)]
+        device: usize,
+        /// Time small shapes: says nothing of speed.
+        #[arg(long)]
+        small: bool,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
     },
 }
 
@@ -801,6 +847,9 @@ pub fn parse(args: impl Iterator<Item = OsString>) -> Result<Command, clap::Erro
             }))
         }
         CliCommand::Report { run } => Ok(Command::Report(run)),
+        CliCommand::Device { command: DeviceCommand::Check { device, small, json } } => {
+            Ok(Command::DeviceCheck(DeviceCheckArgs { device, small, json }))
+        }
         CliCommand::Ckpt { command: CkptCommand::Inspect { path, json } } => {
             Ok(Command::CkptInspect(CkptInspectArgs { path, json }))
         }

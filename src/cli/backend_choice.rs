@@ -6,7 +6,7 @@ use super::device_choice::{SeenGpus, choose_devices};
 use super::launch_checks::{in_words, ranks_by_host};
 use crate::backend::Comm;
 use crate::backend::agree::all_or_none;
-use crate::backend::cuda::probe;
+use crate::backend::cuda::{MAX_D_HEAD, probe};
 use crate::config::{BackendKind, Deck};
 use crate::error::{Error, Fault, Result};
 use serde::{Deserialize, Serialize};
@@ -50,7 +50,27 @@ pub fn choose<C: Comm>(comm: &C, deck: &Deck, host: &str) -> Result<Chosen> {
     if comm.rank() == 0 {
         notes.iter().for_each(|note| log::warn!("{note}"));
     }
-    Ok(chosen[comm.rank()])
+    let chosen = chosen[comm.rank()];
+    if chosen != Chosen::Cpu {
+        check_kernels(deck)?;
+    }
+    Ok(chosen)
+}
+
+/// Refuses a deck whose model the CUDA kernels cannot compute.
+pub fn check_kernels(deck: &Deck) -> Result<()> {
+    let d_head = deck.model.d_model / deck.model.n_head;
+    if d_head <= MAX_D_HEAD {
+        return Ok(());
+    }
+    Err(Error::Deck(vec![Fault {
+        key: "model.n_head".into(),
+        value: deck.model.n_head.to_string(),
+        wants: format!(
+            "at least {}: heads of {d_head} channels are too wide for the attention kernels on GPUs, which take {MAX_D_HEAD}",
+            deck.model.d_model.div_ceil(MAX_D_HEAD)
+        ),
+    }]))
 }
 
 /// What every rank computes on, and what a person should know of it.
@@ -175,6 +195,16 @@ mod tests {
         assert!(matches!(refusal, Error::Agreed { rank: 1, .. }), "the rank that met it says it");
         let shared = decide(&[found[0].clone(), found[0].clone()], BackendKind::Cuda, "").unwrap_err();
         assert!(shared.to_string().contains("the one GPU 0000:01:00.0"), "{shared}");
+    }
+
+    #[test]
+    fn heads_that_the_kernels_cannot_take_are_refused_with_what_would_do() {
+        let mut deck = Deck::default();
+        (deck.model.d_model, deck.model.n_head) = (384, 3);
+        assert!(check_kernels(&deck).is_ok());
+        deck.model.n_head = 2;
+        let refusal = check_kernels(&deck).unwrap_err().to_string();
+        assert!(refusal.contains("model.n_head = 2: at least 3: heads of 192 channels"), "{refusal}");
     }
 
     #[test]

@@ -7,6 +7,7 @@ pub mod args;
 mod backend_choice;
 mod ckpt;
 mod data;
+mod device;
 pub mod device_choice;
 mod launch;
 mod launch_checks;
@@ -57,6 +58,7 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> Exit {
         Command::DataInfo(args) => alone(|| data::info(&args)),
         Command::DataFiles(args) => alone(|| data::files_info(&args)),
         Command::DataTokenize(args) => alone(|| data::tokenize(&args)),
+        Command::DeviceCheck(args) => alone(|| device::check(&args)),
         Command::Report(run_dir) => alone(|| report::five_answers(&run_dir)),
         Command::CkptInspect(args) => alone(|| ckpt::inspect(&args)),
         Command::CkptVerify(args) => alone(|| ckpt::verify(&args)),

@@ -1,6 +1,7 @@
 //! `zero3 plan`: the plan of a deck on paper. No MPI, no data, no device.
 
 use super::args::PlanArgs;
+use super::backend_choice::check_kernels;
 use crate::backend::Device;
 use crate::backend::cpu::CpuDevice;
 use crate::backend::cuda::CudaDevice;
@@ -15,7 +16,10 @@ use crate::train::{budget, planning};
 /// node has is not looked at.
 pub fn of_deck(deck: &Deck, n_ranks: usize) -> Result<(Model, Plan)> {
     match deck.run.backend {
-        BackendKind::Cuda => within_budget::<CudaDevice>(deck, n_ranks),
+        BackendKind::Cuda => {
+            check_kernels(deck)?;
+            within_budget::<CudaDevice>(deck, n_ranks)
+        }
         BackendKind::Auto | BackendKind::Cpu => within_budget::<CpuDevice>(deck, n_ranks),
     }
 }

@@ -119,6 +119,13 @@ pub(crate) mod test_memory {
         Buf::new(&arena, 0, numel, dtype)
     }
 
+    /// Host memory for buffers of one's own.
+    pub(crate) fn arena(bytes: usize) -> std::sync::Arc<Arena> {
+        let mut memory = vec![0u64; bytes.div_ceil(8)];
+        let base = memory.as_mut_ptr().expose_provenance() as u64;
+        Arena::new(base, bytes, Space::Host, Box::new(memory))
+    }
+
     /// A host buffer with these elements.
     pub(crate) fn buf_f32(xs: &[f32]) -> Buf {
         buf(xs.to_vec(), DType::F32)

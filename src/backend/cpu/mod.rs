@@ -14,8 +14,6 @@ mod matmul;
 mod mpi_comm;
 mod ops;
 mod product;
-#[cfg(test)]
-mod reference;
 mod requests;
 mod simd;
 mod worker;

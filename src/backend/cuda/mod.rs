@@ -25,6 +25,7 @@ mod streams;
 pub use arena::PendingSum;
 pub use comm::NcclComm;
 pub use launch::{Grid, Launch};
+pub use ops::attention::MAX_D_HEAD;
 pub use streams::{Event, Mark};
 
 use crate::backend::buffer::{Arena, Buf};
@@ -133,7 +134,7 @@ impl CudaDevice {
     ///
     /// # Errors
     /// The device has not got so much.
-    pub(super) fn allocate(&self, bytes: usize) -> Result<Arc<Arena>> {
+    pub fn allocate(&self, bytes: usize) -> Result<Arc<Arena>> {
         arena::allocate(&self.seal, bytes)
     }
 

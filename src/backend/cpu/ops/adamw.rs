@@ -60,7 +60,7 @@ mod tests {
     use crate::backend::Ops;
     use crate::backend::cpu::host::test_memory::{buf_f32, read};
     use crate::backend::cpu::ops::test_support::*;
-    use crate::backend::cpu::reference;
+    use crate::backend::reference;
 
     fn step(n: i32) -> AdamwStep {
         AdamwStep {

@@ -303,8 +303,8 @@ mod tests {
     use crate::backend::Ops;
     use crate::backend::cpu::host::test_memory::{buf_f32, read};
     use crate::backend::cpu::ops::test_support::*;
-    use crate::backend::cpu::reference;
     use crate::backend::ops::AttentionShape;
+    use crate::backend::reference;
     use crate::dtype::DType;
 
     const fn shape(b: usize, t: usize, n_heads: usize, n_kv_heads: usize, d_head: usize) -> AttentionShape {

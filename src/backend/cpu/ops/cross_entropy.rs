@@ -70,7 +70,7 @@ mod tests {
     use crate::backend::Ops;
     use crate::backend::cpu::host::test_memory::{buf_f32, buf_u32, read};
     use crate::backend::cpu::ops::test_support::*;
-    use crate::backend::cpu::reference;
+    use crate::backend::reference;
 
     #[test]
     fn losses_and_gradients_equal_the_reference_and_thread_counts_agree() {

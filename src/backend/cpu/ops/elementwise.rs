@@ -111,7 +111,7 @@ mod tests {
     use crate::backend::Ops;
     use crate::backend::cpu::host::test_memory::{buf_f32, read};
     use crate::backend::cpu::ops::test_support::*;
-    use crate::backend::cpu::reference;
+    use crate::backend::reference;
 
     fn run_gelu(inp: &[f32], dout: &[f32]) -> Vec<Vec<f32>> {
         same_bits_on_1_2_3_threads(|device| {

@@ -165,7 +165,7 @@ mod tests {
     use crate::backend::Ops;
     use crate::backend::cpu::host::test_memory::{buf_f32, buf_u32, read};
     use crate::backend::cpu::ops::test_support::*;
-    use crate::backend::cpu::reference;
+    use crate::backend::reference;
 
     const SHAPES: [(usize, usize, usize, usize, usize); 4] =
         [(1, 1, 1, 1, 1), (2, 3, 5, 7, 4), (3, 17, 101, 13, 17), (5, 64, 130, 11, 70)]; // b, t, c, v, t_max

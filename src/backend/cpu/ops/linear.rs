@@ -97,8 +97,8 @@ mod tests {
     use crate::backend::Ops;
     use crate::backend::cpu::host::test_memory::{buf_f32, read};
     use crate::backend::cpu::ops::test_support::*;
-    use crate::backend::cpu::reference;
     use crate::backend::ops::LinearShape;
+    use crate::backend::reference;
 
     #[test]
     fn forward_and_backward_equal_the_reference_and_thread_counts_agree() {

@@ -1,0 +1,27 @@
+//! `zero3 device check`: the kernels of this node's GPU, one process, no MPI.
+
+use super::Said;
+use super::args::DeviceCheckArgs;
+use crate::backend::Device;
+use crate::backend::cuda::{CudaDevice, probe};
+use crate::device_check::{self, SUM_NUMEL, Scale};
+use crate::error::{Error, Exit, Result};
+
+/// Opens the device and checks it; exit code 1 where a kernel is off.
+pub fn check(args: &DeviceCheckArgs) -> Result<Said> {
+    let bus_ids = probe::devices(false).map_err(Error::Comm)?;
+    if args.device >= bus_ids.len() {
+        let n = bus_ids.len();
+        return Err(Error::Comm(format!("there is no device {}: the driver shows {n} here", args.device)));
+    }
+    let device = CudaDevice::open(args.device, false)?;
+    let scale = if args.small { Scale::SMALL } else { Scale::GPT2 };
+    let arena = device.allocate(device_check::arena_bytes(scale))?;
+    device.reserve(1, SUM_NUMEL)?;
+    let report = device_check::run(&device, &arena, &scale)?;
+    let text = match args.json {
+        true => serde_json::to_string_pretty(&report).expect("plain data"),
+        false => report.to_string(),
+    };
+    Ok(Said { text, exit: if report.passed() { Exit::Finished } else { Exit::Differs } })
+}
