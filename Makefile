@@ -31,7 +31,7 @@ build: setup ## target/release/zero3
 run: build ## train inputs/tiny.toml: make run NP=3 ARGS="train.steps=500 optim.lr=2e-3"
 	@scripts/mpirun.sh $(NP) "$(RELEASE)" train $(DECK) $(ARGS)
 
-test: setup-test ## every test: units, documents, many ranks under mpirun, a two-node Slurm
+test: setup-test ## all tests but those of the targets below: units, documents, many ranks under mpirun, a two-node Slurm
 	$(CARGO) test --no-fail-fast
 
 test-slow: setup-test ## the test that takes minutes: fifty kills
@@ -49,7 +49,7 @@ test-hf: build ## the transformers package loads exports, and imports what it wr
 test-slurm: setup-test ## the tests on Slurm alone
 	$(CARGO) test --test slurm
 
-test-slurm-slow: setup-test ## the Slurm test that needs minutes and an idle machine: a node that goes down
+test-slurm-slow: setup-test ## the Slurm tests that need minutes and an idle machine: a node that goes down, Slurm's own time limits
 	$(CARGO) test --test slurm -- --ignored
 
 test-cuda-orders: setup-test ## the CUDA path on doubles: 1 to 5 ranks in 22 orders of streams, some minutes

@@ -5,15 +5,27 @@ mod common;
 use common::{Output, Run};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard};
+
+/// Tests of this file share the machine; one that goes by times has it for itself.
+static MACHINE: RwLock<()> = RwLock::new(());
 
 /// A directory with the reports of one acceptance.
 struct Accepted {
     dir: tempfile::TempDir,
+    /// None where the test holds the whole machine.
+    _shared: Option<RwLockReadGuard<'static, ()>>,
 }
 
 impl Accepted {
     fn new() -> Self {
-        Accepted { dir: tempfile::tempdir().expect("a temporary directory") }
+        let shared = MACHINE.read().unwrap_or_else(PoisonError::into_inner);
+        Accepted { dir: tempfile::tempdir().expect("a temporary directory"), _shared: Some(shared) }
+    }
+
+    /// For a test that holds the machine.
+    fn alone() -> Self {
+        Accepted { dir: tempfile::tempdir().expect("a temporary directory"), _shared: None }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -146,7 +158,8 @@ fn a_wrong_value_in_a_collective_is_counted_and_its_rank_named() {
 
 #[test]
 fn a_rank_that_computes_slowly_is_named() {
-    let case = Accepted::new();
+    let _machine = MACHINE.write().unwrap_or_else(PoisonError::into_inner);
+    let case = Accepted::alone();
     let words = ["run.sections=inventory,device"];
     // A hundred times slower than it is.
     case.run(3, &words, Some(("ZERO3_TEST_DRAG", "1:10000"))).expect_code(3).expect_text("VALID  NOT ACCEPTED");
@@ -158,7 +171,8 @@ fn a_rank_that_computes_slowly_is_named() {
 
 #[test]
 fn a_slow_link_is_named_by_both_its_ends() {
-    let case = Accepted::new();
+    let _machine = MACHINE.write().unwrap_or_else(PoisonError::into_inner);
+    let case = Accepted::alone();
     let words = ["run.sections=inventory,collectives", "collectives.iterations=10", "collectives.warmup=0"];
     case.run(4, &words, Some(("ZERO3_TEST_SLOW_LINK", "1-3:300000"))).expect_code(3).expect_text("VALID  NOT ACCEPTED");
     let (status, reason) = case.metric("collectives.slow_links");

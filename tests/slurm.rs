@@ -1,4 +1,4 @@
-//! slurm/zero3.sbatch on a real Slurm: slurmctld and several slurmd on this machine, brought up by tests/slurm/up.sh.
+//! The scripts of slurm/ on a real Slurm: slurmctld and several slurmd on this machine, brought up by tests/slurm/up.sh.
 
 mod common;
 
@@ -50,7 +50,7 @@ impl Cluster {
     fn sbatch(&self, case: &Case, script_name: &str, run: &str, options: &[&str]) -> Command {
         let mut command = self.client("sbatch");
         command
-            .arg(format!("--output={}", case.path(&format!("{run}.out")).display()))
+            .args(["--parsable", &format!("--output={}", case.path(&format!("{run}.out")).display())])
             .args(options)
             .arg(script(script_name))
             .current_dir(case.path(""));
@@ -75,7 +75,7 @@ impl Cluster {
         own.into_iter().chain(words.iter().map(|word| word.to_string())).collect()
     }
 
-    /// Runs `sbatch --parsable ...`, waits for the job (of an array: for each), and returns its worst exit code and what it
+    /// Submits, waits for the job (of an array: for each), and returns its worst exit code and what it
     /// printed. Not by `sbatch --wait`, which looks after 2, 10, 42, 74 s: a job of 11 s would seem to take 42.
     fn ended(&self, sbatch: Command, case: &Case, run: &str) -> (i32, String) {
         let job = Self::job_id(sbatch);
@@ -94,20 +94,23 @@ impl Cluster {
         std::fs::read_to_string(case.path(&format!("{run}.out"))).unwrap_or_default()
     }
 
+    /// What a client program of this cluster says.
+    #[track_caller]
+    fn ask(&self, program: &str, words: &[&str]) -> String {
+        let out = self.client(program).args(words).output().expect("coreutils has timeout");
+        assert!(out.status.success(), "{program} {words:?}: {}", String::from_utf8_lossy(&out.stderr));
+        String::from_utf8_lossy(&out.stdout).into_owned()
+    }
+
     /// Waits for the end of a job, or of each task of an array: the worst exit code.
     fn exit_code(&self, job: &str, case: &Case, run: &str) -> i32 {
         let started = Instant::now();
-        let ask = |program: &str, words: &[&str]| {
-            let out = self.client(program).args(words).output().expect("coreutils has timeout");
-            assert!(out.status.success(), "{program} {words:?}: {}", String::from_utf8_lossy(&out.stderr));
-            String::from_utf8_lossy(&out.stdout).into_owned()
-        };
-        while !ask("squeue", &["--noheader", "--jobs", job]).trim().is_empty() {
+        while !self.ask("squeue", &["--noheader", "--jobs", job]).trim().is_empty() {
             let log = || Self::output(case, run);
             assert!(started.elapsed() < Duration::from_secs(240), "job {job} did not end in time\n{}", log());
             std::thread::sleep(Duration::from_millis(200));
         }
-        let shown = ask("scontrol", &["--oneliner", "show", "job", job]);
+        let shown = self.ask("scontrol", &["--oneliner", "show", "job", job]);
         let codes = shown.split_whitespace().filter_map(|word| word.strip_prefix("ExitCode="));
         let codes = codes.map(|code| code.split(':').next().and_then(|n| n.parse().ok()).expect("CODE:SIGNAL"));
         codes.max().unwrap_or_else(|| panic!("no exit code in {shown}"))
@@ -115,28 +118,20 @@ impl Cluster {
 
     /// Trains with slurm/zero3.sbatch, waits, and returns its exit code and what it printed.
     fn train(&self, case: &Case, run: &str, words: &[&str]) -> (i32, String) {
-        let mut sbatch = self.sbatch(case, "slurm/zero3.sbatch", run, &["--parsable"]);
-        sbatch.args(Self::words(case, run, words));
-        self.ended(sbatch, case, run)
+        let job = self.submit(case, run, words);
+        (self.exit_code(&job, case, run), Self::output(case, run))
     }
 
     /// Submits without waiting; returns the job's id.
     fn submit(&self, case: &Case, run: &str, words: &[&str]) -> String {
-        let mut sbatch = self.sbatch(case, "slurm/zero3.sbatch", run, &["--parsable"]);
+        let mut sbatch = self.sbatch(case, "slurm/zero3.sbatch", run, &[]);
         sbatch.args(Self::words(case, run, words));
         Self::job_id(sbatch)
     }
 
-    fn control(&self, words: &[&str]) {
-        let out = self.client("scontrol").args(words).output().expect("coreutils has timeout");
-        assert!(out.status.success(), "scontrol {words:?}: {}", String::from_utf8_lossy(&out.stderr));
-    }
-
     /// A field of `scontrol show job`.
     fn field(&self, job: &str, name: &str) -> String {
-        let out =
-            self.client("scontrol").args(["--oneliner", "show", "job", job]).output().expect("coreutils has timeout");
-        let text = String::from_utf8_lossy(&out.stdout).into_owned();
+        let text = self.ask("scontrol", &["--oneliner", "show", "job", job]);
         let found = text.split_whitespace().filter_map(|word| word.split_once('=')).find(|(key, _)| *key == name);
         found.unwrap_or_else(|| panic!("no {name} of job {job} in {text}")).1.to_string()
     }
@@ -151,8 +146,7 @@ impl Cluster {
                 return value;
             }
             if started.elapsed() > Duration::from_secs(200) {
-                let log = std::fs::read_to_string(case.path(&format!("{run}.out"))).unwrap_or_default();
-                panic!("{name} of job {job} is {value}, not {values:?}\n{log}");
+                panic!("{name} of job {job} is {value}, not {values:?}\n{}", Self::output(case, run));
             }
             let requeued = self.field(job, "JobState") == "PENDING" && self.field(job, "Restarts") != "0";
             if requeued && processes_of(&self.dir, "slurmstepd").is_empty() {
@@ -224,7 +218,7 @@ fn the_acceptance_benchmark_sees_two_nodes_and_its_verdict_is_the_exit_code() {
             "elasticity.soak_minutes=0".into(),
         ]
     };
-    let mut sbatch = cluster.sbatch(&case, "slurm/acceptance.sbatch", "good", &["--parsable"]);
+    let mut sbatch = cluster.sbatch(&case, "slurm/acceptance.sbatch", "good", &[]);
     sbatch.args(words("good"));
     let (code, log) = cluster.ended(sbatch, &case, "good");
     assert_eq!(code, 0, "{log}");
@@ -243,7 +237,7 @@ fn the_acceptance_benchmark_sees_two_nodes_and_its_verdict_is_the_exit_code() {
     // The first ranks of two nodes make one link.
     assert_eq!(report["collectives"]["links"].as_array().expect("links").len(), 1);
 
-    let mut sbatch = cluster.sbatch(&case, "slurm/acceptance.sbatch", "bad", &["--parsable"]);
+    let mut sbatch = cluster.sbatch(&case, "slurm/acceptance.sbatch", "bad", &[]);
     sbatch.args(words("bad")).args(["run.sections=inventory,device", "limits.gemm_f32_gflops=1e9 -10%"]);
     let (code, log) = cluster.ended(sbatch, &case, "bad");
     assert_eq!(code, 3, "{log}");
@@ -296,7 +290,7 @@ fn a_node_that_goes_down_puts_the_job_back_and_nothing_is_lost() {
     let words = ["train.steps=100", "train.eval_every=0", "log.every=0", "checkpoint.every=10"];
     let job = cluster.submit(&case, "run", &words);
     until_row(&case.path("run"), 20);
-    cluster.control(&["update", "nodename=n2", "state=down", "reason=test"]);
+    cluster.ask("scontrol", &["update", "nodename=n2", "state=down", "reason=test"]);
     cluster.until(&case, "run", &job, "Restarts", &["1"]);
     // It may have come back by itself: its daemon lives.
     let resume = ["update", "nodename=n2", "state=resume"];
@@ -312,7 +306,7 @@ fn a_node_that_goes_down_puts_the_job_back_and_nothing_is_lost() {
 fn a_killed_rank_fails_the_job_at_once() {
     let cluster = Cluster::up(2);
     let case = Case::tiny();
-    let mut sbatch = cluster.sbatch(&case, "slurm/zero3.sbatch", "run", &["--parsable"]);
+    let mut sbatch = cluster.sbatch(&case, "slurm/zero3.sbatch", "run", &[]);
     sbatch.args(Cluster::words(&case, "run", &["train.steps=100000"])).env("ZERO3_TEST_FAULT", "kill@step:3:3");
     let started = Instant::now();
     let (code, log) = cluster.ended(sbatch, &case, "run");
@@ -328,8 +322,7 @@ fn checkpoints_go_from_four_ranks_to_three_to_six_across_jobs() {
     let (code, log) = cluster.train(&case, "four", &["train.steps=2", schedule]);
     assert_eq!(code, 0, "{log}");
     let restore = |from: &str, run: &str, options: &[&str], steps: &str| {
-        let options = [&["--parsable"], options].concat();
-        let mut sbatch = cluster.sbatch(&case, "slurm/restore.sbatch", run, &options);
+        let mut sbatch = cluster.sbatch(&case, "slurm/restore.sbatch", run, options);
         sbatch.arg(case.path(from)).args(Cluster::words(&case, run, &[steps, schedule]));
         let (code, log) = cluster.ended(sbatch, &case, run);
         assert_eq!(code, 0, "{log}");
@@ -350,7 +343,7 @@ fn an_array_trains_each_line_into_a_directory_of_its_own() {
     let cluster = Cluster::up(2);
     let case = Case::tiny();
     std::fs::write(case.path("sweep.txt"), "optim.lr=1e-3\noptim.lr=2e-3 train.steps=3\n").expect("a temporary file");
-    let mut sbatch = cluster.sbatch(&case, "slurm/array_sweep.sbatch", "sweep_%a", &["--parsable", "--array=1-2"]);
+    let mut sbatch = cluster.sbatch(&case, "slurm/array_sweep.sbatch", "sweep_%a", &["--array=1-2"]);
     sbatch.arg(case.path("sweep.txt")).arg(case.path("runs")).arg(case.deck());
     let (code, log) = cluster.ended(sbatch, &case, "sweep_1");
     assert_eq!(code, 0, "{log}");
@@ -371,7 +364,7 @@ fn tasks_that_cannot_meet_are_refused_and_mpirun_is_a_way() {
     }
     assert!(!case.path("never").exists(), "nothing was started");
 
-    let mut sbatch = cluster.sbatch(&case, "slurm/zero3.sbatch", "run", &["--parsable"]);
+    let mut sbatch = cluster.sbatch(&case, "slurm/zero3.sbatch", "run", &[]);
     sbatch.args(Cluster::words(&case, "run", &[])).env("ZERO3_LAUNCHER", "mpirun");
     let (code, log) = cluster.ended(sbatch, &case, "run");
     assert_eq!(code, 0, "{log}");
@@ -384,7 +377,7 @@ fn an_mpirun_job_saves_when_slurm_signals_its_batch_shell() {
     let case = Case::tiny();
     let words = ["train.steps=100000", "train.eval_every=0", "log.every=0", "checkpoint.every=0"];
     for signal in ["USR1", "TERM"] {
-        let mut sbatch = cluster.sbatch(&case, "slurm/zero3.sbatch", signal, &["--parsable"]);
+        let mut sbatch = cluster.sbatch(&case, "slurm/zero3.sbatch", signal, &[]);
         sbatch.args(Cluster::words(&case, signal, &words));
         let job = Cluster::job_id(sbatch.env("ZERO3_LAUNCHER", "mpirun").env("ZERO3_MAX_RESTARTS", "0"));
         until_row(&case.path(signal), 5);
@@ -454,7 +447,7 @@ fn slurms_own_signal_the_limit_it_tells_and_the_limit_that_fires_each_leave_a_ch
         ["train.steps=1000000", "train.eval_every=0", "log.every=0", "checkpoint.every=0", "run.job_comment=true"];
     // USR2 asks for a report, no more.
     let submit = |run: &str, signal: &str, program: Option<&Path>| {
-        let options = ["--parsable", "--nodes=1", "--ntasks-per-node=2", "--time=1", signal];
+        let options = ["--nodes=1", "--ntasks-per-node=2", "--time=1", signal];
         let mut sbatch = cluster.sbatch(&case, "slurm/zero3.sbatch", run, &options);
         sbatch.args(Cluster::words(&case, run, &words)).env("ZERO3_MAX_RESTARTS", "0");
         sbatch.env("ZERO3_TEST_COLLECTIVE_DELAY_US", "2000");
@@ -473,8 +466,7 @@ fn slurms_own_signal_the_limit_it_tells_and_the_limit_that_fires_each_leave_a_ch
         assert!(case.path(run).join("checkpoints/latest").exists(), "{run}\n{log}");
     }
     assert_eq!(cluster.field(&jobs[2].1, "JobState"), "TIMEOUT", "Slurm's limit has fired");
-    let shown = cluster.client("scontrol").args(["show", "job", &jobs[0].1]).output().expect("coreutils has timeout");
-    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    let shown = cluster.ask("scontrol", &["show", "job", &jobs[0].1]);
     assert!(shown.contains("Comment=zero3: step ") && shown.contains("of 1000000, stopped early, saved"), "{shown}");
     // No scontrol, no comment: one line, and nothing else.
     let log = Cluster::output(&case, "fires");
@@ -486,7 +478,7 @@ fn gpus_that_slurm_hands_out_are_left_alone_by_a_deck_that_does_not_ask_for_them
     let cluster = Cluster::up_with_gpus(2, 2);
     let case = Case::tiny();
     let run = |run: &str, gpus: &str, words: &[&str]| {
-        let mut sbatch = cluster.sbatch(&case, "slurm/zero3.sbatch", run, &["--parsable", gpus]);
+        let mut sbatch = cluster.sbatch(&case, "slurm/zero3.sbatch", run, &[gpus]);
         sbatch.args(Cluster::words(&case, run, words));
         cluster.ended(sbatch, &case, run)
     };

@@ -6,7 +6,6 @@
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 enum { ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, BROADCAST, N_OPS };
 static const char *names[N_OPS] = {"all_gather", "library_reduce_scatter", "all_reduce", "broadcast"};

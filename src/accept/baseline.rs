@@ -44,6 +44,11 @@ impl Baseline {
         !self.schema.is_empty()
     }
 
+    /// Whether it is of another number of ranks, whose figures are not those of `n_ranks`.
+    pub fn is_of_other_than(&self, n_ranks: usize) -> bool {
+        self.is_given() && self.n_ranks != n_ranks
+    }
+
     /// Reads a file.
     ///
     /// # Errors
@@ -103,6 +108,8 @@ mod tests {
         assert_eq!(baseline.metrics.len(), 1);
         baseline.write(&path).unwrap();
         assert_eq!(Baseline::read(&path).unwrap(), baseline);
+        assert!(baseline.is_of_other_than(4) && !baseline.is_of_other_than(3));
+        assert!(!Baseline::default().is_of_other_than(4), "none was given");
         for (text, says) in [
             ("{}", "missing field"),
             ("[", "EOF"),

@@ -1,11 +1,12 @@
 //! Every rank's device by itself: matrix products and memory bandwidth, with every element of a result checked.
 
-use super::lab::{Lab, median};
+use super::lab::Lab;
 use super::metric::{Metric, show};
 use crate::backend::ops::LinearShape;
 use crate::backend::{Backend, Comm, Ops};
 use crate::dtype::DType;
 use crate::error::Result;
+use crate::telemetry::quantile::median;
 
 /// Values of the operands repeat after so many rows: few different results to know, each of small whole numbers and so
 /// exact in f32 in any order of addition.
@@ -21,14 +22,8 @@ fn b(j: usize, k: usize) -> f32 {
     ((j % ROW_PERIODS.1 + k * 5) % 3) as f32 - 1.0
 }
 
-/// What one rank measured.
-struct Measured {
-    gflops: f64,
-    n_wrong: u64,
-}
-
-/// `n x n` times `n x n` with operands of `dtype`, sums and result in f32.
-fn gemm<B: Backend>(lab: &Lab<'_, B>, dtype: DType) -> Result<Measured> {
+/// `n x n` times `n x n` with operands of `dtype`, sums and result in f32: GFLOP/s and wrong elements.
+fn gemm<B: Backend>(lab: &Lab<'_, B>, dtype: DType) -> Result<(f64, u64)> {
     let n = lab.deck.device.gemm_n;
     let shape = LinearShape { rows: n, n_in: n, n_out: n };
     let work_numel = B::Device::linear_forward_work_numel(shape, DType::F32, dtype, dtype);
@@ -45,7 +40,7 @@ fn gemm<B: Backend>(lab: &Lab<'_, B>, dtype: DType) -> Result<Measured> {
     let got = lab.read(out.view())?;
     let wanted = |e: usize| expected[e / n % ROW_PERIODS.0 * ROW_PERIODS.1 + e % n % ROW_PERIODS.1];
     let n_wrong = got.iter().enumerate().filter(|&(e, x)| *x != wanted(e)).count() as u64;
-    Ok(Measured { gflops: 2.0 * (n as f64).powi(3) / time.as_secs_f64() / 1e9, n_wrong })
+    Ok((2.0 * (n as f64).powi(3) / time.as_secs_f64() / 1e9, n_wrong))
 }
 
 /// The sum of two arrays into a third: GB/s of all three, as STREAM counts them, and wrong elements.
@@ -72,7 +67,6 @@ pub fn run<B: Backend>(lab: &Lab<'_, B>) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     let mut slow = Vec::new();
     let mut add = |what: &str, key: &str, unit: &str, rate: f64, n_wrong: u64| -> Result<()> {
-        lab.comm.barrier()?;
         let all = lab.comm.all_gather_f64(&[rate, n_wrong as f64])?;
         let rates: Vec<f64> = all.iter().step_by(2).copied().collect();
         let wrong: Vec<f64> = all.iter().skip(1).step_by(2).copied().collect();
@@ -98,7 +92,7 @@ pub fn run<B: Backend>(lab: &Lab<'_, B>) -> Result<Vec<Metric>> {
     for (what, key, dtype) in
         [("gemm_f32", "gemm_f32_gflops", DType::F32), ("gemm_bf16", "gemm_bf16_gflops", DType::Bf16)]
     {
-        let Measured { gflops, n_wrong } = gemm(lab, dtype)?;
+        let (gflops, n_wrong) = gemm(lab, dtype)?;
         add(what, key, "GFLOP/s", gflops, n_wrong)?;
     }
     let (rate, n_wrong) = memory(lab)?;

@@ -1,13 +1,14 @@
 //! What long jobs live through: a checkpoint restored on fewer ranks, a stop signal and a resume, and a soak.
 
 use super::groups::{Trained, all_know, train_on, train_on_all};
-use super::lab::{Lab, median};
+use super::lab::Lab;
 use super::metric::Metric;
 use super::training::Reference;
 use crate::backend::agree::all_or_none;
 use crate::backend::{Backend, Comm};
 use crate::config;
 use crate::error::{Exit, Result};
+use crate::telemetry::quantile::median;
 use crate::telemetry::signals;
 use crate::telemetry::stragglers::{Stragglers, WINDOW};
 use crate::train::state::Start;
@@ -29,8 +30,7 @@ pub fn run<B: Backend>(lab: &Lab<'_, B>, work: &Path, reference: &Reference) -> 
 /// The reference run's deck in another directory, with a checkpoint at its end; `steps` of its steps.
 fn part_of<B: Backend>(lab: &Lab<'_, B>, reference: &Reference, dir: &Path, steps: u64) -> Result<config::Deck> {
     let mut deck = lab.deck.reference(&reference.tokens, &dir.display().to_string(), lab.deck.training.steps)?;
-    deck.train.steps = steps;
-    deck.checkpoint.every = deck.train.steps.max(steps);
+    (deck.train.steps, deck.checkpoint.every) = (steps, steps);
     Ok(deck)
 }
 

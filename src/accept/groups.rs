@@ -6,6 +6,7 @@ use crate::backend::Backend;
 use crate::backend::agree::{all_or_none, decided_by_rank_0};
 use crate::config;
 use crate::error::{Error, Exit, Result};
+use crate::telemetry::quantile::median;
 use crate::telemetry::{RankStep, StepRow};
 use crate::train::state::Start;
 use crate::train::{self, Job};
@@ -43,12 +44,12 @@ impl Trained {
         digest(&self.losses, &self.grad_norms)
     }
 
-    /// Tokens per second at the median step, the first two left out: they touch memory for the first time.
+    /// Tokens per second at the median of the settled steps.
     pub fn tokens_per_s(&self) -> f64 {
-        self.tokens_per_step as f64 / (super::lab::median(self.settled_ms()) / 1e3)
+        self.tokens_per_step as f64 / (median(self.settled_ms()) / 1e3)
     }
 
-    /// Step times without the first two.
+    /// Step times without the first two, which touch memory for the first time.
     pub fn settled_ms(&self) -> &[f64] {
         &self.step_ms[2.min(self.step_ms.len().saturating_sub(1))..]
     }
@@ -175,7 +176,7 @@ pub fn train_on_groups<B: Backend>(
 ///
 /// Three of four tokens follow from the one before, so there is something to learn; the rest are drawn.
 pub fn write_tokens<B: Backend>(lab: &Lab<'_, B>, dir: &Path) -> Result<String> {
-    let deck = lab.deck.reference("tokens.u16", "reference", lab.deck.training.steps)?;
+    let deck = lab.reference_deck()?;
     let vocab = deck.model.vocab_size as u64;
     let wanted = deck.model.seq_len as u64 * deck.train.global_batch_size as u64 * 4;
     let n_tokens = wanted.clamp(1 << 16, 1 << 26) as usize;

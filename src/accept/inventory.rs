@@ -5,7 +5,8 @@ use super::metric::Metric;
 use crate::backend::agree::all_or_none;
 use crate::backend::{Backend, Comm, Device};
 use crate::error::Result;
-use std::collections::BTreeMap;
+use crate::train::planning;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// What a rank says of itself, by name.
@@ -14,7 +15,7 @@ pub type Facts = BTreeMap<String, String>;
 /// Facts that may differ between ranks without a word.
 const OWN: [&str; 2] = ["host", "cores"];
 /// Facts without which no two ranks compute the same bits: a difference is no matter of taste.
-const BINDING: [&str; 4] = ["zero3", "program", "deck", "instruction set"];
+const BINDING: [&str; 4] = ["zero3", "program", "deck", "instruction_set"];
 
 /// A rank that says something else than most.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,7 +32,7 @@ pub struct Odd {
 
 /// For each fact, the ranks that do not say what most say (of a tie, what the lowest rank says).
 pub fn odd_ones_out(ranks: &[Facts]) -> Vec<Odd> {
-    let names: std::collections::BTreeSet<&String> = ranks.iter().flat_map(BTreeMap::keys).collect();
+    let names: BTreeSet<&String> = ranks.iter().flat_map(BTreeMap::keys).collect();
     let mut odd = Vec::new();
     for name in names.into_iter().filter(|name| !OWN.contains(&name.as_str())) {
         let said = |r: usize| ranks[r].get(name).map_or("nothing", String::as_str);
@@ -83,11 +84,9 @@ pub fn facts<B: Backend>(lab: &Lab<'_, B>, own: &Facts) -> Facts {
         "highest clock",
         file("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq").map(|s| format!("{} kHz", s.trim())),
     );
-    let checkpoints =
-        if lab.deck.run.checkpoint_dir.is_empty() { &lab.deck.run.dir } else { &lab.deck.run.checkpoint_dir };
-    for (name, dir) in [("file system of run.dir", &lab.deck.run.dir), ("file system of checkpoints", checkpoints)] {
-        say(name, file_system(&file("/proc/self/mounts").unwrap_or_default(), Path::new(dir)));
-    }
+    let mounts = file("/proc/self/mounts").unwrap_or_default();
+    say("file system of run.dir", file_system(&mounts, Path::new(&lab.deck.run.dir)));
+    say("file system of checkpoints", file_system(&mounts, Path::new(lab.deck.checkpoint_dir())));
     facts
 }
 
@@ -106,7 +105,7 @@ fn file_system(mounts: &str, dir: &Path) -> Option<String> {
 /// Every rank's facts, and the metrics they make. Collective.
 pub fn run<B: Backend>(lab: &Lab<'_, B>, own: &Facts) -> Result<(Vec<Metric>, Vec<Facts>)> {
     let all = all_or_none(lab.comm, Ok(facts(lab, own)))?;
-    let n_hosts = lab.hosts.iter().collect::<std::collections::BTreeSet<_>>().len();
+    let n_hosts = lab.hosts.iter().collect::<BTreeSet<_>>().len();
     let mut metrics = vec![
         Metric::info("inventory.n_ranks", lab.n() as f64, ""),
         Metric::info("inventory.n_hosts", n_hosts as f64, ""),
@@ -142,9 +141,8 @@ pub fn run<B: Backend>(lab: &Lab<'_, B>, own: &Facts) -> Result<(Vec<Metric>, Ve
 
 /// Of the reference run on all ranks.
 fn plan_digest<B: Backend>(lab: &Lab<'_, B>) -> Result<u64> {
-    let deck = lab.deck.reference("tokens.u16", "reference", lab.deck.training.steps)?;
-    let spec = crate::model::gpt2::model::<B::Device>(&deck).spec;
-    Ok(crate::plan::Plan::new(&spec, lab.n(), &crate::plan::Knobs::from_deck(&deck.zero))?.digest())
+    let (_, plan) = planning::of_deck::<B::Device>(&lab.reference_deck()?, lab.n())?;
+    Ok(plan.digest())
 }
 
 #[cfg(test)]

@@ -1,16 +1,18 @@
 //! What every section works with: the ranks, the deck, the baseline; buffers, timed calls, names of ranks.
 //!
-//! The few calls of [`Device`] that the benchmark makes stand here, so that another backend changes one file.
+//! What several sections ask of a [`Device`] or of the reference model stands here once.
 
 use super::baseline::Baseline;
 use super::metric::Metric;
 use crate::backend::agree::all_or_none;
 use crate::backend::memory::Memory;
 use crate::backend::{Backend, Buf, Comm, Device, Queue, View};
-use crate::config::Limit;
 use crate::config::acceptance::Deck;
+use crate::config::{self, Limit};
 use crate::dtype::DType;
 use crate::error::{Exit, Result};
+use crate::model::gpt2;
+use crate::params::ModelSpec;
 use crate::plan::memory::{Slot, lay_in_a_row};
 use crate::telemetry::MemKind;
 use crate::test_hooks;
@@ -71,6 +73,16 @@ impl<B: Backend> Lab<'_, B> {
         let limits = toml::Value::try_from(&self.deck.limits).expect("a section is a table");
         let text = limits.get(key).and_then(|v| v.as_str()).unwrap_or_else(|| panic!("no limit {key}"));
         text.parse().expect("the deck was checked")
+    }
+
+    /// The training deck of the reference run, for what needs its sizes alone: its paths lead nowhere.
+    pub fn reference_deck(&self) -> Result<config::Deck> {
+        self.deck.reference("tokens.u16", "reference", self.deck.training.steps)
+    }
+
+    /// The parameters and units of the reference model.
+    pub fn reference_spec(&self) -> Result<ModelSpec> {
+        Ok(gpt2::model::<B::Device>(&self.reference_deck()?).spec)
     }
 
     /// The same number of every rank. Collective.
@@ -139,29 +151,4 @@ pub fn buffers<B: Backend>(device: &B::Device, comm: &B::Comm, sizes: &[(usize, 
     // Pages are there before anything is timed.
     bufs.iter_mut().for_each(|buf| device.fill_bytes(buf.view_mut(), 0));
     Ok(bufs)
-}
-
-/// The middle one; the upper of two.
-pub fn median(values: &[f64]) -> f64 {
-    quantile(values, 0.5)
-}
-
-/// The smallest value that a share `q` of all is not above; the upper one of two for 0.5.
-pub fn quantile(values: &[f64], q: f64) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted[((sorted.len() as f64 * q) as usize).min(sorted.len() - 1)]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn quantiles_are_values_that_were_measured() {
-        let values = [5.0, 1.0, 4.0, 2.0, 3.0];
-        assert_eq!((median(&values), quantile(&values, 0.99), quantile(&values, 0.0)), (3.0, 5.0, 1.0));
-        assert_eq!(median(&[1.0, 2.0]), 2.0);
-        assert_eq!(quantile(&[7.0], 0.99), 7.0);
-    }
 }

@@ -43,6 +43,18 @@ pub enum Source {
     Peers,
 }
 
+impl Source {
+    /// As reports have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Source::Deck => "deck",
+            Source::Baseline => "baseline",
+            Source::Theory => "theory",
+            Source::Peers => "peers",
+        }
+    }
+}
+
 /// One figure.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Metric {

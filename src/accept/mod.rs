@@ -31,7 +31,7 @@ use crate::backend::agree::{all_or_none, decided_by_rank_0};
 use crate::config::acceptance::STAGES;
 use crate::error::{Error, Exit, Result};
 use crate::telemetry::signals::{self, Stop};
-use crate::telemetry::time_limit::{parse_seconds, unix_now};
+use crate::telemetry::time_limit::parse_seconds;
 use baseline::Baseline;
 use deadline::Deadline;
 use metric::Metric;
@@ -63,9 +63,7 @@ struct Findings {
 /// rank alone have to abort the job. Collective.
 pub fn run<B: Backend>(lab: &Lab<'_, B>, own: &Facts, record: &Record) -> Result<Exit> {
     let run_dir = Path::new(&lab.deck.run.dir);
-    let checkpoints =
-        if lab.deck.run.checkpoint_dir.is_empty() { run_dir } else { Path::new(&lab.deck.run.checkpoint_dir) };
-    let work = checkpoints.join(WORK_DIR);
+    let work = Path::new(lab.deck.checkpoint_dir()).join(WORK_DIR);
     decided_by_rank_0(lab.comm, || {
         std::fs::create_dir_all(run_dir).map_err(|e| Error::io("mkdir", run_dir, &e))?;
         if work.exists() {
@@ -73,6 +71,13 @@ pub fn run<B: Backend>(lab: &Lab<'_, B>, own: &Facts, record: &Record) -> Result
         }
         std::fs::create_dir_all(&work).map_err(|e| Error::io("mkdir", &work, &e))
     })?;
+    if lab.rank() == 0 && lab.baseline.is_of_other_than(lab.n()) {
+        log::warn!(
+            "the baseline is of {} ranks, this job has {}: figures of all ranks together differ by that alone",
+            lab.baseline.n_ranks,
+            lab.n()
+        );
+    }
     let limit_s = parse_seconds(&lab.deck.run.time_limit).expect("the deck was checked");
     let deadline = Deadline::start(lab.rank(), lab.started, limit_s * HARD_LIMIT, lab.abort);
 
@@ -85,7 +90,7 @@ pub fn run<B: Backend>(lab: &Lab<'_, B>, own: &Facts, record: &Record) -> Result
             deadline.enter(stage);
             match run_stage(lab, stage, own, &work, &mut found) {
                 Ok(metrics) => section.metrics = metrics,
-                // Every rank knows, and the others sections may still have something to say.
+                // Every rank knows, and the other sections may still have something to say.
                 Err(error @ Error::Agreed { .. }) => {
                     (section.ending, section.reason) = (Ending::Failed, error.to_string())
                 }
@@ -101,16 +106,15 @@ pub fn run<B: Backend>(lab: &Lab<'_, B>, own: &Facts, record: &Record) -> Result
     deadline.enter("reports");
     found.report.verdict = Verdict::of(&found.report.sections);
     found.report.seconds = lab.started.elapsed().as_secs_f64();
-    decided_by_rank_0(lab.comm, || {
+    // Agreed from the same metrics; said again by rank 0, whose clock decided what ran.
+    let verdict = decided_by_rank_0(lab.comm, || {
         std::fs::remove_dir_all(&work).ok();
         found.report.write(run_dir)?;
         write_records(lab, &found, record)?;
         report::screen::verdict(&found.report, run_dir);
-        Ok(found.report.verdict.exit().code())
+        Ok(found.report.verdict.clone())
     })?;
-    // Agreed from the same metrics; said again by rank 0, whose clock decided what ran.
-    let accepted = decided_by_rank_0(lab.comm, || Ok(found.report.verdict.accepted))?;
-    Ok(if accepted { Exit::Finished } else { Exit::NotAccepted })
+    Ok(verdict.exit())
 }
 
 /// Whether a section runs (`Completed`, if it comes to its end), and why not. Rank 0's clock decides; a signal to any rank counts.
@@ -190,9 +194,4 @@ fn write_records<B: Backend>(lab: &Lab<'_, B>, found: &Findings, record: &Record
         }
         (None, _) => Ok(()),
     }
-}
-
-/// Unix time at which `lab`'s process started.
-fn started_unix<B: Backend>(lab: &Lab<'_, B>) -> f64 {
-    unix_now() - lab.started.elapsed().as_secs_f64()
 }

@@ -165,9 +165,7 @@ fn measure<B: Backend>(lab: &Lab<'_, B>, dir: &Path) -> Result<Vec<Metric>> {
 
 /// Bytes of a rank's weights and moments of the reference model.
 fn share_of_reference<B: Backend>(lab: &Lab<'_, B>) -> Result<u64> {
-    let deck = lab.deck.reference("tokens.u16", "reference", lab.deck.training.steps)?;
-    let spec = crate::model::gpt2::model::<B::Device>(&deck).spec;
-    Ok((12 * spec.numel()).div_ceil(lab.n()) as u64)
+    Ok((12 * lab.reference_spec()?.numel()).div_ceil(lab.n()) as u64)
 }
 
 #[cfg(test)]

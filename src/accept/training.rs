@@ -4,12 +4,13 @@
 use super::answers::{self, Answer};
 use super::bisect::{self, Finding};
 use super::groups::{self, Trained, all_know, train_on_all, train_on_groups};
-use super::lab::{Lab, quantile};
+use super::lab::Lab;
 use super::metric::{Metric, Status};
 use crate::backend::agree::decided_by_rank_0;
 use crate::backend::{Backend, Device};
 use crate::error::{Error, Exit, Result};
 use crate::telemetry::Summary;
+use crate::telemetry::quantile::quantile;
 use crate::telemetry::summary::Planned;
 use crate::train::state::Start;
 use std::path::Path;

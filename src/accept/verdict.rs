@@ -43,7 +43,7 @@ impl Section {
 }
 
 /// The sections that must be sound before `section` runs.
-pub fn needs(section: &str) -> &'static [&'static str] {
+fn needs(section: &str) -> &'static [&'static str] {
     match section {
         // Ranks of different programs or decks measure nothing together.
         "device" | "collectives" | "storage" | "training" => &["inventory"],

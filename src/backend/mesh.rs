@@ -1,8 +1,8 @@
 //! The ranks as a grid with named dimensions. Today only `shard` is larger than one in a run; hybrid sharding,
 //! tensor and sequence parallelism add extents, not code in `zero/`.
 //!
-//! Pure: a rank's coordinates and the colour and key that split a communicator. The world rank is seen by launch,
-//! logging and cli alone.
+//! Pure: a rank's coordinates, the colour and key that split a communicator, and which ranks share a node. The world rank
+//! is seen by launch, logging and cli alone.
 
 /// A dimension of the mesh, outermost first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,9 +72,26 @@ impl Mesh {
     }
 }
 
+/// Ranks of each node, by the order of their lowest rank; the r-th host is that of rank r.
+pub fn ranks_by_host<'a>(host_of_rank: impl Iterator<Item = &'a str>) -> Vec<(&'a str, Vec<usize>)> {
+    let mut hosts: Vec<(&str, Vec<usize>)> = Vec::new();
+    for (rank, host) in host_of_rank.enumerate() {
+        match hosts.iter_mut().find(|(known, _)| *known == host) {
+            Some((_, ranks)) => ranks.push(rank),
+            None => hosts.push((host, vec![rank])),
+        }
+    }
+    hosts
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn hosts_are_grouped_wherever_their_ranks_are() {
+        assert_eq!(ranks_by_host(["a", "b", "a"].into_iter()), [("a", vec![0, 2]), ("b", vec![1])]);
+    }
 
     #[test]
     fn two_shard_groups_of_three_have_their_own_colours_and_orders() {

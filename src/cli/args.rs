@@ -161,7 +161,7 @@ Example:
 
 Exit codes: 0 finished; 2 no summary there; 70 internal error.";
 
-/// Ranks that can be planned for: more than any machine starts, few enough for a plan to be made at once.
+/// Ranks that can be planned or cut for: more than any machine starts, few enough for a plan to be made at once.
 const MAX_RANKS: i64 = 1 << 20;
 
 /// Everything the program can be asked to do.
@@ -442,7 +442,7 @@ enum CliCommand {
         #[command(subcommand)]
         command: DeviceCommand,
     },
-    /// Answers five questions about a run's memory and time from its own records.
+    /// Answer five questions about a run's memory and time from its own records.
     ///
     /// Which shards are resident at rest; which full parameters are gathered; did prefetches overlap compute; were full
     /// parameters released soon enough; were gradients reduced, or did full copies pile up. Each answer cites its numbers.
@@ -451,7 +451,7 @@ enum CliCommand {
         /// A run directory.
         run: PathBuf,
     },
-    /// Look at checkpoints.
+    /// Look at checkpoints, cut them anew, exchange weights with other programs.
     #[command(after_help = CKPT_HELP)]
     Ckpt {
         #[command(subcommand)]
@@ -596,7 +596,7 @@ enum CkptCommand {
         /// The run directory to write to; it may not hold a checkpoint yet.
         run_dir: PathBuf,
         /// Ranks to cut for.
-        #[arg(long, value_name = "M", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+        #[arg(long, value_name = "M", value_parser = clap::value_parser!(u32).range(1..=MAX_RANKS))]
         ranks: u32,
     },
     /// Write a checkpoint's weights as other programs have them.
@@ -631,7 +631,8 @@ enum CkptCommand {
         /// The run directory to write to; it may not hold a checkpoint yet.
         run_dir: PathBuf,
         /// Ranks to cut for. A restore takes any number of ranks, whatever this one is.
-        #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+        #[arg(long, value_name = "N", default_value = "1")]
+        #[arg(value_parser = clap::value_parser!(u32).range(1..=MAX_RANKS))]
         ranks: u32,
     },
 }

@@ -3,10 +3,11 @@
 //! Must not know: how a device works.
 
 use super::device_choice::{SeenGpus, choose_devices};
-use super::launch_checks::{in_words, ranks_by_host};
+use super::launch_checks::ranks_in_words;
 use crate::backend::Comm;
 use crate::backend::agree::all_or_none;
 use crate::backend::cuda::{MAX_D_HEAD, probe};
+use crate::backend::mesh::ranks_by_host;
 use crate::config::{BackendKind, Deck};
 use crate::error::{Error, Fault, Result};
 use serde::{Deserialize, Serialize};
@@ -94,16 +95,12 @@ fn decide(found: &[Found], backend: BackendKind, devices: &str) -> Result<Decisi
         let alike: Vec<usize> =
             without.into_iter().filter(|&r| found[r].gpus.as_ref().is_err_and(|other| other == why)).collect();
         let others = match backend {
-            BackendKind::Auto => format!(" (rank{} {} could)", plural(&with), in_words(&with)),
+            BackendKind::Auto => format!(" ({} could)", ranks_in_words(&with)),
             _ => String::new(),
         };
         return Err(Error::Agreed {
             rank: first,
-            error: Box::new(Error::Comm(format!(
-                "rank{} {} cannot compute on a GPU{others}: {why}",
-                plural(&alike),
-                in_words(&alike)
-            ))),
+            error: Box::new(Error::Comm(format!("{} cannot compute on a GPU{others}: {why}", ranks_in_words(&alike)))),
         });
     }
     let seen: Vec<SeenGpus> = (found.iter())
@@ -126,10 +123,6 @@ fn decide(found: &[Found], backend: BackendKind, devices: &str) -> Result<Decisi
 /// All ranks know it.
 fn agreed(error: Error) -> Error {
     Error::Agreed { rank: 0, error: Box::new(error) }
-}
-
-fn plural(ranks: &[usize]) -> &'static str {
-    if ranks.len() == 1 { "" } else { "s" }
 }
 
 /// The ordinals of `run.devices`: the i-th for the i-th rank of a node. Two ranks may have one device.

@@ -7,12 +7,12 @@
 //!
 //! Pure functions of what ranks say, tested on recorded environments. Must not know: MPI, CUDA.
 
-use super::launch_checks::{in_words, ranks_by_host};
-use serde::{Deserialize, Serialize};
+use super::launch_checks::ranks_in_words;
+use crate::backend::mesh::ranks_by_host;
 use std::collections::BTreeSet;
 
 /// What a rank sees.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SeenGpus {
     /// Its node.
     pub host: String,
@@ -107,9 +107,8 @@ fn sees_none(host: &str, blind: &[usize], n_ranks: usize, visible_devices: Optio
         Some(list) => format!("CUDA_VISIBLE_DEVICES={list} names none that the driver knows"),
     };
     format!(
-        "rank{} {} on {host} see{} no GPU ({why}): ask for one for each rank of a node (--gpus-per-node={n_ranks})",
-        if blind.len() == 1 { "" } else { "s" },
-        in_words(blind),
+        "{} on {host} see{} no GPU ({why}): ask for one for each rank of a node (--gpus-per-node={n_ranks})",
+        ranks_in_words(blind),
         if blind.len() == 1 { "s" } else { "" },
     )
 }
@@ -124,9 +123,9 @@ fn too_few(host: &str, ranks: &[usize], devices: &BTreeSet<&str>, seen: &[SeenGp
         n => format!("the {n} GPUs {ids}"),
     };
     format!(
-        "ranks {} on {host} see nothing but {share}, and each rank needs one of its own: ask for --gpus-per-node={} without \
+        "{} on {host} see nothing but {share}, and each rank needs one of its own: ask for --gpus-per-node={} without \
          --gpus-per-task or --gpu-bind, or start fewer ranks there (--ntasks-per-node)",
-        in_words(&confined),
+        ranks_in_words(&confined),
         ranks.len()
     )
 }

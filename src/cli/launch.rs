@@ -29,9 +29,7 @@ impl Launch {
     /// Starts MPI and turns every later panic into an abort of the whole job.
     pub fn start() -> Result<Self> {
         let env = |name: &str| std::env::var(name).ok();
-        let library = mpi::environment::library_version().unwrap_or_default();
-        let library = library.split(',').next().unwrap_or("").trim_end_matches('\0').trim();
-        if let Some(refusal) = launch_checks::refusal_before_mpi(&env, library) {
+        if let Some(refusal) = launch_checks::refusal_before_mpi(&env, &mpi_library()) {
             return Err(Error::Input(refusal));
         }
         let (universe, granted) = mpi::initialize_with_threading(Threading::Multiple)
@@ -104,11 +102,9 @@ impl Launch {
         let mut facts = self.versions();
         let cores = allowed_cpus();
         facts.insert("program".into(), format!("{:016x}", program_digest()));
-        facts.insert("instruction set".into(), instruction_set().into());
         facts.insert("number of cores".into(), cores.len().to_string());
         facts.insert("threads".into(), threads.to_string());
         facts.insert("cores".into(), launch_checks::in_words(&cores));
-        facts.remove("instruction_set");
         facts
     }
 
@@ -195,11 +191,10 @@ impl Launch {
     /// What ran, for the summary.
     pub fn versions(&self) -> BTreeMap<String, String> {
         let (major, minor, micro) = hdf5::library_version();
-        let mpi = mpi::environment::library_version().unwrap_or_default();
         BTreeMap::from([
             ("zero3".into(), env!("CARGO_PKG_VERSION").into()),
             ("revision".into(), env!("ZERO3_REVISION").into()),
-            ("mpi".into(), mpi.split(',').next().unwrap_or("").trim().trim_end_matches('\0').to_string()),
+            ("mpi".into(), mpi_library()),
             ("hdf5".into(), format!("{major}.{minor}.{micro}")),
             ("instruction_set".into(), instruction_set().into()),
         ])
@@ -236,6 +231,12 @@ fn abort_on_panic(rank: i32) {
         // SAFETY: MPI is initialised, and the call does not return.
         unsafe { mpi::ffi::MPI_Abort(mpi::ffi::RSMPI_COMM_WORLD, Exit::Internal.code()) };
     }));
+}
+
+/// The MPI library's name for itself, e.g. `Open MPI v4.1.4`; may be asked before MPI starts.
+fn mpi_library() -> String {
+    let text = mpi::environment::library_version().unwrap_or_default();
+    text.split(',').next().unwrap_or("").trim_end_matches('\0').trim().to_string()
 }
 
 /// What ranks compare before they start.

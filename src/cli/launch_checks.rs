@@ -2,6 +2,7 @@
 //!
 //! Pure functions of an environment and of what ranks say of themselves, tested on recorded ones. Must not know: MPI.
 
+use crate::backend::mesh::ranks_by_host;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -54,38 +55,28 @@ pub struct Place {
     pub threads: usize,
 }
 
-/// Ranks of each node, by the order of their lowest rank; the r-th host is that of rank r.
-pub(super) fn ranks_by_host<'a>(host_of_rank: impl Iterator<Item = &'a str>) -> Vec<(&'a str, Vec<usize>)> {
-    let mut hosts: Vec<(&str, Vec<usize>)> = Vec::new();
-    for (rank, host) in host_of_rank.enumerate() {
-        match hosts.iter_mut().find(|(known, _)| *known == host) {
-            Some((_, ranks)) => ranks.push(rank),
-            None => hosts.push((host, vec![rank])),
-        }
-    }
-    hosts
-}
-
-/// `0-3, 8`: ranks in few words.
-pub(super) fn in_words(ranks: &[usize]) -> String {
+/// `0-3, 8`: numbers that go up, in few words.
+pub(super) fn in_words(numbers: &[usize]) -> String {
     let mut runs: Vec<(usize, usize)> = Vec::new();
-    for &rank in ranks {
+    for &number in numbers {
         match runs.last_mut() {
-            Some((_, last)) if *last + 1 == rank => *last = rank,
-            _ => runs.push((rank, rank)),
+            Some((_, last)) if *last + 1 == number => *last = number,
+            _ => runs.push((number, number)),
         }
     }
     let words = runs.iter().map(|&(a, b)| if a == b { a.to_string() } else { format!("{a}-{b}") });
     words.collect::<Vec<_>>().join(", ")
 }
 
+/// `rank 2` or `ranks 0-3, 8`.
+pub(super) fn ranks_in_words(ranks: &[usize]) -> String {
+    format!("rank{} {}", if ranks.len() == 1 { "" } else { "s" }, in_words(ranks))
+}
+
 /// Who is where: `2 nodes: n1 (ranks 0-1), n2 (ranks 2-3)`.
 pub fn layout(places: &[Place]) -> String {
     let hosts = ranks_by_host(places.iter().map(|place| place.host.as_str()));
-    let list: Vec<String> = hosts
-        .iter()
-        .map(|(host, ranks)| format!("{host} (rank{} {})", if ranks.len() == 1 { "" } else { "s" }, in_words(ranks)))
-        .collect();
+    let list: Vec<String> = hosts.iter().map(|(host, ranks)| format!("{host} ({})", ranks_in_words(ranks))).collect();
     format!("{} node{}: {}", hosts.len(), if hosts.len() == 1 { "" } else { "s" }, list.join(", "))
 }
 
@@ -108,9 +99,9 @@ pub fn warnings(places: &[Place]) -> Vec<String> {
     }
     if let Some(((host, core), ranks)) = bound.iter().find(|(_, ranks)| ranks.len() > 1) {
         lines.push(format!(
-            "ranks {} are bound to the same core, {core} of {host}: let the launcher bind each to its own (srun \
+            "{} are bound to the same core, {core} of {host}: let the launcher bind each to its own (srun \
              --cpus-per-task, mpirun --map-by), or none (mpirun --bind-to none)",
-            in_words(ranks)
+            ranks_in_words(ranks)
         ));
     }
     let short = hosts.iter().find_map(|(host, ranks)| {

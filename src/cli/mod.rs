@@ -1,6 +1,7 @@
 //! From arguments to an exit code: which command, on which backend.
 //!
-//! Commands that need one process only (`plan`, `data info`, `ckpt ...`, `train --dry-run`) never start MPI.
+//! Commands that need one process only (`plan`, `data ...`, `ckpt ...`, `report`, `device check`, `train --dry-run`) never start
+//! MPI.
 
 mod accept;
 pub mod args;
@@ -8,7 +9,7 @@ mod backend_choice;
 mod ckpt;
 mod data;
 mod device;
-pub mod device_choice;
+mod device_choice;
 mod launch;
 mod launch_checks;
 mod plan;
@@ -36,15 +37,16 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+/// How long a rank with nothing to say outlives the one that speaks.
+const TIME_TO_SPEAK: Duration = Duration::from_secs(3);
+
 /// Runs the program and returns its exit code. Under a launcher every rank calls it with the same arguments.
 pub fn main(arguments: impl Iterator<Item = OsString>) -> Exit {
     let started = Instant::now();
     let command = match args::parse(arguments) {
         Ok(command) => command,
         Err(usage) => {
-            if launch::rank_from_environment() == 0 {
-                show_usage(&usage);
-            }
+            said_by_rank_0(|| show_usage(&usage));
             return if usage.exit_code() == 0 { Exit::Finished } else { Exit::BadInput };
         }
     };
@@ -115,6 +117,16 @@ fn say(text: &str) -> std::io::Result<()> {
     }
 }
 
+/// Ranks that do not know of each other would all say the same: one says it. A launcher ends a job when its first process
+/// fails, so the others give that one time to speak.
+fn said_by_rank_0(words: impl FnOnce()) {
+    if launch::rank_from_environment() == 0 {
+        words();
+    } else {
+        std::thread::sleep(TIME_TO_SPEAK);
+    }
+}
+
 /// One message on standard error; where that is closed, the exit code has to do.
 fn complain(text: &str) {
     writeln!(std::io::stderr().lock(), "zero3: {text}").ok();
@@ -156,10 +168,7 @@ fn under_mpi(work: impl FnOnce(&Launch) -> Result<(Exit, Option<Flight>)>) -> Ex
     let launch = match Launch::start() {
         Ok(launch) => launch,
         Err(error) => {
-            // Ranks that do not know of each other would all say it.
-            if launch::rank_from_environment() == 0 {
-                complain(&error.to_string());
-            }
+            said_by_rank_0(|| complain(&error.to_string()));
             return error.exit();
         }
     };

@@ -135,14 +135,6 @@ deck! {
 }
 
 impl Deck {
-    /// Reads and resolves the deck at `path`, as [`super::Deck::load`] does.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn load(path: &Path, overrides: &[(String, String)]) -> Result<Deck> {
-        Deck::parse(&read_text(path)?, overrides, &path.display().to_string())
-    }
-
     /// Resolves a deck's text; `origin` names it in syntax errors.
     ///
     /// # Errors
@@ -165,14 +157,9 @@ impl Deck {
         Ok(deck)
     }
 
-    /// The whole deck as TOML, every key written out.
-    pub fn to_toml(&self) -> String {
-        render::toml(&TABLE, self, false)
-    }
-
-    /// xxh3 (64 bit) of [`Deck::to_toml`].
-    pub fn digest(&self) -> u64 {
-        xxhash_rust::xxh3::xxh3_64(self.to_toml().as_bytes())
+    /// Where checkpoints will live.
+    pub fn checkpoint_dir(&self) -> &str {
+        if self.run.checkpoint_dir.is_empty() { &self.run.dir } else { &self.run.checkpoint_dir }
     }
 
     /// Whether a section is asked for.
@@ -236,6 +223,7 @@ fn stages(text: &str) -> std::result::Result<Vec<&'static str>, String> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::{expect_page, root, with_region};
     use super::*;
 
     fn parse(text: &str) -> Result<Deck> {
@@ -269,32 +257,15 @@ mod tests {
     /// `UPDATE_DOCS=1 cargo test --lib config` rewrites the generated region.
     #[test]
     fn docs_acceptance_md_has_the_table_of_keys() {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/acceptance.md");
-        let doc = std::fs::read_to_string(&path).unwrap();
-        let (begin, end) = ("<!-- begin keys -->\n", "<!-- end keys -->");
-        let start = doc.find(begin).expect("a region for the table") + begin.len();
-        let len = doc[start..].find(end).expect("an end of the region");
-        let wanted = format!("{}\n{}\n{}", &doc[..start], markdown_table(&TABLE), &doc[start + len..]);
-        if std::env::var_os("UPDATE_DOCS").is_some() {
-            std::fs::write(&path, &wanted).unwrap();
-        }
-        let written = std::fs::read_to_string(&path).unwrap();
-        for (i, (is, should)) in written.lines().zip(wanted.lines()).enumerate() {
-            assert_eq!(
-                is,
-                should,
-                "docs/acceptance.md line {} (UPDATE_DOCS=1 cargo test --lib config rewrites it)",
-                i + 1
-            );
-        }
-        assert_eq!(written.len(), wanted.len());
+        let doc = std::fs::read_to_string(root("docs/acceptance.md")).unwrap();
+        let wanted = with_region(&doc, "keys", &format!("\n{}\n", markdown_table(&TABLE)));
+        expect_page("docs/acceptance.md", &wanted);
     }
 
     #[test]
     fn the_decks_of_inputs_are_valid() {
         for name in ["acceptance.toml", "acceptance_quick.toml"] {
-            let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("inputs").join(name);
-            Deck::load(&path, &[]).unwrap_or_else(|err| panic!("{name}: {err}"));
+            Deck::load(&root("inputs").join(name), &[]).unwrap_or_else(|err| panic!("{name}: {err}"));
         }
     }
 }

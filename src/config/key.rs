@@ -32,7 +32,7 @@ pub struct Key {
     pub help: &'static str,
     /// The values this release can run, in deck words; empty = all of them.
     pub today: &'static [&'static str],
-    /// Said when a value outside `today` is refused.
+    /// Said when a value outside `today` is refused; empty where all values run.
     pub later: &'static str,
 }
 

@@ -32,8 +32,6 @@ const MIN_REDUCE_BUCKET_BYTES: i64 = 4096;
 /// Longer files are no decks.
 const MAX_DECK_BYTES: u64 = 16 << 20;
 
-/// Said of values that the table knows and this release does not run.
-const LATER: &str = "it comes with a later release";
 /// Element types a deck can name.
 const DTYPES: Kind = Kind::Choice(&["f32", "bf16"]);
 /// A count or a number of bytes, 0 included.
@@ -79,8 +77,8 @@ macro_rules! origin_doc {
     };
 }
 
-/// Makes the section structs, [`Deck`], [`SECTIONS`] and [`KEYS`] from the table below. A row is
-/// `field: type = (origin), kind, help [, today values, reason];`.
+/// Makes the section structs, [`Deck`] with what every deck can do, [`SECTIONS`] and [`KEYS`] from the table below. A row
+/// is `field: type = (origin), kind, help [, today values, reason];`.
 macro_rules! deck {
     ($(
         #[doc = $section_help:literal]
@@ -122,6 +120,27 @@ macro_rules! deck {
             }
         )+
 
+        impl Deck {
+            /// Reads and resolves the deck at `path`; `overrides` are `section.key` and text, the last one of a key
+            /// counting.
+            ///
+            /// # Errors
+            /// [`Error::Input`] when the file cannot be read or is not TOML, [`Error::Deck`] with every fault otherwise.
+            pub fn load(path: &Path, overrides: &[(String, String)]) -> Result<Deck> {
+                Deck::parse(&read_text(path)?, overrides, &path.display().to_string())
+            }
+
+            /// The whole deck as TOML, every key written out; it parses back to the same deck.
+            pub fn to_toml(&self) -> String {
+                render::toml(&TABLE, self, false)
+            }
+
+            /// xxh3 (64 bit) of [`Deck::to_toml`]: equal decks, equal digests, however they were written.
+            pub fn digest(&self) -> u64 {
+                xxhash_rust::xxh3::xxh3_64(self.to_toml().as_bytes())
+            }
+        }
+
         /// The table that all of this is made from.
         pub static TABLE: Table = Table { sections: SECTIONS, keys: KEYS };
 
@@ -136,7 +155,7 @@ macro_rules! deck {
                 origin: origin!($($origin)+),
                 help: $help,
                 today: { #[allow(unused)] let today: &[&str] = &[]; $(let today: &[&str] = $today;)? today },
-                later: { #[allow(unused)] let later = LATER; $(let later = $later;)? later },
+                later: { #[allow(unused)] let later = ""; $(let later = $later;)? later },
             },
         )+)+];
     };
@@ -317,14 +336,6 @@ deck! {
 }
 
 impl Deck {
-    /// Reads and resolves the deck at `path`; `overrides` are `section.key` and text, the last one of a key counting.
-    ///
-    /// # Errors
-    /// [`Error::Input`] when the file cannot be read or is not TOML, [`Error::Deck`] with every fault otherwise.
-    pub fn load(path: &Path, overrides: &[(String, String)]) -> Result<Deck> {
-        Deck::parse(&read_text(path)?, overrides, &path.display().to_string())
-    }
-
     /// Resolves a deck's text; `origin` names it in syntax errors, e.g. `inputs/tiny.toml`.
     ///
     /// # Errors
@@ -333,19 +344,9 @@ impl Deck {
         resolve::resolve(text, overrides, origin)
     }
 
-    /// The whole deck as TOML, every key written out; it parses back to the same deck.
-    pub fn to_toml(&self) -> String {
-        render::toml(&TABLE, self, false)
-    }
-
     /// [`Deck::to_toml`] with each key's meaning beside it, for `--dry-run`.
     pub fn to_commented_toml(&self) -> String {
         render::toml(&TABLE, self, true)
-    }
-
-    /// xxh3 (64 bit) of [`Deck::to_toml`]: equal decks, equal digests, however they were written.
-    pub fn digest(&self) -> u64 {
-        xxhash_rust::xxh3::xxh3_64(self.to_toml().as_bytes())
     }
 }
 

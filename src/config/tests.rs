@@ -295,7 +295,7 @@ fn inconsistent_values_are_refused() {
 }
 
 #[test]
-fn values_of_later_releases_are_refused_as_such_and_impossible_ones_are_not() {
+fn impossible_values_are_refused_with_what_would_do_and_not_as_not_available_yet() {
     for (list, says) in [
         ("zero.deterministic=false", "run.backend = \"cuda\""),
         ("run.devices=0,x", "ordinals of devices"),
@@ -379,15 +379,15 @@ fn every_deck_in_inputs_is_valid() {
     assert_eq!((gpt2.model.n_layer, gpt2.model.vocab_size), (12, 50257));
 }
 
-fn root(relative: &str) -> PathBuf {
+pub(super) fn root(relative: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(relative)
 }
 
 /// The text between two marker lines.
 fn region<'a>(doc: &'a str, name: &str) -> &'a str {
     let (begin, end) = (format!("<!-- begin {name} -->\n"), format!("<!-- end {name} -->"));
-    let start = doc.find(&begin).unwrap_or_else(|| panic!("docs/deck.md lacks {begin}")) + begin.len();
-    let len = doc[start..].find(&end).unwrap_or_else(|| panic!("docs/deck.md lacks {end}"));
+    let start = doc.find(&begin).unwrap_or_else(|| panic!("the page lacks {begin}")) + begin.len();
+    let len = doc[start..].find(&end).unwrap_or_else(|| panic!("the page lacks {end}"));
     &doc[start..start + len]
 }
 
@@ -397,32 +397,39 @@ fn block<'a>(doc: &'a str, name: &str) -> &'a str {
     fenced.split_once('\n').map(|(_, inside)| inside).unwrap_or_default()
 }
 
+/// A page with another text in a region.
+pub(super) fn with_region(page: &str, name: &str, text: &str) -> String {
+    page.replace(
+        &format!("<!-- begin {name} -->\n{}<!-- end {name} -->", region(page, name)),
+        &format!("<!-- begin {name} -->\n{text}<!-- end {name} -->"),
+    )
+}
+
+/// Holds a page against what it should be; with `UPDATE_DOCS` set, makes it that first.
+pub(super) fn expect_page(name: &str, wanted: &str) {
+    let path = root(name);
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(&path, wanted).unwrap();
+    }
+    let written = std::fs::read_to_string(&path).unwrap();
+    for (i, (is, should)) in written.lines().zip(wanted.lines()).enumerate() {
+        assert_eq!(is, should, "{name} line {} (UPDATE_DOCS=1 cargo test --lib config rewrites it)", i + 1);
+    }
+    assert_eq!(written.len(), wanted.len());
+}
+
 /// `UPDATE_DOCS=1 cargo test --lib config` rewrites the generated regions.
 #[test]
 fn docs_deck_md_says_what_the_table_and_the_program_say() {
-    let path = root("docs/deck.md");
-    let doc = std::fs::read_to_string(&path).unwrap();
+    let doc = std::fs::read_to_string(root("docs/deck.md")).unwrap();
     parsed(block(&doc, "smallest deck"), &[]);
     let faulty = block(&doc, "faulty deck");
     let Err(err @ Error::Deck(_)) = Deck::parse(faulty, &overrides(&["zero.stage=2"]), "faulty.toml") else {
         panic!("the faulty deck of docs/deck.md is accepted")
     };
     let generated = [("keys", format!("\n{}\n", markdown_table(&TABLE))), ("faults", format!("```text\n{err}\n```\n"))];
-    let mut wanted = doc.clone();
-    for (name, text) in &generated {
-        wanted = wanted.replace(
-            &format!("<!-- begin {name} -->\n{}<!-- end {name} -->", region(&doc, name)),
-            &format!("<!-- begin {name} -->\n{text}<!-- end {name} -->"),
-        );
-    }
-    if std::env::var_os("UPDATE_DOCS").is_some() {
-        std::fs::write(&path, &wanted).unwrap();
-    }
-    let written = std::fs::read_to_string(&path).unwrap();
-    for (i, (is, should)) in written.lines().zip(wanted.lines()).enumerate() {
-        assert_eq!(is, should, "docs/deck.md line {} (UPDATE_DOCS=1 cargo test --lib config rewrites it)", i + 1);
-    }
-    assert_eq!(written.len(), wanted.len());
+    let wanted = generated.iter().fold(doc.clone(), |page, (name, text)| with_region(&page, name, text));
+    expect_page("docs/deck.md", &wanted);
 }
 
 /// Any text of any key's type and range that runs today, as an override.

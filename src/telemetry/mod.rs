@@ -9,6 +9,7 @@ pub mod job_comment;
 pub mod ledger;
 pub mod logging;
 pub mod progress;
+pub mod quantile;
 mod replace_file;
 mod scontrol;
 pub mod signals;

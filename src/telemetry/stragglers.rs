@@ -2,6 +2,7 @@
 //!
 //! Ranks wait for the slowest one, so step times are equal and compute times tell. Must not know: MPI, files.
 
+use super::quantile::median;
 use super::step_log::RankStep;
 
 /// Steps that are judged together; at most one line is said for each such window.
@@ -18,11 +19,6 @@ const CHRONIC: f64 = 0.6;
 /// Time a rank worked in a step, and time it waited for others.
 fn compute_and_wait_ms(rank: &RankStep) -> (f64, f64) {
     (rank.step_ms - rank.exposed_comm_ms, rank.exposed_comm_ms)
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }
 
 /// Where the time of one step went, in ms; the three add up to the step of rank 0, whose clock counts: what ranks spent apart
@@ -73,7 +69,7 @@ impl Stragglers {
             return None;
         }
         let compute = |r: usize| compute_and_wait_ms(&ranks[r]).0;
-        let middle = median((0..ranks.len()).map(compute).collect());
+        let middle = median(&(0..ranks.len()).map(compute).collect::<Vec<_>>());
         let slowest = (0..ranks.len()).max_by(|&a, &b| compute(a).total_cmp(&compute(b))).expect("two ranks");
         for (rank, sums) in ranks.iter().zip(&mut self.slow) {
             let (compute_ms, wait_ms) = compute_and_wait_ms(rank);
@@ -101,8 +97,8 @@ impl Stragglers {
         let n = self.n_steps as f64;
         let chronic = (0..self.slow.len()).find(|&r| self.slow[r].0 as f64 >= CHRONIC * n);
         let line = chronic.map(|rank| {
-            let others = median(self.slow.iter().map(|s| s.1 / n).collect());
-            let waits = median(self.slow.iter().map(|s| s.2 / n).collect());
+            let others = median(&self.slow.iter().map(|s| s.1 / n).collect::<Vec<_>>());
+            let waits = median(&self.slow.iter().map(|s| s.2 / n).collect::<Vec<_>>());
             format!(
                 "straggler, chronic: rank {rank} on {} was the slowest in {} of the last {} steps; it computes {:.1} ms a step and \
                  waits {:.1} ms, the median rank computes {others:.1} ms and waits {waits:.1} ms",

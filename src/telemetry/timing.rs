@@ -4,6 +4,7 @@
 //! time for one more step. Must not know: MPI, checkpoints, steps' contents.
 
 use super::job_comment::JobComment;
+use super::quantile::quantile;
 use super::replace_file::replace_file;
 use super::signals::{self, Stop};
 use super::step_log::RankStep;
@@ -308,11 +309,9 @@ impl Timing {
     fn current(&self) -> Record {
         let mut record = self.record.clone();
         let now = unix_now();
-        let mut sorted: Vec<f64> = self.step_seconds.iter().copied().collect();
-        sorted.sort_by(f64::total_cmp);
-        let share = |q: f64| sorted.get(((sorted.len() as f64 * q) as usize).min(sorted.len().saturating_sub(1)));
-        record.step_seconds_median = share(0.5).copied().unwrap_or(0.0);
-        record.step_seconds_p95 = share(0.95).copied().unwrap_or(0.0);
+        let steps: Vec<f64> = self.step_seconds.iter().copied().collect();
+        let share = |q: f64| if steps.is_empty() { 0.0 } else { quantile(&steps, q) };
+        (record.step_seconds_median, record.step_seconds_p95) = (share(0.5), share(0.95));
         let n_done = record.step.saturating_sub(self.start_step);
         let n_left = record.total_steps.saturating_sub(record.step);
         let pace = if n_done == 0 { 0.0 } else { self.steps_began.elapsed().as_secs_f64() / n_done as f64 };

@@ -1,11 +1,12 @@
 //! One collective of one size: its buffers, a call, a check of every value, and the timed calls.
 
-use crate::accept::lab::{Lab, buffers, quantile};
+use crate::accept::lab::{Lab, buffers};
 use crate::backend::comm::{Pending, ReduceScatter};
 use crate::backend::{Backend, Buf, Comm, Device, Queue};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::plan::schedule::{Bucket, Piece};
+use crate::telemetry::quantile::quantile;
 use crate::test_hooks;
 use serde::{Deserialize, Serialize};
 use std::time::Instant;

@@ -1,10 +1,10 @@
 //! Round trips between pairs: latency and bandwidth of every link, and which of them stands out.
 
-use super::by_host;
 use super::pairs::{Link, Outlier, outliers, rounds};
 use crate::accept::lab::Lab;
 use crate::accept::metric::Metric;
 use crate::backend::library::{Library, ping_pong};
+use crate::backend::mesh::ranks_by_host;
 use crate::backend::{Backend, Buf, Comm};
 use crate::dtype::DType;
 use crate::error::Result;
@@ -13,7 +13,7 @@ use std::time::Instant;
 
 /// Round trips between the first ranks of all nodes, pair by pair; of one node, between all its ranks, one pair at a time.
 pub fn measure<B: Backend>(lab: &Lab<'_, B>, bytes: u64) -> Result<Vec<Link>> {
-    let nodes = by_host(&lab.hosts);
+    let nodes = ranks_by_host(lab.hosts.iter().map(String::as_str));
     let (ends, together): (Vec<usize>, bool) = match nodes.len() {
         1 => ((0..lab.n()).collect(), false),
         _ => (nodes.iter().map(|(_, ranks)| ranks[0]).collect(), true),

@@ -10,11 +10,13 @@ mod pairs;
 
 pub use bench::{Op, Point};
 
-use super::lab::{Lab, median};
+use super::lab::Lab;
 use super::metric::Metric;
 use crate::backend::agree::all_or_none;
+use crate::backend::mesh::ranks_by_host;
 use crate::backend::{Backend, Comm};
 use crate::error::Result;
+use crate::telemetry::quantile::median;
 use bench::measure;
 use pairs::Link;
 use serde::Serialize;
@@ -43,22 +45,9 @@ fn sizes(largest: u64) -> Vec<u64> {
 
 /// Bytes of the reference model's largest unit.
 fn largest_unit_bytes<B: Backend>(lab: &Lab<'_, B>) -> Result<u64> {
-    let deck = lab.deck.reference("tokens.u16", "reference", lab.deck.training.steps)?;
-    let spec = crate::model::gpt2::model::<B::Device>(&deck).spec;
+    let spec = lab.reference_spec()?;
     let numel = |unit: &crate::params::UnitSpec| unit.params.iter().map(|&p| spec.params[p].numel()).sum::<usize>();
     Ok(spec.units.iter().map(|unit| (numel(unit) * 4) as u64).max().unwrap_or(FIRST_BYTES))
-}
-
-/// Ranks of each host, in the order of their first rank.
-fn by_host(hosts: &[String]) -> Vec<(String, Vec<usize>)> {
-    let mut groups: Vec<(String, Vec<usize>)> = Vec::new();
-    for (rank, host) in hosts.iter().enumerate() {
-        match groups.iter_mut().find(|(h, _)| h == host) {
-            Some((_, ranks)) => ranks.push(rank),
-            None => groups.push((host.clone(), vec![rank])),
-        }
-    }
-    groups
 }
 
 /// The section. Collective.
@@ -125,7 +114,7 @@ fn within_nodes<B: Backend>(
     measured: &mut Measured,
     metrics: &mut Vec<Metric>,
 ) -> Result<()> {
-    let nodes = by_host(&lab.hosts);
+    let nodes = ranks_by_host(lab.hosts.iter().map(String::as_str));
     if nodes.len() < 2 {
         metrics.push(Metric::skipped("collectives.slow_nodes", "there is one node: all ranks are within it"));
         return Ok(());
@@ -167,11 +156,5 @@ mod tests {
         assert_eq!(sizes(1000), [8, 64, 512, 1000]);
         assert_eq!(sizes(512), [8, 64, 512]);
         assert_eq!(sizes(1), [8]);
-    }
-
-    #[test]
-    fn hosts_are_grouped_wherever_their_ranks_are() {
-        let hosts = ["a", "b", "a"].map(String::from);
-        assert_eq!(by_host(&hosts), [("a".into(), vec![0, 2]), ("b".into(), vec![1])]);
     }
 }

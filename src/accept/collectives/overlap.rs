@@ -1,13 +1,14 @@
 //! How much of a collective hides behind compute.
 
 use super::bench::{Bench, Op};
-use crate::accept::lab::{Lab, median};
+use crate::accept::lab::Lab;
 use crate::accept::metric::Metric;
 use crate::backend::comm::Pending;
 use crate::backend::ops::LinearShape;
 use crate::backend::{Backend, Comm, Device, Ops, Queue};
 use crate::dtype::DType;
 use crate::error::Result;
+use crate::telemetry::quantile::median;
 use std::time::Instant;
 
 /// How much of an AllGather hides behind a product of matrices that takes about as long. Collective.

@@ -1,5 +1,7 @@
 //! Who is measured with whom, and which link or node stands out. Pure.
 
+use crate::telemetry::quantile::median;
+
 /// Every pair of `0..n` once, in rounds in which nobody is in two pairs: the circle method of tournaments.
 pub fn rounds(n: usize) -> Vec<Vec<(usize, usize)>> {
     if n < 2 {
@@ -44,7 +46,7 @@ pub fn outliers(links: &[Link], slow: f64) -> Vec<Outlier> {
     if links.len() < 3 {
         return Vec::new();
     }
-    let middle = |f: fn(&Link) -> f64| crate::accept::lab::median(&links.iter().map(f).collect::<Vec<_>>());
+    let middle = |f: fn(&Link) -> f64| median(&links.iter().map(f).collect::<Vec<_>>());
     let (latency, bandwidth) = (middle(|l| l.latency_us), middle(|l| l.gb_per_s));
     let is_slow = |l: &&Link| l.latency_us * (1.0 - slow) > latency || l.gb_per_s < bandwidth * (1.0 - slow);
     let n = links.iter().map(|l| l.b + 1).max().unwrap_or(0);

@@ -6,17 +6,6 @@ use crate::accept::metric::Source;
 /// Names of the columns.
 const COLUMNS: [&str; 9] = ["metric", "value", "unit", "status", "reference", "low", "high", "source", "reason"];
 
-/// As `report.json` has it.
-pub fn source_name(source: Option<Source>) -> &'static str {
-    match source {
-        None => "",
-        Some(Source::Deck) => "deck",
-        Some(Source::Baseline) => "baseline",
-        Some(Source::Theory) => "theory",
-        Some(Source::Peers) => "peers",
-    }
-}
-
 /// The whole file. Numbers are written so that they read back to the same bits.
 pub fn table(report: &Report) -> Result<String, csv::Error> {
     let mut writer = csv::Writer::from_writer(Vec::new());
@@ -31,7 +20,7 @@ pub fn table(report: &Report) -> Result<String, csv::Error> {
             &number(metric.reference),
             &number(metric.low),
             &number(metric.high),
-            source_name(metric.source),
+            metric.source.map_or("", Source::name),
             &metric.reason,
         ])?;
     }

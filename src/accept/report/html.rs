@@ -1,8 +1,7 @@
 //! `report.html`: the verdict, every metric, and four plots as SVG within the page; it needs no network and no script.
 
 use super::Report;
-use super::csv::source_name;
-use crate::accept::metric::{Status, show};
+use crate::accept::metric::{Source, show};
 use crate::accept::verdict::Ending;
 use plotters::coord::Shift;
 use plotters::prelude::*;
@@ -48,9 +47,9 @@ pub fn page(report: &Report) -> Result<String, Failed> {
         out += "<table><tr><th></th><th>metric</th><th>value</th><th>unit</th><th>held against</th><th>why</th></tr>";
         for m in &section.metrics {
             let value = m.value.map_or(String::new(), show);
-            let reference = m.reference.map_or(String::new(), |r| format!("{} {}", source_name(m.source), show(r)));
-            let status: Status = m.status;
-            let (s, name, why) = (status.name(), &m.name, escape(&m.reason));
+            let source = m.source.map_or("", Source::name);
+            let reference = m.reference.map_or(String::new(), |r| format!("{source} {}", show(r)));
+            let (s, name, why) = (m.status.name(), &m.name, escape(&m.reason));
             write!(
                 out,
                 "<tr><td class=\"{s}\">{s}</td><td>{name}</td><td class=\"n\">{value}</td><td>{}</td><td>{reference}</td><td>{why}</td></tr>",

@@ -1,8 +1,7 @@
 //! What rank 0 prints: each section as it ends, then the verdict.
 
 use super::Report;
-use super::csv::source_name;
-use crate::accept::metric::{Metric, show};
+use crate::accept::metric::{Metric, Source, show};
 use crate::accept::verdict::{Ending, Section};
 use crate::telemetry::human;
 use std::io::Write;
@@ -39,7 +38,8 @@ pub fn line(metric: &Metric) -> String {
     if let Some(reference) = metric.reference {
         let percent = |sign: &str, x: Option<f64>| x.map_or(String::new(), |x| format!(" {sign}{}%", show(100.0 * x)));
         let tolerances = percent("-", metric.low) + &percent("+", metric.high);
-        text += &format!(" [{} {}{tolerances}]", source_name(metric.source), show(reference));
+        let source = metric.source.map_or("", Source::name);
+        text += &format!(" [{source} {}{tolerances}]", show(reference));
     }
     if !metric.reason.is_empty() {
         text += &format!(" {}", metric.reason);
