@@ -94,7 +94,7 @@ impl Launch {
 
     /// The ranks of one colour, ordered by key, as a group of their own. Collective over the whole job.
     pub fn group(&self, color: usize, key: usize) -> Result<MpiComm> {
-        MpiComm::split(&self.world, color, key)
+        Ok(MpiComm::split(&self.world, color, key)?.reading_peers())
     }
 
     /// What this rank can say of itself, by name.
