@@ -134,6 +134,9 @@ impl Comm for MpiComm {
                      train.micro_batch_size or the model's sizes (`zero3 plan` shows what is needed)"
                 ))
             })?;
+        // Fewer entries of the address cache for the same bytes, where the system has such pages; as well without.
+        #[cfg(target_os = "linux")]
+        let _ = map.advise(memmap2::Advice::HugePage);
         let base = map.as_mut_ptr().expose_provenance() as u64;
         Ok(Arena::new(base, bytes, Space::Host, Box::new(map)))
     }
