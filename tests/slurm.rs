@@ -136,7 +136,7 @@ impl Cluster {
         found.unwrap_or_else(|| panic!("no {name} of job {job} in {text}")).1.to_string()
     }
 
-    /// Waits until a field of a job has one of the values. A job that waits after a requeue is started at once.
+    /// Waits until a field of a job has one of the values.
     #[track_caller]
     fn until(&self, case: &Case, run: &str, job: &str, name: &str, values: &[&str]) -> String {
         let started = Instant::now();
@@ -147,12 +147,6 @@ impl Cluster {
             }
             if started.elapsed() > Duration::from_secs(200) {
                 panic!("{name} of job {job} is {value}, not {values:?}\n{}", Self::output(case, run));
-            }
-            let requeued = self.field(job, "JobState") == "PENDING" && self.field(job, "Restarts") != "0";
-            if requeued && processes_of(&self.dir, "slurmstepd").is_empty() {
-                // Slurm holds a requeued job for two minutes, so that nothing is left of its last life.
-                let update = ["update", &format!("jobid={job}"), "StartTime=now"];
-                self.client("scontrol").args(update).output().expect("coreutils has timeout");
             }
             std::thread::sleep(Duration::from_millis(200));
         }
@@ -283,8 +277,7 @@ fn a_signalled_job_goes_back_into_the_queue_and_ends_with_the_bits_of_an_uncut_r
 }
 
 #[test]
-#[ignore = "waits minutes for Slurm to put a job back, and needs an idle machine: make test-slurm-slow"]
-fn a_node_that_goes_down_puts_the_job_back_and_nothing_is_lost() {
+fn a_job_whose_node_goes_down_is_put_back_and_ends_on_the_node_that_is_left_with_the_same_bits() {
     let cluster = Cluster::up(2);
     let case = Case::tiny();
     let words = ["train.steps=100", "train.eval_every=0", "log.every=0", "checkpoint.every=10"];
@@ -292,12 +285,16 @@ fn a_node_that_goes_down_puts_the_job_back_and_nothing_is_lost() {
     until_row(&case.path("run"), 20);
     cluster.ask("scontrol", &["update", "nodename=n2", "state=down", "reason=test"]);
     cluster.until(&case, "run", &job, "Restarts", &["1"]);
-    // It may have come back by itself: its daemon lives.
-    let resume = ["update", "nodename=n2", "state=resume"];
-    cluster.client("scontrol").args(resume).output().expect("coreutils has timeout");
+    // Its daemon lives, so it would come back by itself.
+    cluster.ask("scontrol", &["update", "nodename=n2", "state=drain", "reason=test"]);
+    cluster.until(&case, "run", &job, "JobState", &["PENDING"]);
+    cluster.ask("scontrol", &["update", &format!("jobid={job}"), "NumNodes=1", "NumTasks=2"]);
     let state = cluster.until(&case, "run", &job, "JobState", &["COMPLETED", "FAILED", "TIMEOUT", "CANCELLED"]);
     let log = std::fs::read_to_string(case.path("run.out")).expect("the output");
     assert_eq!(state, "COMPLETED", "{log}");
+    for part in ["Slurm has put it back", "on 1 node: n1 (ranks 0-1)", "(written by 4 ranks)", "finished: all 100"] {
+        assert!(log.contains(part), "{part:?} is not in\n{log}");
+    }
     case.train(2, "local", &words).output().expect_success();
     assert_same_curve(&Steps::read(&case.path("run")), &Steps::read(&case.path("local")));
 }
@@ -393,7 +390,8 @@ fn an_mpirun_job_saves_when_slurm_signals_its_batch_shell() {
 fn a_chain_of_jobs_goes_on_until_the_run_is_done_with_the_bits_of_an_uncut_one() {
     let cluster = Cluster::up(2);
     let case = Case::tiny();
-    let words = ["train.steps=150", "train.eval_every=0", "log.every=0", "checkpoint.every=1000"];
+    // Without a checkpoint at its end a finished run is known by its summary.
+    let words = ["train.steps=150", "train.eval_every=0", "log.every=0", "checkpoint.every=0"];
     // chain.sh names no output file, so sbatch takes this one; %j is the job.
     let mut chain = cluster.client(script("slurm/chain.sh").to_str().expect("a path in UTF-8"));
     chain.arg("4").args(Cluster::words(&case, "run", &words)).current_dir(case.path(""));
@@ -412,7 +410,9 @@ fn a_chain_of_jobs_goes_on_until_the_run_is_done_with_the_bits_of_an_uncut_one()
         assert!(signalled.expect("coreutils has timeout").success());
         assert_eq!(cluster.exit_code(job, &case, job), 0, "{}", Cluster::output(&case, job));
     }
-    for (job, said) in jobs.iter().zip(["stopped early", "stopped early", "finished: all 150", "holds step 150"]) {
+    for (job, said) in
+        jobs.iter().zip(["stopped early", "stopped early", "finished: all 150", "summary.json holds step 150"])
+    {
         assert_eq!(cluster.exit_code(job, &case, job), 0, "{}", Cluster::output(&case, job));
         assert!(Cluster::output(&case, job).contains(said), "{said}: {}", Cluster::output(&case, job));
     }
@@ -420,9 +420,8 @@ fn a_chain_of_jobs_goes_on_until_the_run_is_done_with_the_bits_of_an_uncut_one()
     assert_same_curve(&Steps::read(&case.path("run")), &Steps::read(&case.path("local")));
 }
 
-/// Slurm's shortest limit is a minute, and it comes up to half a minute late: three jobs at once.
+/// Slurm's shortest limit is a minute, and Slurm looks for limits every half a minute: three jobs at once.
 #[test]
-#[ignore = "waits two minutes for Slurm's limits: make test-slurm-slow"]
 fn slurms_own_signal_the_limit_it_tells_and_the_limit_that_fires_each_leave_a_checkpoint() {
     let cluster = Cluster::up(2);
     let case = Case::tiny();
@@ -459,6 +458,9 @@ fn slurms_own_signal_the_limit_it_tells_and_the_limit_that_fires_each_leave_a_ch
         ("told", submit("told", "--signal=USR2@1", None), "the time limit is near"),
         ("fires", submit("fires", "--signal=USR2@1", Some(&ranks_ask_in_vain)), "a rank got SIGTERM"),
     ];
+    // A limit that has passed, instead of another minute.
+    until_row(&case.path("fires"), 5);
+    cluster.ask("scontrol", &["update", &format!("jobid={}", jobs[2].1), "EndTime=now+1seconds"]);
     for (run, job, why) in &jobs {
         cluster.exit_code(job, &case, run);
         let log = Cluster::output(&case, run);
