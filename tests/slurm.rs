@@ -277,6 +277,23 @@ fn a_signalled_job_goes_back_into_the_queue_and_ends_with_the_bits_of_an_uncut_r
 }
 
 #[test]
+fn a_cancelled_job_saves_and_does_not_come_back_and_a_word_too_many_is_a_code_of_its_own() {
+    let cluster = Cluster::up(2);
+    let case = Case::tiny();
+    let job = cluster.submit(&case, "run", &["train.steps=100000", "log.every=0", "checkpoint.every=0"]);
+    until_row(&case.path("run"), 5);
+    cluster.ask("scancel", &[&job]);
+    let code = cluster.exit_code(&job, &case, "run");
+    let log = Cluster::output(&case, "run");
+    assert_eq!((code, cluster.field(&job, "JobState").as_str()), (75, "CANCELLED"), "{log}");
+    assert!(log.contains("cancelled, so it does not go back") && case.path("run/checkpoints/latest").exists(), "{log}");
+
+    // One rank complains; the others must not be ended by Slurm with a code of theirs meanwhile.
+    let (code, log) = cluster.train(&case, "word", &["another.toml"]);
+    assert_eq!(code, 2, "{log}");
+}
+
+#[test]
 fn a_job_whose_node_goes_down_is_put_back_and_ends_on_the_node_that_is_left_with_the_same_bits() {
     let cluster = Cluster::up(2);
     let case = Case::tiny();
@@ -339,7 +356,9 @@ fn checkpoints_go_from_four_ranks_to_three_to_six_across_jobs() {
 fn an_array_trains_each_line_into_a_directory_of_its_own() {
     let cluster = Cluster::up(2);
     let case = Case::tiny();
-    std::fs::write(case.path("sweep.txt"), "optim.lr=1e-3\noptim.lr=2e-3 train.steps=3\n").expect("a temporary file");
+    std::fs::copy(case.path("text.txt"), case.path("a b.txt")).expect("a temporary file");
+    std::fs::write(case.path("sweep.txt"), "optim.lr=1e-3\n'data.train=a b.txt' \"train.steps=3\"\n")
+        .expect("a temporary file");
     let mut sbatch = cluster.sbatch(&case, "slurm/array_sweep.sbatch", "sweep_%a", &["--array=1-2"]);
     sbatch.arg(case.path("sweep.txt")).arg(case.path("runs")).arg(case.deck());
     let (code, log) = cluster.ended(sbatch, &case, "sweep_1");

@@ -93,7 +93,7 @@ impl Report {
             last_val_loss: None,
             stepped: (0, 0.0),
             timing,
-            stragglers: Stragglers::new(hosts),
+            stragglers: Stragglers::new(hosts, t.global_batch_size / t.micro_batch_size),
         })
     }
 
