@@ -129,6 +129,13 @@ impl Cluster {
         Self::job_id(sbatch)
     }
 
+    /// The same with steps that take long enough to be interrupted.
+    fn submit_slow(&self, case: &Case, run: &str, words: &[&str]) -> String {
+        let mut sbatch = self.sbatch(case, "slurm/zero3.sbatch", run, &[]);
+        sbatch.args(Self::words(case, run, words)).env("ZERO3_TEST_COLLECTIVE_DELAY_US", "2000");
+        Self::job_id(sbatch)
+    }
+
     /// A field of `scontrol show job`.
     fn field(&self, job: &str, name: &str) -> String {
         let text = self.ask("scontrol", &["--oneliner", "show", "job", job]);
@@ -252,7 +259,7 @@ fn a_signalled_job_goes_back_into_the_queue_and_ends_with_the_bits_of_an_uncut_r
     let cluster = Cluster::up(2);
     let case = Case::tiny();
     let words = ["train.steps=120", "train.eval_every=0", "log.every=20", "checkpoint.every=0"];
-    let job = cluster.submit(&case, "run", &words);
+    let job = cluster.submit_slow(&case, "run", &words);
     until_row(&case.path("run"), 10);
     // As --signal=USR1@T does: to the tasks, not to the batch shell.
     let signalled = cluster.client("scancel").args(["--signal=USR1", &job]).status();
@@ -298,7 +305,7 @@ fn a_job_whose_node_goes_down_is_put_back_and_ends_on_the_node_that_is_left_with
     let cluster = Cluster::up(2);
     let case = Case::tiny();
     let words = ["train.steps=100", "train.eval_every=0", "log.every=0", "checkpoint.every=10"];
-    let job = cluster.submit(&case, "run", &words);
+    let job = cluster.submit_slow(&case, "run", &words);
     until_row(&case.path("run"), 20);
     cluster.ask("scontrol", &["update", "nodename=n2", "state=down", "reason=test"]);
     cluster.until(&case, "run", &job, "Restarts", &["1"]);
