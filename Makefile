@@ -11,7 +11,7 @@ CARGO = . scripts/env.sh && cargo
 # Private items are documented too, so links to them lead somewhere.
 DOC_LINT = -D warnings -A rustdoc::private-intra-doc-links
 
-.PHONY: help setup setup-test build run test test-slow test-perfetto test-mllog test-hf test-slurm test-slurm-slow test-cuda-orders slurm-lint gpu-pack gpu-check bench-peers lint doc clean
+.PHONY: help setup setup-test build run test test-slow test-perfetto test-mllog test-hf test-slurm test-cuda-orders slurm-lint gpu-pack gpu-check bench-peers lint doc clean
 
 help: ## what can be made, and what this machine has
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,9 +48,6 @@ test-hf: build ## the transformers package loads exports, and imports what it wr
 
 test-slurm: setup-test ## the tests on Slurm alone
 	$(CARGO) test --test slurm
-
-test-slurm-slow: setup-test ## the Slurm tests that need minutes and an idle machine: a node that goes down, Slurm's own time limits
-	$(CARGO) test --test slurm -- --ignored
 
 test-cuda-orders: setup-test ## the CUDA path on doubles: 1 to 5 ranks in 22 orders of streams, some minutes
 	$(CARGO) test --test cuda_doubles -- --ignored

@@ -129,6 +129,13 @@ impl Cluster {
         Self::job_id(sbatch)
     }
 
+    /// The same with steps that take long enough to be interrupted.
+    fn submit_slow(&self, case: &Case, run: &str, words: &[&str]) -> String {
+        let mut sbatch = self.sbatch(case, "slurm/zero3.sbatch", run, &[]);
+        sbatch.args(Self::words(case, run, words)).env("ZERO3_TEST_COLLECTIVE_DELAY_US", "2000");
+        Self::job_id(sbatch)
+    }
+
     /// A field of `scontrol show job`.
     fn field(&self, job: &str, name: &str) -> String {
         let text = self.ask("scontrol", &["--oneliner", "show", "job", job]);
@@ -136,7 +143,7 @@ impl Cluster {
         found.unwrap_or_else(|| panic!("no {name} of job {job} in {text}")).1.to_string()
     }
 
-    /// Waits until a field of a job has one of the values. A job that waits after a requeue is started at once.
+    /// Waits until a field of a job has one of the values.
     #[track_caller]
     fn until(&self, case: &Case, run: &str, job: &str, name: &str, values: &[&str]) -> String {
         let started = Instant::now();
@@ -147,12 +154,6 @@ impl Cluster {
             }
             if started.elapsed() > Duration::from_secs(200) {
                 panic!("{name} of job {job} is {value}, not {values:?}\n{}", Self::output(case, run));
-            }
-            let requeued = self.field(job, "JobState") == "PENDING" && self.field(job, "Restarts") != "0";
-            if requeued && processes_of(&self.dir, "slurmstepd").is_empty() {
-                // Slurm holds a requeued job for two minutes, so that nothing is left of its last life.
-                let update = ["update", &format!("jobid={job}"), "StartTime=now"];
-                self.client("scontrol").args(update).output().expect("coreutils has timeout");
             }
             std::thread::sleep(Duration::from_millis(200));
         }
@@ -258,7 +259,7 @@ fn a_signalled_job_goes_back_into_the_queue_and_ends_with_the_bits_of_an_uncut_r
     let cluster = Cluster::up(2);
     let case = Case::tiny();
     let words = ["train.steps=120", "train.eval_every=0", "log.every=20", "checkpoint.every=0"];
-    let job = cluster.submit(&case, "run", &words);
+    let job = cluster.submit_slow(&case, "run", &words);
     until_row(&case.path("run"), 10);
     // As --signal=USR1@T does: to the tasks, not to the batch shell.
     let signalled = cluster.client("scancel").args(["--signal=USR1", &job]).status();
@@ -283,21 +284,41 @@ fn a_signalled_job_goes_back_into_the_queue_and_ends_with_the_bits_of_an_uncut_r
 }
 
 #[test]
-#[ignore = "waits minutes for Slurm to put a job back, and needs an idle machine: make test-slurm-slow"]
-fn a_node_that_goes_down_puts_the_job_back_and_nothing_is_lost() {
+fn a_cancelled_job_saves_and_does_not_come_back_and_a_word_too_many_is_a_code_of_its_own() {
+    let cluster = Cluster::up(2);
+    let case = Case::tiny();
+    let job = cluster.submit(&case, "run", &["train.steps=100000", "log.every=0", "checkpoint.every=0"]);
+    until_row(&case.path("run"), 5);
+    cluster.ask("scancel", &[&job]);
+    let code = cluster.exit_code(&job, &case, "run");
+    let log = Cluster::output(&case, "run");
+    assert_eq!((code, cluster.field(&job, "JobState").as_str()), (75, "CANCELLED"), "{log}");
+    assert!(log.contains("cancelled, so it does not go back") && case.path("run/checkpoints/latest").exists(), "{log}");
+
+    // One rank complains; the others must not be ended by Slurm with a code of theirs meanwhile.
+    let (code, log) = cluster.train(&case, "word", &["another.toml"]);
+    assert_eq!(code, 2, "{log}");
+}
+
+#[test]
+fn a_job_whose_node_goes_down_is_put_back_and_ends_on_the_node_that_is_left_with_the_same_bits() {
     let cluster = Cluster::up(2);
     let case = Case::tiny();
     let words = ["train.steps=100", "train.eval_every=0", "log.every=0", "checkpoint.every=10"];
-    let job = cluster.submit(&case, "run", &words);
+    let job = cluster.submit_slow(&case, "run", &words);
     until_row(&case.path("run"), 20);
     cluster.ask("scontrol", &["update", "nodename=n2", "state=down", "reason=test"]);
     cluster.until(&case, "run", &job, "Restarts", &["1"]);
-    // It may have come back by itself: its daemon lives.
-    let resume = ["update", "nodename=n2", "state=resume"];
-    cluster.client("scontrol").args(resume).output().expect("coreutils has timeout");
+    // Its daemon lives, so it would come back by itself.
+    cluster.ask("scontrol", &["update", "nodename=n2", "state=drain", "reason=test"]);
+    cluster.until(&case, "run", &job, "JobState", &["PENDING"]);
+    cluster.ask("scontrol", &["update", &format!("jobid={job}"), "NumNodes=1", "NumTasks=2"]);
     let state = cluster.until(&case, "run", &job, "JobState", &["COMPLETED", "FAILED", "TIMEOUT", "CANCELLED"]);
     let log = std::fs::read_to_string(case.path("run.out")).expect("the output");
     assert_eq!(state, "COMPLETED", "{log}");
+    for part in ["Slurm has put it back", "on 1 node: n1 (ranks 0-1)", "(written by 4 ranks)", "finished: all 100"] {
+        assert!(log.contains(part), "{part:?} is not in\n{log}");
+    }
     case.train(2, "local", &words).output().expect_success();
     assert_same_curve(&Steps::read(&case.path("run")), &Steps::read(&case.path("local")));
 }
@@ -342,7 +363,9 @@ fn checkpoints_go_from_four_ranks_to_three_to_six_across_jobs() {
 fn an_array_trains_each_line_into_a_directory_of_its_own() {
     let cluster = Cluster::up(2);
     let case = Case::tiny();
-    std::fs::write(case.path("sweep.txt"), "optim.lr=1e-3\noptim.lr=2e-3 train.steps=3\n").expect("a temporary file");
+    std::fs::copy(case.path("text.txt"), case.path("a b.txt")).expect("a temporary file");
+    std::fs::write(case.path("sweep.txt"), "optim.lr=1e-3\n'data.train=a b.txt' \"train.steps=3\"\n")
+        .expect("a temporary file");
     let mut sbatch = cluster.sbatch(&case, "slurm/array_sweep.sbatch", "sweep_%a", &["--array=1-2"]);
     sbatch.arg(case.path("sweep.txt")).arg(case.path("runs")).arg(case.deck());
     let (code, log) = cluster.ended(sbatch, &case, "sweep_1");
@@ -393,7 +416,8 @@ fn an_mpirun_job_saves_when_slurm_signals_its_batch_shell() {
 fn a_chain_of_jobs_goes_on_until_the_run_is_done_with_the_bits_of_an_uncut_one() {
     let cluster = Cluster::up(2);
     let case = Case::tiny();
-    let words = ["train.steps=150", "train.eval_every=0", "log.every=0", "checkpoint.every=1000"];
+    // Without a checkpoint at its end a finished run is known by its summary.
+    let words = ["train.steps=150", "train.eval_every=0", "log.every=0", "checkpoint.every=0"];
     // chain.sh names no output file, so sbatch takes this one; %j is the job.
     let mut chain = cluster.client(script("slurm/chain.sh").to_str().expect("a path in UTF-8"));
     chain.arg("4").args(Cluster::words(&case, "run", &words)).current_dir(case.path(""));
@@ -412,7 +436,9 @@ fn a_chain_of_jobs_goes_on_until_the_run_is_done_with_the_bits_of_an_uncut_one()
         assert!(signalled.expect("coreutils has timeout").success());
         assert_eq!(cluster.exit_code(job, &case, job), 0, "{}", Cluster::output(&case, job));
     }
-    for (job, said) in jobs.iter().zip(["stopped early", "stopped early", "finished: all 150", "holds step 150"]) {
+    for (job, said) in
+        jobs.iter().zip(["stopped early", "stopped early", "finished: all 150", "summary.json holds step 150"])
+    {
         assert_eq!(cluster.exit_code(job, &case, job), 0, "{}", Cluster::output(&case, job));
         assert!(Cluster::output(&case, job).contains(said), "{said}: {}", Cluster::output(&case, job));
     }
@@ -420,9 +446,8 @@ fn a_chain_of_jobs_goes_on_until_the_run_is_done_with_the_bits_of_an_uncut_one()
     assert_same_curve(&Steps::read(&case.path("run")), &Steps::read(&case.path("local")));
 }
 
-/// Slurm's shortest limit is a minute, and it comes up to half a minute late: three jobs at once.
+/// Slurm's shortest limit is a minute, and Slurm looks for limits every half a minute: three jobs at once.
 #[test]
-#[ignore = "waits two minutes for Slurm's limits: make test-slurm-slow"]
 fn slurms_own_signal_the_limit_it_tells_and_the_limit_that_fires_each_leave_a_checkpoint() {
     let cluster = Cluster::up(2);
     let case = Case::tiny();
@@ -459,6 +484,9 @@ fn slurms_own_signal_the_limit_it_tells_and_the_limit_that_fires_each_leave_a_ch
         ("told", submit("told", "--signal=USR2@1", None), "the time limit is near"),
         ("fires", submit("fires", "--signal=USR2@1", Some(&ranks_ask_in_vain)), "a rank got SIGTERM"),
     ];
+    // A limit that has passed, instead of another minute.
+    until_row(&case.path("fires"), 5);
+    cluster.ask("scontrol", &["update", &format!("jobid={}", jobs[2].1), "EndTime=now+1seconds"]);
     for (run, job, why) in &jobs {
         cluster.exit_code(job, &case, run);
         let log = Cluster::output(&case, run);

@@ -94,7 +94,8 @@ fn soak<B: Backend>(lab: &Lab<'_, B>, work: &Path, reference: &Reference) -> Res
     let mut deck =
         lab.deck.reference(&reference.tokens, &work.join("soak").display().to_string(), lab.deck.training.steps)?;
     deck.train.steps = ((minutes * 60.0 / step_s).ceil() as u64).max(4);
-    let stragglers = RefCell::new(Stragglers::new(lab.hosts.clone()));
+    let n_micro_batches = deck.train.global_batch_size / deck.train.micro_batch_size;
+    let stragglers = RefCell::new(Stragglers::new(lab.hosts.clone(), n_micro_batches));
     let lines = Rc::new(RefCell::new(Vec::new()));
     let said = Rc::clone(&lines);
     let eye = move |row: &crate::telemetry::StepRow, ranks: &[crate::telemetry::RankStep]| {

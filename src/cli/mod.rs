@@ -123,6 +123,8 @@ fn said_by_rank_0(words: impl FnOnce()) {
     if launch::rank_from_environment() == 0 {
         words();
     } else {
+        // Ended by the launcher's SIGTERM meanwhile, its exit code would hide that of the one that speaks.
+        signals::hold();
         std::thread::sleep(TIME_TO_SPEAK);
     }
 }

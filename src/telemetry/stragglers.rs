@@ -21,6 +21,11 @@ fn compute_and_wait_ms(rank: &RankStep) -> (f64, f64) {
     (rank.step_ms - rank.exposed_comm_ms, rank.exposed_comm_ms)
 }
 
+/// Micro-batches of a step that each rank computes: micro-batch j is rank j mod N's.
+fn micro_batches_of(n_ranks: usize, n_micro_batches: usize) -> Vec<usize> {
+    (0..n_ranks).map(|rank| (rank..n_micro_batches).step_by(n_ranks).count()).collect()
+}
+
 /// Where the time of one step went, in ms; the three add up to the step of rank 0, whose clock counts: what ranks spent apart
 /// from each other (a save, an evaluation) is then in no two classes.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -49,6 +54,8 @@ impl StepShares {
 pub struct Stragglers {
     /// Node of each rank.
     hosts: Vec<String>,
+    /// Micro-batches of each rank in a step; those without any are not judged.
+    n_micro_batches: Vec<usize>,
     n_steps: usize,
     /// Per rank: steps in which it was the slowest and slow, and its sums of compute and wait in this window.
     slow: Vec<(usize, f64, f64)>,
@@ -57,20 +64,34 @@ pub struct Stragglers {
 }
 
 impl Stragglers {
-    /// `hosts[r]` is the node of rank r.
-    pub fn new(hosts: Vec<String>) -> Self {
+    /// `hosts[r]` is the node of rank r; the ranks share `n_micro_batches` in each step.
+    pub fn new(hosts: Vec<String>, n_micro_batches: usize) -> Self {
         let slow = vec![(0, 0.0, 0.0); hosts.len()];
-        Stragglers { hosts, slow, ..Stragglers::default() }
+        let n_micro_batches = micro_batches_of(hosts.len(), n_micro_batches);
+        Stragglers { hosts, n_micro_batches, slow, ..Stragglers::default() }
+    }
+
+    /// The ranks that have something to compute.
+    fn judged(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.n_micro_batches.len()).filter(|&r| self.n_micro_batches[r] > 0)
+    }
+
+    /// What the median of the other ranks would take for as many micro-batches as `rank` has; that rank itself would be the median
+    /// of two.
+    fn median_of_others(&self, rank: usize, compute: impl Fn(usize) -> f64) -> f64 {
+        let pace = |r: usize| compute(r) / self.n_micro_batches[r] as f64;
+        median(&self.judged().filter(|&r| r != rank).map(pace).collect::<Vec<_>>()) * self.n_micro_batches[rank] as f64
     }
 
     /// A step is done; a line about it or the window that ends with it.
     pub fn step(&mut self, step: u64, ranks: &[RankStep]) -> Option<String> {
-        if ranks.len() < 2 || ranks.len() != self.slow.len() {
+        if self.judged().count() < 2 || ranks.len() != self.slow.len() {
             return None;
         }
         let compute = |r: usize| compute_and_wait_ms(&ranks[r]).0;
-        let middle = median(&(0..ranks.len()).map(compute).collect::<Vec<_>>());
-        let slowest = (0..ranks.len()).max_by(|&a, &b| compute(a).total_cmp(&compute(b))).expect("two ranks");
+        let pace = |r: usize| compute(r) / self.n_micro_batches[r] as f64;
+        let slowest = self.judged().max_by(|&a, &b| pace(a).total_cmp(&pace(b))).expect("two ranks");
+        let middle = self.median_of_others(slowest, compute);
         for (rank, sums) in ranks.iter().zip(&mut self.slow) {
             let (compute_ms, wait_ms) = compute_and_wait_ms(rank);
             (sums.1, sums.2) = (sums.1 + compute_ms, sums.2 + wait_ms);
@@ -97,8 +118,8 @@ impl Stragglers {
         let n = self.n_steps as f64;
         let chronic = (0..self.slow.len()).find(|&r| self.slow[r].0 as f64 >= CHRONIC * n);
         let line = chronic.map(|rank| {
-            let others = median(&self.slow.iter().map(|s| s.1 / n).collect::<Vec<_>>());
-            let waits = median(&self.slow.iter().map(|s| s.2 / n).collect::<Vec<_>>());
+            let others = self.median_of_others(rank, |r| self.slow[r].1 / n);
+            let waits = median(&self.judged().filter(|&r| r != rank).map(|r| self.slow[r].2 / n).collect::<Vec<_>>());
             format!(
                 "straggler, chronic: rank {rank} on {} was the slowest in {} of the last {} steps; it computes {:.1} ms a step and \
                  waits {:.1} ms, the median rank computes {others:.1} ms and waits {waits:.1} ms",
@@ -106,7 +127,9 @@ impl Stragglers {
             )
         });
         let line = line.or_else(|| self.worst.take().map(|w| w.1));
-        *self = Stragglers::new(std::mem::take(&mut self.hosts));
+        self.n_steps = 0;
+        self.slow.fill((0, 0.0, 0.0));
+        self.worst = None;
         line
     }
 }
@@ -120,7 +143,7 @@ mod tests {
     }
 
     fn lines(step: impl Fn(u64) -> Vec<RankStep>) -> Vec<String> {
-        let mut stragglers = Stragglers::new(["n1", "n1", "n2"].map(String::from).into());
+        let mut stragglers = Stragglers::new(["n1", "n1", "n2"].map(String::from).into(), 3);
         (1..=2 * WINDOW as u64).filter_map(|s| stragglers.step(s, &step(s))).collect()
     }
 
@@ -140,6 +163,36 @@ mod tests {
         assert_eq!(found.len(), 1, "{found:?}");
         assert!(found[0].contains("one-off: in step 7 rank 1 on n1 computed 900 ms"), "{found:?}");
         assert!(lines(|_| vec![rank(50.0, 1.0); 3]).is_empty());
+    }
+
+    #[test]
+    fn of_two_ranks_the_slower_one_is_held_against_the_other() {
+        let lines = |step: &dyn Fn(u64) -> f64| -> Vec<String> {
+            let mut stragglers = Stragglers::new(["n1", "n2"].map(String::from).into(), 8);
+            let ranks = |s| vec![rank(50.0, 1.0), rank(step(s), 1.0)];
+            (1..=WINDOW as u64).filter_map(|s| stragglers.step(s, &ranks(s))).collect()
+        };
+        let chronic = lines(&|_| 70.0);
+        assert!(chronic[0].contains("chronic: rank 1 on n2"), "{chronic:?}");
+        assert!(chronic[0].ends_with("the median rank computes 50.0 ms and waits 1.0 ms"), "{chronic:?}");
+        let once = lines(&|s| if s == 7 { 900.0 } else { 50.0 });
+        assert!(once[0].contains("one-off: in step 7 rank 1 on n2 computed 900 ms, the median rank 50 ms"), "{once:?}");
+        assert!(lines(&|_| 60.0).is_empty(), "by a fifth is not slow");
+    }
+
+    #[test]
+    fn a_rank_with_more_micro_batches_is_not_slow_for_that() {
+        assert_eq!(micro_batches_of(3, 7), [3, 2, 2]);
+        assert_eq!(micro_batches_of(4, 3), [1, 1, 1, 0]);
+        let lines = |n_micro_batches: usize, ranks: [f64; 3]| -> Vec<String> {
+            let mut stragglers = Stragglers::new(["n1", "n1", "n2"].map(String::from).into(), n_micro_batches);
+            (1..=WINDOW as u64).filter_map(|s| stragglers.step(s, &ranks.map(|ms| rank(ms, 1.0)))).collect()
+        };
+        assert!(lines(4, [100.0, 50.0, 50.0]).is_empty(), "two micro-batches take twice as long as one");
+        assert!(lines(2, [50.0, 50.0, 1.0]).is_empty(), "a rank without any is no measure");
+        assert!(lines(1, [50.0, 1.0, 1.0]).is_empty());
+        let slow = lines(4, [100.0, 80.0, 50.0]);
+        assert!(slow[0].contains("chronic: rank 1 on n1"), "{slow:?}");
     }
 
     #[test]

@@ -15,6 +15,9 @@ use super::replace_file::replace_file;
 use super::units::UnitTimes;
 use crate::error::Result;
 
+/// Name of the file under the run directory.
+pub const SUMMARY_FILE: &str = "summary.json";
+
 /// Everything about a finished or stopped run.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Summary {
@@ -24,6 +27,9 @@ pub struct Summary {
     pub exit_code: i32,
     /// The run directory.
     pub run_dir: String,
+    /// Digest of the resolved deck, 16 hex digits.
+    #[serde(default)]
+    pub deck: String,
     /// Ranks.
     pub world_size: u64,
     /// Optimizer step reached.
@@ -154,7 +160,7 @@ impl Resident {
 impl Summary {
     /// Writes `summary.json` in one piece. Numbers that are not finite become null.
     pub fn write(&self, run_dir: &Path) -> Result<()> {
-        replace_file(&run_dir.join("summary.json"), |out| {
+        replace_file(&run_dir.join(SUMMARY_FILE), |out| {
             serde_json::to_writer_pretty(&mut *out, self)?;
             out.write_all(b"\n")
         })
@@ -229,6 +235,7 @@ mod tests {
         Summary {
             exit_reason: "finished: all 200 steps are done".into(),
             run_dir: "runs/tiny".into(),
+            deck: "00c0ffee00c0ffee".into(),
             world_size: 3,
             step: 200,
             total_steps: 200,

@@ -22,6 +22,7 @@ use crate::config::Deck;
 use crate::error::{Error, Exit, Result};
 use crate::params::ModelSpec;
 use crate::plan::Plan;
+use crate::telemetry::summary::SUMMARY_FILE;
 use crate::telemetry::time_limit::{JobClock, parse_seconds, unix_now};
 use crate::telemetry::{
     CommVolume, Flight, MemKind, PhaseTimer, RankStep, StepLog, StepRow, Timing, Trace, UnitTimes, trace,
@@ -86,16 +87,22 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
     // What is soon found comes before what takes a while to read.
     let mut lock = None;
     let holder = Holder::this(&job.host);
-    let restored = decided_by_rank_0(comm, || {
+    let (restored, finished) = decided_by_rank_0(comm, || {
         state::check_run_dir(run_dir)?;
         if run_dir.exists() {
             lock = Some(RunLock::hold(run_dir, deck.run.locking, &holder)?);
         }
-        state::find(run_dir, &job.start)
+        let restored = state::find(run_dir, &job.start)?;
+        let by_summary = || report::finished_without_checkpoint(deck).filter(|_| job.start == Start::Auto);
+        let finished = match &restored {
+            Some((dir, step)) if *step >= deck.train.steps => Some((dir.clone(), *step)),
+            _ => by_summary().map(|step| (run_dir.join(SUMMARY_FILE), step)),
+        };
+        Ok((restored, finished))
     })?;
-    if let Some((dir, step)) = restored.as_ref().filter(|(_, step)| *step >= deck.train.steps) {
+    if let Some((path, step)) = finished {
         if comm.rank() == 0 && !job.quiet {
-            report::already_finished(dir, *step, deck.train.steps);
+            report::already_finished(&path, step, deck.train.steps);
         }
         return Ok((Exit::Finished, None));
     }

@@ -15,7 +15,7 @@ use crate::plan::placement::bytes_per_param;
 use crate::plan::volume::{Volume, micro_steps};
 use crate::telemetry::ledger::Label;
 use crate::telemetry::stragglers::Stragglers;
-use crate::telemetry::summary::{KindBytes, PhaseTotal, Planned, RankBytes, Resident, UnitRow};
+use crate::telemetry::summary::{KindBytes, PhaseTotal, Planned, RankBytes, Resident, SUMMARY_FILE, UnitRow};
 use crate::telemetry::{
     CommClass, MemKind, Phase, PhaseTimes, Progress, RankStep, StepRow, Summary, Timing, UnitTimes, Usage, combine,
     comm_volume::CommCounts, human,
@@ -96,7 +96,7 @@ impl Report {
             last_val_loss: None,
             stepped: (0, 0.0),
             timing,
-            stragglers: Stragglers::new(hosts),
+            stragglers: Stragglers::new(hosts, t.global_batch_size / t.micro_batch_size),
         })
     }
 
@@ -275,6 +275,7 @@ impl Report {
             exit_reason: ending.reason,
             exit_code: ending.exit.code(),
             run_dir: job.deck.run.dir.clone(),
+            deck: digest_in_words(&job.deck),
             world_size: comm.size() as u64,
             step: ending.position.step,
             total_steps: job.deck.train.steps,
@@ -343,14 +344,28 @@ fn planned_peaks(mut train: Peaks, eval: Option<Peaks>) -> Peaks {
 }
 
 /// The run needs no more steps.
-pub fn already_finished(dir: &Path, step: u64, total_steps: u64) {
-    let dir = dir.display();
+pub fn already_finished(path: &Path, step: u64, total_steps: u64) {
+    let path = path.display();
     let text = format!(
-        "finished: {dir} holds step {step} of train.steps = {total_steps}\n\
+        "finished: {path} holds step {step} of train.steps = {total_steps}\n\
          raise train.steps to go on, or start over with --resume none (what is there is set aside)"
     );
     // Nobody may be reading any more.
     writeln!(std::io::stdout().lock(), "{text}").ok();
+}
+
+/// The step to which a run of this very deck went here, to its end, where the deck wants no checkpoint that would tell: from
+/// the summary it left. A run that starts over has moved that file away.
+pub fn finished_without_checkpoint(deck: &Deck) -> Option<u64> {
+    let path = Path::new(&deck.run.dir).join(SUMMARY_FILE);
+    let text = (deck.checkpoint.every == 0).then(|| std::fs::read_to_string(path).ok())??;
+    let past: Summary = serde_json::from_str(&text).ok()?;
+    let is_its_end = past.exit_code == Exit::Finished.code() && past.step >= deck.train.steps;
+    (is_its_end && past.deck == digest_in_words(deck)).then_some(past.step)
+}
+
+fn digest_in_words(deck: &Deck) -> String {
+    format!("{:016x}", deck.digest())
 }
 
 /// What to try next.
@@ -358,7 +373,8 @@ fn hints(job: &Job, ending: &Ending) -> Vec<String> {
     let mut hints = Vec::new();
     let program = job.relaunch.split(' ').next().unwrap_or("zero3");
     if let Some(dir) = &ending.last_checkpoint {
-        let more = ending.position.step + (job.deck.train.steps / 3).max(1);
+        let total = job.deck.train.steps;
+        let more = if ending.position.step < total { total } else { total + (total / 3).max(1) };
         hints.push("go on from this checkpoint on 3 ranks, to the same bits as on any other number:".to_string());
         hints.push(format!("  mpirun -n 3 --oversubscribe {} train.steps={more}", job.relaunch));
         hints.push(format!("look into it:  {program} ckpt inspect {}", dir.display()));

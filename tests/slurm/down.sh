@@ -45,4 +45,10 @@ fi
 end_all TERM daemons
 end_all KILL daemons
 end_all KILL steps
+if [ -e "$root/cgroup" ]; then
+    for _ in {1..50}; do
+        rmdir "$(cat "$root/cgroup")" 2>/dev/null && break
+        sleep 0.1
+    done
+fi
 rm -rf "$root"

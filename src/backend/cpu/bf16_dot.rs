@@ -188,34 +188,34 @@ fn multiply(tile: &mut Tile, left: &[u32], right: &[u32]) {
     }
 }
 
+/// Plain loops of constant length over plain arrays: everything is unrolled, and the sums stay in registers.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bf16")]
 fn multiply_avx512(tile: &mut Tile, left: &[u32], right: &[u32]) {
     use std::arch::x86_64::*;
-    /// 16 words as pairs of bf16.
-    #[target_feature(enable = "avx512f")]
-    fn pairs(words: __m512i) -> __m512bh {
-        // SAFETY: both are 512 bits without invalid patterns.
-        unsafe { std::mem::transmute::<__m512i, __m512bh>(words) }
-    }
-    let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
-    for (left, right) in left.as_chunks::<ROWS>().0.iter().zip(right.as_chunks::<COLS>().0) {
-        // SAFETY: `right` has 32 words: two loads of 16.
-        let (low, high) = unsafe {
-            (_mm512_loadu_epi32(right.as_ptr().cast()), _mm512_loadu_epi32(right.as_ptr().wrapping_add(16).cast()))
-        };
-        let (low, high) = (pairs(low), pairs(high));
-        for (sums, &word) in sums.iter_mut().zip(left) {
-            let left = pairs(_mm512_set1_epi32(word as i32));
-            sums[0] = _mm512_dpbf16_ps(sums[0], left, low);
-            sums[1] = _mm512_dpbf16_ps(sums[1], left, high);
+    let n_pairs = left.len() / ROWS;
+    assert_eq!((left.len(), right.len()), (n_pairs * ROWS, n_pairs * COLS), "words of two panels");
+    let (mut left, mut right) = (left.as_ptr(), right.as_ptr());
+    let (mut low, mut high) = ([_mm512_setzero_ps(); ROWS], [_mm512_setzero_ps(); ROWS]);
+    for _ in 0..n_pairs {
+        // SAFETY: within the panels, by the lengths above: `COLS` words are two vectors. Words and pairs of bf16 are the same
+        // 512 bits, none of them invalid.
+        unsafe {
+            let right_low: __m512bh = std::mem::transmute(_mm512_loadu_epi32(right.cast()));
+            let right_high: __m512bh = std::mem::transmute(_mm512_loadu_epi32(right.add(16).cast()));
+            for row in 0..ROWS {
+                let word: __m512bh = std::mem::transmute(_mm512_set1_epi32(*left.add(row) as i32));
+                low[row] = _mm512_dpbf16_ps(low[row], word, right_low);
+                high[row] = _mm512_dpbf16_ps(high[row], word, right_high);
+            }
+            (left, right) = (left.add(ROWS), right.add(COLS));
         }
     }
-    for (row, sums) in tile.iter_mut().zip(sums) {
+    for row in 0..ROWS {
         // SAFETY: a row has 32 elements: two stores of 16.
         unsafe {
-            _mm512_storeu_ps(row.as_mut_ptr(), sums[0]);
-            _mm512_storeu_ps(row.as_mut_ptr().wrapping_add(16), sums[1]);
+            _mm512_storeu_ps(tile[row].as_mut_ptr(), low[row]);
+            _mm512_storeu_ps(tile[row].as_mut_ptr().add(16), high[row]);
         }
     }
 }
