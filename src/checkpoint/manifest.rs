@@ -24,8 +24,14 @@ pub const FORMAT_VERSION: u32 = 1;
 pub const KNOWN_FEATURES: [&str; 0] = [];
 /// [`Manifest::reduction_order`] where contributions are added one by one, the same on every rank count.
 pub const IN_ORDER: &str = "left fold over micro-batch index";
+/// [`Manifest::reduction_order`] where each rank adds up its own micro-batches before anything travels.
+pub const BY_RANK: &str = "left fold over ranks of each rank's left fold over micro-batch index";
 /// [`Manifest::reduction_order`] where NCCL adds those of a micro-step in an order of its own.
 pub const BY_NCCL: &str = "left fold over micro-step index of sums by NCCL";
+/// [`Manifest::reduction_order`] where NCCL adds what each rank has added up of its own.
+pub const BY_NCCL_OF_RANKS: &str = "sum by NCCL of each rank's left fold over micro-batch index";
+/// Every order that this program writes and reads.
+pub const REDUCTION_ORDERS: [&str; 4] = [IN_ORDER, BY_RANK, BY_NCCL, BY_NCCL_OF_RANKS];
 /// The digest of blocks and files.
 pub const HASH: &str = "xxh3-64";
 /// Elements per digest block that this program writes: 4 MiB of f32.
