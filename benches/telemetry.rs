@@ -13,11 +13,11 @@ use zero3::telemetry::{Flight, Trace, Track};
 /// Calls that one figure is the mean of.
 const N_CALLS: u32 = 100_000;
 /// Beats of the watchdog that one figure is the mean of. At a timeout of 12 s it beats as often as it ever does.
-const N_BEATS: u32 = 50;
+const N_BEATS: u32 = 20;
 const BEAT: Duration = Duration::from_millis(200);
 const TIMEOUT: Duration = Duration::from_secs(12);
 /// Steps of a whole run.
-const N_STEPS: u32 = 200;
+const N_STEPS: u32 = 50;
 
 fn cpu_time(clock: libc::clockid_t) -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -74,6 +74,7 @@ fn per_step(dir: &Path, trace: &str) -> f64 {
             format!("train.steps={n_steps}"),
             "run.threads_per_rank=1".into(),
             "train.micro_batch_size=1".into(),
+            "train.global_batch_size=4".into(),
             "train.eval_every=0".into(),
             "checkpoint.every=0".into(),
             "log.every=0".into(),
@@ -132,7 +133,7 @@ fn main() {
     let [least, median, most] = spread(beats);
     println!("{:<32} {median:>9.1} us  ({least:.1} to {most:.1})", "a beat");
 
-    println!("\nper step of one rank (inputs/tiny.toml, 16 micro-batches), CPU time of the process");
+    println!("\nper step of one rank (inputs/tiny.toml, 4 micro-batches of 1), CPU time of the process");
     let (mut without, mut with, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..n_rounds {
         let (a, b) = (per_step(dir.path(), ""), per_step(dir.path(), &format!("1..={}", 2 * N_STEPS)));

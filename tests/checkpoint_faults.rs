@@ -338,7 +338,7 @@ fn an_error_of_the_device_below_the_file_system_costs_the_save_alone() {
     let mpirun = std::env::var("MPIRUN").unwrap_or_else(|_| "mpirun".into());
     // 300 kB are the empty file system, as much is a checkpoint.
     let script = format!(
-        "mkdir backing device kept && mount -t tmpfs -o size=900k tmpfs backing && truncate -s 64M backing/image || exit 99\n\
+        "mkdir backing device kept && mount -t tmpfs -o size=800k tmpfs backing && truncate -s 64M backing/image || exit 99\n\
          mkfs.ext4 -q -m 0 -O ^has_journal -E nodiscard,lazy_itable_init=1 backing/image || exit 99\n\
          mount -o loop backing/image device || exit 99\n\
          {mpirun} --oversubscribe --bind-to none -n 2 {} train deck.toml run.dir=device\n\

@@ -197,16 +197,28 @@ pub fn restore<B: Backend>(stepper: &mut Stepper<'_, B>, deck: &Deck, source: &S
         }
         other => other,
     });
-    all_or_none(stepper.comm, read)?;
+    let read_bytes = all_or_none(stepper.comm, read.map(|()| reader.bytes_read()))?;
     make_whole(stepper)?;
     if stepper.comm.rank() == 0 {
         let is_imported = is_imported(&manifest);
-        if manifest.data_digest != source.digest && !is_imported {
+        let other_data = manifest.data_digest != source.digest && !is_imported;
+        if other_data {
             log::warn!("the data are not those the checkpoint was trained on; data.allow_changed lets the run go on");
         }
-        log::info!("restored step {} from {} (written by {} ranks)", manifest.step, dir.display(), manifest.world_size);
+        log::info!(
+            "restored step {} from {} (written by {} ranks; {} bytes of values read, at most {} by one rank)",
+            manifest.step,
+            dir.display(),
+            manifest.world_size,
+            read_bytes.iter().sum::<u64>(),
+            read_bytes.iter().max().expect("this rank at least")
+        );
         for change in changes(&manifest.deck, deck).into_iter().filter(|_| !is_imported) {
             match change.verdict {
+                // Where the files lie says nothing, but other files are there.
+                Verdict::Free if other_data && change.key == "data.train" => {
+                    log::warn!("deck changed since then, as data.allow_changed lets it: {change}")
+                }
                 Verdict::Free => log::info!("deck changed since then, with no effect on the result: {change}"),
                 Verdict::Course => log::info!("deck changed since then, the run goes on the new way: {change}"),
                 Verdict::Data | Verdict::Model => {
