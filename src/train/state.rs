@@ -8,7 +8,8 @@ use crate::backend::agree::all_or_none;
 use crate::backend::mesh::{Dim, Mesh};
 use crate::backend::{Backend, Comm, Device};
 use crate::checkpoint::manifest::{
-    Alias, BY_NCCL, BY_NCCL_OF_RANKS, BY_RANK, FileRecord, IN_ORDER, MeshDim, Optimizer, Param, REDUCTION_ORDERS, Seeds,
+    Alias, BY_NCCL, BY_NCCL_OF_RANKS, BY_RANK, FileRecord, IN_ORDER, MeshDim, Optimizer, Param, REDUCTION_ORDERS,
+    Seeds, digest_block,
 };
 use crate::checkpoint::{self, Kind, Manifest, Reader, WeightsFile};
 use crate::config::{Deck, ReduceWhen};
@@ -355,6 +356,7 @@ pub(super) fn manifest(
         seeds: Seeds { init_seed: deck.model.init_seed, data_seed: deck.data.seed },
         deck: deck.to_toml(),
         psi: spec.numel(),
+        digest_block: digest_block(spec.numel()),
         world_size,
         mesh: Dim::ALL.map(|dim| MeshDim { dim: dim.name().into(), extent: mesh.extent(dim) }).into(),
         reduction_order: reduction_order(deck, world_size).into(),
