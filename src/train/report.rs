@@ -354,9 +354,9 @@ fn hints(job: &Job, ending: &Ending) -> Vec<String> {
     if let Some(dir) = &ending.last_checkpoint {
         let (step, steps) = (ending.position.step, job.deck.train.steps);
         // A run that is not over goes on as its deck says: fewer steps would bend its schedule.
-        let more = if step < steps { String::new() } else { format!(" train.steps={}", step + (steps / 3).max(1)) };
+        let more = if step < steps { steps } else { step + (steps / 3).max(1) };
         hints.push("go on from this checkpoint on 3 ranks, to the same bits as on any other number:".to_string());
-        hints.push(format!("  mpirun -n 3 --oversubscribe {}{more}", job.relaunch));
+        hints.push(format!("  mpirun -n 3 --oversubscribe {} train.steps={more}", job.relaunch));
         hints.push(format!("look into it:  {program} ckpt inspect {}", dir.display()));
     }
     hints.push(format!(
