@@ -34,7 +34,8 @@ run: build ## train inputs/tiny.toml: make run NP=3 ARGS="train.steps=500 optim.
 test: setup-test ## all tests but those of the targets below: units, documents, many ranks under mpirun, a two-node Slurm
 	$(CARGO) test --no-fail-fast
 
-test-slow: setup-test ## the test that takes minutes: fifty kills
+test-slow: setup-test ## fifty kills, which take minutes; and an error of a real device, which takes root
+	$(CARGO) test --test checkpoint_faults -- --ignored
 	$(CARGO) test --test kill_rounds -- --ignored --nocapture
 
 test-perfetto: build ## Perfetto's own trace processor reads a trace; fetches it from PyPI and the network (PERFETTO_BINARY: none of the latter)

@@ -73,6 +73,7 @@ fn save(run_dir: &Path, params: &[(String, usize)], values: &[f32], n: usize) {
     let manifest = Manifest {
         step: 1,
         psi: params.iter().map(|p| p.1).sum(),
+        digest_block: checkpoint::manifest::digest_block(params.iter().map(|p| p.1).sum()),
         world_size: n,
         params: params.iter().map(|(name, numel)| Param::whole(name, &[*numel], true)).collect(),
         files,

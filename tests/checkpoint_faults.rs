@@ -51,7 +51,6 @@ fn dies_and_goes_on(case: &Case, reference: &Steps, place: &str, words: &[&str],
     }
 }
 
-/// Every point up to the commit: the older checkpoint is what counts.
 /// Every point of a save that the program has, from its own list: a point without a test cannot be.
 #[test]
 fn death_of_a_rank_at_any_point_of_a_save_leaves_the_older_checkpoint_or_the_new_one() {
@@ -328,4 +327,31 @@ fn a_real_full_disk_inside_a_rank_file_names_the_file_and_the_bytes_needed() {
     );
     let run = Run::new(0).program("unshare").args(["--user", "--map-root-user", "--mount", "sh", "-c", &script]);
     run.output().expect_success().expect_text("1 passed");
+}
+
+/// A device that has promised more than it has: the file system takes the values, and the fsync learns from the device that they
+/// are not there. The kernel gives it as EIO, or as ENOSPC where it can tell the reason; nothing is left to a hook.
+#[test]
+#[ignore = "needs root and loop devices: run it with -- --ignored"]
+fn an_error_of_the_device_below_the_file_system_costs_the_save_alone() {
+    let case = Case::tiny();
+    let mpirun = std::env::var("MPIRUN").unwrap_or_else(|_| "mpirun".into());
+    // 300 kB are the empty file system, as much is a checkpoint.
+    let script = format!(
+        "mkdir backing device kept && mount -t tmpfs -o size=800k tmpfs backing && truncate -s 64M backing/image || exit 99\n\
+         mkfs.ext4 -q -m 0 -O ^has_journal -E nodiscard,lazy_itable_init=1 backing/image || exit 99\n\
+         mount -o loop backing/image device || exit 99\n\
+         {mpirun} --oversubscribe --bind-to none -n 2 {} train deck.toml run.dir=device\n\
+         code=$?; cp -a device/. kept; exit $code",
+        env!("CARGO_BIN_EXE_zero3")
+    );
+    let run = Run::new(0).program("unshare").args(["--mount", "sh", "-c", &script]).dir(&case.path("."));
+    let said = run.output().expect_code(5).expect_text("the checkpoint of step 4 failed");
+    let said = said.expect_text("device/checkpoints/step_00000004.partial/rank_000").expect_text("bytes): ");
+    assert!(["os error 5)", "os error 28)"].iter().any(|code| said.text().contains(code)), "{said}");
+    let kept = case.path("kept");
+    assert_eq!((steps_of(&kept), entries(&kept)), (vec![2], 1));
+    assert!(checkpoint::verify(&checkpoint::resolve(&kept).unwrap(), &|_| ()).unwrap().damage.is_empty());
+    case.train(2, "kept", &[]).output().expect_success();
+    assert_same_curve(&Steps::read(&kept), &undisturbed(&case));
 }

@@ -191,6 +191,7 @@ fn large_checkpoint(run_dir: &Path) -> PathBuf {
     let manifest = Manifest {
         step: 7,
         psi: params.iter().map(|(_, s)| s[0] * s[1]).sum(),
+        digest_block: checkpoint::manifest::digest_block(params.iter().map(|(_, s)| s[0] * s[1]).sum()),
         world_size: 3,
         mesh: vec![MeshDim { dim: "shard".into(), extent: 3 }],
         params: params.iter().map(|(name, shape)| Param::whole(name, shape, true)).collect(),

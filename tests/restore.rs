@@ -96,7 +96,7 @@ fn saved_on(n_ranks: usize) {
         let run = format!("on_{m_ranks}");
         copy_as_of(&case, "whole", &run, 3);
         let output = train(&case, m_ranks, &run, &SAVE_ALL);
-        output.expect_text("restored step 3").expect_text(&format!("(written by {n_ranks} ranks)"));
+        output.expect_text("restored step 3").expect_text(&format!("(written by {n_ranks} ranks; "));
         let resumed = State::read(&case.path(&run), 4);
         assert_eq!(resumed.manifest.world_size, m_ranks, "{n_ranks} -> {m_ranks}");
         assert_same_state(&state, &resumed);

@@ -36,6 +36,8 @@ fn a_run_cut_three_times_by_signals_has_the_bits_of_the_uncut_one() {
         until_row(&run_dir, after);
         interfere(&running);
         let output = running.output().expect_code(75).expect_text("stopped early").expect_text(said);
+        let hint = output.text().lines().find(|line| line.contains("mpirun -n 3")).expect("how to go on").to_string();
+        assert!(hint.ends_with("train.steps=240"), "to the steps of the deck: {hint}");
         let summary = summary(&run_dir);
         assert_eq!(summary["exit_code"], 75, "{output}");
         assert!(summary["last_checkpoint"].is_string(), "{summary:#}");

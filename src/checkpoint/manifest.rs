@@ -24,12 +24,22 @@ pub const FORMAT_VERSION: u32 = 1;
 pub const KNOWN_FEATURES: [&str; 0] = [];
 /// [`Manifest::reduction_order`] where contributions are added one by one, the same on every rank count.
 pub const IN_ORDER: &str = "left fold over micro-batch index";
+/// [`Manifest::reduction_order`] where each rank adds up its own micro-batches before anything travels.
+pub const BY_RANK: &str = "left fold over ranks of each rank's left fold over micro-batch index";
 /// [`Manifest::reduction_order`] where NCCL adds those of a micro-step in an order of its own.
 pub const BY_NCCL: &str = "left fold over micro-step index of sums by NCCL";
+/// [`Manifest::reduction_order`] where NCCL adds what each rank has added up of its own.
+pub const BY_NCCL_OF_RANKS: &str = "sum by NCCL of each rank's left fold over micro-batch index";
+/// Every order that this program writes and reads.
+pub const REDUCTION_ORDERS: [&str; 4] = [IN_ORDER, BY_RANK, BY_NCCL, BY_NCCL_OF_RANKS];
 /// The digest of blocks and files.
 pub const HASH: &str = "xxh3-64";
-/// Elements per digest block that this program writes: 4 MiB of f32.
+/// Most elements per digest block that this program writes, and elements written or read in one go: 4 MiB of f32.
 pub const DIGEST_BLOCK: usize = 1 << 20;
+/// Least elements per digest block that this program writes: a page of f32.
+const MIN_DIGEST_BLOCK: usize = 1 << 10;
+/// Digests that the length of a block aims at, beside one for each short slice: half a megabyte of manifest.
+const N_DIGESTS: usize = 1 << 15;
 /// No larger manifest is written or read. Room for 4096 ranks of 500 parameters.
 pub const MAX_MANIFEST_BYTES: u64 = 1 << 30;
 /// No larger digest block is accepted: a reader holds one in memory.
@@ -349,6 +359,13 @@ impl Default for Manifest {
             extra_files: Vec::new(),
         }
     }
+}
+
+/// Elements per digest block of a model of `psi` parameters: a power of two, as small as the room for digests allows, since a reader
+/// whose range begins or ends within a block reads all of the block.
+pub fn digest_block(psi: usize) -> usize {
+    let wanted = (Kind::ALL.len() * psi).div_ceil(N_DIGESTS);
+    wanted.next_power_of_two().clamp(MIN_DIGEST_BLOCK, DIGEST_BLOCK)
 }
 
 /// The members that say whether the rest can be understood.

@@ -140,29 +140,39 @@ impl Reader {
         let name = format!("{}/{}", kind.group(), slice.param);
         let dataset = h5::slice_dataset(&file, &name, slice.numel())?;
         let wanted = &part.file_range;
-        let block = if self.verify { self.manifest.digest_block } else { DIGEST_BLOCK };
-        for block_idx in wanted.start / block..wanted.end.div_ceil(block) {
-            let whole = block_idx * block..((block_idx + 1) * block).min(slice.numel());
-            let from = whole.start.max(wanted.start);
-            let to = whole.end.min(wanted.end);
+        let cannot = |e: hdf5::Error| format!("cannot be read: {}", h5::one_line(&e));
+        let block = self.manifest.digest_block;
+        // What is verified is read in whole blocks, several at a time; one of them may be longer than the rest of the file.
+        let (first, end, stride) = match self.verify {
+            true => {
+                let end = wanted.end.div_ceil(block).saturating_mul(block).min(slice.numel());
+                (wanted.start / block * block, end, (DIGEST_BLOCK / block).max(1) * block)
+            }
+            false => (wanted.start, wanted.end, DIGEST_BLOCK),
+        };
+        for at in (first..end).step_by(stride) {
+            let whole = at..end.min(at.saturating_add(stride));
+            self.bytes_read += whole.len() as u64 * 4;
+            let (from, to) = (whole.start.max(wanted.start), whole.end.min(wanted.end));
             let out = &mut out[from - wanted.start..to - wanted.start];
-            let what = |e: hdf5::Error| format!("cannot be read: {}", h5::one_line(&e));
             if !self.verify {
-                h5::read_range(&dataset, from..to, out).map_err(what)?;
-                self.bytes_read += (to - from) as u64 * 4;
+                h5::read_range(&dataset, whole, out).map_err(cannot)?;
                 continue;
             }
             self.scratch.resize(whole.len(), 0.0);
-            h5::read_range(&dataset, whole.clone(), &mut self.scratch).map_err(what)?;
-            self.bytes_read += whole.len() as u64 * 4;
-            let digest = manifest::hex(xxh3_64(bytemuck::cast_slice(&self.scratch)));
-            let expected = &slice.digests.of(kind)[block_idx];
-            if digest != *expected {
-                return Err(format!(
-                    "is damaged: elements {whole:?} of the dataset have digest {digest}, the manifest says {expected}"
-                ));
+            h5::read_range(&dataset, whole, &mut self.scratch).map_err(cannot)?;
+            let expected = &slice.digests.of(kind)[at / block..];
+            for (i, (values, expected)) in self.scratch.chunks(block).zip(expected).enumerate() {
+                let digest = manifest::hex(xxh3_64(bytemuck::cast_slice(values)));
+                if digest != *expected {
+                    let start = at + i * block;
+                    return Err(format!(
+                        "is damaged: elements {start}..{} of the dataset have digest {digest}, the manifest says {expected}",
+                        start + values.len()
+                    ));
+                }
             }
-            out.copy_from_slice(&self.scratch[from - whole.start..to - whole.start]);
+            out.copy_from_slice(&self.scratch[from - at..to - at]);
         }
         Ok(())
     }

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::manifest::FileRecord;
+use super::manifest::{FileRecord, digest_block};
 use super::write::{SliceShape, Target, Values, write_file};
 use super::{
     Kind, Reader, check_free_space, checkpoints_dir, clean_up, estimate_bytes, find, master, prepare, step_dir,
@@ -86,6 +86,8 @@ pub fn reshard(
     let from_ranks = manifest.world_size;
     let committed = write_all(&mut reader).and_then(|files| {
         manifest.files = files;
+        // As written here; the source may have been digested in other blocks.
+        manifest.digest_block = digest_block(manifest.psi);
         manifest.world_size = world_size;
         for dim in manifest.mesh.iter_mut().filter(|d| d.dim == "shard") {
             dim.extent = world_size;

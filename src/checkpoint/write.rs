@@ -172,6 +172,7 @@ pub fn write_file(target: &Target<'_>, slices: &[SliceShape<'_>], values: &mut d
     let bytes = file.metadata().map_err(|e| failed(e.to_string()))?.len();
     let mut whole = Whole { file: &file, hasher: Xxh3::new(), structure: Xxh3::new(), values: Vec::new(), at: 0 };
     let mut digests = vec![SliceDigests::default(); slices.len()];
+    let digest_block = manifest::digest_block(slices.iter().map(|s| s.numel).sum());
     for (i, place) in places.iter().enumerate() {
         if i == places.len() / 2 {
             write_point("write.half", rank, step).map_err(|e| failed(e.to_string()))?;
@@ -180,9 +181,9 @@ pub fn write_file(target: &Target<'_>, slices: &[SliceShape<'_>], values: &mut d
         let numel = slices[place.slice_idx].numel();
         for from in (0..numel).step_by(DIGEST_BLOCK) {
             let range = from..numel.min(from + DIGEST_BLOCK);
-            let block = bytemuck::cast_slice(values.block(place.slice_idx, place.kind, range)?);
-            let digest = whole.write(block).map_err(|e| failed(e.to_string()))?;
-            digests[place.slice_idx].of_mut(place.kind).push(manifest::hex(digest));
+            let values = values.block(place.slice_idx, place.kind, range)?;
+            let found = whole.write(values, digest_block).map_err(|e| failed(e.to_string()))?;
+            digests[place.slice_idx].of_mut(place.kind).extend(found);
         }
     }
     whole.skip_to(bytes).map_err(|e| failed(e.to_string()))?;
@@ -288,8 +289,9 @@ impl Whole<'_> {
         Ok(())
     }
 
-    /// Writes a block, which another core digests meanwhile where one is idle. Returns the block's own digest.
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<u64> {
+    /// Writes values, which another core digests meanwhile where one is idle. Returns the digest of each `digest_block` of them.
+    fn write(&mut self, of_slice: &[f32], digest_block: usize) -> std::io::Result<Vec<String>> {
+        let bytes: &[u8] = bytemuck::cast_slice(of_slice);
         let Whole { file, hasher, values, at, .. } = self;
         let end = *at + bytes.len() as u64;
         match values.last_mut() {
@@ -298,12 +300,12 @@ impl Whole<'_> {
         }
         let digested = || {
             hasher.update(bytes);
-            xxh3_64(bytes)
+            of_slice.chunks(digest_block).map(|block| manifest::hex(xxh3_64(bytemuck::cast_slice(block)))).collect()
         };
-        let (written, digest) = rayon::join(|| file.write_all_at(bytes, *at), digested);
+        let (written, digests) = rayon::join(|| file.write_all_at(bytes, *at), digested);
         written?;
         self.at = end;
-        Ok(digest)
+        Ok(digests)
     }
 }
 

@@ -15,7 +15,7 @@ use super::tensors::{self, TensorFiles};
 use super::{config_json, names};
 use crate::backend::Ops;
 use crate::backend::mesh::{Dim, Mesh};
-use crate::checkpoint::manifest::{Alias, MeshDim, Optimizer, Param};
+use crate::checkpoint::manifest::{Alias, MeshDim, Optimizer, Param, digest_block};
 use crate::checkpoint::write::{Values, write_file};
 use crate::checkpoint::{
     self, Kind, Manifest, SliceShape, Target, check_free_space, checkpoints_dir, estimate_bytes, master, prepare,
@@ -108,6 +108,7 @@ pub fn import<D: Ops>(
         let manifest = Manifest {
             deck: deck.to_toml(),
             psi: spec.numel(),
+            digest_block: digest_block(spec.numel()),
             world_size: n_ranks,
             mesh: Dim::ALL.map(|dim| MeshDim { dim: dim.name().into(), extent: mesh.extent(dim) }).into(),
             optimizer: Optimizer { name: "adamw".into(), step: 0 },

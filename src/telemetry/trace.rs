@@ -203,40 +203,6 @@ mod tests {
         }
     }
 
-    /// What `Stepper::run` pays for an instruction whether or not anything is traced.
-    #[test]
-    #[ignore = "a measurement, not a claim"]
-    fn cost_of_an_instruction() {
-        use crate::telemetry::Flight;
-        let dir = tempfile::tempdir().unwrap();
-        let units = vec!["embed".to_string()];
-        let flight = Flight::start(dir.path(), 0, vec!["here".into()], units, Duration::from_secs(600), || {}).unwrap();
-        let mut trace = Trace::default();
-        let now = Instant::now();
-        let ns = |work: &mut dyn FnMut()| {
-            let mut rounds: Vec<f64> = (0..21)
-                .map(|_| {
-                    let began = Instant::now();
-                    (0..100_000).for_each(|_| work());
-                    began.elapsed().as_nanos() as f64 / 1e5
-                })
-                .collect();
-            rounds.sort_by(f64::total_cmp);
-            rounds[10]
-        };
-        let mut traced = Trace::default();
-        println!("is it on         {:7.1} ns", ns(&mut || assert!(!std::hint::black_box(&mut trace).is_on())));
-        println!("a span, off      {:7.1} ns", {
-            ns(&mut || std::hint::black_box(&mut trace).span(Track::Compute, "forward", Some(0), (now, now), 0, 0))
-        });
-        println!("what time it is  {:7.1} ns", ns(&mut || _ = std::hint::black_box(Instant::now())));
-        println!("flight recorder  {:7.1} ns", ns(&mut || std::hint::black_box(&flight).at(1, "forward", Some(0))));
-        traced.set_step(Some(1));
-        println!("a span, on       {:7.1} ns", {
-            ns(&mut || std::hint::black_box(&mut traced).span(Track::Compute, "forward", Some(0), (now, now), 0, 0))
-        });
-    }
-
     #[test]
     fn nothing_is_recorded_while_off_and_offsets_are_taken_out() {
         let mut trace = Trace::default();

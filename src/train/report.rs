@@ -373,8 +373,9 @@ fn hints(job: &Job, ending: &Ending) -> Vec<String> {
     let mut hints = Vec::new();
     let program = job.relaunch.split(' ').next().unwrap_or("zero3");
     if let Some(dir) = &ending.last_checkpoint {
-        let total = job.deck.train.steps;
-        let more = if ending.position.step < total { total } else { total + (total / 3).max(1) };
+        let (step, steps) = (ending.position.step, job.deck.train.steps);
+        // A run that is not over goes on as its deck says: fewer steps would bend its schedule.
+        let more = if step < steps { steps } else { step + (steps / 3).max(1) };
         hints.push("go on from this checkpoint on 3 ranks, to the same bits as on any other number:".to_string());
         hints.push(format!("  mpirun -n 3 --oversubscribe {} train.steps={more}", job.relaunch));
         hints.push(format!("look into it:  {program} ckpt inspect {}", dir.display()));

@@ -7,9 +7,12 @@ use super::step::Stepper;
 use crate::backend::agree::all_or_none;
 use crate::backend::mesh::{Dim, Mesh};
 use crate::backend::{Backend, Comm, Device};
-use crate::checkpoint::manifest::{Alias, BY_NCCL, FileRecord, IN_ORDER, MeshDim, Optimizer, Param, Seeds};
+use crate::checkpoint::manifest::{
+    Alias, BY_NCCL, BY_NCCL_OF_RANKS, BY_RANK, FileRecord, IN_ORDER, MeshDim, Optimizer, Param, REDUCTION_ORDERS,
+    Seeds, digest_block,
+};
 use crate::checkpoint::{self, Kind, Manifest, Reader, WeightsFile};
-use crate::config::Deck;
+use crate::config::{Deck, ReduceWhen};
 use crate::error::{Error, Result};
 use crate::model::init;
 use crate::params::{ModelSpec, ParamId};
@@ -195,16 +198,28 @@ pub fn restore<B: Backend>(stepper: &mut Stepper<'_, B>, deck: &Deck, source: &S
         }
         other => other,
     });
-    all_or_none(stepper.comm, read)?;
+    let read_bytes = all_or_none(stepper.comm, read.map(|()| reader.bytes_read()))?;
     make_whole(stepper)?;
     if stepper.comm.rank() == 0 {
         let is_imported = is_imported(&manifest);
-        if manifest.data_digest != source.digest && !is_imported {
+        let other_data = manifest.data_digest != source.digest && !is_imported;
+        if other_data {
             log::warn!("the data are not those the checkpoint was trained on; data.allow_changed lets the run go on");
         }
-        log::info!("restored step {} from {} (written by {} ranks)", manifest.step, dir.display(), manifest.world_size);
+        log::info!(
+            "restored step {} from {} (written by {} ranks; {} bytes of values read, at most {} by one rank)",
+            manifest.step,
+            dir.display(),
+            manifest.world_size,
+            read_bytes.iter().sum::<u64>(),
+            read_bytes.iter().max().expect("this rank at least")
+        );
         for change in changes(&manifest.deck, deck).into_iter().filter(|_| !is_imported) {
             match change.verdict {
+                // Where the files lie says nothing, but other files are there.
+                Verdict::Free if other_data && change.key == "data.train" => {
+                    log::warn!("deck changed since then, as data.allow_changed lets it: {change}")
+                }
                 Verdict::Free => log::info!("deck changed since then, with no effect on the result: {change}"),
                 Verdict::Course => log::info!("deck changed since then, the run goes on the new way: {change}"),
                 Verdict::Data | Verdict::Model => {
@@ -239,10 +254,11 @@ fn check_fits(dir: &Path, manifest: &Manifest, spec: &ModelSpec, deck: &Deck, da
     let mut faults = unlike(manifest, spec);
     let is_imported = is_imported(manifest);
     // From one to the other is a change of the deck or of the rank count, and no fault.
-    if ![IN_ORDER, BY_NCCL].contains(&manifest.reduction_order.as_str()) {
+    if !REDUCTION_ORDERS.contains(&manifest.reduction_order.as_str()) {
         faults.push(format!(
-            "gradients were added as `{}`, this program adds as `{IN_ORDER}` or `{BY_NCCL}`",
-            manifest.reduction_order
+            "gradients were added as `{}`, this program adds as one of `{}`",
+            manifest.reduction_order,
+            REDUCTION_ORDERS.join("`, `")
         ));
     }
     if manifest.data_digest != data_digest && !deck.data.allow_changed && !is_imported {
@@ -307,6 +323,20 @@ pub(super) fn owned<'a, B: Backend>(stepper: &'a Stepper<'_, B>) -> Result<Vec<[
     (0..stepper.model.spec.params.len()).map(kinds).collect()
 }
 
+/// How a step of this deck adds gradient contributions on `world_size` ranks. A rank that has one micro-batch at most has nothing
+/// to add up of its own.
+fn reduction_order(deck: &Deck, world_size: usize) -> &'static str {
+    let n_micro = deck.train.global_batch_size / deck.train.micro_batch_size;
+    let ranks_first = deck.zero.reduce == ReduceWhen::LastMicroStep && world_size < n_micro;
+    match (deck.zero.deterministic, world_size) {
+        (_, 1) => IN_ORDER,
+        (true, _) if ranks_first => BY_RANK,
+        (true, _) => IN_ORDER,
+        (false, _) if ranks_first => BY_NCCL_OF_RANKS,
+        (false, _) => BY_NCCL,
+    }
+}
+
 /// All of a checkpoint but its values.
 pub(super) fn manifest(
     spec: &ModelSpec,
@@ -317,7 +347,6 @@ pub(super) fn manifest(
     files: Vec<FileRecord>,
 ) -> Manifest {
     let mesh = Mesh::sharded(world_size);
-    let reduction_order = if deck.zero.deterministic || world_size == 1 { IN_ORDER } else { BY_NCCL };
     Manifest {
         step: at.step,
         attempts: at.attempts,
@@ -327,9 +356,10 @@ pub(super) fn manifest(
         seeds: Seeds { init_seed: deck.model.init_seed, data_seed: deck.data.seed },
         deck: deck.to_toml(),
         psi: spec.numel(),
+        digest_block: digest_block(spec.numel()),
         world_size,
         mesh: Dim::ALL.map(|dim| MeshDim { dim: dim.name().into(), extent: mesh.extent(dim) }).into(),
-        reduction_order: reduction_order.into(),
+        reduction_order: reduction_order(deck, world_size).into(),
         optimizer: Optimizer { name: "adamw".into(), step: at.step },
         params: spec.params.iter().map(|p| Param::whole(&p.name, &p.shape, p.decay)).collect(),
         aliases: spec
@@ -339,5 +369,36 @@ pub(super) fn manifest(
             .collect(),
         files,
         ..Manifest::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_recorded_order_of_reduction_is_the_one_that_is_run() {
+        let text = "
+            run.dir = 'runs/a'
+            data.train = ['a.txt']
+            train.steps = 10
+            [model]
+            n_layer = 2
+            n_head = 2
+            d_model = 8
+            seq_len = 8
+        ";
+        // 3 micro-batches: on 3 ranks and more none has two of them.
+        let batch = [("train.global_batch_size", "6"), ("train.micro_batch_size", "2")];
+        let batch = batch.map(|(key, value)| (key.to_string(), value.to_string()));
+        let mut deck = Deck::parse(text, &batch, "a test").unwrap();
+        let mut orders = |reduce, deterministic| {
+            (deck.zero.reduce, deck.zero.deterministic) = (reduce, deterministic);
+            [1, 2, 3, 5].map(|n| reduction_order(&deck, n))
+        };
+        assert_eq!(orders(ReduceWhen::EveryMicroStep, true), [IN_ORDER; 4]);
+        assert_eq!(orders(ReduceWhen::LastMicroStep, true), [IN_ORDER, BY_RANK, IN_ORDER, IN_ORDER]);
+        assert_eq!(orders(ReduceWhen::EveryMicroStep, false), [IN_ORDER, BY_NCCL, BY_NCCL, BY_NCCL]);
+        assert_eq!(orders(ReduceWhen::LastMicroStep, false), [IN_ORDER, BY_NCCL_OF_RANKS, BY_NCCL, BY_NCCL]);
     }
 }

@@ -86,6 +86,7 @@ fn manifest(step: u64, world_size: usize, files: Vec<FileRecord>) -> Manifest {
         seeds: Seeds { init_seed: u64::MAX, data_seed: 7 },
         deck: "[run]\ndir = \"runs/a \u{e9}\"\n".to_string(),
         psi: PARAMS.iter().map(|(_, shape)| numel(shape)).sum(),
+        digest_block: manifest::digest_block(PARAMS.iter().map(|(_, shape)| numel(shape)).sum()),
         world_size,
         mesh: vec![MeshDim { dim: "shard".to_string(), extent: world_size }],
         optimizer: Optimizer { name: "adamw".to_string(), step },

@@ -74,7 +74,9 @@ fn unverified_ranks_together_read_the_state_once() {
 /// One parameter of several digest blocks, its borders nowhere near a block's.
 #[test]
 fn verified_read_of_a_long_slice_reads_at_most_a_block_more_at_each_end() {
-    let (n, block) = (2 * manifest::DIGEST_BLOCK + 12_345, manifest::DIGEST_BLOCK);
+    let n = 2 * manifest::DIGEST_BLOCK + 12_345;
+    let block = manifest::digest_block(n);
+    assert!(block < 10_000, "several blocks in each piece that is read: {block}");
     let run = tempfile::tempdir().unwrap();
     let dir = prepare(run.path(), 1).unwrap();
     let held = Kind::ALL.map(|kind| values(9, 0, kind, 0..n));
@@ -94,6 +96,7 @@ fn verified_read_of_a_long_slice_reads_at_most_a_block_more_at_each_end() {
     let manifest = Manifest {
         step: 1,
         psi: n,
+        digest_block: block,
         params: vec![Param::whole("wte", &[n], true)],
         files: vec![file],
         ..Manifest::default()
@@ -101,7 +104,14 @@ fn verified_read_of_a_long_slice_reads_at_most_a_block_more_at_each_end() {
     let dir = commit(run.path(), &manifest).unwrap();
     let mut reader = Reader::open(&dir).unwrap();
     let mut before = 0;
-    for range in [0..n, 1..2, block - 1..block + 1, block..2 * block, n - 20_000..n] {
+    for range in [
+        0..n,
+        1..2,
+        block - 1..block + 1,
+        block..2 * block,
+        block + 3..manifest::DIGEST_BLOCK + 2 * block + 7,
+        n - 20_000..n,
+    ] {
         let mut out = vec![0.0; range.len()];
         reader.read("wte", Kind::ExpAvgSq, range.clone(), &mut out).unwrap();
         assert_eq!(bits(&out), bits(&held[2][range.clone()]), "{range:?}");
@@ -251,4 +261,35 @@ fn diff_finds_the_one_flipped_bit_and_nothing_on_another_world_size() {
     assert_eq!((only.kind, only.n_differing, only.first), (Kind::ExpAvgSq, 1, 1));
     assert_eq!(only.max_abs_diff, 0.25);
     assert_eq!(diff(&a, &c).unwrap().only_in_a.len(), PARAMS.len() - 1);
+}
+
+#[test]
+fn blocks_of_digests_are_short_for_small_models_and_bounded_for_large_ones() {
+    let (tiny, gpt2, seven_billion) = (800_000, 124_000_000, 7_000_000_000);
+    assert_eq!([0, tiny, gpt2, seven_billion].map(manifest::digest_block), [1 << 10, 1 << 10, 1 << 14, 1 << 20]);
+    // Saved by one rank, restored on seven: each reads its share and a block at each end at most.
+    let run = tempfile::tempdir().unwrap();
+    let n = 50_000;
+    let held = values(9, 0, Kind::Weight, 0..n);
+    let dir = prepare(run.path(), 1).unwrap();
+    let slice = ParamSlice {
+        name: "wte",
+        global_shape: &[n],
+        numel: n,
+        start: 0,
+        end: n,
+        weight: &held,
+        exp_avg: &held,
+        exp_avg_sq: &held,
+    };
+    let files = vec![write_rank_file(&dir, 0, 1, 1, &[slice]).unwrap()];
+    let (params, digest_block) = (vec![Param::whole("wte", &[n], true)], manifest::digest_block(n));
+    let dir =
+        commit(run.path(), &Manifest { step: 1, psi: n, params, files, digest_block, ..Manifest::default() }).unwrap();
+    for rank in 0..7 {
+        let mut reader = Reader::open(&dir).unwrap();
+        let range = shard_range(n, 7, rank);
+        reader.read("wte", Kind::Weight, range.clone(), &mut vec![0.0; range.len()]).unwrap();
+        assert!(reader.bytes_read() <= 4 * (range.len() + 2 * (digest_block - 1)) as u64, "{}", reader.bytes_read());
+    }
 }
