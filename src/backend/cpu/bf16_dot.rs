@@ -14,9 +14,10 @@ use super::CpuDevice;
 use super::element::Element;
 use super::host::Shared;
 use super::matmul::{Mat, MatMut, Start, k_chunk};
-use super::simd::{convert, has_bf16_dot, simd};
+use super::simd::{has_bf16_dot, simd};
 use crate::dtype::DType;
 use half::bf16;
+use std::ops::Range;
 
 /// Rows of a tile.
 const ROWS: usize = 12;
@@ -51,13 +52,20 @@ pub fn block<D: Element, B: Element>(
     let (packed, work) = work.split_at_mut(packed_numel(m, n, chunk));
     let (rhs_words, lhs_words) =
         bytemuck::cast_slice_mut::<f32, u32>(packed).split_at_mut(col_panels * COLS * chunk.div_ceil(2));
-    // Sums between two chunks of the inner dimension: in place where they are f32.
-    let (in_place, needed) = (D::DTYPE == DType::F32, if D::DTYPE == DType::F32 { 0 } else { m * n });
-    let sums = Shared::new(&mut work[..needed]);
+    // Between two chunks of the inner dimension sums are kept in `dst` where it is f32, else in scratch.
+    let in_place = D::DTYPE == DType::F32;
+    let sums = Shared::new(&mut work[..if in_place || k <= chunk { 0 } else { m * n }]);
     for first in (0..k.max(1)).step_by(chunk) {
         let inner = first..k.min(first + chunk);
-        let (is_first, is_last) = (first == 0, inner.end == k);
         let pairs = inner.len().div_ceil(2);
+        let from = match start {
+            _ if first > 0 && in_place => From::Dst,
+            _ if first > 0 => From::Sums,
+            Start::Zero => From::Zero,
+            Start::Row(row) => From::Row(row),
+            Start::Held => From::Dst,
+        };
+        let to_dst = in_place || inner.end == k;
         pack::<COLS>(device, rhs.block(inner.clone(), 0..n), rhs_words);
         pack::<ROWS>(device, lhs.block(0..m, inner).t(), lhs_words);
         let (rhs_words, lhs_words) = (&*rhs_words, &*lhs_words);
@@ -69,54 +77,74 @@ pub fn block<D: Element, B: Element>(
                 let left = &lhs_words[row_panel * ROWS * pairs..][..ROWS * pairs];
                 let mut tile = [[0.0; COLS]; ROWS];
                 multiply(&mut tile, left, right);
-                for (row, tile) in (row_panel * ROWS..m).zip(&tile) {
-                    // SAFETY: columns of `dst` and `sums` belong to one task each.
-                    let dst = unsafe { dst.part(row, cols.clone()) };
-                    let tile = &tile[..cols.len()];
-                    if in_place {
-                        match start {
-                            Start::Held => add_to(dst, tile),
-                            _ if !is_first => add_to(dst, tile),
-                            Start::Row(bias) => add(dst, &bias[cols.clone()], tile),
-                            Start::Zero => add(dst, &[0.0; COLS][..cols.len()], tile),
-                        }
-                        continue;
-                    }
-                    // SAFETY: as above.
-                    let sums = unsafe { sums.part(row * n + cols.start, cols.len()) };
-                    if is_first {
-                        match start {
-                            Start::Held => add(sums, dst, tile),
-                            Start::Row(bias) => add(sums, &bias[cols.clone()], tile),
-                            Start::Zero => sums.copy_from_slice(tile),
-                        }
-                    } else {
-                        add_to(sums, tile);
-                    }
-                    if is_last {
-                        convert(dst, sums);
-                    }
-                }
+                let rows = row_panel * ROWS..m.min((row_panel + 1) * ROWS);
+                // SAFETY: columns of `dst` and `sums` belong to one task each.
+                unsafe { store_tile(&tile, &dst, &sums, rows, cols.clone(), from, to_dst) };
             }
         });
     }
 }
 
+/// What a tile is added to.
+#[derive(Clone, Copy)]
+enum From<'a, B> {
+    Zero,
+    /// A row, for each row of the result.
+    Row(&'a [B]),
+    /// What the result holds.
+    Dst,
+    /// Sums over earlier chunks.
+    Sums,
+}
+
 simd! {
-    /// `out = a + b`. Overwrites `out`.
-    fn add<O: Element, A: Element>(out: &mut [O], a: &[A], b: &[f32]) {
-        for ((o, a), b) in out.iter_mut().zip(a).zip(b) {
-            *o = O::store(a.load() + b);
+    /// Adds the tile at `rows` and `cols` to what it starts from and stores it: rounded in `dst` where `to_dst`, else in
+    /// `sums`, rows of as many elements.
+    ///
+    /// # Safety
+    /// While this runs nobody else uses these elements of `dst` and `sums`.
+    unsafe fn store_tile<D: Element, B: Element>(
+        tile: &Tile,
+        dst: &MatMut<'_, D>,
+        sums: &Shared<'_>,
+        rows: Range<usize>,
+        cols: Range<usize>,
+        from: From<'_, B>,
+        to_dst: bool,
+    ) {
+        let n = dst.cols;
+        for (row, tile) in rows.zip(tile) {
+            let mut total = *tile;
+            // SAFETY: the caller's promise; one of the two is used at a time.
+            let dst = || unsafe { dst.part(row, cols.clone()) };
+            // SAFETY: as above.
+            let sums = || unsafe { sums.part(row * n + cols.start, cols.len()) };
+            match from {
+                From::Zero => {}
+                From::Row(start) => add(&mut total, &start[cols.clone()]),
+                From::Dst => add(&mut total, dst()),
+                From::Sums => add(&mut total, sums()),
+            }
+            if to_dst { round_into(dst(), &total) } else { round_into(sums(), &total) }
         }
     }
 }
 
-simd! {
-    /// `out += b`.
-    fn add_to<O: Element>(out: &mut [O], b: &[f32]) {
-        for (o, b) in out.iter_mut().zip(b) {
-            *o = O::store(o.load() + b);
-        }
+/// `total += x`, of a full panel as of a part of one.
+#[inline(always)]
+fn add<T: Element>(total: &mut [f32; COLS], x: &[T]) {
+    match <&[T; COLS]>::try_from(x) {
+        Ok(x) => (0..COLS).for_each(|i| total[i] += x[i].load()),
+        Err(_) => total.iter_mut().zip(x).for_each(|(total, x)| *total += x.load()),
+    }
+}
+
+/// `out = total`, rounded, of a full panel as of a part of one.
+#[inline(always)]
+fn round_into<T: Element>(out: &mut [T], total: &[f32; COLS]) {
+    match <&mut [T; COLS]>::try_from(&mut *out) {
+        Ok(out) => (0..COLS).for_each(|i| out[i] = T::store(total[i])),
+        Err(_) => out.iter_mut().zip(total).for_each(|(out, total)| *out = T::store(*total)),
     }
 }
 
@@ -145,13 +173,17 @@ fn pack<const W: usize>(device: &CpuDevice, mat: Mat<'_, bf16>, words: &mut [u32
 simd! {
     /// Packs a panel whose rows are consecutive in memory.
     fn pack_rows<const W: usize>(words: &mut [u32], data: &[u16], rows: usize, cols: usize, row_stride: usize) {
-        for (pair, words) in words.chunks_exact_mut(W).enumerate() {
+        for (pair, words) in words.as_chunks_mut::<W>().0.iter_mut().enumerate() {
             let even = &data[2 * pair * row_stride..][..cols];
             if 2 * pair + 1 == rows {
                 words.iter_mut().zip(even).for_each(|(word, &x)| *word = u32::from(x));
                 continue;
             }
             let odd = &data[(2 * pair + 1) * row_stride..][..cols];
+            if let (Ok(even), Ok(odd)) = (<&[u16; W]>::try_from(even), <&[u16; W]>::try_from(odd)) {
+                (0..W).for_each(|i| words[i] = u32::from(even[i]) | u32::from(odd[i]) << 16);
+                continue;
+            }
             for ((word, &x), &y) in words.iter_mut().zip(even).zip(odd) {
                 *word = u32::from(x) | u32::from(y) << 16;
             }
