@@ -1,37 +1,12 @@
 //! GPT-2 as data: parameters, units and initial values (Radford et al. 2019; residual projections scaled by
 //! 1/sqrt(2 L)).
 
-use super::{Dims, Model, block, embedding, head};
+use super::{Dims, block, embedding, head};
 use crate::backend::Ops;
-use crate::config::Deck;
-use crate::config::ReduceWhen;
-use crate::dtype::DType;
 use crate::params::{Init, ModelSpec, ParamSpec, Precision, UnitRole, UnitSpec};
 
 /// Standard deviation of initial weights.
 const STD: f64 = 0.02;
-
-/// The model of a deck for micro-batches of `b` sequences on devices of type `D`.
-pub fn model<D: Ops>(deck: &Deck) -> Model {
-    let m = &deck.model;
-    let dims = Dims {
-        b: deck.train.micro_batch_size,
-        t: m.seq_len,
-        c: m.d_model,
-        n_heads: m.n_head,
-        vocab: m.vocab_size,
-        n_layer: m.n_layer,
-    };
-    Model { spec: spec::<D>(&dims, precision(deck)), dims }
-}
-
-/// Element types of a deck's run. Activations are of the type that is computed with; full gradients of the type they
-/// travel in, or f32 where they are held over micro-steps.
-fn precision(deck: &Deck) -> Precision {
-    let zero = &deck.zero;
-    let grad = if zero.reduce == ReduceWhen::LastMicroStep { DType::F32 } else { zero.reduce_dtype };
-    Precision { param: zero.param_dtype, activation: zero.param_dtype, grad }
-}
 
 /// GPT-2 of the given sizes and types, head tied to the token embedding.
 pub fn spec<D: Ops>(dims: &Dims, precision: Precision) -> ModelSpec {

@@ -460,7 +460,7 @@ impl<'a> Lifetimes<'a> {
         for (p, users) in spec.users().into_iter().enumerate() {
             let reduce = reduce_of[p].expect("every gradient is reduced");
             let first = self.last_visit(*users.last().expect("used by a unit"));
-            let rounds = !held && schedule::is_rounded(users.len(), self.knobs);
+            let rounds = !held && schedule::is_rounded(spec, p, self.knobs);
             let done = match (held, rounds) {
                 (true, _) => Instr::Accumulate(reduce),
                 (false, true) => Instr::Round(reduce),
