@@ -126,10 +126,10 @@ impl Model {
 
 /// Panics with the worst element unless all lie within the tolerance.
 #[track_caller]
-fn assert_close(what: &str, ours: &[f64], golden: &[f64], yardstick: f64, left_out: Range<usize>) {
+fn assert_close(what: &str, ours: &[f64], golden: &[f64], yardstick: f64, left_out: impl Fn(usize) -> bool) {
     assert_eq!(ours.len(), golden.len(), "elements of {what}");
     let distance = |i: usize| (ours[i] - golden[i]).abs();
-    let compared = (0..ours.len()).filter(|i| !left_out.contains(i));
+    let compared = (0..ours.len()).filter(|&i| !left_out(i));
     // A NaN is farther than anything.
     let far = |i: &usize| if distance(*i).is_nan() { f64::INFINITY } else { distance(*i) };
     let worst = compared.max_by(|a, b| far(a).total_cmp(&far(b))).expect("something is compared");
@@ -220,7 +220,7 @@ fn losses_and_norms_agree(model: Model, case: &Case) {
         let exact = model.floats(&format!("f64/{name}"));
         let single = model.floats(&format!("f32/{name}"));
         let yardstick = exact.iter().zip(&single).fold(0.0f64, |max, (x, y)| max.max((x - y).abs()));
-        assert_close(name, &steps.numbers(name), &exact, yardstick, 0..0);
+        assert_close(name, &steps.numbers(name), &exact, yardstick, |_| false);
     }
     assert!(steps.numbers("lr").iter().all(|&lr| lr == 1e-3), "{:?}", steps.column("lr"));
 }
@@ -233,7 +233,7 @@ fn first_gradient_agrees(model: Model, case: &Case) {
     for param in &state.manifest.params {
         let ours: Vec<f64> = widened(state.get(&param.name, Kind::ExpAvg)).iter().map(|m| m / per_gradient).collect();
         let (exact, yardstick) = model.tensor("f64/grad1", &param.name);
-        assert_close(&format!("gradient of {}", param.name), &ours, &exact, yardstick, 0..0);
+        assert_close(&format!("gradient of {}", param.name), &ours, &exact, yardstick, |_| false);
     }
 }
 
@@ -247,7 +247,13 @@ fn last_weights_agree(model: Model, case: &Case) {
     for param in &state.manifest.params {
         let ours = widened(state.get(&param.name, Kind::Weight));
         let (exact, yardstick) = model.tensor("f64/after5", &param.name);
-        assert_close(&param.name, &ours, &exact, yardstick, key_bias(&param.name, param.numel));
+        let (gradient, noise) = model.tensor("f64/grad1", &param.name);
+        let key_bias = key_bias(&param.name, param.numel);
+        // AdamW's first update is g / (|g| + eps): of a clipped gradient near eps its rounding shows in full.
+        let vanishes = |i: usize| gradient[i] != 0.0 && gradient[i].abs() < MANY_TIMES * MANY_TIMES * noise;
+        let n_vanish = (0..param.numel).filter(|i| vanishes(*i) && !key_bias.contains(i)).count();
+        assert!(50 * n_vanish <= param.numel, "{n_vanish} gradients of {} vanish: too few are compared", param.name);
+        assert_close(&param.name, &ours, &exact, yardstick, |i| key_bias.contains(&i) || vanishes(i));
     }
 }
 

@@ -328,7 +328,8 @@ fn a_llama_goes_out_under_its_names_and_comes_in_again_with_the_same_bits() {
     let case = Case::tiny();
     for (tied, n_tensors) in [("false", "21 tensors"), ("true", "20 tensors")] {
         let (run, hf, back) = (format!("run {tied}"), format!("hf {tied}"), format!("in {tied}"));
-        let words = [&LLAMA[..], &["train.steps=2", &format!("model.tied={tied}")]].concat();
+        let tied_is = format!("model.tied={tied}");
+        let words = [&LLAMA[..], &["train.steps=2", tied_is.as_str()]].concat();
         case.train(2, &run, &words).output().expect_success();
         ckpt(&[&"export", &case.path(&run), &case.path(&hf)]).output().expect_success().expect_text(n_tensors);
         ckpt(&[&"import", &case.path(&hf), &case.path(&back), &"--ranks", &"3"]).output().expect_success();
