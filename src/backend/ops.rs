@@ -84,6 +84,16 @@ pub struct AdamwStep {
     pub grad_scale: f32,
 }
 
+/// Scratch of [`Ops::attention_cached`] for a sequence of up to T rows.
+pub struct CachedWork<'a> {
+    /// (T, H * D), of the type of the projection.
+    pub out: ViewMut<'a>,
+    /// (H, T) f32.
+    pub lse: ViewMut<'a>,
+    /// (attention_forward_work_numel) f32.
+    pub work: ViewMut<'a>,
+}
+
 /// Kernels on f32 and bf16 numbers and u32 token ids.
 pub trait Ops {
     /// `out[b,t,:] = wte[tokens[b,t],:] + wpe[t,:]`, the second where there are learned positions. Overwrites `out`.
@@ -355,6 +365,22 @@ pub trait Ops {
         work: ViewMut<'_>, // (attention_forward_work_numel) f32
         shape: AttentionShape,
     );
+
+    /// [`Ops::attention_forward`] of the last `n` rows of one sequence, of which all rows of `qkv` are known: what generating
+    /// text needs. Overwrites `out`. A device without a kernel of its own computes every row anew.
+    fn attention_cached(
+        &self,
+        out: ViewMut<'_>, // (n, H * D)
+        qkv: View<'_>,    // (T, (H + 2 Hkv) * D)
+        scratch: CachedWork<'_>,
+        shape: AttentionShape, // B = 1
+        n: usize,
+    ) {
+        let numel = shape.t * shape.out_row();
+        let (mut whole, lse) = (scratch.out.range(0..numel), scratch.lse.range(0..shape.n_heads * shape.t));
+        self.attention_forward(whole.reborrow(), lse, qkv, scratch.work, shape);
+        self.cast(out, whole.as_view().range(numel - n * shape.out_row()..numel));
+    }
 
     /// Gradient of [`Ops::attention_forward`]; the probabilities are recomputed from `lse`. Overwrites `dqkv`.
     /// `dqkv`, `dout`, `qkv` and `out` have one type.

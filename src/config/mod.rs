@@ -261,6 +261,12 @@ deck! {
             "Validate every so many steps; 0 = never.";
         eval_batches: u64 = (default "8"), integer(1, 1_000_000_000),
             "Micro-batches of one validation, over all ranks.";
+        sample_every: u64 = (default "0"), UNSIGNED,
+            "Print a text of the model's every so many steps; 0 = never. Wants a `data.tokenizer`.";
+        sample_prompt: String = (default "The"), Kind::Text { may_be_empty: false },
+            "How that text begins.";
+        sample_tokens: usize = (default "64"), integer(1, 1 << 20),
+            "Tokens of that text.";
         max_skipped_steps: u64 = (default "10"), integer(1, i64::MAX),
             "Skipped (non-finite) steps in a row that end the run with exit code 4.";
     }

@@ -486,6 +486,11 @@ impl Resolver {
             let wants = format!("at least {smallest}, the vocabulary of data.tokenizer = \"{tokenizer}\"");
             self.refuse("model.vocab_size", wants);
         }
+        if let (Some(1..), Some(Tokenizer::None)) = (self.integer("train.sample_every"), self.choice("data.tokenizer"))
+        {
+            let wants = "0 where data.tokenizer = \"none\": name the tokenizer that the files of tokens were made with";
+            self.refuse("train.sample_every", wants.into());
+        }
         if let (Some(1..), Some(val), Some(0.0)) =
             (self.integer("train.eval_every"), self.paths("data.val"), self.float("data.val_fraction"))
             && val.is_empty()

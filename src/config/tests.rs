@@ -533,6 +533,7 @@ fn valid_overrides() -> impl Strategy<Value = Vec<(String, String)>> {
         "train.micro_batch_size",
         "train.global_batch_size",
         "train.eval_every",
+        "train.sample_every",
         "optim.min_lr",
         "optim.lr",
         "zero.reduce_dtype",

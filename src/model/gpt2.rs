@@ -19,7 +19,7 @@ pub fn spec<D: Ops>(dims: &Dims, precision: Precision) -> ModelSpec {
     let normal = Init::Normal { std: STD };
     let residual = Init::Normal { std: STD / ((2 * l) as f64).sqrt() };
     let wte = add("wte.weight".into(), &[dims.vocab, c], normal);
-    let wpe = add("wpe.weight".into(), &[dims.t, c], normal);
+    let wpe = add("wpe.weight".into(), &[dims.t_max, c], normal);
     let mut units = vec![UnitSpec {
         name: "embed".into(),
         role: UnitRole::Embedding,
@@ -83,13 +83,14 @@ mod tests {
 
     #[test]
     fn gpt2_124m_has_the_published_number_of_parameters() {
-        let dims = Dims { b: 1, t: 1024, c: 768, n_heads: 12, vocab: 50257, n_layer: 12 };
+        let dims = Dims { b: 1, t: 1024, t_max: 1024, c: 768, n_heads: 12, vocab: 50257, n_layer: 12 };
         assert_eq!(spec::<CpuDevice>(&dims, Precision::F32).numel(), 124_439_808);
     }
 
     #[test]
     fn every_parameter_belongs_to_a_unit_and_only_wte_to_two() {
-        let spec = spec::<CpuDevice>(&Dims { b: 1, t: 8, c: 8, n_heads: 2, vocab: 11, n_layer: 3 }, Precision::F32);
+        let spec =
+            spec::<CpuDevice>(&Dims { b: 1, t: 8, t_max: 8, c: 8, n_heads: 2, vocab: 11, n_layer: 3 }, Precision::F32);
         for (p, param) in spec.params.iter().enumerate() {
             let users = spec.units.iter().filter(|u| u.params.contains(&p)).count();
             assert_eq!(users, if param.name == "wte.weight" { 2 } else { 1 }, "{}", param.name);

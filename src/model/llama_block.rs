@@ -8,7 +8,7 @@
 //! post_attention_layernorm, mlp.gate_up_proj (rows of gate, up), mlp.down_proj`.
 
 use super::llama::Shape;
-use super::{BackwardIo, Dims, ForwardIo, dense};
+use super::{BackwardIo, Dims, ForwardIo, attend, dense};
 use crate::backend::ops::{AttentionShape, LinearShape, Rotation};
 use crate::backend::{Device, Ops, View};
 use crate::params::{Precision, TensorSpec};
@@ -113,12 +113,13 @@ pub fn forward<D: Device>(dev: &D, dims: &Dims, shape: &Shape, params: &[View<'_
     };
     let x = io.input.expect("a block has an input");
     let (s, attention) = (shapes(dims, shape), attention_shape(dims, shape));
-    let rotation = Rotation { first: 0, theta: shape.rope_theta, inverse: false };
+    let first = io.cached.as_ref().map_or(0, |cached| cached.first);
+    let rotation = Rotation { first, theta: shape.rope_theta, inverse: false };
 
     dev.rms_norm_forward(norm_1.view_mut(), rstd_1.view_mut(), x, *norm_1_w, shape.norm_eps);
     dev.linear_forward(qkv.view_mut(), norm_1.view(), *qkv_w, None, linear_work.view_mut(), s.qkv);
     dev.rope(qkv.view_mut(), rope_work.view_mut(), attention, rotation);
-    dev.attention_forward(att.view_mut(), lse.view_mut(), qkv.view(), attention_work.view_mut(), attention);
+    attend(dev, att, lse, qkv.view(), attention_work, attention, io.cached);
     dev.linear_forward(branch.view_mut(), att.view(), *o_w, None, linear_work.view_mut(), s.o);
 
     dev.add(x2.view_mut(), x, branch.view());

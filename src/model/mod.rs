@@ -14,6 +14,7 @@ mod llama_ends;
 #[cfg(test)]
 mod tests;
 
+use crate::backend::ops::{AttentionShape, CachedWork};
 use crate::backend::{Buf, Device, Ops, View, ViewMut};
 use crate::config::{self, Deck, ReduceWhen};
 use crate::dtype::DType;
@@ -26,6 +27,8 @@ pub struct Dims {
     pub b: usize,
     /// Tokens per sequence (T).
     pub t: usize,
+    /// Tokens of the longest sequence that the parameters know.
+    pub t_max: usize,
     /// Width (C).
     pub c: usize,
     /// Attention heads (H).
@@ -63,6 +66,16 @@ pub struct Model {
     pub family: Family,
 }
 
+/// Rows of a sequence that come after others, whose projections are kept: generating text.
+pub struct Cached<'a> {
+    /// Position of the first of the new rows.
+    pub first: usize,
+    /// Projections of all rows so far, (T_max, (H + 2 Hkv) * D); those of the new rows are added. None for the embedding.
+    pub qkv: Option<&'a mut Buf>,
+    /// Scratch of attention.
+    pub work: CachedWork<'a>,
+}
+
 /// What a forward visit reads and writes.
 pub struct ForwardIo<'a> {
     /// Token ids, (B, T).
@@ -75,6 +88,8 @@ pub struct ForwardIo<'a> {
     pub saved: &'a mut [Buf],
     /// The unit's scratch.
     pub work: &'a mut [Buf],
+    /// Where the rows follow others; none where they are whole sequences.
+    pub cached: Option<Cached<'a>>,
 }
 
 /// What a backward visit reads and writes.
@@ -121,15 +136,14 @@ pub struct LossGrad<'a> {
 impl Model {
     /// The model of a deck for micro-batches on devices of type `D`.
     pub fn of_deck<D: Ops>(deck: &Deck) -> Model {
+        Model::of_rows::<D>(deck, deck.train.micro_batch_size, deck.model.seq_len)
+    }
+
+    /// The same parameters for `b` sequences of `t` tokens.
+    pub fn of_rows<D: Ops>(deck: &Deck, b: usize, t: usize) -> Model {
         let m = &deck.model;
-        let dims = Dims {
-            b: deck.train.micro_batch_size,
-            t: m.seq_len,
-            c: m.d_model,
-            n_heads: m.n_head,
-            vocab: m.vocab_size,
-            n_layer: m.n_layer,
-        };
+        let dims =
+            Dims { b, t, t_max: m.seq_len, c: m.d_model, n_heads: m.n_head, vocab: m.vocab_size, n_layer: m.n_layer };
         let family = match m.family {
             config::Family::Gpt2 => Family::Gpt2,
             config::Family::Llama => Family::Llama(llama::Shape {
@@ -163,6 +177,14 @@ impl Model {
         }
     }
 
+    /// Shape of a block's attention.
+    pub fn attention_shape(&self) -> AttentionShape {
+        match &self.family {
+            Family::Gpt2 => block::attention_shape(&self.dims),
+            Family::Llama(shape) => llama_block::attention_shape(&self.dims, shape),
+        }
+    }
+
     /// Runs the backward of an embedding or block.
     pub fn backward<D: Device>(&self, dev: &D, unit: UnitId, params: &[View<'_>], io: BackwardIo<'_>) {
         match (&self.family, self.spec.units[unit].role) {
@@ -189,6 +211,26 @@ fn precision(deck: &Deck) -> Precision {
     let zero = &deck.zero;
     let grad = if zero.reduce == ReduceWhen::LastMicroStep { DType::F32 } else { zero.reduce_dtype };
     Precision { param: zero.param_dtype, activation: zero.param_dtype, grad }
+}
+
+/// Attention of a block's rows: of whole sequences, or of new rows over those that are kept.
+fn attend<D: Device>(
+    dev: &D,
+    out: &mut Buf,
+    lse: &mut Buf,
+    qkv: View<'_>,
+    work: &mut Buf,
+    shape: AttentionShape,
+    cached: Option<Cached<'_>>,
+) {
+    let Some(Cached { first, qkv: Some(kept), work: scratch }) = cached else {
+        return dev.attention_forward(out.view_mut(), lse.view_mut(), qkv, work.view_mut(), shape);
+    };
+    assert_eq!(shape.b, 1, "one text is generated at a time");
+    let (row, all) = (shape.qkv_row(), first + shape.t);
+    dev.cast(kept.view_mut().range(first * row..all * row), qkv);
+    let so_far = AttentionShape { t: all, ..shape };
+    dev.attention_cached(out.view_mut(), kept.view().range(0..all * row), scratch, so_far, shape.t);
 }
 
 /// A gradient buffer without its padding.

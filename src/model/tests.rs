@@ -8,7 +8,7 @@ use crate::backend::{Buf, View};
 use crate::dtype::DType;
 use crate::params::{Init, Precision, SHARED_GRAD, TensorSpec};
 
-const DIMS: Dims = Dims { b: 2, t: 13, c: 24, n_heads: 6, vocab: 31, n_layer: 2 };
+const DIMS: Dims = Dims { b: 2, t: 13, t_max: 13, c: 24, n_heads: 6, vocab: 31, n_layer: 2 };
 
 const LLAMA: llama::Shape = llama::Shape { n_kv_heads: 2, d_ff: 40, rope_theta: 100.0, norm_eps: 1e-5, tied: false };
 
@@ -66,6 +66,7 @@ fn micro_batch(family: Family, threads: usize, precision: Precision, nudged: (us
             out: rest[0].view_mut(),
             saved,
             work: &mut bufs(&spec.units[unit].forward_work),
+            cached: None,
         };
         model.forward(&dev, unit, &of(unit), io);
     }

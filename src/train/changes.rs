@@ -51,6 +51,7 @@ fn verdict(key: &str) -> Verdict {
         "data.val" => Verdict::Course,
         _ if key.starts_with("data.") => Verdict::Data,
         "train.eval_every" | "train.eval_batches" => Verdict::Free,
+        "train.sample_every" | "train.sample_prompt" | "train.sample_tokens" => Verdict::Free,
         "zero.param_dtype" | "zero.grad_dtype" | "zero.reduce_dtype" | "zero.reduce" | "zero.deterministic" => {
             Verdict::Course
         }

@@ -2,6 +2,7 @@
 //!
 //! Pure. Must not know: whether the device it plans for is there.
 
+use super::infer::generate::Decoders;
 use super::save;
 use crate::backend::Device;
 use crate::config::Deck;
@@ -14,6 +15,9 @@ use crate::plan::{Knobs, Plan};
 pub fn of_deck<D: Device>(deck: &Deck, n_ranks: usize) -> Result<(Model, Plan)> {
     let model = Model::of_deck::<D>(deck);
     let mut plan = Plan::new(&model.spec, n_ranks, &Knobs::from_deck(&deck.zero))?;
+    if deck.train.sample_every > 0 {
+        Decoders::of_deck::<D>(deck).plan::<D>(&mut plan)?;
+    }
     save::plan_staging(&mut plan, deck);
     plan.pinned_bytes = D::reserved_bytes(n_sums(deck, n_ranks), model.spec.tokens_per_micro_batch);
     Ok((model, plan))

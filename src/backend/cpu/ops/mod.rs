@@ -2,6 +2,7 @@
 
 mod adamw;
 mod attention;
+mod attention_cached;
 #[cfg(test)]
 mod bf16_tests;
 mod cross_entropy;
@@ -22,7 +23,7 @@ use super::CpuDevice;
 use super::host::{elements, elements_mut, f32s, f32s_mut, u32s, u32s_mut};
 use super::product;
 use crate::backend::buffer::{View, ViewMut};
-use crate::backend::ops::{AdamwStep, AttentionShape, LinearShape, Ops, Rotation};
+use crate::backend::ops::{AdamwStep, AttentionShape, CachedWork, LinearShape, Ops, Rotation};
 use crate::dtype::DType;
 use half::bf16;
 
@@ -271,6 +272,20 @@ impl Ops for CpuDevice {
         let (lse, work) = (f32s_mut(lse), f32s_mut(work));
         typed!([A = qkv.dtype()] {
             attention::forward(self, elements_mut::<A>(out), lse, elements::<A>(qkv), work, shape);
+        });
+    }
+
+    fn attention_cached(
+        &self,
+        out: ViewMut<'_>,
+        qkv: View<'_>,
+        scratch: CachedWork<'_>,
+        shape: AttentionShape,
+        n: usize,
+    ) {
+        let work = f32s_mut(scratch.work);
+        typed!([A = qkv.dtype()] {
+            attention_cached::forward(self, elements_mut::<A>(out), elements::<A>(qkv), work, shape, n);
         });
     }
 
