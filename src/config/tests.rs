@@ -422,6 +422,10 @@ fn every_deck_in_inputs_is_valid() {
     assert!(n_decks >= 2, "found {n_decks}");
     let tiny = Deck::load(&root("inputs/tiny.toml"), &[]).unwrap();
     assert_eq!((tiny.model.vocab_size, tiny.train.steps, tiny.data.allow_changed), (256, 300, true));
+    for (name, steps) in [("shakespeare_char", 2000), ("gpt2-124m-fineweb", 18_865)] {
+        let deck = Deck::load(&root(&format!("inputs/{name}.toml")), &[]).unwrap();
+        assert_eq!(deck.train.steps, steps, "{name}");
+    }
     let gpt2 = Deck::load(&root("inputs/gpt2-124m.toml"), &[]).unwrap();
     assert_eq!((gpt2.model.n_layer, gpt2.model.vocab_size), (12, 50257));
 }

@@ -1,10 +1,11 @@
 //! A whole micro-batch of a small model of each family, unit by unit, in f32 and in mixed precision, with scratch of exactly the planned
 //! size.
 
-use super::{BackwardIo, Dims, Family, ForwardIo, LossGrad, LossIo, Model, llama};
+use super::{BackwardIo, Cached, Dims, Family, ForwardIo, LossGrad, LossIo, Model, llama};
 use crate::backend::cpu::CpuDevice;
 use crate::backend::cpu::host::test_memory::{buf_of, buf_u32, read};
-use crate::backend::{Buf, View};
+use crate::backend::ops::{AttentionShape, CachedWork};
+use crate::backend::{Buf, Ops, View};
 use crate::dtype::DType;
 use crate::params::{Init, Precision, SHARED_GRAD, TensorSpec};
 
@@ -134,6 +135,65 @@ fn gradients_are_finite_differences_of_the_loss() {
             let tolerance = 1e-4 + 0.01 * size.min(slope.abs()) + 1e-3 * size;
             let error = (difference - slope).abs();
             assert!(error <= tolerance, "{}: {difference} against {slope}, {family:?}", param.name);
+        }
+    }
+}
+
+/// The residual stream after the last block of one sequence, fed `rows` rows at a time over what was kept.
+fn rows_at_a_time(family: Family, tokens: &[u32], rows: usize) -> Vec<f32> {
+    let dev = CpuDevice::new(1).unwrap();
+    let model = Model::new::<CpuDevice>(Dims { b: 1, t: rows, ..DIMS }, family, Precision::F32);
+    let spec = &model.spec;
+    let params: Vec<Buf> = (spec.params.iter().enumerate())
+        .map(|(p, param)| buf_of(DType::F32, &spread(param.numel(), p).iter().map(|x| 0.3 * x).collect::<Vec<_>>()))
+        .collect();
+    let (t, shape) = (tokens.len(), model.attention_shape());
+    let nan = |n: usize| buf_of(DType::F32, &vec![f32::NAN; n]);
+    let mut kept: Vec<Buf> = (0..DIMS.n_layer).map(|_| nan(t * shape.qkv_row())).collect();
+    let whole = AttentionShape { t, ..shape };
+    let (mut out, mut lse) = (nan(t * shape.out_row()), nan(t * shape.n_heads));
+    let mut work = nan(CpuDevice::attention_forward_work_numel(whole, DType::F32));
+    let mut last = Vec::new();
+    for first in (0..t).step_by(rows) {
+        let ids = buf_u32(&tokens[first..first + rows]);
+        let mut residual: Vec<Buf> = Vec::new();
+        for unit in 0..spec.units.len() - 1 {
+            let mut now = nan(rows * DIMS.c);
+            let of: Vec<View<'_>> = spec.units[unit].params.iter().map(|&p| params[p].view()).collect();
+            let cached = Cached {
+                first,
+                qkv: unit.checked_sub(1).map(|block| &mut kept[block]),
+                work: CachedWork { out: out.view_mut(), lse: lse.view_mut(), work: work.view_mut() },
+            };
+            let io = ForwardIo {
+                tokens: ids.view(),
+                input: residual.last().map(Buf::view),
+                out: now.view_mut(),
+                saved: &mut bufs(&spec.units[unit].saved),
+                work: &mut bufs(&spec.units[unit].forward_work),
+                cached: (rows < t).then_some(cached),
+            };
+            model.forward(&dev, unit, &of, io);
+            residual.push(now);
+        }
+        last.extend(read(residual.last().unwrap()));
+    }
+    last
+}
+
+#[test]
+fn rows_that_follow_kept_ones_are_those_of_the_whole_sequence() {
+    let tokens: Vec<u32> = (0..12).map(|i| i * 5 % DIMS.vocab as u32).collect();
+    for family in FAMILIES {
+        let whole = rows_at_a_time(family, &tokens, 12);
+        for rows in [1, 4] {
+            for (i, (a, b)) in rows_at_a_time(family, &tokens, rows).iter().zip(&whole).enumerate() {
+                // Other sums of the same terms: a few roundings of numbers of size 1.
+                assert!(
+                    (a - b).abs() < 2e-5 * b.abs().max(1.0),
+                    "element {i}: {a}, {b} at once, {rows} rows, {family:?}"
+                );
+            }
         }
     }
 }

@@ -67,7 +67,7 @@ pub struct Program {
     pub dresidual: Option<SlotId>,
     /// Full gradient of each parameter from this micro-step alone, padded; empty for evaluation.
     pub grads: Vec<SlotId>,
-    /// The same rounded to what travels, where several units have added to it in f32; padded.
+    /// The same rounded to what travels, where it has added up from parts in f32; padded.
     pub rounded: Vec<Option<SlotId>>,
     /// Receive staging of each reduction; none where there is nobody to receive from.
     pub staging: Vec<Option<SlotId>>,

@@ -48,7 +48,7 @@ pub enum Instr {
     Release(GatherId),
     /// Add complete gradients to those held from earlier micro-steps.
     Accumulate(ReduceId),
-    /// Round complete gradients that several units have added to into what travels.
+    /// Round complete gradients that have added up from parts into what travels.
     Round(ReduceId),
     /// Start the reduction of complete gradients to their owners.
     Reduce(ReduceId),
