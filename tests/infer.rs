@@ -99,6 +99,10 @@ fn a_file_s_loss_is_the_same_on_any_number_of_ranks_and_that_of_validation() {
             assert_eq!(eval(&case, n_ranks, run, &sliding), one, "{n_ranks} ranks");
         }
     }
+    // Without validation data it is the training data, whatever the deck says of validating.
+    let train = format!("data.train={}", case.path("val.txt").display());
+    let all = eval(&case, 2, "gpt2", &[&train, "data.val_fraction=0", "--stride", "16"]);
+    assert_eq!((all["data"].as_str(), &all["n_tokens"]), (Some("data.train"), &192.into()));
     let refused = |words: &[&str]| {
         Run::new(0).arg("eval").arg(case.path("gpt2")).arg(case.deck()).args(words).output().expect_code(2)
     };

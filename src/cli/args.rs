@@ -499,7 +499,7 @@ enum CliCommand {
     /// Give the loss, perplexity and bits per byte of a checkpoint's model on a text.
     ///
     /// The text is the deck's validation data, or its training data where it has none; the model is the checkpoint's, whatever
-    /// the deck's [model] says, unless KEY=VALUE says otherwise. A window of model.seq_len tokens slides over the text: every
+    /// sizes the deck has, unless KEY=VALUE says otherwise. A window of model.seq_len tokens slides over the text: every
     /// token but the first is predicted once, from at least model.seq_len - stride tokens before it. The same digits on any
     /// number of ranks.
     #[command(override_usage = "zero3 eval CHECKPOINT DECK [KEY=VALUE ...] [--stride N] [--json]")]

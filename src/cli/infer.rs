@@ -52,8 +52,11 @@ fn find_deck(
             None => Deck::parse(&manifest.deck, overrides, &origin)?,
             Some(other) => {
                 let own = Deck::parse(&manifest.deck, &[], &origin)?;
-                // The last override of a key counts: a model key on the command line beats the checkpoint's.
-                let all: Vec<_> = model_keys(&own).into_iter().chain(other.overrides.iter().cloned()).collect();
+                // No training, so nothing that it would want of the data. The last override of a key counts: a model key on
+                // the command line beats the checkpoint's.
+                let never = ["train.eval_every", "train.sample_every"].map(|key| (key.to_string(), "0".to_string()));
+                let all = model_keys(&own).into_iter().chain(never).chain(other.overrides.iter().cloned());
+                let all: Vec<_> = all.collect();
                 Deck::load(&other.path, &all)?
             }
         };
