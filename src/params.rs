@@ -80,12 +80,11 @@ pub struct Precision {
     pub param: DType,
     /// Activations and their gradients.
     pub activation: DType,
-    /// Full gradients of parameters that one unit uses; those of several are [`SHARED_GRAD`].
+    /// Full gradients that are written at once; those that add up from parts are [`SHARED_GRAD`].
     pub grad: DType,
 }
 
-/// Element type of the full gradient of a parameter that several units use: their contributions add up in f32 and are
-/// rounded once, when they travel.
+/// Element type of a full gradient that adds up from parts ([`ModelSpec::is_summed`]): rounded once, when it travels.
 pub const SHARED_GRAD: DType = DType::F32;
 
 impl Precision {
@@ -144,6 +143,13 @@ impl ModelSpec {
     /// Psi: the number of parameters, each counted once.
     pub fn numel(&self) -> usize {
         self.params.iter().map(ParamSpec::numel).sum()
+    }
+
+    /// Whether a parameter's full gradient adds up from parts: of several units, or, of the head's matrix, of chunks of rows.
+    pub fn is_summed(&self, param: ParamId) -> bool {
+        let n_users = self.units.iter().filter(|unit| unit.params.contains(&param)).count();
+        let of_head = |unit: &UnitSpec| unit.role == UnitRole::Head && unit.params.contains(&param);
+        n_users > 1 || self.params[param].shape.len() >= 2 && self.units.iter().any(of_head)
     }
 
     /// The units that use each parameter, in forward order: one, or several where it is tied. In backward the last one

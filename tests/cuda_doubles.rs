@@ -176,6 +176,31 @@ fn bf16_has_the_same_bits_on_one_two_and_four_ranks_and_is_near_the_cpu() {
 }
 
 #[test]
+fn a_llama_has_the_same_bits_on_one_and_three_ranks_is_near_the_cpu_and_writes_the_same_text() {
+    let case = Case::tiny();
+    let f32 = ["model.family=llama", "model.d_model=24", "model.n_head=6", "model.n_kv_head=2", "model.d_ff=40"];
+    let bf16 = [&f32[..], &["zero.param_dtype=bf16", "zero.grad_dtype=bf16", "zero.reduce_dtype=bf16"]].concat();
+    for (words, tolerance) in [(&f32[..], F32_TOLERANCE), (&bf16, BF16_TOLERANCE)] {
+        let first = train(&case, 1, "demand", words);
+        assert_near(&first, &train_on_cpu(&case, words), tolerance);
+        assert_same(&first, &train(&case, 3, "2", words));
+        // Longer than a context: kept rows are begun anew.
+        let texts: Vec<String> = [1, 2]
+            .map(|n_ranks| {
+                let sampling = ["train.sample_every=3", "train.sample_tokens=30"];
+                let words = [&CUDA[..], words, &sampling].concat();
+                let run = format!("text {n_ranks} {}", words.len());
+                let said = case.train(n_ranks, &run, &words).on_doubles(n_ranks, "1").output().expect_success();
+                let text = said.text();
+                let from = text.find("sample at step 3: The").unwrap_or_else(|| panic!("no text in {said}"));
+                text[from..].lines().next().expect("a line").to_string()
+            })
+            .into();
+        assert_eq!(texts[0], texts[1]);
+    }
+}
+
+#[test]
 fn stages_and_knobs_move_other_bytes_to_the_same_bits() {
     let case = Case::tiny();
     let first = train(&case, 1, "demand", &[]);

@@ -224,8 +224,8 @@ fn a_config_of_another_model_is_refused_key_by_key() {
     config["n_embd"] = "wide".into();
     refused(&config.to_string()).expect_text("activation_function is").expect_text("n_inner").expect_text("n_embd is");
     config = whole.clone();
-    config["model_type"] = "llama".into();
-    refused(&config.to_string()).expect_text("\"gpt2\" would do");
+    config["model_type"] = "mamba".into();
+    refused(&config.to_string()).expect_text("\"gpt2\" or \"llama\" would do");
     config = whole;
     config["n_head"] = 3.into();
     refused(&config.to_string()).expect_text("n_head");
@@ -266,9 +266,8 @@ fn damaged_headers_and_lengths_are_errors_that_name_the_file() {
 }
 
 /// Logits come out as differences of losses: sequences that end in another target differ by its logit alone.
-#[test]
-fn an_import_of_what_transformers_wrote_has_its_logits_in_float64() {
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/hf_gpt2");
+fn logits_agree(golden: &str, sizes: &[&str]) {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(golden);
     let about: serde_json::Value =
         serde_json::from_slice(&std::fs::read(golden.join("logits.json")).expect("checked in")).unwrap();
     let logits: Vec<f64> = serde_json::from_value(about["logits"].clone()).unwrap();
@@ -282,8 +281,6 @@ fn an_import_of_what_transformers_wrote_has_its_logits_in_float64() {
     std::fs::write(case.path("prompts.bin"), bytes).unwrap();
     let words = [
         "model.n_layer=2".to_string(),
-        "model.n_head=2".into(),
-        "model.d_model=20".into(),
         format!("model.seq_len={seq_len}"),
         format!("model.vocab_size={vocab_size}"),
         format!("model.init_from={}", case.path("in").display()),
@@ -302,7 +299,7 @@ fn an_import_of_what_transformers_wrote_has_its_logits_in_float64() {
         "optim.min_lr=0".into(),
         "optim.weight_decay=0".into(),
     ];
-    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).chain(sizes.iter().copied()).collect();
     case.train(1, "run", &words).output().expect_success();
     let losses = Steps::read(&case.path("run")).numbers("loss");
     assert_eq!(losses.len(), vocab_size);
@@ -314,4 +311,46 @@ fn an_import_of_what_transformers_wrote_has_its_logits_in_float64() {
     }
     let spread = logits.iter().fold(0.0f64, |max, x| max.max((x - logits[0]).abs()));
     assert!(spread > 1.0, "the logits differ enough to be told apart: {spread}");
+}
+
+#[test]
+fn an_import_of_what_transformers_wrote_has_its_logits_in_float64() {
+    logits_agree("hf_gpt2", &["model.n_head=2", "model.d_model=20"]);
+    logits_agree("hf_llama", &LLAMA);
+}
+
+/// The sizes of tests/golden/hf_llama.
+const LLAMA: [&str; 5] =
+    ["model.family=llama", "model.n_head=6", "model.n_kv_head=2", "model.d_model=24", "model.d_ff=40"];
+
+#[test]
+fn a_llama_goes_out_under_its_names_and_comes_in_again_with_the_same_bits() {
+    let case = Case::tiny();
+    for (tied, n_tensors) in [("false", "21 tensors"), ("true", "20 tensors")] {
+        let (run, hf, back) = (format!("run {tied}"), format!("hf {tied}"), format!("in {tied}"));
+        let tied_is = format!("model.tied={tied}");
+        let words = [&LLAMA[..], &["train.steps=2", tied_is.as_str()]].concat();
+        case.train(2, &run, &words).output().expect_success();
+        ckpt(&[&"export", &case.path(&run), &case.path(&hf)]).output().expect_success().expect_text(n_tensors);
+        ckpt(&[&"import", &case.path(&hf), &case.path(&back), &"--ranks", &"3"]).output().expect_success();
+        let weights = values(&case.path(&run), 2, Kind::Weight);
+        assert!(values(&case.path(&back), 0, Kind::Weight) == weights);
+
+        let tensors = tensors_of(&case.path(&hf).join("model.safetensors"));
+        let (_, shape, bytes) = &tensors["model.layers.1.self_attn.v_proj.weight"];
+        let (first, width) = ((6 + 2) * 4, 24);
+        let ours = &weights["layers.1.self_attn.qkv_proj.weight"][first * width..];
+        assert_eq!((shape, floats(bytes).len()), (&vec![2 * 4, width], ours.len()));
+        assert!(floats(bytes).iter().map(|x| x.to_bits()).eq(ours.iter().copied()), "rows of v");
+        assert_eq!(tensors.contains_key("lm_head.weight"), tied == "false");
+    }
+    // What is another model is named.
+    let path = case.path("hf false/config.json");
+    let mut config: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    config["rope_scaling"] = serde_json::json!({ "rope_type": "llama3", "factor": 32.0 });
+    config["head_dim"] = 8.into();
+    config["attention_bias"] = true.into();
+    std::fs::write(&path, config.to_string()).unwrap();
+    let said = ckpt(&[&"import", &case.path("hf false"), &case.path("no")]).output().expect_code(2);
+    said.expect_text("rope_scaling is").expect_text("head_dim is 8").expect_text("attention_bias is true");
 }

@@ -11,7 +11,7 @@ use crate::config::acceptance::Deck;
 use crate::config::{self, Limit};
 use crate::dtype::DType;
 use crate::error::{Exit, Result};
-use crate::model::gpt2;
+use crate::model::Model;
 use crate::params::ModelSpec;
 use crate::plan::memory::{Slot, lay_in_a_row};
 use crate::telemetry::MemKind;
@@ -82,7 +82,7 @@ impl<B: Backend> Lab<'_, B> {
 
     /// The parameters and units of the reference model.
     pub fn reference_spec(&self) -> Result<ModelSpec> {
-        Ok(gpt2::model::<B::Device>(&self.reference_deck()?).spec)
+        Ok(Model::of_deck::<B::Device>(&self.reference_deck()?).spec)
     }
 
     /// The same number of every rank. Collective.

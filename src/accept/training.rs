@@ -66,7 +66,7 @@ fn kind_of_device<B: Backend>(lab: &Lab<'_, B>) -> String {
 
 fn speed<B: Backend>(lab: &Lab<'_, B>, deck: &crate::config::Deck, trained: &Trained) -> Vec<Metric> {
     let tokens_per_s = trained.tokens_per_s();
-    let flops = crate::model::gpt2::model::<B::Device>(deck).spec.flops_per_token;
+    let flops = crate::model::Model::of_deck::<B::Device>(deck).spec.flops_per_token;
     let n_steps = trained.settled_ms().len();
     let step = |q: f64| quantile(trained.settled_ms(), q);
     let exposed = trained.exposed.iter().sum::<f64>() / trained.exposed.len() as f64;

@@ -41,6 +41,17 @@ impl AttentionShape {
     }
 }
 
+/// How rows of a projection are turned by their positions.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rotation {
+    /// Position of the first row of each sequence.
+    pub first: usize,
+    /// Base of the frequencies: channels i and i + D / 2 turn by `theta^(-2i/D)` radians per position.
+    pub theta: f32,
+    /// Turn back, which is also the gradient.
+    pub inverse: bool,
+}
+
 /// Shape of a linear layer `out = inp * weight^T + bias`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LinearShape {
@@ -73,16 +84,26 @@ pub struct AdamwStep {
     pub grad_scale: f32,
 }
 
+/// Scratch of [`Ops::attention_cached`] for a sequence of up to T rows.
+pub struct CachedWork<'a> {
+    /// (T, H * D), of the type of the projection.
+    pub out: ViewMut<'a>,
+    /// (H, T) f32.
+    pub lse: ViewMut<'a>,
+    /// (attention_forward_work_numel) f32.
+    pub work: ViewMut<'a>,
+}
+
 /// Kernels on f32 and bf16 numbers and u32 token ids.
 pub trait Ops {
-    /// `out[b,t,:] = wte[tokens[b,t],:] + wpe[t,:]`. Overwrites `out`.
+    /// `out[b,t,:] = wte[tokens[b,t],:] + wpe[t,:]`, the second where there are learned positions. Overwrites `out`.
     fn embedding_forward(
         &self,
-        out: ViewMut<'_>, // (rows, C)
-        tokens: View<'_>, // (rows) u32, each < V
-        wte: View<'_>,    // (V, C)
-        wpe: View<'_>,    // (T_max, C), T_max >= t
-        t: usize,         // tokens per sequence; rows = B * t
+        out: ViewMut<'_>,      // (rows, C)
+        tokens: View<'_>,      // (rows) u32, each < V
+        wte: View<'_>,         // (V, C)
+        wpe: Option<View<'_>>, // (T_max, C), T_max >= t, of the type of wte
+        t: usize,              // tokens per sequence; rows = B * t
     );
 
     /// Gradients of [`Ops::embedding_forward`], rows added in token order. Accumulates into `dwte` (the tied head
@@ -92,15 +113,15 @@ pub trait Ops {
     /// it. A caller who wants one rounding in all holds it in f32 to the end and then casts.
     fn embedding_backward(
         &self,
-        dwte: ViewMut<'_>, // (V, C)
-        dwpe: ViewMut<'_>, // (T_max, C)
-        dout: View<'_>,    // (rows, C)
-        tokens: View<'_>,  // (rows) u32
-        work: ViewMut<'_>, // (embedding_backward_work_numel) u32
+        dwte: ViewMut<'_>,         // (V, C)
+        dwpe: Option<ViewMut<'_>>, // (T_max, C)
+        dout: View<'_>,            // (rows, C)
+        tokens: View<'_>,          // (rows) u32
+        work: ViewMut<'_>,         // (embedding_backward_work_numel) u32
         t: usize,
     );
 
-    /// Scratch elements (u32) of [`Ops::embedding_backward`].
+    /// Scratch elements (u32) of [`Ops::embedding_backward`]; without positions `dwpe` is as `dwte`.
     fn embedding_backward_work_numel(rows: usize, dwte: DType, dwpe: DType) -> usize
     where
         Self: Sized;
@@ -154,6 +175,65 @@ pub trait Ops {
     fn layer_norm_work_numel(rows: usize, c: usize) -> usize
     where
         Self: Sized;
+
+    /// `out = inp / sqrt(mean(inp^2) + eps) * weight` over the last dimension (arXiv:1910.07467). Overwrites `out` and `rstd`.
+    fn rms_norm_forward(
+        &self,
+        out: ViewMut<'_>,  // (rows, C)
+        rstd: ViewMut<'_>, // (rows) f32
+        inp: View<'_>,     // (rows, C)
+        weight: View<'_>,  // (C)
+        eps: f32,
+    );
+
+    /// Gradients of [`Ops::rms_norm_forward`]. Accumulates into `dinp`, which has the type of `inp`; overwrites `dweight`.
+    #[allow(clippy::too_many_arguments)]
+    fn rms_norm_backward(
+        &self,
+        dinp: ViewMut<'_>,    // (rows, C)
+        dweight: ViewMut<'_>, // (C)
+        dout: View<'_>,       // (rows, C)
+        inp: View<'_>,        // (rows, C)
+        weight: View<'_>,     // (C)
+        rstd: View<'_>,       // (rows) f32
+        work: ViewMut<'_>,    // (rms_norm_work_numel) f32
+    );
+
+    /// Scratch elements of [`Ops::rms_norm_backward`].
+    fn rms_norm_work_numel(rows: usize, c: usize) -> usize
+    where
+        Self: Sized;
+
+    /// Turns the query and key heads of `qkv` by their positions, in place (arXiv:2104.09864, rotate-half).
+    fn rope(
+        &self,
+        qkv: ViewMut<'_>,  // (B, T, (H + 2 Hkv) * D), D even
+        work: ViewMut<'_>, // (rope_work_numel) f32
+        shape: AttentionShape,
+        rotation: Rotation,
+    );
+
+    /// Scratch elements of [`Ops::rope`].
+    fn rope_work_numel(shape: AttentionShape) -> usize
+    where
+        Self: Sized;
+
+    /// `out = silu(gate) * up` of rows `[gate | up]` (arXiv:2002.05202). Overwrites `out`.
+    fn swiglu_forward(
+        &self,
+        out: ViewMut<'_>,  // (rows, F)
+        gate_up: View<'_>, // (rows, 2F)
+        f: usize,
+    );
+
+    /// Gradient of [`Ops::swiglu_forward`]. Overwrites `dgate_up`.
+    fn swiglu_backward(
+        &self,
+        dgate_up: ViewMut<'_>, // (rows, 2F)
+        dout: View<'_>,        // (rows, F)
+        gate_up: View<'_>,     // (rows, 2F)
+        f: usize,
+    );
 
     /// `out = inp * weight^T + bias`. Overwrites `out`.
     fn linear_forward(
@@ -285,6 +365,22 @@ pub trait Ops {
         work: ViewMut<'_>, // (attention_forward_work_numel) f32
         shape: AttentionShape,
     );
+
+    /// [`Ops::attention_forward`] of the last `n` rows of one sequence, of which all rows of `qkv` are known: what generating
+    /// text needs. Overwrites `out`. A device without a kernel of its own computes every row anew.
+    fn attention_cached(
+        &self,
+        out: ViewMut<'_>, // (n, H * D)
+        qkv: View<'_>,    // (T, (H + 2 Hkv) * D)
+        scratch: CachedWork<'_>,
+        shape: AttentionShape, // B = 1
+        n: usize,
+    ) {
+        let numel = shape.t * shape.out_row();
+        let (mut whole, lse) = (scratch.out.range(0..numel), scratch.lse.range(0..shape.n_heads * shape.t));
+        self.attention_forward(whole.reborrow(), lse, qkv, scratch.work, shape);
+        self.cast(out, whole.as_view().range(numel - n * shape.out_row()..numel));
+    }
 
     /// Gradient of [`Ops::attention_forward`]; the probabilities are recomputed from `lse`. Overwrites `dqkv`.
     /// `dqkv`, `dout`, `qkv` and `out` have one type.

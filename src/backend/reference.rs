@@ -2,7 +2,7 @@
 //!
 //! Matrices come flat, as the kernels see them, and become `ndarray` arrays here.
 
-use crate::backend::ops::{AdamwStep, AttentionShape, LinearShape};
+use crate::backend::ops::{AdamwStep, AttentionShape, LinearShape, Rotation};
 use ndarray::{Array1, Array2, Array4, ArrayView1, ArrayView2, Axis, s};
 
 fn matrix(xs: &[f64], rows: usize, cols: usize) -> ArrayView2<'_, f64> {
@@ -204,4 +204,70 @@ pub fn adamw(param: &mut [f64], m: &mut [f64], v: &mut [f64], grad: &[f64], step
         let v_hat = v[i] / step.bias_correction2 as f64;
         param[i] -= lr * m_hat / (v_hat.sqrt() + step.eps as f64);
     }
+}
+
+/// (out, rstd)
+pub fn rms_norm_forward(inp: &[f64], weight: &[f64], eps: f64) -> (Vec<f64>, Vec<f64>) {
+    let c = weight.len();
+    let rows = inp.chunks_exact(c);
+    let rstd: Vec<f64> =
+        rows.map(|row| 1.0 / (row.iter().map(|x| x * x).sum::<f64>() / c as f64 + eps).sqrt()).collect();
+    ((0..inp.len()).map(|i| inp[i] * rstd[i / c] * weight[i % c]).collect(), rstd)
+}
+
+/// (dinp, dweight), both overwritten.
+pub fn rms_norm_backward(dout: &[f64], inp: &[f64], weight: &[f64], eps: f64) -> (Vec<f64>, Vec<f64>) {
+    let c = weight.len();
+    let (_, rstd) = rms_norm_forward(inp, weight, eps);
+    let norm = |i: usize| inp[i] * rstd[i / c];
+    let mut dweight = vec![0.0; c];
+    (0..inp.len()).for_each(|i| dweight[i % c] += dout[i] * norm(i));
+    let dnorm_norm_mean: Vec<f64> = (0..rstd.len())
+        .map(|row| (row * c..(row + 1) * c).map(|i| dout[i] * weight[i % c] * norm(i)).sum::<f64>() / c as f64)
+        .collect();
+    let dinp = |i: usize| (dout[i] * weight[i % c] - norm(i) * dnorm_norm_mean[i / c]) * rstd[i / c];
+    ((0..inp.len()).map(dinp).collect(), dweight)
+}
+
+/// The rotated projection.
+pub fn rope(qkv: &[f64], shape: AttentionShape, rotation: Rotation) -> Vec<f64> {
+    let AttentionShape { t, n_heads, n_kv_heads, d_head, .. } = shape;
+    let (half, rotated) = (d_head / 2, (n_heads + n_kv_heads) * d_head);
+    let mut out = qkv.to_vec();
+    for (row, out) in out.chunks_exact_mut(shape.qkv_row()).enumerate() {
+        for head in out[..rotated].chunks_exact_mut(d_head) {
+            for i in 0..half {
+                let frequency = f64::from(rotation.theta).powf(-2.0 * i as f64 / d_head as f64);
+                let angle = (rotation.first + row % t) as f64 * frequency;
+                let angle = if rotation.inverse { -angle } else { angle };
+                let (a, b) = (head[i], head[half + i]);
+                head[i] = a * angle.cos() - b * angle.sin();
+                head[half + i] = a * angle.sin() + b * angle.cos();
+            }
+        }
+    }
+    out
+}
+
+fn sigmoid(x: f64) -> f64 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+pub fn swiglu_forward(gate_up: &[f64], f: usize) -> Vec<f64> {
+    let row = |row: &[f64]| -> Vec<f64> { (0..f).map(|i| row[i] * sigmoid(row[i]) * row[f + i]).collect() };
+    gate_up.chunks_exact(2 * f).flat_map(row).collect()
+}
+
+/// dgate_up, overwritten.
+pub fn swiglu_backward(dout: &[f64], gate_up: &[f64], f: usize) -> Vec<f64> {
+    let mut dgate_up = vec![0.0; gate_up.len()];
+    for (row, d) in dgate_up.chunks_exact_mut(2 * f).enumerate() {
+        let (gate, up) = gate_up[row * 2 * f..][..2 * f].split_at(f);
+        for i in 0..f {
+            let (s, dout) = (sigmoid(gate[i]), dout[row * f + i]);
+            d[i] = dout * up[i] * s * (1.0 + gate[i] * (1.0 - s));
+            d[f + i] = dout * gate[i] * s;
+        }
+    }
+    dgate_up
 }

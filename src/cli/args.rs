@@ -155,6 +155,25 @@ Examples:
 Exit codes: 0 finished; 2 no such model, tensors amiss, or the destination has a checkpoint already; 5 it could not be
 written; 70 internal error.";
 
+const SAMPLE_HELP: &str = "\
+Examples:
+  zero3 sample runs/tiny --prompt 'The '
+  mpirun -n 4 zero3 sample runs/tiny --prompt 'The ' --temperature 0.8 --top-k 40 --seed 7 --max-tokens 500
+      the same text on any number of ranks
+  zero3 sample runs/web --prompt 'Once upon a time' data.tokenizer=gpt2
+      the deck of the run named no tokenizer
+
+Exit codes: 0 finished; 2 no checkpoint there, a damaged one, or a prompt that is no text of the tokenizer; 5 communication or
+device failure; 70 internal error.";
+
+const EVAL_HELP: &str = "\
+Examples:
+  zero3 eval runs/tiny inputs/tiny.toml
+  mpirun -n 4 zero3 eval runs/tiny inputs/tiny.toml data.val=other.txt --stride 16 --json
+      the same digits on any number of ranks
+
+Exit codes: 0 finished; 2 no checkpoint there, a damaged one, or bad data; 5 communication or device failure; 70 internal error.";
+
 const REPORT_HELP: &str = "\
 Example:
   zero3 report runs/tiny
@@ -171,6 +190,10 @@ pub enum Command {
     Train(TrainArgs),
     /// `zero3 accept`
     Accept(AcceptArgs),
+    /// `zero3 sample`
+    Sample(SampleArgs),
+    /// `zero3 eval`
+    Eval(EvalArgs),
     /// `zero3 plan`
     Plan(PlanArgs),
     /// `zero3 data info` of a deck's data.
@@ -239,6 +262,38 @@ pub struct AcceptArgs {
     pub record_baseline: Option<PathBuf>,
     /// Where to add this run's losses as a known answer.
     pub record_answers: Option<PathBuf>,
+}
+
+/// Arguments of `zero3 sample`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SampleArgs {
+    /// A run directory (its newest complete checkpoint) or a step directory.
+    pub checkpoint: PathBuf,
+    /// Changes to the checkpoint's deck.
+    pub overrides: Vec<(String, String)>,
+    /// How the text begins.
+    pub prompt: String,
+    /// Divides the logits; 0 takes the likeliest token.
+    pub temperature: f64,
+    /// Tokens to draw from; 0 = all.
+    pub top_k: usize,
+    /// Seed of the draws.
+    pub seed: u64,
+    /// Most tokens after the prompt.
+    pub max_tokens: usize,
+}
+
+/// Arguments of `zero3 eval`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EvalArgs {
+    /// A run directory (its newest complete checkpoint) or a step directory.
+    pub checkpoint: PathBuf,
+    /// The deck that names the data.
+    pub deck: DeckArgs,
+    /// Tokens from a window to the next; None = half a window.
+    pub stride: Option<usize>,
+    /// Print JSON.
+    pub json: bool,
 }
 
 /// Arguments of `zero3 plan`.
@@ -410,6 +465,56 @@ enum CliCommand {
         /// Add this run's losses to a file for training.known_answers.
         #[arg(long, value_name = "FILE")]
         record_answers: Option<PathBuf>,
+    },
+    /// Write text with a checkpoint's model.
+    ///
+    /// Ranks hold slices of the parameters alone and gather unit by unit as in training; each token costs one row of computing
+    /// and one gather of every unit. The same seed gives the same text on any number of ranks. The deck is the checkpoint's own;
+    /// KEY=VALUE changes it (run.backend, run.threads_per_rank, data.tokenizer ...).
+    #[command(override_usage = "zero3 sample CHECKPOINT --prompt TEXT [--temperature T] [--top-k K] [--seed S] \
+                                [--max-tokens N] [KEY=VALUE ...]")]
+    #[command(after_help = SAMPLE_HELP)]
+    Sample {
+        /// A run directory (its newest complete checkpoint) or a step directory.
+        checkpoint: PathBuf,
+        /// How the text begins; empty = with the token that begins documents, where the tokenizer has one.
+        #[arg(long, value_name = "TEXT")]
+        prompt: String,
+        /// Divides the logits before the draw: below 1 nearer to the likeliest, 0 = the likeliest token always.
+        #[arg(long, value_name = "T", default_value = "1", value_parser = parse_temperature)]
+        temperature: f64,
+        /// Draw from the K likeliest tokens alone; 0 = from all.
+        #[arg(long, value_name = "K", default_value = "0")]
+        top_k: usize,
+        /// Seed of the draws.
+        #[arg(long, value_name = "S", default_value = "1")]
+        seed: u64,
+        /// Most tokens after the prompt. When the model's context is full it goes on with the last half of it.
+        #[arg(long, value_name = "N", default_value = "200", value_parser = clap::value_parser!(u32).range(1..))]
+        max_tokens: u32,
+        /// Keys of the deck to change.
+        #[arg(value_name = "KEY=VALUE", value_parser = OsStringValueParser::new().try_map(parse_override))]
+        overrides: Vec<(String, String)>,
+    },
+    /// Give the loss, perplexity and bits per byte of a checkpoint's model on a text.
+    ///
+    /// The text is the deck's validation data, or its training data where it has none; the model is the checkpoint's, whatever
+    /// sizes the deck has, unless KEY=VALUE says otherwise. A window of model.seq_len tokens slides over the text: every
+    /// token but the first is predicted once, from at least model.seq_len - stride tokens before it. The same digits on any
+    /// number of ranks.
+    #[command(override_usage = "zero3 eval CHECKPOINT DECK [KEY=VALUE ...] [--stride N] [--json]")]
+    #[command(after_help = EVAL_HELP)]
+    Eval {
+        /// A run directory (its newest complete checkpoint) or a step directory.
+        checkpoint: PathBuf,
+        #[command(flatten)]
+        words: Words,
+        /// Tokens from the start of a window to that of the next; at most model.seq_len. Without it: half of that.
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+        stride: Option<u32>,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
     },
     /// Show what a run would hold and move, without starting it.
     ///
@@ -667,6 +772,17 @@ fn parse_word(word: OsString) -> Result<Word, String> {
     }
 }
 
+fn parse_override(word: OsString) -> Result<(String, String), String> {
+    match parse_word(word)? {
+        Word::Override(key, value) => Ok((key, value)),
+        Word::Deck(path) => Err(format!("{} is no KEY=VALUE; the deck is the checkpoint's own", path.display())),
+    }
+}
+
+fn parse_temperature(word: &str) -> Result<f64, String> {
+    word.parse().ok().filter(|t| (0.0..=100.0).contains(t)).ok_or_else(|| "a number from 0 to 100".into())
+}
+
 fn parse_resume(text: OsString) -> Result<Resume, String> {
     match text {
         text if text.is_empty() => Err("say auto, none or a directory".into()),
@@ -795,6 +911,14 @@ pub fn parse(args: impl Iterator<Item = OsString>) -> Result<Command, clap::Erro
         CliCommand::Accept { words, baseline, record_baseline, record_answers } => {
             let deck = words.into_deck(&["accept"])?;
             Ok(Command::Accept(AcceptArgs { deck, baseline, record_baseline, record_answers }))
+        }
+        CliCommand::Sample { checkpoint, prompt, temperature, top_k, seed, max_tokens, overrides } => {
+            let max_tokens = max_tokens as usize;
+            Ok(Command::Sample(SampleArgs { checkpoint, overrides, prompt, temperature, top_k, seed, max_tokens }))
+        }
+        CliCommand::Eval { checkpoint, words, stride, json } => {
+            let (deck, stride) = (words.into_deck(&["eval"])?, stride.map(|n| n as usize));
+            Ok(Command::Eval(EvalArgs { checkpoint, deck, stride, json }))
         }
         CliCommand::Plan { words, ranks, ranks_per_node, json } => Ok(Command::Plan(PlanArgs {
             deck: words.into_deck(&["plan"])?,

@@ -10,6 +10,7 @@ mod ckpt;
 mod data;
 mod device;
 mod device_choice;
+mod infer;
 mod launch;
 mod launch_checks;
 mod plan;
@@ -56,6 +57,8 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> Exit {
         Command::Accept(args) => {
             return under_mpi(|launch| accept::run(launch, &args, started).map(|exit| (exit, None)));
         }
+        Command::Sample(args) => return under_mpi(|launch| infer::sample(launch, &args).map(|exit| (exit, None))),
+        Command::Eval(args) => return under_mpi(|launch| infer::eval(launch, &args).map(|exit| (exit, None))),
         Command::Plan(args) => alone(|| plan::run(&args)),
         Command::DataInfo(args) => alone(|| data::info(&args)),
         Command::DataFiles(args) => alone(|| data::files_info(&args)),

@@ -49,6 +49,16 @@ choice! {
 }
 
 choice! {
+    /// The architecture: `model.family`.
+    Family {
+        /// GPT-2: LayerNorm, learned positions, GELU, biases, tied head.
+        Gpt2 = "gpt2",
+        /// Llama: RMSNorm, rotary positions, SwiGLU, grouped key/value heads, no biases.
+        Llama = "llama",
+    }
+}
+
+choice! {
     /// A published model size: `model.preset`.
     Preset {
         /// Free sizes: the size keys say everything.
@@ -61,35 +71,92 @@ choice! {
         Gpt2_774m = "gpt2-774m",
         /// 48 layers, 25 heads, width 1600.
         Gpt2_1_5b = "gpt2-1.5b",
+        /// A small Llama of this program's own, for a CPU: 4 layers, 8 heads on 4, width 128.
+        LlamaTiny = "llama-tiny",
+        /// The sizes of Llama 3.2 1B, without its scaled rotary frequencies: 16 layers, 32 heads on 8, width 2048.
+        Llama1b = "llama-1b",
+        /// The sizes of Llama 3 8B: 32 layers, 32 heads on 8, width 4096.
+        Llama3_8b = "llama3-8b",
     }
 }
 
 /// The sizes a preset stands for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PresetSizes {
+    /// Architecture.
+    pub family: Family,
     /// Transformer blocks (L).
     pub n_layer: usize,
     /// Attention heads.
     pub n_head: usize,
+    /// Key/value heads.
+    pub n_kv_head: usize,
     /// Width (C).
     pub d_model: usize,
+    /// Width of the hidden layer (F).
+    pub d_ff: usize,
     /// Tokens per sequence (T).
     pub seq_len: usize,
     /// Vocabulary (V).
     pub vocab_size: usize,
+    /// Base of the rotary frequencies; 0 without.
+    pub rope_theta: f64,
+    /// The head is the token embedding.
+    pub tied: bool,
 }
 
 impl Preset {
-    /// The sizes, or `None` for free sizes. Source: Radford et al. 2019, table 2.
+    /// The sizes, or `None` for free sizes. Sources: Radford et al. 2019, table 2; arXiv:2407.21783, table 3, and
+    /// config.json of Llama 3.2 1B.
     pub const fn sizes(self) -> Option<PresetSizes> {
-        let (n_layer, n_head, d_model) = match self {
+        Some(match self {
             Preset::None => return None,
-            Preset::Gpt2_124m => (12, 12, 768),
-            Preset::Gpt2_355m => (24, 16, 1024),
-            Preset::Gpt2_774m => (36, 20, 1280),
-            Preset::Gpt2_1_5b => (48, 25, 1600),
-        };
-        Some(PresetSizes { n_layer, n_head, d_model, seq_len: 1024, vocab_size: 50257 })
+            Preset::Gpt2_124m => gpt2(12, 12, 768),
+            Preset::Gpt2_355m => gpt2(24, 16, 1024),
+            Preset::Gpt2_774m => gpt2(36, 20, 1280),
+            Preset::Gpt2_1_5b => gpt2(48, 25, 1600),
+            Preset::LlamaTiny => PresetSizes {
+                n_layer: 4,
+                n_head: 8,
+                n_kv_head: 4,
+                d_model: 128,
+                d_ff: 384,
+                seq_len: 128,
+                vocab_size: 256,
+                rope_theta: 10_000.0,
+                ..LLAMA3_8B
+            },
+            Preset::Llama1b => PresetSizes { n_layer: 16, d_model: 2048, d_ff: 8192, tied: true, ..LLAMA3_8B },
+            Preset::Llama3_8b => LLAMA3_8B,
+        })
+    }
+}
+
+const LLAMA3_8B: PresetSizes = PresetSizes {
+    family: Family::Llama,
+    n_layer: 32,
+    n_head: 32,
+    n_kv_head: 8,
+    d_model: 4096,
+    d_ff: 14336,
+    seq_len: 8192,
+    vocab_size: 128_256,
+    rope_theta: 500_000.0,
+    tied: false,
+};
+
+const fn gpt2(n_layer: usize, n_head: usize, d_model: usize) -> PresetSizes {
+    PresetSizes {
+        family: Family::Gpt2,
+        n_layer,
+        n_head,
+        n_kv_head: n_head,
+        d_model,
+        d_ff: 4 * d_model,
+        seq_len: 1024,
+        vocab_size: 50257,
+        rope_theta: 0.0,
+        tied: true,
     }
 }
 

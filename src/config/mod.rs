@@ -15,7 +15,8 @@ mod suggest;
 mod tests;
 
 pub use choices::{
-    ActivationCheckpointing, BackendKind, DataFormat, Locking, OnSaveError, Preset, PresetSizes, ReduceWhen, Tokenizer,
+    ActivationCheckpointing, BackendKind, DataFormat, Family, Locking, OnSaveError, Preset, PresetSizes, ReduceWhen,
+    Tokenizer,
 };
 pub use key::{Key, Kind, Origin, Table};
 pub use limit::Limit;
@@ -199,17 +200,29 @@ deck! {
     model: ModelSection {
         preset: Preset = (default "none"), Kind::Choice(Preset::NAMES),
             "A published size. The size keys beat it; with `none` they say everything.";
+        family: Family = (derived "the preset's, else `gpt2`"), Kind::Choice(Family::NAMES),
+            "`gpt2`: LayerNorm, learned positions, GELU, biases, tied head. `llama`: RMSNorm, rotary positions, SwiGLU, grouped key/value heads, no biases.";
         n_layer: usize = (derived "the preset's, else required"), integer(1, 4096),
             "Transformer blocks (L).";
         n_head: usize = (derived "the preset's, else required"), integer(1, 4096),
             "Attention heads; divides `model.d_model`.";
+        n_kv_head: usize = (derived "the preset's, else `model.n_head`"), integer(1, 4096),
+            "Key/value heads, each shared by as many attention heads; divides `model.n_head`. `gpt2`: `model.n_head`.";
         d_model: usize = (derived "the preset's, else required"), integer(1, 1 << 20),
             "Width (C).";
+        d_ff: usize = (derived "the preset's, else 4 * `model.d_model`; `llama`: 8/3 of it, up to a multiple of 256"), integer(1, 1 << 22),
+            "Width of the hidden layer of a block. `gpt2`: 4 * `model.d_model`.";
         seq_len: usize = (derived "the preset's (1024), else required"), integer(1, 1 << 20),
             "Tokens per sequence (T).";
         vocab_size: usize = (derived "the tokenizer's (`bytes`: 256), else the preset's (50257), else required"),
             integer(1, 1 << 31),
             "Vocabulary (V); at least the tokenizer's.";
+        rope_theta: f64 = (derived "the preset's, else 10000; `gpt2`: 0"), float(0.0, 1e12),
+            "Base of the rotary position frequencies. `gpt2`: 0, its positions are learned.";
+        norm_eps: f64 = (derived "1e-5"), float(1e-12, 1.0),
+            "Added to the mean square in RMSNorm. `gpt2`: 1e-5.";
+        tied: bool = (derived "the preset's, else false; `gpt2`: true"), Kind::Flag,
+            "The head is the token embedding. `gpt2`: true.";
         init_seed: u64 = (default "1"), UNSIGNED,
             "Seed of the initial weights, which are the same for every number of ranks.";
         init_from: String = (default ""), Kind::Text { may_be_empty: true },
@@ -250,6 +263,12 @@ deck! {
             "Validate every so many steps; 0 = never.";
         eval_batches: u64 = (default "8"), integer(1, 1_000_000_000),
             "Micro-batches of one validation, over all ranks.";
+        sample_every: u64 = (default "0"), UNSIGNED,
+            "Print a text of the model's every so many steps; 0 = never. Wants a `data.tokenizer`.";
+        sample_prompt: String = (default "The"), Kind::Text { may_be_empty: false },
+            "How that text begins.";
+        sample_tokens: usize = (default "64"), integer(1, 1 << 20),
+            "Tokens of that text.";
         max_skipped_steps: u64 = (default "10"), integer(1, i64::MAX),
             "Skipped (non-finite) steps in a row that end the run with exit code 4.";
     }

@@ -3,7 +3,7 @@
 //! Every fault is collected; a key that is faulty itself causes no second fault in the keys that depend on it.
 //! Must not know: the ranges and defaults of single keys (`mod.rs` has them).
 
-use super::choices::{BackendKind, DataFormat, Preset, PresetSizes, ReduceWhen, Tokenizer};
+use super::choices::{BackendKind, DataFormat, Family, Preset, PresetSizes, ReduceWhen, Tokenizer};
 use super::key::render;
 use super::{Deck, Key, Origin, TABLE, Table, suggest};
 use crate::data::CONTAINERS;
@@ -20,6 +20,9 @@ const MAX_SHOWN_CHARS: usize = 60;
 
 /// Parameters of the largest model, and elements of the largest activation, that sizes in bytes can be reckoned for.
 const MAX_NUMEL: u128 = 1 << 44;
+
+/// What both families add in their norms unless a Llama's deck says otherwise.
+const NORM_EPS: f64 = 1e-5;
 
 /// A value somebody wrote: the text, and what it means by the key's type (`None` = not of that type).
 struct Written {
@@ -118,6 +121,13 @@ fn read_document(
     }
     found.sort_by_key(|(at, _)| *at);
     faults.extend(found.into_iter().map(|(_, fault)| fault));
+}
+
+/// The divisors of `n` next to `near` on both sides, as the end of "wants a divisor, ...".
+fn near_divisors(n: i64, near: i64) -> String {
+    let divides = |d: &i64| n % d == 0;
+    let found = [(1..near).rev().find(divides), (near..=n).find(divides)];
+    format!("e.g. {}", found.iter().flatten().map(i64::to_string).collect::<Vec<_>>().join(" or "))
 }
 
 /// A value as the deck's text has it. A table's span may be its header alone, so tables are named, not shown.
@@ -281,6 +291,100 @@ impl Resolver {
         if let Some(tokenizer) = self.choice::<Tokenizer>("data.tokenizer") {
             self.derive_size("model.vocab_size", tokenizer.vocab_size().or(sizes.map(|s| s.vocab_size)));
         }
+        self.derive_family(preset, sizes);
+    }
+
+    /// The family, and what it says of sizes that nobody wrote.
+    fn derive_family(&mut self, preset: Preset, sizes: Option<PresetSizes>) {
+        let of_preset = sizes.map(|s| s.family);
+        if self.is_unset("model.family") {
+            self.set("model.family", Value::String(of_preset.unwrap_or_default().name().into()));
+        }
+        let Some(family) = self.choice::<Family>("model.family") else { return };
+        if of_preset.is_some_and(|of_preset| of_preset != family) {
+            let wants = format!("\"{}\" with model.preset = \"{preset}\"", of_preset.unwrap_or_default());
+            return self.refuse("model.family", wants);
+        }
+        // Of a preset whose width was changed the hidden layer follows the width.
+        let d_model = self.integer("model.d_model");
+        let of_width = |d: i64| {
+            if family == Family::Gpt2 { 4 * d } else { (8 * d as u64).div_ceil(3).next_multiple_of(256) as i64 }
+        };
+        let preset_d_ff = sizes.filter(|s| d_model == Some(s.d_model as i64)).map(|s| s.d_ff as i64);
+        let n_head = self.integer("model.n_head");
+        let preset_n_kv_head = sizes.filter(|s| n_head == Some(s.n_head as i64)).map(|s| s.n_kv_head as i64);
+        self.derive("model.n_kv_head", preset_n_kv_head.or(n_head).map(Value::Integer));
+        self.derive("model.d_ff", preset_d_ff.or(d_model.map(of_width)).map(Value::Integer));
+        let theta = sizes.map_or(if family == Family::Gpt2 { 0.0 } else { 10_000.0 }, |s| s.rope_theta);
+        self.derive("model.rope_theta", Some(Value::Float(theta)));
+        self.derive("model.norm_eps", Some(Value::Float(NORM_EPS)));
+        self.derive("model.tied", Some(Value::Boolean(sizes.map_or(family == Family::Gpt2, |s| s.tied))));
+    }
+
+    /// Sets a key that nobody wrote; where what it depends on is faulty, that is fault enough.
+    fn derive(&mut self, name: &'static str, value: Option<Value>) {
+        if self.is_unset(name) {
+            match value {
+                Some(value) => self.set(name, value),
+                None => _ = self.slots.insert(name, Slot::Bad),
+            }
+        }
+    }
+
+    /// What a family does not have is refused by name.
+    fn check_family(&mut self) {
+        let Some(family) = self.choice::<Family>("model.family") else { return };
+        let (n_head, d_model) = (self.integer("model.n_head"), self.integer("model.d_model"));
+        match family {
+            Family::Gpt2 => {
+                let or_llama = "or model.family = \"llama\"";
+                if let (Some(n_head), Some(n)) = (n_head, self.integer("model.n_kv_head"))
+                    && n != n_head
+                {
+                    let wants = format!("model.n_head = {n_head}, GPT-2 shares no key/value heads; {or_llama}");
+                    self.refuse("model.n_kv_head", wants);
+                }
+                if let (Some(d_model), Some(n)) = (d_model, self.integer("model.d_ff"))
+                    && n != 4 * d_model
+                {
+                    self.refuse(
+                        "model.d_ff",
+                        format!("4 * model.d_model = {}, as GPT-2 has it; {or_llama}", 4 * d_model),
+                    );
+                }
+                if self.float("model.rope_theta").is_some_and(|theta| theta != 0.0) {
+                    self.refuse("model.rope_theta", format!("0, GPT-2 learns its positions; {or_llama}"));
+                }
+                if self.float("model.norm_eps").is_some_and(|eps| eps != NORM_EPS) {
+                    self.refuse("model.norm_eps", format!("{NORM_EPS:?}, as GPT-2 has it; {or_llama}"));
+                }
+                if self.choice::<bool>("model.tied") == Some(false) {
+                    self.refuse("model.tied", format!("true, GPT-2's head is its embedding; {or_llama}"));
+                }
+            }
+            Family::Llama => {
+                if let (Some(n_head), Some(n)) = (n_head, self.integer("model.n_kv_head"))
+                    && n_head % n != 0
+                {
+                    let wants = format!("a divisor of model.n_head = {n_head}, {}", near_divisors(n_head, n));
+                    self.refuse("model.n_kv_head", wants);
+                }
+                if let (Some(n_head), Some(d_model)) = (n_head, d_model)
+                    && d_model % n_head == 0
+                    && (d_model / n_head) % 2 != 0
+                {
+                    let wants = format!(
+                        "such that a head has an even number of channels to rotate in pairs; model.d_model / model.n_head \
+                         is {}",
+                        d_model / n_head
+                    );
+                    self.refuse("model.n_head", wants);
+                }
+                if self.float("model.rope_theta") == Some(0.0) {
+                    self.refuse("model.rope_theta", "above 0, e.g. 10000, for model.family = \"llama\"".into());
+                }
+            }
+        }
     }
 
     /// What `auto` stands for, by the names of all data paths; sets the key to it.
@@ -350,14 +454,10 @@ impl Resolver {
         if let (Some(n_head), Some(d_model)) = (self.integer("model.n_head"), self.integer("model.d_model"))
             && d_model % n_head != 0
         {
-            let divides = |n: &i64| d_model % n == 0;
-            let near: Vec<String> = [(1..n_head).rev().find(divides), (n_head..=d_model).find(divides)]
-                .iter()
-                .flatten()
-                .map(i64::to_string)
-                .collect();
-            self.refuse("model.n_head", format!("a divisor of model.d_model = {d_model}, e.g. {}", near.join(" or ")));
+            let wants = format!("a divisor of model.d_model = {d_model}, {}", near_divisors(d_model, n_head));
+            self.refuse("model.n_head", wants);
         }
+        self.check_family();
         if let (Some(global), Some(micro)) =
             (self.integer("train.global_batch_size"), self.integer("train.micro_batch_size"))
             && global % micro != 0
@@ -386,6 +486,11 @@ impl Resolver {
             let wants = format!("at least {smallest}, the vocabulary of data.tokenizer = \"{tokenizer}\"");
             self.refuse("model.vocab_size", wants);
         }
+        if let (Some(1..), Some(Tokenizer::None)) = (self.integer("train.sample_every"), self.choice("data.tokenizer"))
+        {
+            let wants = "0 where data.tokenizer = \"none\": name the tokenizer that the files of tokens were made with";
+            self.refuse("train.sample_every", wants.into());
+        }
         if let (Some(1..), Some(val), Some(0.0)) =
             (self.integer("train.eval_every"), self.paths("data.val"), self.float("data.val_fraction"))
             && val.is_empty()
@@ -413,13 +518,18 @@ impl Resolver {
         if let (Some(layers), Some(c), Some(t), Some(v)) =
             (size("model.n_layer"), size("model.d_model"), size("model.seq_len"), size("model.vocab_size"))
         {
-            let numel = layers * 12 * c * c + (t + v) * c;
+            let llama = self.choice::<Family>("model.family") == Some(Family::Llama);
+            let f = size("model.d_ff").unwrap_or(4 * c);
+            // Of a Llama with as many key/value heads as it has heads; its head is another (V, C).
+            let numel =
+                if llama { layers * (4 * c + 3 * f) * c + 2 * v * c } else { layers * 12 * c * c + (t + v) * c };
             if numel > MAX_NUMEL {
                 let wants =
                     format!("smaller: together with the other sizes it makes {numel} parameters, 2^44 would do");
                 self.refuse("model.d_model", wants);
             } else if let (Some(b), Some(n_eval)) = (size("train.micro_batch_size"), size("train.eval_batches")) {
-                let (widest, key) = if v > 4 * c { (v, "model.vocab_size") } else { (4 * c, "4 * model.d_model") };
+                let hidden = if llama { (2 * f, "2 * model.d_ff") } else { (4 * c, "4 * model.d_model") };
+                let (widest, key) = if v > hidden.0 { (v, "model.vocab_size") } else { hidden };
                 if b * t * widest > MAX_NUMEL {
                     let wants = format!(
                         "smaller: with model.seq_len = {t} and {key} = {widest} a micro-batch has a tensor of {} elements, \

@@ -124,6 +124,53 @@ fn presets_have_the_published_sizes_and_explicit_keys_beat_them() {
 }
 
 #[test]
+fn a_family_brings_what_its_sizes_leave_open() {
+    let of = |list: &[&str]| {
+        let m = parsed(SMALLEST, list).model;
+        (m.family, m.n_kv_head, m.d_ff, m.rope_theta, m.norm_eps, m.tied)
+    };
+    assert_eq!(of(&[]), (Family::Gpt2, 2, 32, 0.0, 1e-5, true));
+    assert_eq!(of(&["model.family=llama"]), (Family::Llama, 2, 256, 10_000.0, 1e-5, false));
+    let own =
+        ["model.family=llama", "model.n_kv_head=1", "model.d_ff=20", "model.rope_theta=500", "model.norm_eps=1e-6"];
+    assert_eq!(of(&[&own[..], &["model.tied=true"]].concat()), (Family::Llama, 1, 20, 500.0, 1e-6, true));
+
+    let deck = "run.dir = 'r'\ndata.train = ['a.u32']\ntrain.steps = 1";
+    for (preset, sizes, tied) in [
+        ("llama-tiny", [4, 8, 4, 128, 384, 128, 256], false),
+        ("llama-1b", [16, 32, 8, 2048, 8192, 8192, 128_256], true),
+        ("llama3-8b", [32, 32, 8, 4096, 14336, 8192, 128_256], false),
+    ] {
+        let m = parsed(deck, &[&format!("model.preset={preset}")]).model;
+        let found = [m.n_layer, m.n_head, m.n_kv_head, m.d_model, m.d_ff, m.seq_len, m.vocab_size];
+        assert_eq!((m.family, found, m.tied), (Family::Llama, sizes, tied), "{preset}");
+    }
+    // What depends on a size follows it where the preset's was changed.
+    let m = parsed(deck, &["model.preset=llama3-8b", "model.d_model=4032", "model.n_head=36"]).model;
+    assert_eq!((m.n_kv_head, m.d_ff), (36, 10752));
+}
+
+#[test]
+fn what_a_family_does_not_have_is_refused_by_name() {
+    for (list, says) in [
+        (&["model.n_kv_head=1"][..], "model.n_kv_head = 1: model.n_head = 2, GPT-2 shares no key/value heads"),
+        (&["model.d_ff=20"], "model.d_ff = 20: 4 * model.d_model = 32"),
+        (&["model.rope_theta=10000"], "model.rope_theta = 10000: 0, GPT-2 learns its positions"),
+        (&["model.norm_eps=1e-6"], "model.norm_eps = 1e-6: 1e-5"),
+        (&["model.tied=false"], "model.tied = false: true, GPT-2's head is its embedding"),
+        (&["model.family=bert"], "one of \"gpt2\", \"llama\""),
+        (&["model.family=llama", "model.n_head=4", "model.n_kv_head=3"], "a divisor of model.n_head = 4, e.g. 2 or 4"),
+        (&["model.family=llama", "model.n_head=8"], "an even number of channels"),
+        (&["model.family=llama", "model.rope_theta=0"], "above 0, e.g. 10000"),
+        (&["model.family=gpt2", "model.preset=llama-tiny"], "\"llama\" with model.preset = \"llama-tiny\""),
+        (&["model.family=llama", "model.d_ff=4000000", "model.d_model=1048576", "model.n_layer=4096"], "2^44 would do"),
+    ] {
+        let fault = fault_of(list);
+        assert!(fault.contains(says), "{list:?}: {fault}");
+    }
+}
+
+#[test]
 fn format_goes_by_file_name_and_decides_the_tokenizer() {
     for (paths, format, tokenizer) in [
         ("a.txt,src/**/*.rs,README", DataFormat::Text, Tokenizer::Bytes),
@@ -375,6 +422,10 @@ fn every_deck_in_inputs_is_valid() {
     assert!(n_decks >= 2, "found {n_decks}");
     let tiny = Deck::load(&root("inputs/tiny.toml"), &[]).unwrap();
     assert_eq!((tiny.model.vocab_size, tiny.train.steps, tiny.data.allow_changed), (256, 300, true));
+    for (name, steps) in [("shakespeare_char", 2000), ("gpt2-124m-fineweb", 18_865)] {
+        let deck = Deck::load(&root(&format!("inputs/{name}.toml")), &[]).unwrap();
+        assert_eq!(deck.train.steps, steps, "{name}");
+    }
     let gpt2 = Deck::load(&root("inputs/gpt2-124m.toml"), &[]).unwrap();
     assert_eq!((gpt2.model.n_layer, gpt2.model.vocab_size), (12, 50257));
 }
@@ -472,7 +523,13 @@ fn valid_text(key: &'static Key) -> BoxedStrategy<String> {
 /// Random values for a random half of the keys; keys that others constrain are drawn to fit.
 fn valid_overrides() -> impl Strategy<Value = Vec<(String, String)>> {
     const TIED: &[&str] = &[
+        "model.family",
         "model.n_head",
+        "model.n_kv_head",
+        "model.d_ff",
+        "model.rope_theta",
+        "model.norm_eps",
+        "model.tied",
         "model.d_model",
         "model.vocab_size",
         "data.format",
@@ -480,6 +537,7 @@ fn valid_overrides() -> impl Strategy<Value = Vec<(String, String)>> {
         "train.micro_batch_size",
         "train.global_batch_size",
         "train.eval_every",
+        "train.sample_every",
         "optim.min_lr",
         "optim.lr",
         "zero.reduce_dtype",
@@ -498,7 +556,7 @@ fn valid_overrides() -> impl Strategy<Value = Vec<(String, String)>> {
     (free, tied).prop_map(|(free, (heads, width, vocab, micro, accum, lr, share, (reduce_dtype, reduce)))| {
         let tied = [
             ("model.n_head", heads.to_string()),
-            ("model.d_model", (heads * width).to_string()),
+            ("model.d_model", (2 * heads * width).to_string()),
             ("model.vocab_size", vocab.to_string()),
             ("train.micro_batch_size", micro.to_string()),
             ("train.global_batch_size", (micro * accum).to_string()),

@@ -277,6 +277,17 @@ impl SampleSpace {
         (self.n_tokens() - self.seq_len as u64 - 1) / self.stride + 1
     }
 
+    /// Reads tokens from the `from`-th on that samples come from; there must be as many. Overwrites `out`.
+    pub fn read(&self, from: u64, out: &mut [u32]) {
+        assert!(
+            from + out.len() as u64 <= self.n_tokens(),
+            "tokens {from} and {} more of {}",
+            out.len(),
+            self.n_tokens()
+        );
+        self.stream.read(self.tokens.start + from, out);
+    }
+
     /// The stream behind the samples.
     pub fn stream(&self) -> &TokenStream {
         &self.stream

@@ -12,17 +12,18 @@ use crate::dtype::DType;
 use crate::error::Result;
 
 /// Rows, tokens per sequence and width of a check.
-const ROWS: usize = 39;
+pub(super) const ROWS: usize = 39;
 const T: usize = 13;
-const C: usize = 72;
+pub(super) const C: usize = 72;
 
 /// One rounding to bf16.
-const ONE_ROUNDING: f64 = 1.0 / 256.0;
+pub(super) const ONE_ROUNDING: f64 = 1.0 / 256.0;
 
 /// Runs all of them.
 pub fn run<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
     embedding(b)?;
     layer_norm(b)?;
+    super::llama_cases::run(b)?;
     elementwise(b)?;
     attention(b)?;
     cross_entropy(b)?;
@@ -38,7 +39,7 @@ fn embedding<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
             let (tokens, ids) = b.tokens(ROWS, V)?;
             let ((wte, wte_is), (wpe, wpe_is)) = (b.numbers(b.dtype, V * C)?, b.numbers(b.dtype, T * C)?);
             let mut out = b.unwritten(b.dtype, ROWS * C);
-            b.device.embedding_forward(out.view_mut(), tokens.view(), wte.view(), wpe.view(), T);
+            b.device.embedding_forward(out.view_mut(), tokens.view(), wte.view(), Some(wpe.view()), T);
             Ok(vec![(out, reference::embedding_forward(&ids, &wte_is, &wpe_is, C, T))])
         },
         |b| {
@@ -51,7 +52,7 @@ fn embedding<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
                 bytes: 3 * out.bytes(),
                 flops: 0.0,
                 call: Box::new(move || {
-                    device.embedding_forward(out.view_mut(), tokens.view(), wte.view(), wpe.view(), s.t);
+                    device.embedding_forward(out.view_mut(), tokens.view(), wte.view(), Some(wpe.view()), s.t);
                 }),
             })
         },
@@ -65,7 +66,7 @@ fn embedding<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
             let (mut dwte, mut dwpe) = (b.zeros(DType::F32, V * C), b.unwritten(DType::F32, T * C));
             let mut work = b.zeros(DType::U32, D::embedding_backward_work_numel(ROWS, DType::F32, DType::F32));
             let (w, p) = (dwte.view_mut(), dwpe.view_mut());
-            b.device.embedding_backward(w, p, dout.view(), tokens.view(), work.view_mut(), T);
+            b.device.embedding_backward(w, Some(p), dout.view(), tokens.view(), work.view_mut(), T);
             let (wte_want, wpe_want) = reference::embedding_backward(&dout_is, &ids, V, T, C, T);
             Ok(vec![(dwte, wte_want), (dwpe, wpe_want)])
         },
@@ -81,7 +82,7 @@ fn embedding<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
                 flops: 0.0,
                 call: Box::new(move || {
                     let (w, p) = (dwte.view_mut(), dwpe.view_mut());
-                    device.embedding_backward(w, p, dout.view(), tokens.view(), work.view_mut(), s.t);
+                    device.embedding_backward(w, Some(p), dout.view(), tokens.view(), work.view_mut(), s.t);
                 }),
             })
         },

@@ -5,6 +5,7 @@
 
 mod bench;
 mod cases;
+mod llama_cases;
 mod products;
 
 use crate::backend::{Arena, Device};

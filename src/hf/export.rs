@@ -17,7 +17,7 @@ use crate::checkpoint::{Kind, Reader, find};
 use crate::config::Deck;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::model::gpt2;
+use crate::model::Model;
 use crate::params::{ModelSpec, ParamSpec};
 
 /// What was written.
@@ -53,8 +53,8 @@ pub fn export<D: Ops>(
     let mut reader = Reader::open(&find::resolve(source)?)?;
     let origin = format!("the deck in {}", reader.dir().display());
     let deck = Deck::parse(&reader.manifest().deck, &[], &origin)?;
-    let spec = gpt2::model::<D>(&deck).spec;
-    let tensors = names::gpt2(&spec);
+    let model = Model::of_deck::<D>(&deck);
+    let tensors = names::of_model(&model);
     if out_dir.exists() && fs::read_dir(out_dir).is_ok_and(|mut entries| entries.next().is_some()) {
         return Err(Error::Input(format!(
             "{} is not empty; name a directory that is, or is not there",
@@ -67,7 +67,7 @@ pub fn export<D: Ops>(
     }
     fs::create_dir_all(&partial).map_err(|e| Error::io("mkdir", &partial, &e))?;
     let files = shards(&tensors, dtype.bytes() as u64, max_shard_bytes);
-    let written = write(&mut reader, &deck, &spec, &files, &partial, dtype, progress);
+    let written = write(&mut reader, &deck, &model.spec, &files, &partial, dtype, progress);
     let moved = written.and_then(|bytes| {
         if out_dir.exists() {
             fs::remove_dir(out_dir).map_err(|e| Error::io("remove", out_dir, &e))?;

@@ -22,7 +22,7 @@ use crate::checkpoint::{
 };
 use crate::config::Locking;
 use crate::error::{Error, Result};
-use crate::model::gpt2;
+use crate::model::Model;
 use crate::params::ModelSpec;
 
 /// Elements that a tied head is compared in at once.
@@ -61,10 +61,11 @@ pub fn import<D: Ops>(
         Error::Input(format!("{}: {e}; the model's config.json has to be there", config_path.display()))
     })?;
     let deck = config_json::to_deck(&config, &config_path.display().to_string())?;
-    let spec = gpt2::model::<D>(&deck).spec;
+    let model = Model::of_deck::<D>(&deck);
+    let spec = &model.spec;
     let files = TensorFiles::open(source)?;
-    let tensors = names::gpt2(&spec);
-    let found = matched(source, &files, &spec, &tensors)?;
+    let tensors = names::of_model(&model);
+    let found = matched(source, &files, spec, &tensors)?;
     if checkpoints_dir(run_dir).is_dir() && !checkpoint::complete_checkpoints(run_dir)?.is_empty() {
         return Err(Error::Input(format!(
             "{} holds checkpoints already; name a run directory that has none, nothing is overwritten",
@@ -88,7 +89,7 @@ pub fn import<D: Ops>(
         check_free_space(&partial, (0..n_ranks).map(|rank| estimate_bytes(&shapes(rank))).sum())?;
         let mut stream = Stream {
             files: &files,
-            spec: &spec,
+            spec,
             tensors: &tensors,
             found: &found,
             starts: Vec::new(),
@@ -133,7 +134,8 @@ pub fn import<D: Ops>(
 /// Their entry for each tensor, in order; every fault at once.
 fn matched(source: &Path, files: &TensorFiles, spec: &ModelSpec, tensors: &[Tensor]) -> Result<Vec<tensors::Entry>> {
     let (mut faults, mut found) = (Vec::new(), Vec::new());
-    let mut extra: Vec<&str> = files.entries.keys().map(String::as_str).filter(|name| !names::is_mask(name)).collect();
+    let mut extra: Vec<&str> =
+        files.entries.keys().map(String::as_str).filter(|name| !names::is_derived(name)).collect();
     let mut tied = Vec::new();
     for tensor in tensors {
         let names = [Some(tensor.name.as_str()), names::without_prefix(&tensor.name)];
@@ -160,7 +162,7 @@ fn matched(source: &Path, files: &TensorFiles, spec: &ModelSpec, tensors: &[Tens
     faults.extend(extra.iter().map(|name| format!("{name} is too many: the model of config.json has no such tensor")));
     for (alias, a, name, b) in tied {
         if !tensors::is_float(a.dtype) || a.shape != b.shape || !are_equal(files, a, b)? {
-            faults.push(format!("{alias} is not {name}; heads of their own are not known for this model"));
+            faults.push(format!("{alias} is not {name}, and config.json ties it"));
         }
     }
     if faults.is_empty() {

@@ -2,8 +2,12 @@
 //!
 //! Must not know: files, values.
 
-use crate::params::{ModelSpec, ParamSpec};
+use crate::model::{Family, Model, llama};
+use crate::params::ParamSpec;
 use std::ops::Range;
+
+/// What comes before a name where a file holds a model with its head.
+const PREFIXES: [&str; 2] = ["transformer.", "model."];
 
 /// One tensor of theirs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,27 +31,58 @@ impl Tensor {
     }
 }
 
-/// Every tensor of a GPT-2 as `GPT2LMHeadModel` saves it: linear layers are `Conv1D`, `[in, out]`; the tied head is not saved.
-pub fn gpt2(spec: &ModelSpec) -> Vec<Tensor> {
-    let tensor = |(param, ours): (usize, &ParamSpec)| {
-        let is_transposed = ours.name.contains(".attn.c_") || ours.name.contains(".mlp.c_");
-        let is_transposed = is_transposed && ours.shape.len() == 2;
-        let mut shape = ours.shape.clone();
-        if is_transposed {
-            shape.reverse();
-        }
-        Tensor { name: format!("transformer.{}", ours.name), shape, param, rows: 0..ours.shape[0], is_transposed }
+/// Every tensor of a model as its class in `transformers` saves it, in the order of our parameters; a tied head is not saved.
+pub fn of_model(model: &Model) -> Vec<Tensor> {
+    let params = model.spec.params.iter().enumerate();
+    match &model.family {
+        Family::Gpt2 => params.map(|(param, ours)| gpt2(param, ours)).collect(),
+        Family::Llama(shape) => params.flat_map(|(param, ours)| llama(param, ours, model, shape)).collect(),
+    }
+}
+
+/// `GPT2LMHeadModel`: linear layers are `Conv1D`, `[in, out]`.
+fn gpt2(param: usize, ours: &ParamSpec) -> Tensor {
+    let is_linear = ours.name.contains(".attn.c_") || ours.name.contains(".mlp.c_");
+    let is_transposed = is_linear && ours.shape.len() == 2;
+    let mut shape = ours.shape.clone();
+    if is_transposed {
+        shape.reverse();
+    }
+    Tensor { name: format!("transformer.{}", ours.name), shape, param, rows: 0..ours.shape[0], is_transposed }
+}
+
+/// `LlamaForCausalLM`: layouts are ours, and the rotation is too; what we hold as rows of one matrix are several of theirs.
+fn llama(param: usize, ours: &ParamSpec, model: &Model, shape: &llama::Shape) -> Vec<Tensor> {
+    let d_head = model.dims.c / model.dims.n_heads;
+    let (q, kv) = (model.dims.n_heads * d_head, shape.n_kv_heads * d_head);
+    let parts: Vec<(String, usize)> = if let Some(layer) = ours.name.strip_suffix("qkv_proj.weight") {
+        [("q", q), ("k", kv), ("v", kv)].map(|(part, n)| (format!("{layer}{part}_proj.weight"), n)).into()
+    } else if let Some(layer) = ours.name.strip_suffix("gate_up_proj.weight") {
+        ["gate", "up"].map(|part| (format!("{layer}{part}_proj.weight"), shape.d_ff)).into()
+    } else {
+        vec![(ours.name.clone(), ours.shape[0])]
     };
-    spec.params.iter().enumerate().map(tensor).collect()
+    let mut first = 0;
+    let tensor = |(name, n): (String, usize)| {
+        let rows = first..first + n;
+        first += n;
+        let mut shape = ours.shape.clone();
+        shape[0] = n;
+        let name = if name == llama::HEAD { name } else { format!("model.{name}") };
+        Tensor { name, shape, param, rows, is_transposed: false }
+    };
+    parts.into_iter().map(tensor).collect()
 }
 
-/// Another name under which a file may have a tensor: the first GPT-2 files have no `transformer.` before it.
+/// Another name under which a file may have a tensor: a model saved without its head has no prefix before it, as the first
+/// GPT-2 files have none.
 pub fn without_prefix(name: &str) -> Option<&str> {
-    name.strip_prefix("transformer.")
+    PREFIXES.iter().find_map(|prefix| name.strip_prefix(prefix))
 }
 
-/// Tensors that hold no weights: the causal masks that older versions saved.
-pub fn is_mask(name: &str) -> bool {
+/// Tensors that hold no weights: the causal masks and rotary frequencies that older versions saved.
+pub fn is_derived(name: &str) -> bool {
     let bare = without_prefix(name).unwrap_or(name);
     bare.starts_with("h.") && (bare.ends_with(".attn.bias") || bare.ends_with(".attn.masked_bias"))
+        || bare.ends_with(".rotary_emb.inv_freq")
 }

@@ -1,4 +1,4 @@
-//! A pre-LayerNorm transformer block, forward and backward by hand.
+//! A pre-LayerNorm transformer block of GPT-2, forward and backward by hand.
 //!
 //! ```text
 //! x2  = x  + proj(attention(qkv(ln_1(x))))
@@ -7,9 +7,9 @@
 //! Parameters, in order: `ln_1.weight, ln_1.bias, attn.c_attn.weight, attn.c_attn.bias, attn.c_proj.weight,
 //! attn.c_proj.bias, ln_2.weight, ln_2.bias, mlp.c_fc.weight, mlp.c_fc.bias, mlp.c_proj.weight, mlp.c_proj.bias`.
 
-use super::{BackwardIo, Dims, ForwardIo};
+use super::{BackwardIo, Dims, ForwardIo, attend, dense};
 use crate::backend::ops::{AttentionShape, LinearShape};
-use crate::backend::{Buf, Device, Ops, View, ViewMut};
+use crate::backend::{Device, Ops, View};
 use crate::params::{Precision, TensorSpec};
 
 /// Shape of the block's attention.
@@ -111,7 +111,7 @@ pub fn forward<D: Device>(dev: &D, dims: &Dims, params: &[View<'_>], io: Forward
     dev.layer_norm_forward(ln_1.view_mut(), mean_1.view_mut(), rstd_1.view_mut(), x, *ln_1_w, *ln_1_b);
     dev.linear_forward(qkv.view_mut(), ln_1.view(), *qkv_w, Some(*qkv_b), linear_work.view_mut(), s.qkv);
     let shape = attention_shape(dims);
-    dev.attention_forward(att.view_mut(), lse.view_mut(), qkv.view(), attention_work.view_mut(), shape);
+    attend(dev, att, lse, qkv.view(), attention_work, shape, io.cached);
     dev.linear_forward(branch.view_mut(), att.view(), *attn_w, Some(*attn_b), linear_work.view_mut(), s.attn_proj);
 
     dev.add_layer_norm_forward(
@@ -231,9 +231,4 @@ pub fn backward<D: Device>(dev: &D, dims: &Dims, params: &[View<'_>], io: Backwa
         rstd_1.view(),
         layer_norm_work.view_mut(),
     );
-}
-
-/// A gradient buffer without its padding.
-fn dense(buf: &mut Buf, numel: usize) -> ViewMut<'_> {
-    buf.view_mut().range(0..numel)
 }

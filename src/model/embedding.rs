@@ -1,4 +1,4 @@
-//! Token and position embedding: the first unit. Parameters: `[wte (V, C), wpe (T_max, C)]`.
+//! Token and position embedding of GPT-2: the first unit. Parameters: `[wte (V, C), wpe (T_max, C)]`.
 
 use super::{BackwardIo, Dims, ForwardIo};
 use crate::backend::{Device, Ops, View};
@@ -14,7 +14,9 @@ pub fn backward_work<D: Ops>(dims: &Dims, precision: Precision) -> Vec<TensorSpe
 /// Writes the residual stream.
 pub fn forward<D: Device>(dev: &D, dims: &Dims, params: &[View<'_>], io: ForwardIo<'_>) {
     let [wte, wpe] = params else { panic!("an embedding has 2 parameters, not {}", params.len()) };
-    dev.embedding_forward(io.out, io.tokens, *wte, *wpe, dims.t);
+    let first = io.cached.map_or(0, |cached| cached.first);
+    let positions = wpe.range(first * dims.c..wpe.numel());
+    dev.embedding_forward(io.out, io.tokens, *wte, Some(positions), dims.t);
 }
 
 /// Adds to the gradient of wte (the tied head has written it) and writes that of wpe. Needs no parameters.
@@ -22,6 +24,6 @@ pub fn backward<D: Device>(dev: &D, dims: &Dims, io: BackwardIo<'_>) {
     let [dwte, dwpe] = io.grads else { panic!("an embedding has 2 gradients") };
     let [token_order] = io.work else { panic!("an embedding's backward has 1 work buffer") };
     let dwte = dwte.view_mut().range(0..dims.vocab * dims.c);
-    let dwpe = dwpe.view_mut().range(0..dims.t * dims.c);
-    dev.embedding_backward(dwte, dwpe, io.dresidual.as_view(), io.tokens, token_order.view_mut(), dims.t);
+    let dwpe = dwpe.view_mut().range(0..dims.t_max * dims.c);
+    dev.embedding_backward(dwte, Some(dwpe), io.dresidual.as_view(), io.tokens, token_order.view_mut(), dims.t);
 }

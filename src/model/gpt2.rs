@@ -1,37 +1,12 @@
 //! GPT-2 as data: parameters, units and initial values (Radford et al. 2019; residual projections scaled by
 //! 1/sqrt(2 L)).
 
-use super::{Dims, Model, block, embedding, head};
+use super::{Dims, block, embedding, head};
 use crate::backend::Ops;
-use crate::config::Deck;
-use crate::config::ReduceWhen;
-use crate::dtype::DType;
 use crate::params::{Init, ModelSpec, ParamSpec, Precision, UnitRole, UnitSpec};
 
 /// Standard deviation of initial weights.
 const STD: f64 = 0.02;
-
-/// The model of a deck for micro-batches of `b` sequences on devices of type `D`.
-pub fn model<D: Ops>(deck: &Deck) -> Model {
-    let m = &deck.model;
-    let dims = Dims {
-        b: deck.train.micro_batch_size,
-        t: m.seq_len,
-        c: m.d_model,
-        n_heads: m.n_head,
-        vocab: m.vocab_size,
-        n_layer: m.n_layer,
-    };
-    Model { spec: spec::<D>(&dims, precision(deck)), dims }
-}
-
-/// Element types of a deck's run. Activations are of the type that is computed with; full gradients of the type they
-/// travel in, or f32 where they are held over micro-steps.
-fn precision(deck: &Deck) -> Precision {
-    let zero = &deck.zero;
-    let grad = if zero.reduce == ReduceWhen::LastMicroStep { DType::F32 } else { zero.reduce_dtype };
-    Precision { param: zero.param_dtype, activation: zero.param_dtype, grad }
-}
 
 /// GPT-2 of the given sizes and types, head tied to the token embedding.
 pub fn spec<D: Ops>(dims: &Dims, precision: Precision) -> ModelSpec {
@@ -44,7 +19,7 @@ pub fn spec<D: Ops>(dims: &Dims, precision: Precision) -> ModelSpec {
     let normal = Init::Normal { std: STD };
     let residual = Init::Normal { std: STD / ((2 * l) as f64).sqrt() };
     let wte = add("wte.weight".into(), &[dims.vocab, c], normal);
-    let wpe = add("wpe.weight".into(), &[dims.t, c], normal);
+    let wpe = add("wpe.weight".into(), &[dims.t_max, c], normal);
     let mut units = vec![UnitSpec {
         name: "embed".into(),
         role: UnitRole::Embedding,
@@ -108,13 +83,14 @@ mod tests {
 
     #[test]
     fn gpt2_124m_has_the_published_number_of_parameters() {
-        let dims = Dims { b: 1, t: 1024, c: 768, n_heads: 12, vocab: 50257, n_layer: 12 };
+        let dims = Dims { b: 1, t: 1024, t_max: 1024, c: 768, n_heads: 12, vocab: 50257, n_layer: 12 };
         assert_eq!(spec::<CpuDevice>(&dims, Precision::F32).numel(), 124_439_808);
     }
 
     #[test]
     fn every_parameter_belongs_to_a_unit_and_only_wte_to_two() {
-        let spec = spec::<CpuDevice>(&Dims { b: 1, t: 8, c: 8, n_heads: 2, vocab: 11, n_layer: 3 }, Precision::F32);
+        let spec =
+            spec::<CpuDevice>(&Dims { b: 1, t: 8, t_max: 8, c: 8, n_heads: 2, vocab: 11, n_layer: 3 }, Precision::F32);
         for (p, param) in spec.params.iter().enumerate() {
             let users = spec.units.iter().filter(|u| u.params.contains(&p)).count();
             assert_eq!(users, if param.name == "wte.weight" { 2 } else { 1 }, "{}", param.name);

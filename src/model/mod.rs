@@ -8,19 +8,27 @@ pub mod embedding;
 pub mod gpt2;
 pub mod head;
 pub mod init;
+pub mod llama;
+mod llama_block;
+mod llama_ends;
 #[cfg(test)]
 mod tests;
 
-use crate::backend::{Buf, Device, View, ViewMut};
-use crate::params::{ModelSpec, UnitId, UnitRole};
+use crate::backend::ops::{AttentionShape, CachedWork};
+use crate::backend::{Buf, Device, Ops, View, ViewMut};
+use crate::config::{self, Deck, ReduceWhen};
+use crate::dtype::DType;
+use crate::params::{ModelSpec, Precision, UnitId, UnitRole};
 
-/// Sizes of one micro-batch of a GPT.
+/// Sizes of one micro-batch that every family has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Dims {
     /// Sequences (B).
     pub b: usize,
     /// Tokens per sequence (T).
     pub t: usize,
+    /// Tokens of the longest sequence that the parameters know.
+    pub t_max: usize,
     /// Width (C).
     pub c: usize,
     /// Attention heads (H).
@@ -38,6 +46,15 @@ impl Dims {
     }
 }
 
+/// What a model computes, with the sizes of its family alone.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Family {
+    /// GPT-2.
+    Gpt2,
+    /// Llama.
+    Llama(llama::Shape),
+}
+
 /// A model for one micro-batch shape.
 #[derive(Debug, Clone)]
 pub struct Model {
@@ -45,6 +62,18 @@ pub struct Model {
     pub spec: ModelSpec,
     /// Its sizes.
     pub dims: Dims,
+    /// Its family.
+    pub family: Family,
+}
+
+/// Rows of a sequence that come after others, whose projections are kept: generating text.
+pub struct Cached<'a> {
+    /// Position of the first of the new rows.
+    pub first: usize,
+    /// Projections of all rows so far, (T_max, (H + 2 Hkv) * D); those of the new rows are added. None for the embedding.
+    pub qkv: Option<&'a mut Buf>,
+    /// Scratch of attention.
+    pub work: CachedWork<'a>,
 }
 
 /// What a forward visit reads and writes.
@@ -59,6 +88,8 @@ pub struct ForwardIo<'a> {
     pub saved: &'a mut [Buf],
     /// The unit's scratch.
     pub work: &'a mut [Buf],
+    /// Where the rows follow others; none where they are whole sequences.
+    pub cached: Option<Cached<'a>>,
 }
 
 /// What a backward visit reads and writes.
@@ -103,26 +134,106 @@ pub struct LossGrad<'a> {
 }
 
 impl Model {
+    /// The model of a deck for micro-batches on devices of type `D`.
+    pub fn of_deck<D: Ops>(deck: &Deck) -> Model {
+        Model::of_rows::<D>(deck, deck.train.micro_batch_size, deck.model.seq_len)
+    }
+
+    /// The same parameters for `b` sequences of `t` tokens.
+    pub fn of_rows<D: Ops>(deck: &Deck, b: usize, t: usize) -> Model {
+        let m = &deck.model;
+        let dims =
+            Dims { b, t, t_max: m.seq_len, c: m.d_model, n_heads: m.n_head, vocab: m.vocab_size, n_layer: m.n_layer };
+        let family = match m.family {
+            config::Family::Gpt2 => Family::Gpt2,
+            config::Family::Llama => Family::Llama(llama::Shape {
+                n_kv_heads: m.n_kv_head,
+                d_ff: m.d_ff,
+                rope_theta: m.rope_theta as f32,
+                norm_eps: m.norm_eps as f32,
+                tied: m.tied,
+            }),
+        };
+        Model::new::<D>(dims, family, precision(deck))
+    }
+
+    /// A model of these sizes and types.
+    pub fn new<D: Ops>(dims: Dims, family: Family, precision: Precision) -> Model {
+        let spec = match &family {
+            Family::Gpt2 => gpt2::spec::<D>(&dims, precision),
+            Family::Llama(shape) => llama::spec::<D>(&dims, shape, precision),
+        };
+        Model { spec, dims, family }
+    }
+
     /// Runs the forward of an embedding or block.
     pub fn forward<D: Device>(&self, dev: &D, unit: UnitId, params: &[View<'_>], io: ForwardIo<'_>) {
-        match self.spec.units[unit].role {
-            UnitRole::Embedding => embedding::forward(dev, &self.dims, params, io),
-            UnitRole::Block => block::forward(dev, &self.dims, params, io),
-            UnitRole::Head => panic!("the head is visited for its loss"),
+        match (&self.family, self.spec.units[unit].role) {
+            (Family::Gpt2, UnitRole::Embedding) => embedding::forward(dev, &self.dims, params, io),
+            (Family::Gpt2, UnitRole::Block) => block::forward(dev, &self.dims, params, io),
+            (Family::Llama(_), UnitRole::Embedding) => llama_ends::embed(dev, &self.dims, params, io),
+            (Family::Llama(shape), UnitRole::Block) => llama_block::forward(dev, &self.dims, shape, params, io),
+            (_, UnitRole::Head) => panic!("the head is visited for its loss"),
+        }
+    }
+
+    /// Shape of a block's attention.
+    pub fn attention_shape(&self) -> AttentionShape {
+        match &self.family {
+            Family::Gpt2 => block::attention_shape(&self.dims),
+            Family::Llama(shape) => llama_block::attention_shape(&self.dims, shape),
         }
     }
 
     /// Runs the backward of an embedding or block.
     pub fn backward<D: Device>(&self, dev: &D, unit: UnitId, params: &[View<'_>], io: BackwardIo<'_>) {
-        match self.spec.units[unit].role {
-            UnitRole::Embedding => embedding::backward(dev, &self.dims, io),
-            UnitRole::Block => block::backward(dev, &self.dims, params, io),
-            UnitRole::Head => panic!("the head is visited for its loss"),
+        match (&self.family, self.spec.units[unit].role) {
+            (Family::Gpt2, UnitRole::Embedding) => embedding::backward(dev, &self.dims, io),
+            (Family::Gpt2, UnitRole::Block) => block::backward(dev, &self.dims, params, io),
+            (Family::Llama(shape), UnitRole::Embedding) => llama_ends::embed_backward(dev, &self.dims, shape, io),
+            (Family::Llama(shape), UnitRole::Block) => llama_block::backward(dev, &self.dims, shape, params, io),
+            (_, UnitRole::Head) => panic!("the head is visited for its loss"),
         }
     }
 
     /// Runs the head: losses, and in training its backward.
     pub fn loss<D: Device>(&self, dev: &D, params: &[View<'_>], io: LossIo<'_>) {
-        head::loss(dev, &self.dims, params, io);
+        match &self.family {
+            Family::Gpt2 => head::loss(dev, &self.dims, params, io),
+            Family::Llama(shape) => llama_ends::loss(dev, &self.dims, shape, params, io),
+        }
     }
+}
+
+/// Element types of a deck's run. Activations are of the type that is computed with; full gradients of the type they
+/// travel in, or f32 where they are held over micro-steps.
+fn precision(deck: &Deck) -> Precision {
+    let zero = &deck.zero;
+    let grad = if zero.reduce == ReduceWhen::LastMicroStep { DType::F32 } else { zero.reduce_dtype };
+    Precision { param: zero.param_dtype, activation: zero.param_dtype, grad }
+}
+
+/// Attention of a block's rows: of whole sequences, or of new rows over those that are kept.
+fn attend<D: Device>(
+    dev: &D,
+    out: &mut Buf,
+    lse: &mut Buf,
+    qkv: View<'_>,
+    work: &mut Buf,
+    shape: AttentionShape,
+    cached: Option<Cached<'_>>,
+) {
+    let Some(Cached { first, qkv: Some(kept), work: scratch }) = cached else {
+        return dev.attention_forward(out.view_mut(), lse.view_mut(), qkv, work.view_mut(), shape);
+    };
+    assert_eq!(shape.b, 1, "one text is generated at a time");
+    let (row, all) = (shape.qkv_row(), first + shape.t);
+    dev.cast(kept.view_mut().range(first * row..all * row), qkv);
+    let so_far = AttentionShape { t: all, ..shape };
+    dev.attention_cached(out.view_mut(), kept.view().range(0..all * row), scratch, so_far, shape.t);
+}
+
+/// A gradient buffer without its padding.
+fn dense(buf: &mut Buf, numel: usize) -> ViewMut<'_> {
+    buf.view_mut().range(0..numel)
 }

@@ -1,14 +1,20 @@
-//! A whole micro-batch of a small GPT, unit by unit, in f32 and in mixed precision, with scratch of exactly the planned
+//! A whole micro-batch of a small model of each family, unit by unit, in f32 and in mixed precision, with scratch of exactly the planned
 //! size.
 
-use super::{BackwardIo, Dims, ForwardIo, LossGrad, LossIo, Model, gpt2};
+use super::{BackwardIo, Cached, Dims, Family, ForwardIo, LossGrad, LossIo, Model, llama};
 use crate::backend::cpu::CpuDevice;
 use crate::backend::cpu::host::test_memory::{buf_of, buf_u32, read};
-use crate::backend::{Buf, View};
+use crate::backend::ops::{AttentionShape, CachedWork};
+use crate::backend::{Buf, Ops, View};
 use crate::dtype::DType;
 use crate::params::{Init, Precision, SHARED_GRAD, TensorSpec};
 
-const DIMS: Dims = Dims { b: 2, t: 13, c: 24, n_heads: 3, vocab: 31, n_layer: 2 };
+const DIMS: Dims = Dims { b: 2, t: 13, t_max: 13, c: 24, n_heads: 6, vocab: 31, n_layer: 2 };
+
+const LLAMA: llama::Shape = llama::Shape { n_kv_heads: 2, d_ff: 40, rope_theta: 100.0, norm_eps: 1e-5, tied: false };
+
+const FAMILIES: [Family; 3] =
+    [Family::Gpt2, Family::Llama(LLAMA), Family::Llama(llama::Shape { tied: true, n_kv_heads: 6, ..LLAMA })];
 
 /// Numbers in [-1, 1) that differ from element to element.
 fn spread(n: usize, seed: usize) -> Vec<f32> {
@@ -24,22 +30,25 @@ fn bufs(specs: &[TensorSpec]) -> Vec<Buf> {
     specs.iter().map(buf).collect()
 }
 
-/// Losses of the tokens, then the full gradient of every parameter.
-fn micro_batch(threads: usize, precision: Precision) -> Vec<Vec<f32>> {
+/// Losses of the tokens, then the full gradient of every parameter. Parameter `nudged.0` is `nudged.1` times
+/// [`direction`] away from where it would be.
+fn micro_batch(family: Family, threads: usize, precision: Precision, nudged: (usize, f32)) -> Vec<Vec<f32>> {
     let dev = CpuDevice::new(threads).unwrap();
-    let model = Model { spec: gpt2::spec::<CpuDevice>(&DIMS, precision), dims: DIMS };
+    let model = Model::new::<CpuDevice>(DIMS, family, precision);
     let spec = &model.spec;
     let rows = DIMS.rows();
     let params: Vec<Buf> = (spec.params.iter().enumerate())
         .map(|(p, param)| {
             let offset = if param.init == Init::Ones { 1.0 } else { 0.0 };
-            let xs: Vec<f32> = spread(param.numel(), p).iter().map(|x| offset + 0.1 * x).collect();
+            let mut xs: Vec<f32> = spread(param.numel(), p).iter().map(|x| offset + 0.1 * x).collect();
+            if nudged.0 == p {
+                xs.iter_mut().zip(direction(param.numel())).for_each(|(x, d)| *x += nudged.1 * d);
+            }
             buf_of(precision.param, &xs)
         })
         .collect();
     let of = |unit: usize| -> Vec<View<'_>> { spec.units[unit].params.iter().map(|&p| params[p].view()).collect() };
-    let users = spec.users();
-    let grad_dtype = |p: usize| if users[p].len() > 1 { SHARED_GRAD } else { precision.grad };
+    let grad_dtype = |p: usize| if spec.is_summed(p) { SHARED_GRAD } else { precision.grad };
     let mut grads: Vec<Option<Buf>> = (spec.params.iter().enumerate())
         .map(|(p, param)| Some(buf_of(grad_dtype(p), &vec![f32::NAN; param.numel()])))
         .collect();
@@ -58,6 +67,7 @@ fn micro_batch(threads: usize, precision: Precision) -> Vec<Vec<f32>> {
             out: rest[0].view_mut(),
             saved,
             work: &mut bufs(&spec.units[unit].forward_work),
+            cached: None,
         };
         model.forward(&dev, unit, &of(unit), io);
     }
@@ -81,22 +91,109 @@ fn micro_batch(threads: usize, precision: Precision) -> Vec<Vec<f32>> {
     std::iter::once(read(&losses)).chain(grads.iter().map(|grad| read(grad.as_ref().unwrap()))).collect()
 }
 
+/// A direction to move a parameter in.
+fn direction(n: usize) -> Vec<f32> {
+    spread(n, 77)
+}
+
 #[test]
 fn mixed_precision_follows_f32_and_keeps_its_bits_on_any_number_of_threads() {
-    let f32_result = micro_batch(1, Precision::F32);
-    for grad in [DType::Bf16, DType::F32] {
-        let precision = Precision { param: DType::Bf16, activation: DType::Bf16, grad };
-        let mixed = micro_batch(1, precision);
-        let bits = |result: &[Vec<f32>]| -> Vec<u32> { result.iter().flatten().map(|x| x.to_bits()).collect() };
-        for threads in [2, 3] {
-            assert_eq!(bits(&micro_batch(threads, precision)), bits(&mixed), "{threads} threads");
+    for family in FAMILIES {
+        let run = |threads, precision| micro_batch(family, threads, precision, (0, 0.0));
+        let f32_result = run(1, Precision::F32);
+        for grad in [DType::Bf16, DType::F32] {
+            let precision = Precision { param: DType::Bf16, activation: DType::Bf16, grad };
+            let mixed = run(1, precision);
+            let bits = |result: &[Vec<f32>]| -> Vec<u32> { result.iter().flatten().map(|x| x.to_bits()).collect() };
+            for threads in [2, 3] {
+                assert_eq!(bits(&run(threads, precision)), bits(&mixed), "{threads} threads, {family:?}");
+            }
+            for (i, (mixed, exact)) in mixed.iter().zip(&f32_result).enumerate() {
+                let norm = |xs: &mut dyn Iterator<Item = f64>| xs.map(|x| x * x).sum::<f64>().sqrt();
+                let error = norm(&mut mixed.iter().zip(exact).map(|(a, b)| (a - b) as f64));
+                let size = norm(&mut exact.iter().map(|&x| x as f64));
+                // Some twenty roundings of 2^-9 on the way through, as a random walk: 1 %; weights themselves are rounded.
+                assert!(error <= 0.03 * size, "output {i}: {error} off a vector of length {size}, {family:?}");
+            }
         }
-        for (i, (mixed, exact)) in mixed.iter().zip(&f32_result).enumerate() {
-            let norm = |xs: &mut dyn Iterator<Item = f64>| xs.map(|x| x * x).sum::<f64>().sqrt();
-            let error = norm(&mut mixed.iter().zip(exact).map(|(a, b)| (a - b) as f64));
-            let size = norm(&mut exact.iter().map(|&x| x as f64));
-            // Some twenty roundings of 2^-9 on the way through, as a random walk: 1 %; weights themselves are rounded.
-            assert!(error <= 0.03 * size, "output {i}: {error} off a vector of length {size}");
+    }
+}
+
+#[test]
+fn gradients_are_finite_differences_of_the_loss() {
+    const H: f32 = 2e-3;
+    for family in FAMILIES {
+        let exact = micro_batch(family, 1, Precision::F32, (0, 0.0));
+        let mean = |losses: &[f32]| losses.iter().map(|&x| x as f64).sum::<f64>() / losses.len() as f64;
+        let spec = Model::new::<CpuDevice>(DIMS, family, Precision::F32).spec;
+        for (p, param) in spec.params.iter().enumerate() {
+            let loss = |h| mean(&micro_batch(family, 1, Precision::F32, (p, h))[0]);
+            let difference = (loss(H) - loss(-H)) / f64::from(2.0 * H);
+            let products = exact[1 + p].iter().zip(direction(param.numel())).map(|(&g, d)| g as f64 * d as f64);
+            let (slope, size) = products.fold((0.0, 0.0), |(sum, size), x| (sum + x, size + x.abs()));
+            // A mean of losses of size 4 is good to some 1e-7, which 2 H divides; the third derivative adds about H^2.
+            let tolerance = 1e-4 + 0.01 * size.min(slope.abs()) + 1e-3 * size;
+            let error = (difference - slope).abs();
+            assert!(error <= tolerance, "{}: {difference} against {slope}, {family:?}", param.name);
+        }
+    }
+}
+
+/// The residual stream after the last block of one sequence, fed `rows` rows at a time over what was kept.
+fn rows_at_a_time(family: Family, tokens: &[u32], rows: usize) -> Vec<f32> {
+    let dev = CpuDevice::new(1).unwrap();
+    let model = Model::new::<CpuDevice>(Dims { b: 1, t: rows, ..DIMS }, family, Precision::F32);
+    let spec = &model.spec;
+    let params: Vec<Buf> = (spec.params.iter().enumerate())
+        .map(|(p, param)| buf_of(DType::F32, &spread(param.numel(), p).iter().map(|x| 0.3 * x).collect::<Vec<_>>()))
+        .collect();
+    let (t, shape) = (tokens.len(), model.attention_shape());
+    let nan = |n: usize| buf_of(DType::F32, &vec![f32::NAN; n]);
+    let mut kept: Vec<Buf> = (0..DIMS.n_layer).map(|_| nan(t * shape.qkv_row())).collect();
+    let whole = AttentionShape { t, ..shape };
+    let (mut out, mut lse) = (nan(t * shape.out_row()), nan(t * shape.n_heads));
+    let mut work = nan(CpuDevice::attention_forward_work_numel(whole, DType::F32));
+    let mut last = Vec::new();
+    for first in (0..t).step_by(rows) {
+        let ids = buf_u32(&tokens[first..first + rows]);
+        let mut residual: Vec<Buf> = Vec::new();
+        for unit in 0..spec.units.len() - 1 {
+            let mut now = nan(rows * DIMS.c);
+            let of: Vec<View<'_>> = spec.units[unit].params.iter().map(|&p| params[p].view()).collect();
+            let cached = Cached {
+                first,
+                qkv: unit.checked_sub(1).map(|block| &mut kept[block]),
+                work: CachedWork { out: out.view_mut(), lse: lse.view_mut(), work: work.view_mut() },
+            };
+            let io = ForwardIo {
+                tokens: ids.view(),
+                input: residual.last().map(Buf::view),
+                out: now.view_mut(),
+                saved: &mut bufs(&spec.units[unit].saved),
+                work: &mut bufs(&spec.units[unit].forward_work),
+                cached: (rows < t).then_some(cached),
+            };
+            model.forward(&dev, unit, &of, io);
+            residual.push(now);
+        }
+        last.extend(read(residual.last().unwrap()));
+    }
+    last
+}
+
+#[test]
+fn rows_that_follow_kept_ones_are_those_of_the_whole_sequence() {
+    let tokens: Vec<u32> = (0..12).map(|i| i * 5 % DIMS.vocab as u32).collect();
+    for family in FAMILIES {
+        let whole = rows_at_a_time(family, &tokens, 12);
+        for rows in [1, 4] {
+            for (i, (a, b)) in rows_at_a_time(family, &tokens, rows).iter().zip(&whole).enumerate() {
+                // Other sums of the same terms: a few roundings of numbers of size 1.
+                assert!(
+                    (a - b).abs() < 2e-5 * b.abs().max(1.0),
+                    "element {i}: {a}, {b} at once, {rows} rows, {family:?}"
+                );
+            }
         }
     }
 }

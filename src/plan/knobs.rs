@@ -7,6 +7,8 @@ use crate::params::{ModelSpec, UnitId, UnitRole};
 /// The knobs the plan depends on, caps of 0 already turned into "none".
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Knobs {
+    /// Gradients, masters and moments exist; else parameters alone.
+    pub trains: bool,
     /// ZeRO stage, 0 to 3.
     pub stage: u8,
     /// Visits gathered ahead.
@@ -50,6 +52,7 @@ impl Knobs {
     pub fn from_deck(zero: &ZeroSection) -> Self {
         let cap = |bytes: u64| if bytes == 0 { u64::MAX } else { bytes };
         Knobs {
+            trains: true,
             stage: zero.stage,
             prefetch_units: zero.prefetch_units,
             prefetch_max_bytes: cap(zero.prefetch_max_bytes),
@@ -66,6 +69,11 @@ impl Knobs {
             reduce: zero.reduce,
             deterministic: zero.deterministic,
         }
+    }
+
+    /// The same to compute with parameters alone, all of them cut.
+    pub fn of_inference(zero: &ZeroSection) -> Self {
+        Knobs { trains: false, stage: 3, persistence_threshold_bytes: 0, ..Knobs::from_deck(zero) }
     }
 
     /// What arrives at a rank for each element of its gradient slices when all ranks contribute: the others' contributions, or

@@ -4,6 +4,7 @@
 //! `zero3 plan` prints it, the executor runs it, the summary holds the measured figures against it.
 //! Must not know: MPI, devices, the clock.
 
+pub mod generation;
 pub mod knobs;
 pub mod memory;
 pub mod packing;
@@ -29,6 +30,7 @@ use schedule::{GatherId, Gradients, Instr, Pass, ReduceId, Schedule};
 
 use std::collections::HashMap;
 
+pub use generation::Generation;
 pub use knobs::Knobs;
 pub use placement::State;
 
@@ -65,7 +67,7 @@ pub struct Program {
     pub dresidual: Option<SlotId>,
     /// Full gradient of each parameter from this micro-step alone, padded; empty for evaluation.
     pub grads: Vec<SlotId>,
-    /// The same rounded to what travels, where several units have added to it in f32; padded.
+    /// The same rounded to what travels, where it has added up from parts in f32; padded.
     pub rounded: Vec<Option<SlotId>>,
     /// Receive staging of each reduction; none where there is nobody to receive from.
     pub staging: Vec<Option<SlotId>>,
@@ -111,6 +113,8 @@ pub struct Plan {
     pub train_hold: Option<Program>,
     /// One evaluation pass.
     pub eval: Program,
+    /// Generating text; none where nobody asked for it.
+    pub generation: Option<Generation>,
     /// How parameters (and, in stage 0, gradients) that are kept whole become whole again.
     pub refresh: Refresh,
     /// Size of the arena.
@@ -144,7 +148,7 @@ impl Plan {
         let resident_end = memory::lay_in_a_row(&mut resident, 0);
         let mut step = step_slots(spec, &partitions, &placements, knobs);
         let step_end = memory::lay_in_a_row(&mut step.slots, resident_end);
-        let mut arena_bytes = step_end;
+        let mut arena_bytes = if knobs.trains { step_end } else { resident_end };
 
         let mut build = |gradients: Gradients| -> Result<Program> {
             let train = gradients != Gradients::None;
@@ -157,7 +161,10 @@ impl Plan {
                 true => (step_end, resident.iter().chain(&step.slots).cloned().collect()),
                 false => (resident_end, resident.clone()),
             };
-            arena_bytes = arena_bytes.max(packing::pack(&mut program.slots, base));
+            let end = packing::pack(&mut program.slots, base);
+            if knobs.trains || !train {
+                arena_bytes = arena_bytes.max(end);
+            }
             program.peaks = memory::peaks(&always, &program.slots, program.schedule.instrs.len());
             Ok(program)
         };
@@ -166,7 +173,9 @@ impl Plan {
         let train_hold = hold.then(|| build(Gradients::Hold)).transpose()?;
         let eval = build(Gradients::None)?;
         let refresh = Refresh::new(spec, &partitions, &placements, knobs, step_end);
-        arena_bytes = arena_bytes.max(refresh.end);
+        if knobs.trains {
+            arena_bytes = arena_bytes.max(refresh.end);
+        }
         let knobs = *knobs;
         Ok(Plan {
             world_size,
@@ -179,6 +188,7 @@ impl Plan {
             train,
             train_hold,
             eval,
+            generation: None,
             refresh,
             arena_bytes,
             host_staging_bytes: 0,
@@ -460,7 +470,7 @@ impl<'a> Lifetimes<'a> {
         for (p, users) in spec.users().into_iter().enumerate() {
             let reduce = reduce_of[p].expect("every gradient is reduced");
             let first = self.last_visit(*users.last().expect("used by a unit"));
-            let rounds = !held && schedule::is_rounded(users.len(), self.knobs);
+            let rounds = !held && schedule::is_rounded(spec, p, self.knobs);
             let done = match (held, rounds) {
                 (true, _) => Instr::Accumulate(reduce),
                 (false, true) => Instr::Round(reduce),

@@ -69,6 +69,7 @@ impl State {
     pub fn dtype(self, knobs: &Knobs) -> Option<DType> {
         match self {
             State::Param => Some(knobs.param_dtype),
+            _ if !knobs.trains => None,
             State::Master => (knobs.param_dtype != DType::F32).then_some(DType::F32),
             State::Grad => Some(knobs.grad_dtype),
             State::ExpAvg | State::ExpAvgSq => Some(DType::F32),

@@ -48,7 +48,7 @@ pub enum Instr {
     Release(GatherId),
     /// Add complete gradients to those held from earlier micro-steps.
     Accumulate(ReduceId),
-    /// Round complete gradients that several units have added to into what travels.
+    /// Round complete gradients that have added up from parts into what travels.
     Round(ReduceId),
     /// Start the reduction of complete gradients to their owners.
     Reduce(ReduceId),
@@ -132,9 +132,9 @@ pub fn gathered_bytes(gather: &Gather, partitions: &[Partition], dtype: DType) -
     gather.params.iter().map(|&p| (dtype.bytes() * partitions[p].padded_numel()) as u64).sum()
 }
 
-/// Whether the full gradient of a parameter with `n_users` users is summed in another type than it travels in.
-pub fn is_rounded(n_users: usize, knobs: &Knobs) -> bool {
-    n_users > 1 && knobs.reduce_dtype != SHARED_GRAD
+/// Whether a parameter's full gradient adds up in another type than it travels in.
+pub fn is_rounded(spec: &ModelSpec, param: ParamId, knobs: &Knobs) -> bool {
+    knobs.reduce_dtype != SHARED_GRAD && spec.is_summed(param)
 }
 
 /// The training order of one micro-step.
@@ -236,7 +236,7 @@ fn build(
         }
         let id = reduces.len();
         let buckets = buckets(&complete, partitions, knobs);
-        let rounds = gradients == Gradients::Reduce && complete.iter().any(|&p| is_rounded(users[p].len(), knobs));
+        let rounds = gradients == Gradients::Reduce && complete.iter().any(|&p| is_rounded(spec, p, knobs));
         reduces.push(Reduce { unit, params: complete, buckets });
         if matches!(gradients, Gradients::Hold | Gradients::HoldAndReduce) {
             order.instrs.push(Instr::Accumulate(id));

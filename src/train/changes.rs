@@ -51,6 +51,7 @@ fn verdict(key: &str) -> Verdict {
         "data.val" => Verdict::Course,
         _ if key.starts_with("data.") => Verdict::Data,
         "train.eval_every" | "train.eval_batches" => Verdict::Free,
+        "train.sample_every" | "train.sample_prompt" | "train.sample_tokens" => Verdict::Free,
         "zero.param_dtype" | "zero.grad_dtype" | "zero.reduce_dtype" | "zero.reduce" | "zero.deterministic" => {
             Verdict::Course
         }
@@ -61,17 +62,19 @@ fn verdict(key: &str) -> Verdict {
 }
 
 /// The keys whose values differ between the deck in a checkpoint (TOML text) and the deck of this run, in the deck's order. A
-/// key that the checkpoint's program did not know had the value it has by default.
+/// key that the checkpoint's program did not know had the value it has by default, or that follows from the others.
 pub fn changes(saved: &str, deck: &Deck) -> Vec<Change> {
     let parse = |text: &str| text.parse::<toml::Table>().unwrap_or_default();
     let (old, new) = (parse(saved), parse(&deck.to_toml()));
+    let derived = Deck::parse(saved, &[], "the deck of a checkpoint").map(|old| old.to_toml()).unwrap_or_default();
+    let derived = parse(&derived);
     let value = |table: &toml::Table, section: &str, field: &str| table.get(section)?.get(field).cloned();
     let mut found = Vec::new();
     for key in KEYS {
         let Some(now) = value(&new, key.section(), key.field()) else { continue };
         let saved = value(&old, key.section(), key.field());
         let verdict = if saved.is_some() { verdict(key.name) } else { Verdict::Free };
-        let before = saved.or_else(|| key.fixed_default());
+        let before = saved.or_else(|| value(&derived, key.section(), key.field())).or_else(|| key.fixed_default());
         if before.as_ref() != Some(&now) {
             let before = before.map_or("(absent)".to_string(), |v| v.to_string());
             found.push(Change { key: key.name.to_string(), before, now: now.to_string(), verdict });

@@ -4,6 +4,7 @@
 
 pub mod budget;
 pub mod changes;
+pub mod infer;
 pub mod node_memory;
 pub mod planning;
 pub mod report;
@@ -29,6 +30,7 @@ use crate::telemetry::{
 };
 use crate::test_hooks::{self, fault_point};
 use crate::zero::Shards;
+use infer::Sampler;
 use node_memory::NodeMemory;
 use report::Report;
 use run_lock::{Holder, RunLock};
@@ -266,6 +268,7 @@ fn run_steps<B: Backend>(
     let traced = trace::steps_of(&deck.log.trace).expect("the deck was checked");
     let n_micro = t.global_batch_size / t.micro_batch_size;
     let mut skipped_in_a_row = 0;
+    let sampler = (t.sample_every > 0).then(|| Sampler::open::<B>(stepper.comm, deck)).transpose()?;
     report.begin_steps(stepper)?;
     while at.step < t.steps {
         report.timing.begin_round();
@@ -300,6 +303,10 @@ fn run_steps<B: Backend>(
         let is_last = at.step == t.steps;
         let stop = outcome.stop.filter(|_| !is_last);
         let due = |every: u64| every > 0 && (at.step.is_multiple_of(every) || is_last);
+        if let Some(sampler) = sampler.as_ref().filter(|_| due(t.sample_every)) {
+            let ran = sampler.sample(stepper, at.step, job.quiet)?;
+            report.sampled(ran);
+        }
         let val_loss = if due(t.eval_every) { Some(validate(stepper, deck, source)?) } else { None };
         let stall_began = Instant::now();
         let saves = due(deck.checkpoint.every) || stop.is_some();

@@ -2,18 +2,22 @@
 //!
 //! Pure. Must not know: whether the device it plans for is there.
 
+use super::infer::generate::Decoders;
 use super::save;
 use crate::backend::Device;
 use crate::config::Deck;
 use crate::error::Result;
-use crate::model::{Model, gpt2};
+use crate::model::Model;
 use crate::plan::volume::micro_steps;
 use crate::plan::{Knobs, Plan};
 
 /// The model of a deck and its plan on `n_ranks` ranks, for devices of type `D`.
 pub fn of_deck<D: Device>(deck: &Deck, n_ranks: usize) -> Result<(Model, Plan)> {
-    let model = gpt2::model::<D>(deck);
+    let model = Model::of_deck::<D>(deck);
     let mut plan = Plan::new(&model.spec, n_ranks, &Knobs::from_deck(&deck.zero))?;
+    if deck.train.sample_every > 0 {
+        Decoders::of_deck::<D>(deck).plan::<D>(&mut plan)?;
+    }
     save::plan_staging(&mut plan, deck);
     plan.pinned_bytes = D::reserved_bytes(n_sums(deck, n_ranks), model.spec.tokens_per_micro_batch);
     Ok((model, plan))

@@ -45,6 +45,8 @@ pub struct Report {
     last_row: Option<StepRow>,
     last_ranks: Vec<RankStep>,
     last_val_loss: Option<f64>,
+    /// Which programs of generating text ran.
+    sampled: [bool; 2],
     /// Tokens and slowest rank's time of all steps.
     stepped: (u64, f64),
     /// What a scheduler wants to know.
@@ -94,6 +96,7 @@ impl Report {
             last_row: None,
             last_ranks: Vec::new(),
             last_val_loss: None,
+            sampled: [false; 2],
             stepped: (0, 0.0),
             timing,
             stragglers: Stragglers::new(hosts, t.global_batch_size / t.micro_batch_size),
@@ -106,6 +109,11 @@ impl Report {
         stepper.memory.ledger().reset_peaks();
         self.counted = stepper.volume.counts();
         Ok(())
+    }
+
+    /// A text was generated, by these programs of the plan.
+    pub fn sampled(&mut self, ran: [bool; 2]) {
+        self.sampled.iter_mut().zip(ran).for_each(|(sampled, ran)| *sampled |= ran);
     }
 
     /// A step was not finite and changed nothing.
@@ -255,7 +263,8 @@ impl Report {
             return Ok(ending.exit);
         }
         let evaluated = self.last_val_loss.is_some();
-        let planned = planned_peaks(plan.training_peaks(), evaluated.then(|| plan.evaluation_peaks()));
+        let others = [evaluated.then(|| plan.evaluation_peaks()), plan.generation_peaks(&self.sampled)];
+        let planned = planned_peaks(plan.training_peaks(), others);
         // Everything the ledger holds now, the copy for asynchronous saves apart: nothing gathered, no gradient whole.
         let at_rest = stepper.memory.ledger().total_now() - plan.outside_bytes();
         let n_params = stepper.model.spec.numel() as u64;
@@ -336,10 +345,8 @@ pub fn origin(spec: &ModelSpec, outcome: &StepOutcome) -> String {
 }
 
 /// The peaks of whichever programs ran.
-fn planned_peaks(mut train: Peaks, eval: Option<Peaks>) -> Peaks {
-    if let Some(eval) = eval {
-        train.raise(&eval);
-    }
+fn planned_peaks(mut train: Peaks, others: [Option<Peaks>; 2]) -> Peaks {
+    others.iter().flatten().for_each(|other| train.raise(other));
     train
 }
 

@@ -288,7 +288,7 @@ fn check_fits(dir: &Path, manifest: &Manifest, spec: &ModelSpec, deck: &Deck, da
 }
 
 /// Parameters that the checkpoint and the model do not have alike.
-fn unlike(manifest: &Manifest, spec: &ModelSpec) -> Vec<String> {
+pub(super) fn unlike(manifest: &Manifest, spec: &ModelSpec) -> Vec<String> {
     let mut faults = Vec::new();
     for param in &spec.params {
         match manifest.params.iter().find(|p| p.name == param.name) {

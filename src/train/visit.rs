@@ -25,16 +25,9 @@ impl<B: Backend> Stepper<'_, B> {
         let unit_params = &spec.units[unit].params;
         let whole = gather.map(|g| take(live, &program.gathered[g])).unwrap_or_default();
         let gathered = gather.map_or(&[][..], |g| &program.schedule.gathers[g].params);
-        // Padding never reaches a kernel. A visit that needs no parameters gets none.
+        // A visit that needs no parameters gets none.
         let needs_none = pass == Pass::Backward && spec.units[unit].role == UnitRole::Embedding;
-        let params: Vec<View<'_>> = unit_params
-            .iter()
-            .filter(|_| !needs_none)
-            .map(|&p| match gathered.iter().position(|&q| q == p) {
-                Some(i) => whole[i].view().range(0..spec.params[p].numel()),
-                None => self.shards.whole(p),
-            })
-            .collect();
+        let params = if needs_none { Vec::new() } else { self.params_of(unit, gathered, &whole) };
         let work_ids = if pass == Pass::Forward { &program.forward_work[unit] } else { &program.backward_work[unit] };
         let mut work = take(live, work_ids);
         match pass {
@@ -43,7 +36,8 @@ impl<B: Backend> Stepper<'_, B> {
                 let mut out = live[program.residual[unit]].take().expect("the output is live");
                 let input = (unit > 0).then(|| get(live, program.residual[unit - 1]).view());
                 let tokens = get(live, program.tokens).view();
-                let io = ForwardIo { tokens, input, out: out.view_mut(), saved: &mut saved, work: &mut work };
+                let io =
+                    ForwardIo { tokens, input, out: out.view_mut(), saved: &mut saved, work: &mut work, cached: None };
                 self.model.forward(dev, unit, &params, io);
                 live[program.residual[unit]] = Some(out);
                 put(live, &program.saved[unit], saved);
@@ -79,7 +73,14 @@ impl<B: Backend> Stepper<'_, B> {
                     let mut work = take(live, &program.recompute_work[unit]);
                     let input = (unit > 0).then(|| get(live, program.residual[unit - 1]).view());
                     let tokens = get(live, program.tokens).view();
-                    let io = ForwardIo { tokens, input, out: out.view_mut(), saved: &mut saved, work: &mut work };
+                    let io = ForwardIo {
+                        tokens,
+                        input,
+                        out: out.view_mut(),
+                        saved: &mut saved,
+                        work: &mut work,
+                        cached: None,
+                    };
                     self.model.forward(dev, unit, &params, io);
                     live[out_id] = Some(out);
                     put(live, &program.recompute_work[unit], work);
@@ -103,6 +104,18 @@ impl<B: Backend> Stepper<'_, B> {
         if let Some(g) = gather {
             put(live, &program.gathered[g], whole);
         }
+    }
+}
+
+impl<B: Backend> Stepper<'_, B> {
+    /// The whole parameters of a unit, gathered or kept so. Padding never reaches a kernel.
+    pub(super) fn params_of<'a>(&'a self, unit: UnitId, gathered: &[ParamId], whole: &'a [Buf]) -> Vec<View<'a>> {
+        let spec = &self.model.spec;
+        let view = |&p: &ParamId| match gathered.iter().position(|&q| q == p) {
+            Some(i) => whole[i].view().range(0..spec.params[p].numel()),
+            None => self.shards.whole(p),
+        };
+        spec.units[unit].params.iter().map(view).collect()
     }
 }
 

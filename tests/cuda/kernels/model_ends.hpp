@@ -32,17 +32,20 @@ void check_embedding_forward(const EmbeddingCase& e) {
     const size_t rows = size_t(e.b) * e.t;
     const auto tokens = some_tokens(rows, e.vocab);
     const Array<T> wte(size_t(e.vocab) * e.c, e.skip, 1), wpe(size_t(e.t_max) * e.c, e.skip, 2);
-    const auto out = same_in_every_order([&](unsigned order) {
-        Array<T> y(rows * e.c, e.skip);
-        launch("embedding_forward", OF_TYPE(T, embedding_forward), 3, 64, 0, order, y.data(), tokens.data(), wte.data(),
-               wpe.data(), rows, e.t, e.c, e.vocab);
-        return y;
-    });
-    for (size_t row = 0; row < rows; row++)
-        for (int i = 0; i < e.c; i++) {
-            const f32 sum = to_f32(wte[size_t(tokens[row]) * e.c + i]) + to_f32(wpe[row % e.t * e.c + i]);
-            REQUIRE(out.at(row * e.c + i) == value(from_f32<T>(sum)));
-        }
+    for (const bool positions : {true, false}) {
+        const auto out = same_in_every_order([&](unsigned order) {
+            Array<T> y(rows * e.c, e.skip);
+            launch("embedding_forward", OF_TYPE(T, embedding_forward), 3, 64, 0, order, y.data(), tokens.data(), wte.data(),
+                   positions ? wpe.data() : nullptr, rows, e.t, e.c, e.vocab);
+            return y;
+        });
+        for (size_t row = 0; row < rows; row++)
+            for (int i = 0; i < e.c; i++) {
+                const f32 position = positions ? to_f32(wpe[row % e.t * e.c + i]) : 0.0f;
+                const f32 sum = to_f32(wte[size_t(tokens[row]) * e.c + i]) + position;
+                REQUIRE(out.at(row * e.c + i) == value(from_f32<T>(sum)));
+            }
+    }
 }
 
 TEST(embedding_forward_adds_token_and_position) {
@@ -125,7 +128,7 @@ TEST(a_token_outside_of_the_vocabulary_stops_the_kernel) {
 }
 
 template <class T>
-void check_rope(int b, int t, int heads, int kept_heads, int d, size_t skip) {
+void check_rope(int b, int t, int heads, int kept_heads, int d, size_t skip, int first = 0) {
     const double theta = 10000.0;
     const int row_numel = (heads + kept_heads) * d;
     const size_t rows = size_t(b) * t;
@@ -134,7 +137,7 @@ void check_rope(int b, int t, int heads, int kept_heads, int d, size_t skip) {
     const auto rotated = [&](const Array<T>& x, int inverse) {
         return same_in_every_order([&](unsigned order) {
             Array<T> y(x);
-            launch("rope", OF_TYPE(T, rope), 3, 64, 0, order, y.data(), rows, t, heads, row_numel, d, f32(ratio),
+            launch("rope", OF_TYPE(T, rope), 3, 64, 0, order, y.data(), rows, t, first, heads, row_numel, d, f32(ratio),
                    f32(ratio - f32(ratio)), f32(radian), f32(radian - f32(radian)), inverse);
             return y;
         });
@@ -143,7 +146,7 @@ void check_rope(int b, int t, int heads, int kept_heads, int d, size_t skip) {
     Worst worst(text("rope of t = %d, d = %d", t, d)), worst_back("rope there and back");
     for (size_t row = 0; row < rows; row++) {
         for (int i = 0; i < d / 2; i++) {
-            const double angle = double(row % t) * std::pow(theta, -2.0 * i / d);
+            const double angle = double(first + row % t) * std::pow(theta, -2.0 * i / d);
             for (int head = 0; head < heads; head++) {
                 const size_t at = row * row_numel + head * d + i, other = at + d / 2;
                 const double a = before.at(at), o = before.at(other), size = std::fabs(a) + std::fabs(o);
@@ -167,6 +170,7 @@ TEST(rope_turns_pairs_and_its_inverse_turns_them_back) {
     check_rope<bf16>(2, 33, 3, 1, 64, 0);
     check_rope<f32>(1, 9000, 1, 0, 4, 0);
     check_rope<f32>(1, 257, 2, 2, 128, 0);
+    check_rope<f32>(2, 3, 2, 1, 8, 0, 1003);
 }
 
 void check_cross_entropy(int rows, int vocab, unsigned threads, size_t skip, bool with_gradient) {

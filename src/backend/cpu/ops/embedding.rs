@@ -16,11 +16,11 @@ pub fn forward<A: Element, P: Element>(
     out: &mut [A],
     tokens: &[u32],
     wte: &[P],
-    wpe: &[P],
+    wpe: Option<&[P]>,
     t: usize,
 ) {
     let Some(c) = channels(out.len(), tokens, t) else { return };
-    assert!(wpe.len() >= t * c && wpe.len().is_multiple_of(c), "wpe has {} elements, {t} positions of {c}", wpe.len());
+    check_positions(wpe.map(<[P]>::len), t, c);
     check_tokens(tokens, wte.len() / c);
     let out = Shared::new(out);
     device.for_each_task(tokens.len().div_ceil(ROWS_PER_TASK), |task| {
@@ -28,9 +28,14 @@ pub fn forward<A: Element, P: Element>(
         for (row, &token) in (start..).zip(tokens[start..].iter().take(ROWS_PER_TASK)) {
             // SAFETY: rows belong to one task each.
             let out = unsafe { out.part(row * c, c) };
-            let (wte, wpe) = (&wte[token as usize * c..][..c], &wpe[(row % t) * c..][..c]);
-            for ((o, e), p) in out.iter_mut().zip(wte).zip(wpe) {
-                *o = A::store(e.load() + p.load());
+            let wte = &wte[token as usize * c..][..c];
+            match wpe {
+                Some(wpe) => {
+                    for ((o, e), p) in out.iter_mut().zip(wte).zip(&wpe[(row % t) * c..][..c]) {
+                        *o = A::store(e.load() + p.load());
+                    }
+                }
+                None => out.iter_mut().zip(wte).for_each(|(o, e)| *o = A::store(e.load())),
             }
         }
     });
@@ -44,23 +49,22 @@ pub fn backward_work_numel(rows: usize, dwte: DType, dwpe: DType) -> usize {
 #[rustfmt::skip]
 pub fn backward<E: Element, W: Element, A: Element>(
     device: &CpuDevice,
-    dwte: &mut [E],   // (V, C), accumulated into
-    dwpe: &mut [W],   // (T_max, C)
-    dout: &[A],       // (rows, C)
-    tokens: &[u32],   // (rows)
-    work: &mut [u32], // (rows) or none
+    dwte: &mut [E],         // (V, C), accumulated into
+    dwpe: Option<&mut [W]>, // (T_max, C)
+    dout: &[A],             // (rows, C)
+    tokens: &[u32],         // (rows)
+    work: &mut [u32],       // (rows) or none
     t: usize,
 ) {
+    // Without positions there are none to sum.
+    let has_positions = dwpe.is_some();
+    let dwpe = dwpe.unwrap_or_default();
     let Some(c) = channels(dout.len(), tokens, t) else {
         dwpe.fill(W::store(0.0));
         return;
     };
     let rows = tokens.len();
-    assert!(
-        dwpe.len() >= t * c && dwpe.len().is_multiple_of(c),
-        "dwpe has {} elements, {t} positions of {c}",
-        dwpe.len()
-    );
+    check_positions(has_positions.then_some(dwpe.len()), t, c);
     let needed = backward_work_numel(rows, E::DTYPE, W::DTYPE);
     assert!(work.len() >= needed, "scratch of {} elements, {needed} needed", work.len());
     check_tokens(tokens, dwte.len() / c);
@@ -97,11 +101,11 @@ fn sum_in_place<A: Element>(
         let dout = &dout[row * c + start..][..n];
         // SAFETY: as above.
         let dwte = unsafe { dwte.part(token as usize * c + start, n) };
-        // SAFETY: as above.
-        let dwpe = unsafe { dwpe.part((row % t) * c + start, n) };
-        for ((e, p), d) in dwte.iter_mut().zip(dwpe).zip(dout) {
-            *e += d.load();
-            *p += d.load();
+        dwte.iter_mut().zip(dout).for_each(|(e, d)| *e += d.load());
+        if dwpe.numel() > 0 {
+            // SAFETY: as above.
+            let dwpe = unsafe { dwpe.part((row % t) * c + start, n) };
+            dwpe.iter_mut().zip(dout).for_each(|(p, d)| *p += d.load());
         }
     }
 }
@@ -142,6 +146,13 @@ fn sum_and_round<E: Element, W: Element, A: Element>(
     }
 }
 
+/// The learned positions, where there are any, are as many as a sequence has.
+fn check_positions(wpe_numel: Option<usize>, t: usize, c: usize) {
+    if let Some(numel) = wpe_numel {
+        assert!(numel >= t * c && numel.is_multiple_of(c), "wpe has {numel} elements, {t} positions of {c}");
+    }
+}
+
 /// Columns of a (rows, C) matrix of `numel` elements; None where there are no rows.
 fn channels(numel: usize, tokens: &[u32], t: usize) -> Option<usize> {
     let rows = tokens.len();
@@ -163,9 +174,10 @@ pub(super) fn check_tokens(tokens: &[u32], vocab: usize) {
 #[cfg(test)]
 mod tests {
     use crate::backend::Ops;
-    use crate::backend::cpu::host::test_memory::{buf_f32, buf_u32, read};
+    use crate::backend::cpu::host::test_memory::{buf_f32, buf_of, buf_u32, read};
     use crate::backend::cpu::ops::test_support::*;
     use crate::backend::reference;
+    use crate::dtype::DType;
 
     const SHAPES: [(usize, usize, usize, usize, usize); 4] =
         [(1, 1, 1, 1, 1), (2, 3, 5, 7, 4), (3, 17, 101, 13, 17), (5, 64, 130, 11, 70)]; // b, t, c, v, t_max
@@ -182,11 +194,12 @@ mod tests {
             let got = same_bits_on_1_2_3_threads(|device| {
                 let (mut out, mut dwte, mut dwpe) = (nan_buf(b * t * c), buf_f32(&start), nan_buf(t_max * c));
                 let (toks, dout) = (buf_u32(&toks), buf_f32(&dout));
-                device.embedding_forward(out.view_mut(), toks.view(), buf_f32(&wte).view(), buf_f32(&wpe).view(), t);
+                let (wte, wpe) = (buf_f32(&wte), buf_f32(&wpe));
+                device.embedding_forward(out.view_mut(), toks.view(), wte.view(), Some(wpe.view()), t);
                 let mut work = buf_u32(&[]);
                 device.embedding_backward(
                     dwte.view_mut(),
-                    dwpe.view_mut(),
+                    Some(dwpe.view_mut()),
                     dout.view(),
                     toks.view(),
                     work.view_mut(),
@@ -205,6 +218,29 @@ mod tests {
     }
 
     #[test]
+    fn without_positions_they_are_zeros_that_get_no_gradient() {
+        for (b, t, c, v, _) in SHAPES {
+            let (toks, wte, _, dout) = inputs(b, t, c, v, t);
+            for dtype in [DType::F32, DType::Bf16] {
+                let got = same_bits_on_1_2_3_threads(|device| {
+                    let run = |positions: bool| {
+                        let (mut out, mut dwte) = (nan_buf(b * t * c), buf_of(dtype, &vec![0.0; v * c]));
+                        let (wte, wpe, mut dwpe) = (buf_f32(&wte), buf_f32(&vec![0.0; t * c]), nan_buf(t * c));
+                        let (toks, dout, mut work) = (buf_u32(&toks), buf_f32(&dout), buf_u32(&vec![u32::MAX; b * t]));
+                        let (wpe, dwpe) = (positions.then(|| wpe.view()), positions.then(|| dwpe.view_mut()));
+                        device.embedding_forward(out.view_mut(), toks.view(), wte.view(), wpe, t);
+                        let dwte_view = dwte.view_mut();
+                        device.embedding_backward(dwte_view, dwpe, dout.view(), toks.view(), work.view_mut(), t);
+                        [read(&out), read(&dwte)]
+                    };
+                    [run(false), run(true)].concat()
+                });
+                assert_eq!((&got[0], &got[1]), (&got[2], &got[3]), "b {b} t {t} c {c} {}", dtype.name());
+            }
+        }
+    }
+
+    #[test]
     fn reference_gradients_are_central_differences() {
         let (b, t, c, v, t_max) = (2, 3, 5, 7, 4);
         let (toks, wte, wpe, dout) = inputs(b, t, c, v, t_max);
@@ -218,6 +254,6 @@ mod tests {
     #[should_panic(expected = "token 7 at 1, vocabulary 7")]
     fn a_token_outside_the_vocabulary_is_named() {
         let (mut out, toks, wte, wpe) = (nan_buf(6), buf_u32(&[6, 7]), nan_buf(21), nan_buf(6));
-        device(1).embedding_forward(out.view_mut(), toks.view(), wte.view(), wpe.view(), 2);
+        device(1).embedding_forward(out.view_mut(), toks.view(), wte.view(), Some(wpe.view()), 2);
     }
 }

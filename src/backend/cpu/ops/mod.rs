@@ -2,6 +2,7 @@
 
 mod adamw;
 mod attention;
+mod attention_cached;
 #[cfg(test)]
 mod bf16_tests;
 mod cross_entropy;
@@ -10,8 +11,11 @@ mod embedding;
 mod layer_norm;
 mod linear;
 pub(super) mod reduce;
+mod rms_norm;
+mod rope;
 #[cfg(test)]
 mod speed;
+mod swiglu;
 #[cfg(test)]
 pub(super) mod test_support;
 
@@ -19,7 +23,7 @@ use super::CpuDevice;
 use super::host::{elements, elements_mut, f32s, f32s_mut, u32s, u32s_mut};
 use super::product;
 use crate::backend::buffer::{View, ViewMut};
-use crate::backend::ops::{AdamwStep, AttentionShape, LinearShape, Ops};
+use crate::backend::ops::{AdamwStep, AttentionShape, CachedWork, LinearShape, Ops, Rotation};
 use crate::dtype::DType;
 use half::bf16;
 
@@ -42,9 +46,9 @@ macro_rules! typed {
 }
 
 impl Ops for CpuDevice {
-    fn embedding_forward(&self, out: ViewMut<'_>, tokens: View<'_>, wte: View<'_>, wpe: View<'_>, t: usize) {
+    fn embedding_forward(&self, out: ViewMut<'_>, tokens: View<'_>, wte: View<'_>, wpe: Option<View<'_>>, t: usize) {
         typed!([A = out.dtype(), P = wte.dtype()] {
-            let (out, wte, wpe) = (elements_mut::<A>(out), elements::<P>(wte), elements::<P>(wpe));
+            let (out, wte, wpe) = (elements_mut::<A>(out), elements::<P>(wte), wpe.map(elements::<P>));
             embedding::forward(self, out, u32s(tokens), wte, wpe, t);
         });
     }
@@ -52,14 +56,15 @@ impl Ops for CpuDevice {
     fn embedding_backward(
         &self,
         dwte: ViewMut<'_>,
-        dwpe: ViewMut<'_>,
+        dwpe: Option<ViewMut<'_>>,
         dout: View<'_>,
         tokens: View<'_>,
         work: ViewMut<'_>,
         t: usize,
     ) {
-        typed!([E = dwte.dtype(), W = dwpe.dtype(), A = dout.dtype()] {
-            let (dwte, dwpe, dout) = (elements_mut::<E>(dwte), elements_mut::<W>(dwpe), elements::<A>(dout));
+        let dwpe_dtype = dwpe.as_ref().map_or(dwte.dtype(), |dwpe| dwpe.dtype());
+        typed!([E = dwte.dtype(), W = dwpe_dtype, A = dout.dtype()] {
+            let (dwte, dwpe, dout) = (elements_mut::<E>(dwte), dwpe.map(elements_mut::<W>), elements::<A>(dout));
             embedding::backward(self, dwte, dwpe, dout, u32s(tokens), u32s_mut(work), t);
         });
     }
@@ -108,6 +113,59 @@ impl Ops for CpuDevice {
 
     fn layer_norm_work_numel(rows: usize, c: usize) -> usize {
         layer_norm::work_numel(rows, c)
+    }
+
+    fn rms_norm_forward(&self, out: ViewMut<'_>, rstd: ViewMut<'_>, inp: View<'_>, weight: View<'_>, eps: f32) {
+        let rstd = f32s_mut(rstd);
+        typed!([A = out.dtype(), R = inp.dtype(), P = weight.dtype()] {
+            rms_norm::forward(self, elements_mut::<A>(out), rstd, elements::<R>(inp), elements::<P>(weight), eps);
+        });
+    }
+
+    fn rms_norm_backward(
+        &self,
+        dinp: ViewMut<'_>,
+        dweight: ViewMut<'_>,
+        dout: View<'_>,
+        inp: View<'_>,
+        weight: View<'_>,
+        rstd: View<'_>,
+        work: ViewMut<'_>,
+    ) {
+        let (rstd, work) = (f32s(rstd), f32s_mut(work));
+        typed!([R = inp.dtype(), A = dout.dtype(), P = weight.dtype()] {
+            let (dinp, dout, inp) = (elements_mut::<R>(dinp), elements::<A>(dout), elements::<R>(inp));
+            rms_norm::backward_input(self, dinp, dout, inp, elements::<P>(weight), rstd, work);
+        });
+        typed!([G = dweight.dtype()] {
+            rms_norm::backward_weight(self, elements_mut::<G>(dweight), work, rstd.len());
+        });
+    }
+
+    fn rms_norm_work_numel(rows: usize, c: usize) -> usize {
+        rms_norm::work_numel(rows, c)
+    }
+
+    fn rope(&self, qkv: ViewMut<'_>, work: ViewMut<'_>, shape: AttentionShape, rotation: Rotation) {
+        let work = f32s_mut(work);
+        typed!([A = qkv.dtype()] rope::rope(self, elements_mut::<A>(qkv), work, shape, rotation));
+    }
+
+    fn rope_work_numel(shape: AttentionShape) -> usize {
+        rope::work_numel(shape)
+    }
+
+    fn swiglu_forward(&self, out: ViewMut<'_>, gate_up: View<'_>, f: usize) {
+        typed!([O = out.dtype(), I = gate_up.dtype()] {
+            swiglu::forward(self, elements_mut::<O>(out), elements::<I>(gate_up), f);
+        });
+    }
+
+    fn swiglu_backward(&self, dgate_up: ViewMut<'_>, dout: View<'_>, gate_up: View<'_>, f: usize) {
+        typed!([G = dgate_up.dtype(), O = dout.dtype(), I = gate_up.dtype()] {
+            let (dgate_up, dout) = (elements_mut::<G>(dgate_up), elements::<O>(dout));
+            swiglu::backward(self, dgate_up, dout, elements::<I>(gate_up), f);
+        });
     }
 
     fn linear_forward(
@@ -214,6 +272,20 @@ impl Ops for CpuDevice {
         let (lse, work) = (f32s_mut(lse), f32s_mut(work));
         typed!([A = qkv.dtype()] {
             attention::forward(self, elements_mut::<A>(out), lse, elements::<A>(qkv), work, shape);
+        });
+    }
+
+    fn attention_cached(
+        &self,
+        out: ViewMut<'_>,
+        qkv: View<'_>,
+        scratch: CachedWork<'_>,
+        shape: AttentionShape,
+        n: usize,
+    ) {
+        let work = f32s_mut(scratch.work);
+        typed!([A = qkv.dtype()] {
+            attention_cached::forward(self, elements_mut::<A>(out), elements::<A>(qkv), work, shape, n);
         });
     }
 

@@ -7,7 +7,7 @@ __device__ __forceinline__ u32 known_token(u32 token, u32 vocab) {
     return token;
 }
 
-// out[row] = wte[tokens[row]] + wpe[row % t]. Overwrites out (rows, C).
+// out[row] = wte[tokens[row]] + wpe[row % t], the second where there is a wpe. Overwrites out (rows, C).
 template <class T>
 __device__ void embedding_forward(T* out, const u32* tokens, const T* wte, const T* wpe, i64 rows, int t, int c, u32 vocab) {
     const bool in_words = aligned(address(out) | address(wte) | address(wpe) | u64(c) * sizeof(T));
@@ -15,9 +15,9 @@ __device__ void embedding_forward(T* out, const u32* tokens, const T* wte, const
     for (i64 k = i64(blockIdx.x) * blockDim.x + threadIdx.x; k < rows * chunks; k += i64(gridDim.x) * blockDim.x) {
         const i64 row = k / chunks;
         const int i = int(k % chunks) * CHUNK;
-        f32 x[CHUNK], p[CHUNK];
+        f32 x[CHUNK], p[CHUNK] = {};
         load(x, wte + i64(known_token(tokens[row], vocab)) * c + i, c - i, in_words);
-        load(p, wpe + row % t * c + i, c - i, in_words);
+        if (wpe != nullptr) load(p, wpe + row % t * c + i, c - i, in_words);
 #pragma unroll
         for (int j = 0; j < CHUNK; j++) x[j] += p[j];
         store(out + row * c + i, x, c - i, in_words);

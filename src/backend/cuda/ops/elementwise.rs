@@ -1,6 +1,6 @@
 //! Kernels without neighbours.
 
-use super::{kernel, kernel_of_two};
+use super::{int, kernel, kernel_of_two};
 use crate::backend::cuda::CudaDevice;
 use crate::backend::{View, ViewMut};
 use crate::dtype::DType;
@@ -39,6 +39,40 @@ pub fn cast(device: &CudaDevice, out: ViewMut<'_>, inp: View<'_>) {
     assert_eq!(inp.numel(), n, "elements of output and input");
     let kernel = kernel_of_two("cast", out.dtype(), inp.dtype());
     device.launch(&kernel, device.grid_over(n)).write(out).read(inp).long(n as i64).go();
+}
+
+/// Overwrites `out` (rows, F); `gate_up` (rows, 2F).
+pub fn swiglu_forward(device: &CudaDevice, out: ViewMut<'_>, gate_up: View<'_>, f: usize) {
+    assert_eq!((gate_up.numel(), gate_up.dtype()), (2 * out.numel(), out.dtype()), "gates of rows of {f}");
+    let rows = rows_of(out.numel(), f);
+    let grid = device.blocks_over_rows(rows, f);
+    device
+        .launch(&kernel("swiglu_forward", out.dtype()), grid)
+        .write(out)
+        .read(gate_up)
+        .long(rows as i64)
+        .int(int(f))
+        .go();
+}
+
+/// Overwrites `dgate_up` (rows, 2F).
+pub fn swiglu_backward(device: &CudaDevice, dgate_up: ViewMut<'_>, dout: View<'_>, gate_up: View<'_>, f: usize) {
+    let n = same_shape(&dgate_up, gate_up);
+    assert_eq!((2 * dout.numel(), dout.dtype()), (n, gate_up.dtype()), "gates of rows of {f}");
+    let rows = rows_of(dout.numel(), f);
+    device
+        .launch(&kernel("swiglu_backward", dout.dtype()), device.blocks_over_rows(rows, f))
+        .write(dgate_up)
+        .read(dout)
+        .read(gate_up)
+        .long(rows as i64)
+        .int(int(f))
+        .go();
+}
+
+fn rows_of(numel: usize, c: usize) -> usize {
+    assert!(c > 0 && numel.is_multiple_of(c), "{numel} elements in rows of {c}");
+    numel / c
 }
 
 /// Elements of both, which have one type.

@@ -8,22 +8,25 @@ use crate::dtype::DType;
 /// Overwrites `out`.
 pub fn forward(
     device: &CudaDevice,
-    out: ViewMut<'_>, // (rows, C)
-    tokens: View<'_>, // (rows) u32
-    wte: View<'_>,    // (V, C)
-    wpe: View<'_>,    // (T_max, C)
+    out: ViewMut<'_>,      // (rows, C)
+    tokens: View<'_>,      // (rows) u32
+    wte: View<'_>,         // (V, C)
+    wpe: Option<View<'_>>, // (T_max, C)
     t: usize,
 ) {
     let Some(c) = channels(out.numel(), tokens, t) else { return };
     let (rows, vocab) = (tokens.numel(), wte.numel() / c);
-    assert!(wpe.numel() >= t * c && wpe.numel().is_multiple_of(c), "wpe has {} elements, {t} of {c}", wpe.numel());
-    assert_eq!([wte.dtype(), wpe.dtype()], [out.dtype(); 2], "one type of parameters and activations");
+    if let Some(wpe) = wpe {
+        assert!(wpe.numel() >= t * c && wpe.numel().is_multiple_of(c), "wpe has {} elements, {t} of {c}", wpe.numel());
+        assert_eq!(wpe.dtype(), wte.dtype(), "one type of parameters");
+    }
+    assert_eq!(wte.dtype(), out.dtype(), "one type of parameters and activations");
     device
         .launch(&kernel("embedding_forward", out.dtype()), device.blocks_over_rows(rows, c))
         .write(out)
         .read(tokens)
         .read(wte)
-        .read(wpe)
+        .read_or_null(wpe)
         .long(rows as i64)
         .int(int(t))
         .int(int(c))
@@ -31,22 +34,21 @@ pub fn forward(
         .go();
 }
 
-/// Accumulates into `dwte`, overwrites `dwpe`.
+/// Accumulates into `dwte`, overwrites `dwpe` where there is one.
 pub fn backward(
     device: &CudaDevice,
-    dwte: ViewMut<'_>,     // (V, C)
-    dwpe: ViewMut<'_>,     // (T_max, C)
-    dout: View<'_>,        // (rows, C)
-    tokens: View<'_>,      // (rows) u32
-    mut work: ViewMut<'_>, // (rows) u32
+    dwte: ViewMut<'_>,         // (V, C)
+    dwpe: Option<ViewMut<'_>>, // (T_max, C)
+    dout: View<'_>,            // (rows, C)
+    tokens: View<'_>,          // (rows) u32
+    mut work: ViewMut<'_>,     // (rows) u32
     t: usize,
 ) {
     let Some(c) = channels(dout.numel(), tokens, t) else {
         use crate::backend::Device;
-        return device.fill_bytes(dwpe, 0);
+        return dwpe.into_iter().for_each(|dwpe| device.fill_bytes(dwpe, 0));
     };
-    let (rows, vocab, t_max) = (tokens.numel(), dwte.numel() / c, dwpe.numel() / c);
-    assert!(t_max >= t && dwpe.numel() == t_max * c, "dwpe has {} elements, {t} positions of {c}", dwpe.numel());
+    let (rows, vocab) = (tokens.numel(), dwte.numel() / c);
     assert!(work.numel() >= rows && work.dtype() == DType::U32, "scratch of {} elements, {rows} needed", work.numel());
     device
         .launch("embedding_order", device.blocks(rows.div_ceil(THREADS)))
@@ -69,6 +71,9 @@ pub fn backward(
         .int(int(c))
         .int(int(vocab))
         .go();
+    let Some(dwpe) = dwpe else { return };
+    let t_max = dwpe.numel() / c;
+    assert!(t_max >= t && dwpe.numel() == t_max * c, "dwpe has {} elements, {t} positions of {c}", dwpe.numel());
     device
         .launch(&kernel_of_two("embedding_backward_wpe", dout.dtype(), dwpe.dtype()), device.blocks_over_rows(t_max, c))
         .write(dwpe)

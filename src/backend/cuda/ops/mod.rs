@@ -10,9 +10,10 @@ mod cross_entropy;
 mod elementwise;
 mod embedding;
 mod norm;
+mod rope;
 
 use super::{CudaDevice, Grid, linear};
-use crate::backend::ops::{AdamwStep, AttentionShape, LinearShape, Ops};
+use crate::backend::ops::{AdamwStep, AttentionShape, LinearShape, Ops, Rotation};
 use crate::backend::{View, ViewMut};
 use crate::dtype::DType;
 
@@ -63,14 +64,14 @@ impl CudaDevice {
 }
 
 impl Ops for CudaDevice {
-    fn embedding_forward(&self, out: ViewMut<'_>, tokens: View<'_>, wte: View<'_>, wpe: View<'_>, t: usize) {
+    fn embedding_forward(&self, out: ViewMut<'_>, tokens: View<'_>, wte: View<'_>, wpe: Option<View<'_>>, t: usize) {
         embedding::forward(self, out, tokens, wte, wpe, t);
     }
 
     fn embedding_backward(
         &self,
         dwte: ViewMut<'_>,
-        dwpe: ViewMut<'_>,
+        dwpe: Option<ViewMut<'_>>,
         dout: View<'_>,
         tokens: View<'_>,
         work: ViewMut<'_>,
@@ -126,6 +127,43 @@ impl Ops for CudaDevice {
 
     fn layer_norm_work_numel(rows: usize, c: usize) -> usize {
         2 * bias::work_numel(rows, c)
+    }
+
+    fn rms_norm_forward(&self, out: ViewMut<'_>, rstd: ViewMut<'_>, inp: View<'_>, weight: View<'_>, eps: f32) {
+        norm::rms_norm_forward(self, out, rstd, inp, weight, eps);
+    }
+
+    fn rms_norm_backward(
+        &self,
+        dinp: ViewMut<'_>,
+        dweight: ViewMut<'_>,
+        dout: View<'_>,
+        inp: View<'_>,
+        weight: View<'_>,
+        rstd: View<'_>,
+        work: ViewMut<'_>,
+    ) {
+        norm::rms_norm_backward(self, dinp, dweight, dout, inp, weight, rstd, work);
+    }
+
+    fn rms_norm_work_numel(rows: usize, c: usize) -> usize {
+        bias::work_numel(rows, c)
+    }
+
+    fn rope(&self, qkv: ViewMut<'_>, _work: ViewMut<'_>, shape: AttentionShape, rotation: Rotation) {
+        rope::rope(self, qkv, shape, rotation);
+    }
+
+    fn rope_work_numel(_shape: AttentionShape) -> usize {
+        0
+    }
+
+    fn swiglu_forward(&self, out: ViewMut<'_>, gate_up: View<'_>, f: usize) {
+        elementwise::swiglu_forward(self, out, gate_up, f);
+    }
+
+    fn swiglu_backward(&self, dgate_up: ViewMut<'_>, dout: View<'_>, gate_up: View<'_>, f: usize) {
+        elementwise::swiglu_backward(self, dgate_up, dout, gate_up, f);
     }
 
     fn linear_forward(

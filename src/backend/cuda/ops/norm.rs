@@ -1,4 +1,4 @@
-//! LayerNorm, alone and after an addition.
+//! LayerNorm, alone and after an addition, and RMSNorm.
 
 use super::{THREADS, WARP, bias, int, kernel};
 use crate::backend::cuda::{CudaDevice, Grid};
@@ -122,6 +122,71 @@ pub fn layer_norm_backward(
     let second = c.min(partials.numel());
     bias::fold(device, dweight, partials, rows, 2 * c);
     bias::fold(device, dbias, partials.range(second..partials.numel()), rows, 2 * c);
+}
+
+/// Overwrites `out` and `rstd`.
+pub fn rms_norm_forward(
+    device: &CudaDevice,
+    out: ViewMut<'_>,  // (rows, C)
+    rstd: ViewMut<'_>, // (rows) f32
+    inp: View<'_>,     // (rows, C)
+    weight: View<'_>,  // (C)
+    eps: f32,
+) {
+    let (rows, c) = (rstd.numel(), weight.numel());
+    check(rows, c, [out.as_view(), inp], [weight], [rstd.as_view()]);
+    device
+        .launch(&kernel("rms_norm_forward", inp.dtype()), grid(device, rows, c))
+        .write(out)
+        .write(rstd)
+        .read(inp)
+        .read(weight)
+        .long(rows as i64)
+        .int(int(c))
+        .float(eps)
+        .int(int(team_threads(c)))
+        .go();
+}
+
+/// Accumulates into `dinp`; overwrites `dweight`.
+#[allow(clippy::too_many_arguments)]
+pub fn rms_norm_backward(
+    device: &CudaDevice,
+    dinp: ViewMut<'_>,     // (rows, C)
+    dweight: ViewMut<'_>,  // (C)
+    dout: View<'_>,        // (rows, C)
+    inp: View<'_>,         // (rows, C)
+    weight: View<'_>,      // (C)
+    rstd: View<'_>,        // (rows) f32
+    mut work: ViewMut<'_>, // (chunks, C) f32
+) {
+    let (rows, c) = (rstd.numel(), weight.numel());
+    check(rows, c, [dinp.as_view(), dout, inp], [weight], [rstd]);
+    assert_eq!(dweight.numel(), c, "elements of dweight");
+    let needed = bias::work_numel(rows, c);
+    assert!(work.numel() >= needed, "scratch of {} elements, {needed} needed", work.numel());
+    device
+        .launch(&kernel("rms_norm_backward", inp.dtype()), grid(device, rows, c))
+        .write(dinp)
+        .read(dout)
+        .read(inp)
+        .read(weight)
+        .read(rstd)
+        .long(rows as i64)
+        .int(int(c))
+        .int(int(team_threads(c)))
+        .go();
+    device
+        .launch(&kernel("rms_norm_weight_sums", inp.dtype()), device.blocks(bias::blocks(rows, c)))
+        .write(work.reborrow())
+        .read(dout)
+        .read(inp)
+        .read(rstd)
+        .long(rows as i64)
+        .int(int(c))
+        .int(int(bias::chunk_rows(rows)))
+        .go();
+    bias::fold(device, dweight, work.as_view(), rows, c);
 }
 
 /// Matrices (rows, C) and vectors (C) of one type, statistics (rows) in f32.

@@ -1,0 +1,214 @@
+//! `zero3 sample` and `zero3 eval`: the deck on every rank, the backend, the checkpoint, the words.
+
+use super::args::{DeckArgs, EvalArgs, SampleArgs};
+use super::backend_choice::{self, Chosen};
+use super::launch::Launch;
+use crate::backend::agree::{all_or_none, decided_by_rank_0};
+use crate::backend::cpu::{Cpu, CpuDevice, MpiComm};
+use crate::backend::cuda::{Cuda, CudaDevice, NcclComm};
+use crate::backend::{Backend, Comm};
+use crate::checkpoint::find;
+use crate::config::{Deck, KEYS, Tokenizer};
+use crate::error::{Error, Exit, Result};
+use crate::telemetry::logging;
+use crate::text::tokenizer::TextTokenizer;
+use crate::train::infer::evaluate::{Evaluated, evaluate};
+use crate::train::infer::generate::{Choice, Decoders, generate};
+use crate::train::infer::{prompt_tokens, silent_flight, with_weights};
+use crate::train::source::Source;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Duration;
+
+/// What rank 0 found and every rank works with.
+#[derive(Serialize, Deserialize)]
+struct Found {
+    dir: PathBuf,
+    deck: String,
+}
+
+/// `[model]` of a checkpoint's deck as overrides: what else `deck` says is the caller's.
+fn model_keys(deck: &Deck) -> Vec<(String, String)> {
+    let table: toml::Table = deck.to_toml().parse().unwrap_or_default();
+    let beginnings = ["model.preset", "model.init_seed", "model.init_from"];
+    let keys = KEYS.iter().filter(|key| key.section() == "model" && !beginnings.contains(&key.name));
+    keys.filter_map(|key| Some((key.name.to_string(), table["model"].get(key.field())?.to_string()))).collect()
+}
+
+/// The step directory, and the deck to work with: the checkpoint's own, or another one around the checkpoint's model.
+fn find_deck(
+    comm: &MpiComm,
+    checkpoint: &Path,
+    other: Option<&DeckArgs>,
+    overrides: &[(String, String)],
+) -> Result<(PathBuf, Deck)> {
+    let found = decided_by_rank_0(comm, || {
+        let dir = find::resolve(checkpoint)?;
+        let manifest = find::read_manifest(&dir)?;
+        let origin = format!("the deck in {}", dir.display());
+        let deck = match other {
+            None => Deck::parse(&manifest.deck, overrides, &origin)?,
+            Some(other) => {
+                let own = Deck::parse(&manifest.deck, &[], &origin)?;
+                // No training, so nothing that it would want of the data. The last override of a key counts: a model key on
+                // the command line beats the checkpoint's.
+                let never = ["train.eval_every", "train.sample_every"].map(|key| (key.to_string(), "0".to_string()));
+                let all = model_keys(&own).into_iter().chain(never).chain(other.overrides.iter().cloned());
+                let all: Vec<_> = all.collect();
+                Deck::load(&other.path, &all)?
+            }
+        };
+        Ok(Found { dir, deck: deck.to_toml() })
+    })?;
+    Ok((found.dir, Deck::parse(&found.deck, &[], "the deck of rank 0")?))
+}
+
+/// What is done on whichever backend the deck and the node make it.
+trait Work {
+    type Output;
+    fn on<B: Backend>(self, device: &B::Device, comm: &B::Comm, deck: &Deck) -> Result<Self::Output>;
+}
+
+fn on_backend<W: Work>(launch: &Launch, comm: MpiComm, deck: &Deck, work: W) -> Result<W::Output> {
+    logging::init("warn", launch.rank());
+    let threads = launch.threads(deck.run.threads_per_rank);
+    launch.check_agreement(&comm, deck, threads)?;
+    match backend_choice::choose(&comm, deck, &launch.host())? {
+        Chosen::Cpu => work.on::<Cpu>(&CpuDevice::new(threads)?, &comm, deck),
+        Chosen::Cuda { ordinal } => {
+            let timeout = Duration::from_secs(deck.run.timeout.max(1));
+            let mut device = None;
+            all_or_none(&comm, CudaDevice::open(ordinal, deck.run.tf32).map(|opened| _ = device.insert(opened)))?;
+            let device = Rc::new(device.expect("no rank failed"));
+            let comm = NcclComm::connect(Rc::clone(&device), comm, deck.zero.deterministic, timeout)?;
+            let output = work.on::<Cuda>(&device, &comm, deck)?;
+            comm.close(timeout)?;
+            Ok(output)
+        }
+    }
+}
+
+/// Runs `zero3 sample`.
+pub(super) fn sample(launch: &Launch, args: &SampleArgs) -> Result<Exit> {
+    let comm = launch.shard_group()?;
+    let (dir, deck) = find_deck(&comm, &args.checkpoint, None, &args.overrides)?;
+    let text = on_backend(launch, comm, &deck, Sample { args, dir: &dir })?;
+    if launch.rank() == 0 {
+        super::say(&text).map_err(|e| Error::Io(format!("standard output: {e}")))?;
+    }
+    Ok(Exit::Finished)
+}
+
+struct Sample<'a> {
+    args: &'a SampleArgs,
+    dir: &'a Path,
+}
+
+impl Work for Sample<'_> {
+    type Output = String;
+
+    fn on<B: Backend>(self, device: &B::Device, comm: &B::Comm, deck: &Deck) -> Result<String> {
+        let SampleArgs { prompt, temperature, top_k, seed, max_tokens, .. } = self.args;
+        let opened = match &deck.data.tokenizer {
+            Tokenizer::None => Err(Error::Input(format!(
+                "the deck in {} has data.tokenizer = \"none\", so nobody knows what tokens mean; say which one with \
+                 data.tokenizer=gpt2 or the path of a tokenizer.json",
+                self.dir.display()
+            ))),
+            named => TextTokenizer::load(named, None),
+        };
+        let opened = opened.and_then(|tokenizer| Ok((prompt_tokens(&tokenizer, prompt, deck)?, tokenizer)));
+        let mut both = None;
+        all_or_none(comm, opened.map(|opened| _ = both.insert(opened)))?;
+        let (prompt_ids, tokenizer) = both.expect("no rank failed");
+        let decoders = Decoders::of_deck::<B::Device>(deck);
+        let choice = Choice { temperature: *temperature, top_k: *top_k, seed: *seed };
+        let generated = with_weights::<B, _>(device, comm, deck, self.dir, Some(&decoders), |stepper| {
+            generate(stepper, &decoders, &prompt_ids, *max_tokens, choice, tokenizer.document_token())
+        })?;
+        Ok(format!("{prompt}{}", String::from_utf8_lossy(&tokenizer.decode(&generated.tokens))))
+    }
+}
+
+/// Runs `zero3 eval`.
+pub(super) fn eval(launch: &Launch, args: &EvalArgs) -> Result<Exit> {
+    let comm = launch.shard_group()?;
+    let (dir, deck) = find_deck(&comm, &args.checkpoint, Some(&args.deck), &[])?;
+    let stride = args.stride.unwrap_or(deck.model.seq_len.div_ceil(2));
+    if stride > deck.model.seq_len {
+        return Err(Error::Input(format!(
+            "--stride {stride} leaves tokens out: a window has model.seq_len = {}; that or less would do",
+            deck.model.seq_len
+        )));
+    }
+    let (evaluated, key) = on_backend(launch, comm, &deck, Eval { dir: &dir, stride })?;
+    if launch.rank() == 0 {
+        let said =
+            if args.json { as_json(&evaluated, &dir, key, stride) } else { in_words(&evaluated, &dir, key, stride) };
+        super::say(&said).map_err(|e| Error::Io(format!("standard output: {e}")))?;
+    }
+    Ok(Exit::Finished)
+}
+
+struct Eval<'a> {
+    dir: &'a Path,
+    stride: usize,
+}
+
+impl Work for Eval<'_> {
+    /// And the key of the data.
+    type Output = (Evaluated, &'static str);
+
+    fn on<B: Backend>(self, device: &B::Device, comm: &B::Comm, deck: &Deck) -> Result<Self::Output> {
+        let source = Source::open(comm, deck, false, &silent_flight(comm)?)?;
+        let (space, key) = match source.val() {
+            Some(val) if deck.data.val.is_empty() => (val, "the end of data.train"),
+            Some(val) => (val, "data.val"),
+            None => (source.train(), "data.train"),
+        };
+        let mut tokenizer = None;
+        let loaded = match &deck.data.tokenizer {
+            Tokenizer::None => Ok(()),
+            named => TextTokenizer::load(named, None).map(|loaded| _ = tokenizer.insert(loaded)),
+        };
+        all_or_none(comm, loaded)?;
+        // Bytes are counted once: by the rank that speaks.
+        let tokenizer = tokenizer.filter(|_| comm.rank() == 0);
+        let evaluated = with_weights::<B, _>(device, comm, deck, self.dir, None, |stepper| {
+            evaluate(stepper, space, self.stride, tokenizer.as_ref())
+        })?;
+        Ok((evaluated, key))
+    }
+}
+
+fn in_words(e: &Evaluated, dir: &Path, key: &str, stride: usize) -> String {
+    let per_byte = match e.bits_per_byte() {
+        Some(bits) => format!("bits per byte {bits}"),
+        None => "bits per byte unknown: data.tokenizer = \"none\" says nothing of bytes".into(),
+    };
+    format!(
+        "{}: {} tokens of {key}, each predicted once, in {} windows {stride} apart\nloss {} nats per token\nperplexity {}\n{per_byte}",
+        dir.display(),
+        e.n_tokens,
+        e.n_windows,
+        e.loss,
+        e.perplexity()
+    )
+}
+
+fn as_json(e: &Evaluated, dir: &Path, key: &str, stride: usize) -> String {
+    let value = json!({
+        "checkpoint": dir,
+        "data": key,
+        "n_tokens": e.n_tokens,
+        "n_windows": e.n_windows,
+        "stride": stride,
+        "loss": e.loss,
+        "perplexity": e.perplexity(),
+        "n_bytes": e.n_bytes,
+        "bits_per_byte": e.bits_per_byte(),
+    });
+    serde_json::to_string_pretty(&value).expect("plain data")
+}

@@ -1,0 +1,87 @@
+//! What generating text needs: programs of a few rows, and what lives from one to the next.
+//!
+//! It runs between steps, so it lies where their transient memory lies.
+
+use super::memory::{self, Peaks, Slot, aligned};
+use super::schedule::{self, Gradients};
+use super::{Lifetimes, Plan, Program, packing};
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::params::ModelSpec;
+use crate::telemetry::ledger::MemKind;
+
+/// Elements of what is kept and of scratch, for a text as long as the model takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KeptSizes {
+    /// Blocks, each of which keeps the projections of its rows.
+    pub n_blocks: usize,
+    /// Projections of a block.
+    pub qkv: usize,
+    /// Attention's output of all rows.
+    pub out: usize,
+    /// Log-sum-exps of all rows.
+    pub lse: usize,
+    /// Attention's own scratch.
+    pub work: usize,
+}
+
+/// The plan of generating text.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Generation {
+    /// In the order of the models they were made of.
+    pub programs: Vec<Program>,
+    /// The projections that each block keeps.
+    pub kept: Vec<Slot>,
+    /// Scratch of attention over them: output, log-sum-exps, the rest.
+    pub scratch: Vec<Slot>,
+}
+
+impl Plan {
+    /// Plans to generate text with models of the same parameters and few rows.
+    ///
+    /// # Errors
+    /// A cap in the deck cannot be kept.
+    pub fn add_generation(&mut self, specs: &[&ModelSpec], sizes: KeptSizes) -> Result<()> {
+        let activation = specs[0].activation_dtype;
+        let slot = |name: String, kind, numel, dtype| Slot::always(name, kind, numel, dtype);
+        let mut always: Vec<Slot> = (0..sizes.n_blocks)
+            .map(|i| slot(format!("block {i}: kept projections"), MemKind::Activation, sizes.qkv, activation))
+            .collect();
+        for (name, numel, dtype) in
+            [("out", sizes.out, activation), ("lse", sizes.lse, DType::F32), ("work", sizes.work, DType::F32)]
+        {
+            always.push(slot(format!("cached attention: {name}"), MemKind::Workspace, numel, dtype));
+        }
+        let resident_end = self.resident.iter().map(|slot| slot.offset + aligned(slot.bytes())).max().unwrap_or(0);
+        let base = memory::lay_in_a_row(&mut always, resident_end);
+        let throughout: Vec<Slot> = self.resident.iter().chain(&always).cloned().collect();
+        let mut programs = Vec::new();
+        for spec in specs {
+            let schedule = schedule::evaluation(spec, &self.partitions, &self.placements, &self.knobs)?;
+            let mut program =
+                Lifetimes::new(spec, &self.partitions, &self.knobs, &schedule, Gradients::None).program(schedule);
+            self.arena_bytes = self.arena_bytes.max(packing::pack(&mut program.slots, base));
+            program.peaks = memory::peaks(&throughout, &program.slots, program.schedule.instrs.len());
+            programs.push(program);
+        }
+        let scratch = always.split_off(sizes.n_blocks);
+        self.generation = Some(Generation { programs, kept: always, scratch });
+        Ok(())
+    }
+
+    /// Peaks of the programs that ran.
+    pub fn generation_peaks(&self, ran: &[bool]) -> Option<Peaks> {
+        let programs = &self.generation.as_ref()?.programs;
+        let mut peaks: Option<Peaks> = None;
+        for (program, _) in programs.iter().zip(ran).filter(|(_, ran)| **ran) {
+            match &mut peaks {
+                Some(peaks) => peaks.raise(&program.peaks),
+                None => peaks = Some(program.peaks.clone()),
+            }
+        }
+        if let Some(peaks) = &mut peaks {
+            peaks.add_throughout(MemKind::Staging, self.outside_bytes());
+        }
+        peaks
+    }
+}

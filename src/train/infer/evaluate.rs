@@ -1,0 +1,166 @@
+//! The loss of a whole file of tokens, by a window that slides: every token but the first is predicted once, from as many
+//! tokens before it as the stride leaves.
+//!
+//! Micro-batch i runs on rank i mod N, and sums are added in the order of i: the same bits on every number of ranks.
+
+use super::pass::{self, Visit};
+use crate::backend::{Backend, Comm, Device};
+use crate::data::SampleSpace;
+use crate::error::Result;
+use crate::plan::schedule::Pass;
+use crate::plan::volume::micro_steps;
+use crate::text::tokenizer::TextTokenizer;
+use crate::train::step::{Purpose, Stepper};
+use crate::train::visit::{get, get_mut};
+use std::ops::Range;
+
+/// What an evaluation found.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Evaluated {
+    /// Tokens that were predicted.
+    pub n_tokens: u64,
+    /// Windows.
+    pub n_windows: u64,
+    /// Mean cross-entropy in nats per token.
+    pub loss: f64,
+    /// Bytes of text that the tokens stand for, where that is known.
+    pub n_bytes: Option<u64>,
+}
+
+impl Evaluated {
+    /// `e^loss`.
+    pub fn perplexity(&self) -> f64 {
+        libm::exp(self.loss)
+    }
+
+    /// Loss in bits for each byte of the text.
+    pub fn bits_per_byte(&self) -> Option<f64> {
+        self.n_bytes.map(|n| self.loss * self.n_tokens as f64 / std::f64::consts::LN_2 / n as f64)
+    }
+}
+
+/// Windows of `t` tokens and the token after each, `stride` apart, the last one at the end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Windows {
+    n_tokens: u64,
+    t: u64,
+    stride: u64,
+}
+
+impl Windows {
+    fn n(self) -> u64 {
+        (self.n_tokens - 1 - self.t).div_ceil(self.stride) + 1
+    }
+
+    /// Where window `w` begins, and which of its targets no window before it has.
+    fn of(self, w: u64) -> (u64, Range<usize>) {
+        let begin = |w: u64| (w * self.stride).min(self.n_tokens - 1 - self.t);
+        let new = if w == 0 { self.t } else { begin(w) - begin(w - 1) };
+        (begin(w), (self.t - new) as usize..self.t as usize)
+    }
+}
+
+/// Evaluates all tokens of `space` with windows `stride` apart, at most as many as a window has tokens. Collective.
+pub fn evaluate<B: Backend>(
+    stepper: &mut Stepper<'_, B>,
+    space: &SampleSpace,
+    stride: usize,
+    tokenizer: Option<&TextTokenizer>,
+) -> Result<Evaluated> {
+    let (rank, n) = (stepper.comm.rank(), stepper.comm.size());
+    let (b, t) = (stepper.model.dims.b, stepper.model.dims.t);
+    let windows = Windows { n_tokens: space.n_tokens(), t: t as u64, stride: stride as u64 };
+    let n_batches = windows.n().div_ceil(b as u64) as usize;
+    let plan = stepper.plan;
+    let mut own = Vec::new();
+    for a in 0..micro_steps(n_batches, n) {
+        let i = a * n + rank;
+        let mut batch = Batch { tokens: vec![0; b * t], targets: vec![0; b * t], scored: Vec::new() };
+        if i < n_batches {
+            batch.fill(space, windows, (i * b) as u64..windows.n().min(((i + 1) * b) as u64), t);
+        }
+        let mut sum = 0.0;
+        pass::run(stepper, &plan.eval, |stepper, Visit { unit, pass, gather }, live| {
+            if i >= n_batches {
+                return Ok(());
+            }
+            if unit == 0 {
+                let (program, device) = (&plan.eval, stepper.device);
+                device.upload(get_mut(live, program.tokens).view_mut(), bytemuck::cast_slice(&batch.tokens))?;
+                device.upload(get_mut(live, program.targets).view_mut(), bytemuck::cast_slice(&batch.targets))?;
+            }
+            stepper.compute(&plan.eval, unit, pass, gather, Purpose::Evaluate, live);
+            if pass == Pass::Loss {
+                let losses = stepper.device.read(get(live, plan.eval.losses).view())?;
+                sum = batch.scored.iter().flat_map(|range| &losses[range.clone()]).map(|&x| f64::from(x)).sum();
+            }
+            Ok(())
+        })?;
+        own.push(sum);
+    }
+    let all = stepper.comm.all_gather_f64(&own)?;
+    let total: f64 = (0..n_batches).map(|i| all[(i % n) * own.len() + i / n]).sum();
+    let n_tokens = space.n_tokens() - 1;
+    let n_bytes = tokenizer.map(|tokenizer| bytes_of(space, tokenizer));
+    Ok(Evaluated { n_tokens, n_windows: windows.n(), loss: total / n_tokens as f64, n_bytes })
+}
+
+/// A micro-batch and which of its losses count.
+struct Batch {
+    tokens: Vec<u32>,
+    targets: Vec<u32>,
+    scored: Vec<Range<usize>>,
+}
+
+impl Batch {
+    /// Windows `of`, in rows of `t`; rows without one stay what they are and count nothing.
+    fn fill(&mut self, space: &SampleSpace, windows: Windows, of: Range<u64>, t: usize) {
+        let mut window = vec![0; t + 1];
+        for (row, w) in of.enumerate() {
+            let (begin, new) = windows.of(w);
+            space.read(begin, &mut window);
+            self.tokens[row * t..][..t].copy_from_slice(&window[..t]);
+            self.targets[row * t..][..t].copy_from_slice(&window[1..]);
+            self.scored.push(row * t + new.start..row * t + new.end);
+        }
+    }
+}
+
+/// Bytes of text that all tokens but the first stand for, decoded piece by piece.
+fn bytes_of(space: &SampleSpace, tokenizer: &TextTokenizer) -> u64 {
+    const PIECE: u64 = 1 << 16;
+    let n = space.n_tokens();
+    let mut buffer = Vec::new();
+    let pieces = (1..n).step_by(PIECE as usize);
+    pieces
+        .map(|from| {
+            buffer.resize(PIECE.min(n - from) as usize, 0);
+            space.read(from, &mut buffer);
+            tokenizer.decode(&buffer).len() as u64
+        })
+        .sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Windows;
+
+    #[test]
+    fn every_token_but_the_first_is_predicted_once_and_the_last_window_ends_with_the_last() {
+        for n_tokens in 5..40 {
+            for t in 1..=4 {
+                for stride in 1..=t {
+                    let windows = Windows { n_tokens, t, stride };
+                    let mut seen = vec![0; n_tokens as usize];
+                    for w in 0..windows.n() {
+                        let (begin, new) = windows.of(w);
+                        assert!(begin + t < n_tokens);
+                        new.for_each(|i| seen[begin as usize + 1 + i] += 1);
+                    }
+                    assert_eq!(seen[0], 0);
+                    assert!(seen[1..].iter().all(|&n| n == 1), "{n_tokens} {t} {stride}: {seen:?}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! Text from a model, token by token: every rank computes the same, unit by unit as in training, so no token has to travel.
+//!
+//! Blocks keep the projections of the rows so far, so a token costs one row, and one gather of every unit. When the context is
+//! full it starts again with its last half.
+
+use super::pass::{self, Visit};
+use crate::backend::ops::CachedWork;
+use crate::backend::{Backend, Buf, Device, Ops, Queue};
+use crate::config::Deck;
+use crate::error::Result;
+use crate::model::{Cached, ForwardIo, LossIo, Model};
+use crate::plan::Plan;
+use crate::plan::generation::KeptSizes;
+use crate::plan::memory::Slot;
+use crate::plan::schedule::Pass;
+use crate::train::step::Stepper;
+use crate::train::visit::{get, get_mut, put, take};
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
+
+/// Rows of a prompt that are computed at once.
+const PROMPT_ROWS: usize = 32;
+
+/// How the next token is drawn.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Choice {
+    /// Divides the logits; 0 takes the largest.
+    pub temperature: f64,
+    /// Tokens to draw from, the likeliest; 0 = all.
+    pub top_k: usize,
+    /// Draw i is a function of (seed, i).
+    pub seed: u64,
+}
+
+/// The model for several rows of a prompt, and for one row.
+pub struct Decoders {
+    models: [Model; 2],
+    t_max: usize,
+}
+
+/// What was generated.
+pub struct Generated {
+    /// The tokens after the prompt.
+    pub tokens: Vec<u32>,
+    /// Which of the plan's programs ran.
+    pub ran: [bool; 2],
+}
+
+impl Decoders {
+    /// Of a deck's model.
+    pub fn of_deck<D: Ops>(deck: &Deck) -> Self {
+        let t_max = deck.model.seq_len;
+        Decoders { models: [PROMPT_ROWS.min(t_max), 1].map(|rows| Model::of_rows::<D>(deck, 1, rows)), t_max }
+    }
+
+    /// Plans to run them.
+    pub fn plan<D: Ops>(&self, plan: &mut Plan) -> Result<()> {
+        let one = &self.models[1];
+        let whole = crate::backend::ops::AttentionShape { t: self.t_max, ..one.attention_shape() };
+        let sizes = KeptSizes {
+            n_blocks: one.dims.n_layer,
+            qkv: whole.t * whole.qkv_row(),
+            out: whole.t * whole.out_row(),
+            lse: whole.t * whole.n_heads,
+            work: D::attention_forward_work_numel(whole, one.spec.activation_dtype),
+        };
+        plan.add_generation(&[&self.models[0].spec, &one.spec], sizes)
+    }
+}
+
+/// Up to `max_tokens` tokens after `prompt` (at least one token); `end` ends the text. Collective.
+pub fn generate<B: Backend>(
+    stepper: &mut Stepper<'_, B>,
+    decoders: &Decoders,
+    prompt: &[u32],
+    max_tokens: usize,
+    choice: Choice,
+    end: Option<u32>,
+) -> Result<Generated> {
+    assert!(!prompt.is_empty(), "there is a first token");
+    let generation = stepper.plan.generation.as_ref().expect("generation was planned");
+    let Stepper { memory, device, .. } = stepper;
+    let mut hold = |slot: &Slot| memory.take(*device, slot, slot.kind, Queue::Compute);
+    let mut kept: Vec<Buf> = generation.kept.iter().map(&mut hold).collect();
+    let mut scratch: Vec<Buf> = generation.scratch.iter().map(&mut hold).collect();
+    let mut text = prompt.to_vec();
+    let (mut begin, mut done, mut ran) = (0, 0, [false; 2]);
+    while text.len() - prompt.len() < max_tokens {
+        if text.len() - begin > decoders.t_max {
+            begin = text.len() - decoders.t_max.div_ceil(2);
+            done = 0;
+        }
+        let context = &text[begin..];
+        let mut logits = Vec::new();
+        while done < context.len() {
+            // The last row is computed alone: its logits are wanted.
+            let decoder = usize::from(context.len() - 1 - done < decoders.models[0].dims.t);
+            let rows = &context[done..done + decoders.models[decoder].dims.t];
+            logits = feed(stepper, decoders, decoder, rows, done, &mut kept, &mut scratch)?;
+            ran[decoder] = true;
+            done += rows.len();
+        }
+        let token = choose(&logits, choice, text.len() - prompt.len());
+        if Some(token) == end {
+            break;
+        }
+        text.push(token);
+    }
+    for (buf, slot) in kept.into_iter().chain(scratch).zip(generation.kept.iter().chain(&generation.scratch)) {
+        stepper.memory.give(stepper.device, buf, slot.kind);
+    }
+    Ok(Generated { tokens: text.split_off(prompt.len()), ran })
+}
+
+/// Runs rows at positions `first` on through the model; the logits of a single row.
+fn feed<B: Backend>(
+    stepper: &mut Stepper<'_, B>,
+    decoders: &Decoders,
+    decoder: usize,
+    rows: &[u32],
+    first: usize,
+    kept: &mut [Buf],
+    scratch: &mut [Buf],
+) -> Result<Vec<f32>> {
+    let (model, plan) = (&decoders.models[decoder], stepper.plan);
+    let program = &plan.generation.as_ref().expect("generation was planned").programs[decoder];
+    let mut logits = Vec::new();
+    pass::run(stepper, program, |stepper, visit, live| {
+        let Visit { unit, pass, gather } = visit;
+        let device = stepper.device;
+        if unit == 0 {
+            // Nobody asks for the losses: targets are any tokens.
+            for id in [program.tokens, program.targets] {
+                device.upload(get_mut(live, id).view_mut(), bytemuck::cast_slice(rows))?;
+            }
+        }
+        let (ids, whole) = pass::gathered(program, visit, live);
+        let params = stepper.params_of(unit, ids, &whole);
+        let is_head = pass == Pass::Loss;
+        let work_ids = if is_head { &program.backward_work[unit] } else { &program.forward_work[unit] };
+        let mut work = take(live, work_ids);
+        if is_head {
+            let mut losses = live[program.losses].take().expect("losses are live");
+            let (targets, input) = (get(live, program.targets).view(), get(live, program.residual[unit - 1]).view());
+            let io = LossIo { targets, input, losses: losses.view_mut(), work: &mut work, backward: None };
+            model.loss(device, &params, io);
+            live[program.losses] = Some(losses);
+            if rows.len() == 1 {
+                let at = model.spec.units[unit].backward_work.iter().position(|t| t.name == "logits");
+                logits = device.read(work[at.expect("a head has logits")].view())?.into_owned();
+            }
+        } else {
+            let mut saved = take(live, &program.saved[unit]);
+            let mut out = live[program.residual[unit]].take().expect("the output is live");
+            let [cached_out, lse, cached_work] = &mut *scratch else { panic!("cached attention has 3 buffers") };
+            let cached = Cached {
+                first,
+                qkv: unit.checked_sub(1).map(|block| &mut kept[block]),
+                work: CachedWork { out: cached_out.view_mut(), lse: lse.view_mut(), work: cached_work.view_mut() },
+            };
+            let input = (unit > 0).then(|| get(live, program.residual[unit - 1]).view());
+            let tokens = get(live, program.tokens).view();
+            let (saved_io, work_io) = (&mut saved[..], &mut work[..]);
+            let io =
+                ForwardIo { tokens, input, out: out.view_mut(), saved: saved_io, work: work_io, cached: Some(cached) };
+            model.forward(device, unit, &params, io);
+            live[program.residual[unit]] = Some(out);
+            put(live, &program.saved[unit], saved);
+        }
+        drop(params);
+        put(live, work_ids, work);
+        if let Some(g) = gather {
+            put(live, &program.gathered[g], whole);
+        }
+        Ok(())
+    })?;
+    Ok(logits)
+}
+
+/// Draws token number `i`. Sums are f64, in the order of the vocabulary; the exponential is a crate's.
+fn choose(logits: &[f32], choice: Choice, i: usize) -> u32 {
+    let by_size = |a: &usize, b: &usize| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b));
+    let mut candidates: Vec<usize> = (0..logits.len()).collect();
+    let n = match (choice.temperature, choice.top_k) {
+        (0.0, _) => 1,
+        (_, 0) => candidates.len(),
+        (_, k) => k.min(candidates.len()),
+    };
+    if n < candidates.len() {
+        candidates.select_nth_unstable_by(n - 1, by_size);
+        candidates.truncate(n);
+        candidates.sort_unstable();
+    }
+    let most = candidates.iter().map(|&c| logits[c]).fold(f32::NEG_INFINITY, f32::max);
+    let weight = |c: usize| libm::exp(f64::from(logits[c] - most) / choice.temperature.max(f64::MIN_POSITIVE));
+    let total: f64 = candidates.iter().map(|&c| weight(c)).sum();
+    let mut rng = ChaCha8Rng::seed_from_u64(choice.seed);
+    rng.set_word_pos(2 * i as u128); // a draw uses two 32-bit words
+    let mut left = (rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64 * total;
+    for &c in &candidates {
+        left -= weight(c);
+        if left < 0.0 {
+            return c as u32;
+        }
+    }
+    // Rounding at the very end, or logits that are no numbers.
+    candidates.last().map_or(0, |&c| c as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn draws_follow_the_probabilities_and_top_k_and_temperature_narrow_them() {
+        let logits = [1.0, 3.0, 2.0, 3.0, -50.0];
+        let of = |temperature, top_k, seed| Choice { temperature, top_k, seed };
+        assert!((0..9).all(|i| choose(&logits, of(0.0, 0, i as u64), i) == 1), "the first of the largest");
+        let counts = |choice: Choice| {
+            let mut counts = [0usize; 5];
+            (0..4000).for_each(|i| counts[choose(&logits, choice, i) as usize] += 1);
+            counts
+        };
+        let two = counts(of(1.0, 2, 1));
+        assert_eq!((two[0], two[2], two[4]), (0, 0, 0));
+        // A half of 4000 has a standard deviation of 32.
+        assert!(two[1].abs_diff(2000) < 160, "{two:?}");
+        let all = counts(of(1.0, 0, 1));
+        let total: f64 = logits.iter().map(|&x| (x as f64).exp()).sum();
+        for (n, x) in all.iter().zip(logits) {
+            let want = 4000.0 * (x as f64).exp() / total;
+            assert!((*n as f64 - want).abs() < 5.0 * want.sqrt() + 1.0, "{all:?}");
+        }
+        assert!(counts(of(0.2, 0, 1))[0] < all[0]);
+        let draws = |seed| (0..50).map(|i| choose(&logits, of(1.0, 0, seed), i)).collect::<Vec<_>>();
+        assert_eq!(draws(7), draws(7));
+        assert_ne!(draws(7), draws(8));
+    }
+}

@@ -1,0 +1,167 @@
+//! A trained model at work: its loss on a text, and text of its own.
+//!
+//! Ranks hold slices of the parameters alone, and gather unit by unit as in training.
+
+pub mod evaluate;
+pub mod generate;
+mod pass;
+
+use crate::backend::agree::all_or_none;
+use crate::backend::memory::Memory;
+use crate::backend::{Backend, Comm, Device, Queue, QueueClock};
+use crate::checkpoint::{Kind, Reader};
+use crate::config::Deck;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::model::Model;
+use crate::plan::{Knobs, Plan, State};
+use crate::telemetry::{CommVolume, Flight, Phase, PhaseTimer, Trace, UnitTimes};
+use crate::text::tokenizer::TextTokenizer;
+use crate::train::step::Stepper;
+use crate::zero::Shards;
+use generate::{Choice, Decoders, generate};
+use std::path::Path;
+use std::time::Duration;
+
+/// What a run prints of its model now and then: `train.sample_every`.
+pub struct Sampler {
+    tokenizer: TextTokenizer,
+    decoders: Decoders,
+    prompt_text: String,
+    prompt: Vec<u32>,
+    n_tokens: usize,
+}
+
+impl Sampler {
+    /// Likeliest tokens that a run's text is drawn from.
+    const TOP_K: usize = 50;
+
+    /// Of a deck that samples. Collective.
+    ///
+    /// # Errors
+    /// There is no such tokenizer; the prompt has no tokens.
+    pub fn open<B: Backend>(comm: &B::Comm, deck: &Deck) -> Result<Self> {
+        let prompt_text = deck.train.sample_prompt.clone();
+        let opened = TextTokenizer::load(&deck.data.tokenizer, None)
+            .and_then(|tokenizer| Ok((prompt_tokens(&tokenizer, &prompt_text, deck)?, tokenizer)));
+        let mut both = None;
+        all_or_none(comm, opened.map(|opened| _ = both.insert(opened)))?;
+        let (prompt, tokenizer) = both.expect("no rank failed");
+        let decoders = Decoders::of_deck::<B::Device>(deck);
+        Ok(Sampler { tokenizer, decoders, prompt_text, prompt, n_tokens: deck.train.sample_tokens })
+    }
+
+    /// Generates a text and prints it on rank 0; which programs of the plan ran. Collective.
+    pub fn sample<B: Backend>(&self, stepper: &mut Stepper<'_, B>, step: u64, quiet: bool) -> Result<[bool; 2]> {
+        stepper.flight.at(step, "sample", None);
+        let outer = stepper.timer.switch(Phase::Evaluation);
+        let choice = Choice { temperature: 1.0, top_k: Self::TOP_K, seed: step };
+        let end = self.tokenizer.document_token();
+        let generated = generate(stepper, &self.decoders, &self.prompt, self.n_tokens, choice, end)?;
+        stepper.timer.switch(outer);
+        if stepper.comm.rank() == 0 && !quiet {
+            let text = self.tokenizer.decode(&generated.tokens);
+            log::info!("sample at step {step}: {}{}", self.prompt_text, String::from_utf8_lossy(&text));
+        }
+        Ok(generated.ran)
+    }
+}
+
+/// The tokens of a prompt; of an empty one the token that begins documents.
+///
+/// # Errors
+/// It has none, one that cannot be encoded, or one that the model does not know.
+pub fn prompt_tokens(tokenizer: &TextTokenizer, prompt: &str, deck: &Deck) -> Result<Vec<u32>> {
+    let mut tokens = Vec::new();
+    tokenizer
+        .encode(prompt.as_bytes(), &mut tokens)
+        .map_err(|fault| Error::Input(format!("the prompt, byte {}: {}", fault.offset, fault.what)))?;
+    if tokens.is_empty() {
+        tokens.extend(tokenizer.document_token());
+    }
+    let vocab_size = deck.model.vocab_size;
+    match tokens.iter().find(|&&token| token as usize >= vocab_size) {
+        Some(token) => Err(Error::Input(format!(
+            "the prompt has token {token} of {}, and the model's vocabulary is {vocab_size}: data.tokenizer is another one",
+            tokenizer.name()
+        ))),
+        None if tokens.is_empty() => {
+            Err(Error::Input(format!("the prompt is empty, and {} has no token to begin with", tokenizer.name())))
+        }
+        None => Ok(tokens),
+    }
+}
+
+/// A recorder that writes nothing and watches nobody.
+pub fn silent_flight<C: Comm>(comm: &C) -> Result<Flight> {
+    Flight::start(Path::new(""), comm.rank(), Vec::new(), Vec::new(), Duration::ZERO, || {})
+        .map_err(|e| Error::Internal(format!("a recorder without a file: {e}")))
+}
+
+/// Loads the weights of the step directory `dir` for the model of `deck`, cut over the ranks of `comm`, and works with them;
+/// with `decoders` memory to generate text is there. Collective.
+///
+/// # Errors
+/// The checkpoint is of another model, or damaged; memory is not to be had; what `work` says.
+pub fn with_weights<B: Backend, T>(
+    device: &B::Device,
+    comm: &B::Comm,
+    deck: &Deck,
+    dir: &Path,
+    decoders: Option<&Decoders>,
+    work: impl FnOnce(&mut Stepper<'_, B>) -> Result<T>,
+) -> Result<T> {
+    let model = Model::of_deck::<B::Device>(deck);
+    let mut plan = Plan::new(&model.spec, comm.size(), &Knobs::of_inference(&deck.zero))?;
+    if let Some(decoders) = decoders {
+        decoders.plan::<B::Device>(&mut plan)?;
+    }
+    let mut arena = None;
+    let allocated = comm.alloc(plan.arena_bytes).map(|a| _ = arena.insert(a));
+    let allocated = allocated.and_then(|()| device.reserve(0, model.spec.tokens_per_micro_batch));
+    all_or_none(comm, allocated)?;
+    let mut memory = Memory::new(arena.expect("no rank failed"), cfg!(debug_assertions));
+    let shards = Shards::allocate(device, &mut memory, &plan, comm.rank());
+    let flight = silent_flight(comm)?;
+    let mut stepper: Stepper<'_, B> = Stepper {
+        device,
+        comm,
+        model: &model,
+        plan: &plan,
+        memory,
+        shards,
+        timer: PhaseTimer::new(QueueClock { device, queue: Queue::Compute }),
+        volume: CommVolume::new(),
+        trace: Trace::default(),
+        units: vec![UnitTimes::default(); model.spec.units.len()],
+        notes: Vec::new(),
+        flight,
+        step_now: 0,
+    };
+    let loaded = load(&mut stepper, deck, dir);
+    all_or_none(comm, loaded)?;
+    work(&mut stepper)
+}
+
+/// This rank's slices of the weights, rounded to what is computed with.
+fn load<B: Backend>(stepper: &mut Stepper<'_, B>, deck: &Deck, dir: &Path) -> Result<()> {
+    let mut reader = Reader::open_with(dir, deck.checkpoint.locking)?;
+    let faults = super::state::unlike(reader.manifest(), &stepper.model.spec);
+    if !faults.is_empty() {
+        return Err(Error::Input(format!("{} is of another model:\n  {}", dir.display(), faults.join("\n  "))));
+    }
+    for (p, param) in stepper.model.spec.params.iter().enumerate() {
+        let range = stepper.shards.range(p);
+        let mut values = vec![0.0; range.len()];
+        reader.read(&param.name, Kind::Weight, range, &mut values)?;
+        let slice = stepper.shards.owned_mut(p, State::Param);
+        match slice.dtype() {
+            DType::Bf16 => {
+                let rounded: Vec<half::bf16> = values.iter().map(|&x| half::bf16::from_f32(x)).collect();
+                stepper.device.upload(slice, bytemuck::cast_slice(&rounded))?;
+            }
+            _ => stepper.device.upload(slice, bytemuck::cast_slice(&values))?,
+        }
+    }
+    Ok(())
+}
