@@ -72,6 +72,7 @@ def run_peer(name, config, python):
     flags = [word for pair in zip(NAMES, CONFIGS[config]) for word in (f"--{pair[0]}", str(pair[1]))]
     launch = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     env = dict(os.environ, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", DS_ACCELERATOR="cpu")
+    env["PATH"] = f"{Path(python).parent}:{env['PATH']}"  # DeepSpeed builds its shared-memory operator with ninja
     done = subprocess.run([*launch, HERE / "step.py", name, *flags], capture_output=True, text=True, env=env)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if not lines:

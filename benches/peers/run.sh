@@ -8,7 +8,7 @@ cd "$(dirname "$0")/../.."
 python=${PEERS_PYTHON:-target/peers-venv/bin/python}
 if [ -z "${PEERS_PYTHON:-}" ] && ! "$python" -c 'import torch, deepspeed' 2>/dev/null; then
     python3 -m venv target/peers-venv
-    "$python" -m pip install -q setuptools wheel numpy torch
+    "$python" -m pip install -q setuptools wheel ninja numpy torch
     DS_BUILD_OPS=0 "$python" -m pip install -q deepspeed
 fi
 exec "$python" benches/peers/compare.py "$@"

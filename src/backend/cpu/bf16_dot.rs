@@ -1,7 +1,7 @@
 //! Matrix products of bf16 by the processor's dot product instruction (AVX512_BF16): twice the multiplications of
 //! f32 per instruction, sums in f32.
 //!
-//! Operands are packed in pairs along the inner dimension: panels of [`ROWS`] rows of the left and [`COLS`] columns of
+//! An f32 operand (the gradient of the logits) is rounded to bf16 when it is packed. Operands are packed in pairs along the inner dimension: panels of [`ROWS`] rows of the left and [`COLS`] columns of
 //! the right one. A task owns a panel of columns; a tile of [`ROWS`] x [`COLS`] sums stays in registers over a chunk of
 //! the inner dimension. Panels, tiles and chunks follow from the shape, so the bits do not depend on the threads.
 //!
@@ -16,7 +16,6 @@ use super::host::Shared;
 use super::matmul::{Mat, MatMut, Start, k_chunk};
 use super::simd::{has_bf16_dot, simd};
 use crate::dtype::DType;
-use half::bf16;
 use std::ops::Range;
 
 /// Rows of a tile.
@@ -37,12 +36,12 @@ pub fn packed_numel(m: usize, n: usize, k: usize) -> usize {
 ///
 /// # Panics
 /// Where the processor lacks the instruction.
-pub fn block<D: Element, B: Element>(
+pub fn block<D: Element, L: Element, R: Element, B: Element>(
     device: &CpuDevice,
     mut dst: MatMut<'_, D>,
     start: Start<'_, B>,
-    lhs: Mat<'_, bf16>,
-    rhs: Mat<'_, bf16>,
+    lhs: Mat<'_, L>,
+    rhs: Mat<'_, R>,
     work: &mut [f32],
 ) {
     assert!(has_bf16_dot(), "AVX512_BF16 is missing");
@@ -66,8 +65,8 @@ pub fn block<D: Element, B: Element>(
             Start::Held => From::Dst,
         };
         let to_dst = in_place || inner.end == k;
-        pack::<COLS>(device, rhs.block(inner.clone(), 0..n), rhs_words);
-        pack::<ROWS>(device, lhs.block(0..m, inner).t(), lhs_words);
+        pack::<COLS, R>(device, rhs.block(inner.clone(), 0..n), rhs_words);
+        pack::<ROWS, L>(device, lhs.block(0..m, inner).t(), lhs_words);
         let (rhs_words, lhs_words) = (&*rhs_words, &*lhs_words);
         let dst = dst.block(0..m, 0..n);
         device.for_each_task(col_panels, |col_panel| {
@@ -148,9 +147,15 @@ fn round_into<T: Element>(out: &mut [T], total: &[f32; COLS]) {
     }
 }
 
+/// The bits of the nearest bf16, in the low half.
+#[inline(always)]
+fn half_word<T: Element>(x: T) -> u32 {
+    u32::from(x.to_bf16().to_bits())
+}
+
 /// Packs a matrix (k, columns) into panels of `W` columns, one after the other: `words[pair * W + column]` holds elements
 /// `2 * pair` (low half) and `2 * pair + 1` of a column. Zeros fill the last pair and the last panel.
-fn pack<const W: usize>(device: &CpuDevice, mat: Mat<'_, bf16>, words: &mut [u32]) {
+fn pack<const W: usize, T: Element>(device: &CpuDevice, mat: Mat<'_, T>, words: &mut [u32]) {
     let pairs = mat.rows.div_ceil(2);
     let words = Shared::new(words);
     device.for_each_task(mat.cols.div_ceil(W), |panel| {
@@ -158,34 +163,33 @@ fn pack<const W: usize>(device: &CpuDevice, mat: Mat<'_, bf16>, words: &mut [u32
         let words = unsafe { words.part(panel * W * pairs, W * pairs) };
         let cols = panel * W..mat.cols.min((panel + 1) * W);
         let Mat { data, rows, cols, row_stride, col_stride } = mat.block(0..mat.rows, cols);
-        let data = bytemuck::cast_slice(data);
         if cols < W || !rows.is_multiple_of(2) {
             words.fill(0);
         }
         if col_stride == 1 {
-            pack_rows::<W>(words, data, rows, cols, row_stride);
+            pack_rows::<W, T>(words, data, rows, cols, row_stride);
         } else {
-            pack_columns::<W>(words, data, rows, cols, col_stride);
+            pack_columns::<W, T>(words, data, rows, cols, col_stride);
         }
     });
 }
 
 simd! {
     /// Packs a panel whose rows are consecutive in memory.
-    fn pack_rows<const W: usize>(words: &mut [u32], data: &[u16], rows: usize, cols: usize, row_stride: usize) {
+    fn pack_rows<const W: usize, T: Element>(words: &mut [u32], data: &[T], rows: usize, cols: usize, row_stride: usize) {
         for (pair, words) in words.as_chunks_mut::<W>().0.iter_mut().enumerate() {
             let even = &data[2 * pair * row_stride..][..cols];
             if 2 * pair + 1 == rows {
-                words.iter_mut().zip(even).for_each(|(word, &x)| *word = u32::from(x));
+                words.iter_mut().zip(even).for_each(|(word, &x)| *word = half_word(x));
                 continue;
             }
             let odd = &data[(2 * pair + 1) * row_stride..][..cols];
-            if let (Ok(even), Ok(odd)) = (<&[u16; W]>::try_from(even), <&[u16; W]>::try_from(odd)) {
-                (0..W).for_each(|i| words[i] = u32::from(even[i]) | u32::from(odd[i]) << 16);
+            if let (Ok(even), Ok(odd)) = (<&[T; W]>::try_from(even), <&[T; W]>::try_from(odd)) {
+                (0..W).for_each(|i| words[i] = half_word(even[i]) | half_word(odd[i]) << 16);
                 continue;
             }
             for ((word, &x), &y) in words.iter_mut().zip(even).zip(odd) {
-                *word = u32::from(x) | u32::from(y) << 16;
+                *word = half_word(x) | half_word(y) << 16;
             }
         }
     }
@@ -193,14 +197,14 @@ simd! {
 
 simd! {
     /// Packs a panel whose columns are consecutive in memory.
-    fn pack_columns<const W: usize>(words: &mut [u32], data: &[u16], rows: usize, cols: usize, col_stride: usize) {
+    fn pack_columns<const W: usize, T: Element>(words: &mut [u32], data: &[T], rows: usize, cols: usize, col_stride: usize) {
         for column in 0..cols {
             let (pairs, odd) = data[column * col_stride..][..rows].as_chunks::<2>();
             for (word, &[x, y]) in words[column..].iter_mut().step_by(W).zip(pairs) {
-                *word = u32::from(x) | u32::from(y) << 16;
+                *word = half_word(x) | half_word(y) << 16;
             }
             if let [x] = odd {
-                words[pairs.len() * W + column] = u32::from(*x);
+                words[pairs.len() * W + column] = half_word(*x);
             }
         }
     }
