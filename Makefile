@@ -11,7 +11,7 @@ CARGO = . scripts/env.sh && cargo
 # Private items are documented too, so links to them lead somewhere.
 DOC_LINT = -D warnings -A rustdoc::private-intra-doc-links
 
-.PHONY: help setup setup-test build run test test-slow test-perfetto test-mllog test-hf test-slurm test-cuda-orders slurm-lint gpu-pack gpu-check lint doc clean
+.PHONY: help setup setup-test build run test test-slow test-perfetto test-mllog test-hf test-slurm test-cuda-orders slurm-lint gpu-pack gpu-check bench-peers lint doc clean
 
 help: ## what can be made, and what this machine has
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,11 +62,14 @@ gpu-pack: build ## target/gpu-check.tar.gz for a node with a GPU: program, MPI, 
 gpu-check: build ## prove the CUDA path on this machine's GPU: docs/gpu.md
 	. scripts/env.sh && scripts/gpu_check.sh
 
+bench-peers: build ## zero3 beside PyTorch FSDP2 and DeepSpeed, in turn, on this machine: benches/peers/README.md
+	benches/peers/run.sh --program "$(RELEASE)" $(ARGS)
+
 lint: setup-test ## rustfmt, clippy, rustdoc and shellcheck, warnings refused
 	$(CARGO) fmt --check
 	$(CARGO) clippy --all-targets -- -D warnings
 	. scripts/env.sh && RUSTDOCFLAGS="$(DOC_LINT)" cargo doc --no-deps --document-private-items
-	shellcheck -x scripts/*.sh fuzz/run.sh tests/slurm/*.sh tests/perfetto/*.sh tests/mllog/*.sh tests/hf/*.sh slurm/*.sbatch slurm/*.sh .ci/run
+	shellcheck -x scripts/*.sh fuzz/run.sh tests/slurm/*.sh tests/perfetto/*.sh tests/mllog/*.sh tests/hf/*.sh benches/peers/*.sh slurm/*.sbatch slurm/*.sh .ci/run
 
 doc: setup ## the documents of the sources: target/doc/zero3/index.html
 	$(CARGO) doc --no-deps --document-private-items

@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `ZERO3_TEST_FAULT=KIND@POINT:RANK:STEP` | the rank (`*`: each) fails at that point of that step: `panic`, `exit`, `kill` (SIGKILL), `hang`, `slow` (a second), or, where a file is written, `eio`, `enospc` |
 //! | `ZERO3_TEST_MAX_MESSAGE_NUMEL=N` | messages are cut at N elements |
+//! | `ZERO3_TEST_RANKS_PER_NODE=N` | ranks read only the memory of their own block of N, as if each block had a node |
 //! | `ZERO3_TEST_COLLECTIVE_DELAY_US=N` | each gather and reduction takes N microseconds more |
 //! | `ZERO3_TEST_SPOIL=RANK:ATTEMPT` | the rank in that attempt (counted from 0) has NaN gradients |
 //! | `ZERO3_TEST_LIST_WAITS=FILE` | each place where a CUDA stream is made to wait for another is written to the file, once: `SOURCE:LINE QUEUE` |
@@ -124,6 +125,11 @@ pub fn delay_collective() {
 /// The message limit in elements, where a test lowers it.
 pub fn max_message_numel() -> Option<usize> {
     number_from("ZERO3_TEST_MAX_MESSAGE_NUMEL").filter(|&n| n > 0)
+}
+
+/// Ranks of one node, as far as reading each other goes, where a test says so.
+pub fn ranks_per_node() -> Option<usize> {
+    number_from("ZERO3_TEST_RANKS_PER_NODE").filter(|&n| n > 0)
 }
 
 /// The attempt that is under way, counted from 0.

@@ -228,8 +228,20 @@ fn small_buckets_and_cut_messages_give_the_same_bits() {
     }
     // 7 elements a message: hundreds of messages for each parameter.
     let cut = |run: Run| run.env("ZERO3_TEST_MAX_MESSAGE_NUMEL", "7");
-    assert_same(&one, &model.train_with(3, &["run.threads_per_rank=1"], cut));
-    assert_same(&one, &model.train_with(5, &["zero.reduce_bucket_bytes=4097"], cut));
+    assert_same(&one, &model.train_with(3, &["run.single_copy=false", "run.threads_per_rank=1"], cut));
+    assert_same(&one, &model.train_with(5, &["run.single_copy=false", "zero.reduce_bucket_bytes=4097"], cut));
+}
+
+#[test]
+fn reading_each_other_and_messages_give_the_same_bits_alone_and_together() {
+    for model in [Model::tiny(), Model::odd(2)] {
+        let one = model.train(1, &[]);
+        assert_same(&one, &model.train(3, &["run.single_copy=false"]));
+        // Nodes of two ranks, and one of one: gathers by messages, gradients by both.
+        let on_nodes = |run: Run| run.env("ZERO3_TEST_RANKS_PER_NODE", "2");
+        assert_same(&one, &model.train_with(5, &["zero.reduce_bucket_bytes=4096"], on_nodes));
+        assert_same(&one, &model.train_with(4, &["zero.overlap=false"], on_nodes));
+    }
 }
 
 #[test]

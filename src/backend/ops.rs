@@ -246,7 +246,7 @@ pub trait Ops {
         shape: LinearShape,
     );
 
-    /// `dinp = dout * weight`. Overwrites `dinp`.
+    /// `dinp = dout * weight`. Overwrites `dinp`. A device may round an f32 `dout` to a bf16 `weight`'s type before it multiplies.
     fn linear_backward_input(
         &self,
         dinp: ViewMut<'_>, // (rows, n_in)
@@ -258,7 +258,8 @@ pub trait Ops {
 
     /// `dweight (+)= dout^T * inp`, `dbias = column sums of dout`. Overwrites, or adds to `dweight` where
     /// `accumulate` (row chunks of the head); `dbias` is always overwritten. A bf16 `dweight` is rounded once per
-    /// call: who accumulates over several calls holds it in f32 and casts after the last.
+    /// call: who accumulates over several calls holds it in f32 and casts after the last. A device may round an f32 `dout` to a bf16 `inp`'s
+    /// type before it multiplies.
     #[allow(clippy::too_many_arguments)]
     fn linear_backward_weight(
         &self,

@@ -31,6 +31,7 @@ pub(super) fn run(launch: &Launch, args: &AcceptArgs, started: Instant) -> Resul
     signals::listen(&signals::numbers_of(STOP_SIGNALS).expect("written above"));
     let threads = launch.threads(deck.run.threads_per_rank);
     let device = CpuDevice::new(threads)?;
+    let comm = comm.reading_peers();
     let lab: Lab<'_, Cpu> = Lab {
         device: &device,
         comm: &comm,

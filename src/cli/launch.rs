@@ -25,13 +25,29 @@ pub struct Launch {
     world: SimpleCommunicator,
 }
 
+/// Lets the C library's allocator keep what is freed. Matrix products allocate their packing buffers at each call, up to some
+/// MB; given back to the system and asked for again, they cost a page fault per 4 KiB in every step.
+fn keep_freed_memory() {
+    #[cfg(target_env = "gnu")]
+    {
+        /// The most that the allocator takes.
+        const LARGEST: i32 = 32 << 20;
+        // SAFETY: options of the allocator, set before other threads start.
+        unsafe {
+            libc::mallopt(libc::M_MMAP_THRESHOLD, LARGEST);
+            libc::mallopt(libc::M_TRIM_THRESHOLD, i32::MAX);
+        }
+    }
+}
+
 impl Launch {
-    /// Starts MPI and turns every later panic into an abort of the whole job.
+    /// Starts MPI, keeps freed memory, and turns every later panic into an abort of the whole job.
     pub fn start() -> Result<Self> {
         let env = |name: &str| std::env::var(name).ok();
         if let Some(refusal) = launch_checks::refusal_before_mpi(&env, &mpi_library()) {
             return Err(Error::Input(refusal));
         }
+        keep_freed_memory();
         let (universe, granted) = mpi::initialize_with_threading(Threading::Multiple)
             .ok_or_else(|| Error::Comm("MPI was already initialised in this process".into()))?;
         let world = universe.world();
@@ -94,7 +110,7 @@ impl Launch {
 
     /// The ranks of one colour, ordered by key, as a group of their own. Collective over the whole job.
     pub fn group(&self, color: usize, key: usize) -> Result<MpiComm> {
-        MpiComm::split(&self.world, color, key)
+        Ok(MpiComm::split(&self.world, color, key)?.reading_peers())
     }
 
     /// What this rank can say of itself, by name.

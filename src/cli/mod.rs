@@ -241,7 +241,10 @@ fn train_on(launch: &Launch, args: &TrainArgs, started: Instant) -> Result<(Exit
         deck,
     };
     match chosen {
-        Chosen::Cpu => train::run::<Cpu>(&CpuDevice::new(threads)?, &comm, &job),
+        Chosen::Cpu => {
+            let comm = if job.deck.run.single_copy { comm.reading_peers() } else { comm };
+            train::run::<Cpu>(&CpuDevice::new(threads)?, &comm, &job)
+        }
         Chosen::Cuda { ordinal } => {
             let run = &job.deck.run;
             let mut device = None;

@@ -178,6 +178,8 @@ deck! {
             "Products of f32 matrices may round their operands to TF32 (10 bits) on a GPU: faster, other bits.";
         threads_per_rank: usize = (default "0"), integer(0, 4096),
             "Compute threads of one rank; 0 = as many as the cores of the rank's cpuset.";
+        single_copy: bool = (default "true"), Kind::Flag,
+            "Ranks of one node read slices out of each other's memory where the system lets them; false = MPI messages. The same bits either way. CPUs only.";
         peak_gflops: f64 = (default "0"), float(0.0, 1e12),
             "Peak f32 GFLOP/s of one rank, the denominator of `mfu`; 0 = unknown, and the column stays empty.";
         memory_budget_bytes: u64 = (default "0"), UNSIGNED,

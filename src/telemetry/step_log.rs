@@ -28,10 +28,12 @@ pub struct RankStep {
     pub reduce_scatter_bytes: f64,
     pub live_peak_bytes: f64,
     pub resident_bytes: f64,
+    pub peak_rss_bytes: f64,
+    pub page_faults: f64,
 }
 
 /// Numbers in a [`RankStep`].
-pub const N_MEASURES: usize = 11;
+pub const N_MEASURES: usize = 13;
 
 impl RankStep {
     /// The numbers in a fixed order.
@@ -48,6 +50,8 @@ impl RankStep {
             self.reduce_scatter_bytes,
             self.live_peak_bytes,
             self.resident_bytes,
+            self.peak_rss_bytes,
+            self.page_faults,
         ]
     }
 
@@ -65,6 +69,8 @@ impl RankStep {
             reduce_scatter_bytes,
             live_peak_bytes,
             resident_bytes,
+            peak_rss_bytes,
+            page_faults,
         ] = numbers;
         RankStep {
             step_ms,
@@ -78,6 +84,8 @@ impl RankStep {
             reduce_scatter_bytes,
             live_peak_bytes,
             resident_bytes,
+            peak_rss_bytes,
+            page_faults,
         }
     }
 }
@@ -195,6 +203,8 @@ const MEASURES: [(&str, &str, &str); N_MEASURES] = [
         "bytes",
         "model state held after the step: slices of parameters, master weights, gradients, moments",
     ),
+    ("peak_rss_bytes", "bytes", "most memory the process has had since its start, as the system counts it"),
+    ("page_faults", "pages", "pages the system gave the process since the row before"),
 ];
 
 /// Every column in file order: the only definition of the schema.
@@ -513,7 +523,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("steps.csv"), b"step,loss\n1,2\n").unwrap();
         let err = StepLog::open(dir.path(), Some(1)).unwrap_err();
-        assert!(matches!(&err, Error::Input(text) if text.contains("2 instead of 41")), "{err}");
+        assert!(matches!(&err, Error::Input(text) if text.contains("2 instead of 47")), "{err}");
         assert_eq!(std::fs::read(dir.path().join("steps.csv")).unwrap(), b"step,loss\n1,2\n");
     }
 
@@ -541,11 +551,12 @@ mod tests {
     fn columns_stand_in_the_documented_order() {
         let names: Vec<String> = columns().into_iter().map(|c| c.name).collect();
         let plain = "step tokens loss val_loss grad_norm lr step_ms data_ms forward_ms backward_ms optimizer_ms checkpoint_ms \
-                     exposed_comm_ms all_gather_bytes reduce_scatter_bytes tokens_per_s mfu live_peak_bytes resident_bytes";
-        assert_eq!(names[..19].join(" "), plain);
-        assert_eq!(names[19..23], ["step_ms_min", "step_ms_max", "data_ms_min", "data_ms_max"]);
-        assert_eq!(names[40], "resident_bytes_max");
-        assert_eq!(names.len(), 41);
+                     exposed_comm_ms all_gather_bytes reduce_scatter_bytes tokens_per_s mfu live_peak_bytes resident_bytes \
+                     peak_rss_bytes page_faults";
+        assert_eq!(names[..21].join(" "), plain);
+        assert_eq!(names[21..25], ["step_ms_min", "step_ms_max", "data_ms_min", "data_ms_max"]);
+        assert_eq!(names[46], "page_faults_max");
+        assert_eq!(names.len(), 47);
     }
 
     #[test]

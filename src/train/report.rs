@@ -17,7 +17,7 @@ use crate::telemetry::ledger::Label;
 use crate::telemetry::stragglers::Stragglers;
 use crate::telemetry::summary::{KindBytes, PhaseTotal, Planned, RankBytes, Resident, SUMMARY_FILE, UnitRow};
 use crate::telemetry::{
-    CommClass, MemKind, Phase, PhaseTimes, Progress, RankStep, StepRow, Summary, Timing, UnitTimes, combine,
+    CommClass, MemKind, Phase, PhaseTimes, Progress, RankStep, StepRow, Summary, Timing, UnitTimes, Usage, combine,
     comm_volume::CommCounts, human,
 };
 use serde::{Deserialize, Serialize};
@@ -35,6 +35,8 @@ pub struct Report {
     /// Counters when the current step began.
     counted: CommCounts,
     last_step: Volume,
+    /// Counters of the process at the row before.
+    usage: Usage,
     steps_off_plan: u64,
     phases: PhaseTimes,
     peak_by_kind: [u64; MemKind::ALL.len()],
@@ -85,6 +87,7 @@ impl Report {
             planned: stepper.plan.step_volume(rank, t.global_batch_size / t.micro_batch_size),
             counted: CommCounts::default(),
             last_step: Volume::default(),
+            usage: Usage::now(),
             steps_off_plan: 0,
             phases: PhaseTimes::default(),
             peak_by_kind: [0; MemKind::ALL.len()],
@@ -146,7 +149,7 @@ impl Report {
         val_loss: Option<f64>,
     ) -> Result<StepRow> {
         let (times, moved) = self.measure(stepper, at)?;
-        let ledger = stepper.memory.ledger();
+        let (ledger, usage) = (stepper.memory.ledger(), Usage::now());
         let own = RankStep {
             step_ms: times.step_ms(),
             data_ms: times.ms(Phase::Data),
@@ -159,7 +162,10 @@ impl Report {
             reduce_scatter_bytes: moved.bytes(CommClass::TrainReduceScatter) as f64,
             live_peak_bytes: ledger.total_peak() as f64,
             resident_bytes: ledger.resident() as f64,
+            peak_rss_bytes: usage.peak_rss_bytes as f64,
+            page_faults: (usage.page_faults - self.usage.page_faults) as f64,
         };
+        self.usage = usage;
         for (peak, kind) in self.peak_by_kind.iter_mut().zip(MemKind::ALL) {
             *peak = (*peak).max(ledger.peak(kind));
         }

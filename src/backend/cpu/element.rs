@@ -24,14 +24,14 @@ pub trait Element: sealed::Sealed + Pod + Send + Sync {
     /// The nearest number of this type, ties to even; too large a number becomes infinity, NaN stays NaN.
     fn store(x: f32) -> Self;
 
+    /// The nearest bf16: itself, or as [`Element::store`] rounds.
+    fn to_bf16(self) -> bf16;
+
     /// The slice itself where it holds f32.
     fn as_f32s(xs: &[Self]) -> Option<&[f32]>;
 
     /// The slice itself where it holds f32.
     fn as_f32s_mut(xs: &mut [Self]) -> Option<&mut [f32]>;
-
-    /// The slice itself where it holds bf16.
-    fn as_bf16s(xs: &[Self]) -> Option<&[bf16]>;
 }
 
 impl Element for f32 {
@@ -47,16 +47,17 @@ impl Element for f32 {
         x
     }
 
+    #[inline(always)]
+    fn to_bf16(self) -> bf16 {
+        <bf16 as Element>::store(self)
+    }
+
     fn as_f32s(xs: &[Self]) -> Option<&[f32]> {
         Some(xs)
     }
 
     fn as_f32s_mut(xs: &mut [Self]) -> Option<&mut [f32]> {
         Some(xs)
-    }
-
-    fn as_bf16s(_: &[Self]) -> Option<&[bf16]> {
-        None
     }
 }
 
@@ -78,16 +79,17 @@ impl Element for bf16 {
         bf16::from_bits(if x.is_nan() { nan } else { nearest } as u16)
     }
 
+    #[inline(always)]
+    fn to_bf16(self) -> bf16 {
+        self
+    }
+
     fn as_f32s(_: &[Self]) -> Option<&[f32]> {
         None
     }
 
     fn as_f32s_mut(_: &mut [Self]) -> Option<&mut [f32]> {
         None
-    }
-
-    fn as_bf16s(xs: &[Self]) -> Option<&[bf16]> {
-        Some(xs)
     }
 }
 

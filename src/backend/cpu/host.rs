@@ -55,6 +55,13 @@ pub fn u32s_mut<'a>(view: ViewMut<'a>) -> &'a mut [u32] {
     unsafe { std::slice::from_raw_parts_mut(ptr, view.numel()) }
 }
 
+/// The bytes of a view of any type.
+pub fn bytes<'a>(view: View<'a>) -> &'a [u8] {
+    let ptr: *const u8 = checked(view.addr(), view.space(), view.dtype(), view.dtype());
+    // SAFETY: as in `elements`; any element is bytes.
+    unsafe { std::slice::from_raw_parts(ptr, view.numel() * view.dtype().bytes()) }
+}
+
 /// The bytes of an exclusive view of any type.
 pub fn bytes_mut<'a>(view: ViewMut<'a>) -> &'a mut [u8] {
     let ptr: *mut u8 = checked(view.addr(), view.space(), view.dtype(), view.dtype());

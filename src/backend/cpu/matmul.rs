@@ -10,7 +10,6 @@ use super::element::Element;
 use super::host::Shared;
 use crate::dtype::DType;
 use gemm::Parallelism;
-use half::bf16;
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -54,12 +53,6 @@ impl<'a, T: Element> Mat<'a, T> {
     pub fn as_f32(self) -> Option<Mat<'a>> {
         let Mat { rows, cols, row_stride, col_stride, .. } = self;
         T::as_f32s(self.data).map(|data| Mat { data, rows, cols, row_stride, col_stride })
-    }
-
-    /// The matrix itself where it holds bf16.
-    pub fn as_bf16(self) -> Option<Mat<'a, bf16>> {
-        let Mat { rows, cols, row_stride, col_stride, .. } = self;
-        T::as_bf16s(self.data).map(|data| Mat { data, rows, cols, row_stride, col_stride })
     }
 }
 

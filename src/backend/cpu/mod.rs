@@ -6,6 +6,7 @@
 //! Must not know: ranks (but for the communicator), what a transformer is.
 
 mod bf16_dot;
+mod collectives;
 mod element;
 pub(crate) mod host;
 mod library;
@@ -13,6 +14,7 @@ mod math;
 mod matmul;
 mod mpi_comm;
 mod ops;
+mod peers;
 mod product;
 mod requests;
 mod simd;

@@ -1,17 +1,14 @@
 //! [`Comm`] over MPI: gathers and reductions on two queues with a communicator each, control on a third.
 
 use super::Done;
-use super::element::Element;
-use super::host::{elements, f32s_mut};
-use super::requests::{self, MAX_MESSAGE_NUMEL, RawComm, Requests, check};
+use super::collectives::{self, Group};
+use super::peers::Peers;
+use super::requests::{self, MAX_MESSAGE_NUMEL, RawComm, check};
 use super::worker::{InFlight, Worker};
 use crate::backend::buffer::{Arena, Buf, Space};
 use crate::backend::comm::{Comm, CommRecord, Landed, ReduceScatter};
 use crate::backend::library::Library;
-use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::plan::schedule::Bucket;
-use half::bf16;
 use mpi::ffi;
 use mpi::raw::AsRaw;
 use mpi::topology::{Color, Communicator, SimpleCommunicator};
@@ -30,6 +27,8 @@ pub struct MpiComm {
     rank: usize,
     size: usize,
     max_message_numel: usize,
+    /// Ranks whose memory is read instead of being sent.
+    peers: Option<Arc<Peers>>,
 }
 
 impl MpiComm {
@@ -57,7 +56,16 @@ impl MpiComm {
             rank,
             size,
             max_message_numel: MAX_MESSAGE_NUMEL,
+            peers: None,
         })
+    }
+
+    /// Lets ranks of one node read slices out of each other's memory, where the system does. Collective.
+    pub fn reading_peers(mut self) -> Self {
+        self.peers = Peers::find(&self.control).map(Arc::new);
+        let how = if self.peers.is_some() { "read each other's memory" } else { "send each other messages" };
+        log::debug!("ranks of one node {how}");
+        self
     }
 
     /// Cuts messages at `numel` elements; for tests of the cutting.
@@ -87,19 +95,10 @@ impl MpiComm {
         (counts, own)
     }
 
-    fn requests(&self, comm: &SimpleCommunicator) -> Requests {
-        Requests::new(RawComm(comm.as_raw()), self.rank, self.size, self.max_message_numel)
-    }
-}
-
-/// Requests travel to the helper thread inside a job.
-struct Portable(Requests);
-// SAFETY: request handles are plain values, valid in every thread under MPI_THREAD_MULTIPLE; only one thread has them.
-unsafe impl Send for Portable {}
-
-impl Portable {
-    fn get(self) -> Requests {
-        self.0
+    /// The group as the thread of a queue needs it.
+    fn group(&self, comm: &SimpleCommunicator) -> Group {
+        let MpiComm { rank, size, max_message_numel, ref peers, .. } = *self;
+        Group { comm: RawComm(comm.as_raw()), rank, size, max_message_numel, peers: peers.clone() }
     }
 }
 
@@ -135,36 +134,26 @@ impl Comm for MpiComm {
                      train.micro_batch_size or the model's sizes (`zero3 plan` shows what is needed)"
                 ))
             })?;
+        // Fewer entries of the address cache for the same bytes, where the system has such pages; as well without.
+        #[cfg(target_os = "linux")]
+        let _ = map.advise(memmap2::Advice::HugePage);
         let base = map.as_mut_ptr().expose_provenance() as u64;
         Ok(Arena::new(base, bytes, Space::Host, Box::new(map)))
     }
 
     fn all_gather(&self, _after: Done, shards: Vec<Buf>, mut outs: Vec<Buf>) -> InFlight {
-        assert_eq!(shards.len(), outs.len(), "one output per shard");
-        let requests = Portable(self.requests(&self.gather));
+        let group = self.group(&self.gather);
         self.gather_queue.submit(move |pacer| {
-            let mut requests = requests.get();
-            for (shard, out) in shards.iter().zip(&mut outs) {
-                // SAFETY: this job owns both buffers and returns only after test_all said true.
-                unsafe { requests.all_gather(shard.view(), out.view_mut())? };
-            }
-            pacer.until(|| requests.test_all())?;
-            Ok((landed(shards, outs, None), requests.received_bytes()))
+            let received_bytes = collectives::all_gather(&group, pacer, &shards, &mut outs)?;
+            Ok((landed(shards, outs, None), received_bytes))
         })
     }
 
-    fn reduce_scatter(&self, _after: Done, reduce: ReduceScatter) -> InFlight {
-        let requests = Portable(self.requests(&self.reduce));
-        let (rank, size) = (self.rank, self.size);
+    fn reduce_scatter(&self, _after: Done, mut reduce: ReduceScatter) -> InFlight {
+        let group = self.group(&self.reduce);
         self.reduce_queue.submit(move |pacer| {
-            let mut requests = requests.get();
-            let ReduceScatter { full, mut slices, mut staging, buckets, contributors, first } = reduce;
-            for bucket in buckets.iter() {
-                exchange(&mut requests, bucket, &full, staging.as_mut(), contributors, rank, size)?;
-                pacer.until(|| requests.test_all())?;
-                add_in_order(bucket, &full, &mut slices, staging.as_ref(), contributors, rank, first);
-            }
-            Ok((landed(full, slices, staging), requests.received_bytes()))
+            let received_bytes = collectives::reduce_scatter(&group, pacer, &mut reduce)?;
+            Ok((landed(reduce.full, reduce.slices, reduce.staging), received_bytes))
         })
     }
 
@@ -220,87 +209,5 @@ impl Comm for MpiComm {
             root.broadcast_into(&mut all);
         }
         Ok(all)
-    }
-}
-
-/// Position of a contributor's part in the staging buffer: contributors in rank order, this rank left out.
-fn staging_index(contributor: usize, rank: usize) -> usize {
-    contributor - usize::from(contributor > rank)
-}
-
-/// Starts the exchange of one bucket: every contributor sends each owner its part of the owner's slice.
-fn exchange(
-    requests: &mut Requests,
-    bucket: &Bucket,
-    full: &[Buf],
-    staging: Option<&mut Buf>,
-    contributors: usize,
-    rank: usize,
-    size: usize,
-) -> Result<()> {
-    if let Some(staging) = staging {
-        for from in (0..contributors).filter(|&r| r != rank) {
-            let mut offset = staging_index(from, rank) * bucket.numel();
-            for piece in &bucket.pieces {
-                let out = staging.view_mut().range(offset..offset + piece.range.len());
-                // SAFETY: the job that called us owns the staging buffer until test_all says true.
-                unsafe { requests.receive(out, from)? };
-                offset += piece.range.len();
-            }
-        }
-    }
-    if rank < contributors {
-        for to in (0..size).filter(|&r| r != rank) {
-            for piece in &bucket.pieces {
-                let inp = full[piece.param].view();
-                let slice = to * (inp.numel() / size);
-                // SAFETY: the job that called us owns the full gradients until test_all says true.
-                unsafe { requests.send(inp.range(slice + piece.range.start..slice + piece.range.end), to)? };
-            }
-        }
-    }
-    Ok(())
-}
-
-/// The left fold of rule 8: contributions in the order of the micro-batch index, which within a micro-step is the
-/// order of ranks; the very first of a step is copied.
-fn add_in_order(
-    bucket: &Bucket,
-    full: &[Buf],
-    slices: &mut [Buf],
-    staging: Option<&Buf>,
-    contributors: usize,
-    rank: usize,
-    first: bool,
-) {
-    let mut offset = 0;
-    for piece in &bucket.pieces {
-        let slice_numel = slices[piece.param].numel();
-        let sum = f32s_mut(slices[piece.param].view_mut().range(piece.range.clone()));
-        for from in 0..contributors {
-            let contribution = if from == rank {
-                let own = rank * slice_numel;
-                full[piece.param].view().range(own + piece.range.start..own + piece.range.end)
-            } else {
-                let start = staging_index(from, rank) * bucket.numel() + offset;
-                staging.expect("planned where there are others").view().range(start..start + piece.range.len())
-            };
-            // Rounded to reduce_dtype before it travelled; the sum is f32.
-            match contribution.dtype() {
-                DType::Bf16 => add(sum, elements::<bf16>(contribution), first && from == 0),
-                _ => add(sum, elements::<f32>(contribution), first && from == 0),
-            }
-        }
-        offset += piece.range.len();
-    }
-}
-
-/// `sum += contribution`, or a copy for the first one.
-fn add<T: Element>(sum: &mut [f32], contribution: &[T], copy: bool) {
-    let pairs = sum.iter_mut().zip(contribution);
-    if copy {
-        pairs.for_each(|(s, c)| *s = c.load());
-    } else {
-        pairs.for_each(|(s, c)| *s += c.load());
     }
 }

@@ -1,8 +1,8 @@
 //! Matrix products whose operands are f32 or bf16, each on its own.
 //!
-//! All f32: one product by crate `gemm`, in place. Otherwise blocks of at most [`BLOCK`] x [`BLOCK`] of the result: two
-//! bf16 operands go through [`super::bf16_dot`] where the processor has it, everything else is converted to f32
-//! block by block for `gemm`. Either way an element is summed in f32, from its start value over the chunks of
+//! All f32: one product by crate `gemm`, in place. Otherwise blocks of at most [`BLOCK`] x [`BLOCK`] of the result: where an
+//! operand is bf16 they go through [`super::bf16_dot`] if the processor has it, which rounds the other one if it must;
+//! everything else is converted to f32 block by block for `gemm`. Either way an element is summed in f32, from its start value over the chunks of
 //! [Note: k chunks], and rounded once. Blocks follow from the shape, and scratch is bounded whatever the shape.
 //!
 //! Must not know: views, operations.
@@ -25,7 +25,8 @@ pub fn work_numel(m: usize, n: usize, k: usize, dst: DType, lhs: DType, rhs: DTy
     let if_bf16 = |dtype: DType, numel: usize| if dtype == DType::Bf16 { numel } else { 0 };
     let (m, n, k) = (m.min(BLOCK), n.min(BLOCK), k_chunk(k));
     let converted = if_bf16(lhs, m * k) + if_bf16(rhs, n * k);
-    let packed = if_bf16(lhs, if_bf16(rhs, bf16_dot::packed_numel(m, n, k)));
+    let has_bf16 = [lhs, rhs].contains(&DType::Bf16);
+    let packed = if has_bf16 { bf16_dot::packed_numel(m, n, k) } else { 0 };
     if_bf16(dst, m * n) + converted.max(packed)
 }
 
@@ -58,11 +59,10 @@ pub fn product<D: Element, L: Element, R: Element, B: Element>(
         for rows in blocks(m) {
             let dst = dst.block(rows.clone(), cols.clone());
             let (lhs, rhs) = (lhs.block(rows, 0..k), rhs.block(0..k, cols.clone()));
-            match (lhs.as_bf16(), rhs.as_bf16()) {
-                (Some(lhs), Some(rhs)) if has_bf16_dot() => {
-                    bf16_dot::block(device, dst, start, lhs, rhs, work);
-                }
-                _ => converted_block(device, dst, start, lhs, rhs, work),
+            if has_bf16_dot() && [L::DTYPE, R::DTYPE].contains(&DType::Bf16) {
+                bf16_dot::block(device, dst, start, lhs, rhs, work);
+            } else {
+                converted_block(device, dst, start, lhs, rhs, work);
             }
         }
     }

@@ -176,6 +176,35 @@ impl Requests {
         Ok(())
     }
 
+    /// Starts sending words that are not payload to rank `to`.
+    ///
+    /// # Safety
+    /// As for [`Requests::all_gather`].
+    pub unsafe fn send_words(&mut self, words: &[u64], to: usize, tag: c_int) -> Result<()> {
+        let mut request = null_request();
+        let (addr, n) = (words.as_ptr().cast(), words.len() as c_int);
+        // SAFETY: a live slice, which the caller keeps until completion.
+        let code = unsafe { ffi::MPI_Isend(addr, n, ffi::RSMPI_UINT64_T, to as c_int, tag, self.comm.0, &mut request) };
+        check("MPI_Isend", code)?;
+        self.pending.push(request);
+        Ok(())
+    }
+
+    /// Starts receiving words that are not payload from rank `from`.
+    ///
+    /// # Safety
+    /// As for [`Requests::all_gather`].
+    pub unsafe fn receive_words(&mut self, words: &mut [u64], from: usize, tag: c_int) -> Result<()> {
+        let mut request = null_request();
+        let (addr, n) = (words.as_mut_ptr().cast(), words.len() as c_int);
+        // SAFETY: an exclusive slice, which the caller keeps until completion.
+        let code =
+            unsafe { ffi::MPI_Irecv(addr, n, ffi::RSMPI_UINT64_T, from as c_int, tag, self.comm.0, &mut request) };
+        check("MPI_Irecv", code)?;
+        self.pending.push(request);
+        Ok(())
+    }
+
     /// Lets MPI progress; true once every call has completed.
     pub fn test_all(&mut self) -> Result<bool> {
         let mut done: c_int = 0;

@@ -1,8 +1,8 @@
 //! One queue of collectives: a helper thread that runs jobs in the order they were put.
 //!
-//! Open MPI progresses only while somebody calls it, so the thread polls. It polls eagerly while the host waits on
-//! this queue, and rests between polls while the host computes: on a rank with one core it would take time from the
-//! kernels.
+//! Open MPI progresses only while somebody calls it, so the thread polls. It polls eagerly for a moment while the host waits
+//! on this queue, and rests between polls when that moment is over, and while the host computes: on a rank with one core it
+//! would take time from the kernels, and where ranks share cores from the rank that is waited for.
 
 use crate::backend::comm::{CommRecord, Landed, Pending};
 use crate::error::{Error, Result};
@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 const REST_FIRST: Duration = Duration::from_micros(20);
 /// Longest rest.
 const REST_LONGEST: Duration = Duration::from_micros(200);
+/// Polls without a rest while somebody waits: some hundred microseconds.
+const EAGER_POLLS: usize = 500;
 
 /// Work of a queue: owns its buffers, runs to completion, yields them.
 type Job = Box<dyn FnOnce(&Pacer) -> Result<(Landed<Instant>, u64)> + Send>;
@@ -30,13 +32,16 @@ pub struct Pacer {
 impl Pacer {
     /// Calls `poll` until it returns true.
     pub fn until(&self, mut poll: impl FnMut() -> Result<bool>) -> Result<()> {
-        let mut rest = REST_FIRST;
+        let (mut eager_polls, mut idle_rest) = (0, REST_FIRST);
         while !poll()? {
-            if self.waiting.load(Ordering::Acquire) > 0 {
+            if self.waiting.load(Ordering::Acquire) == 0 {
+                std::thread::park_timeout(idle_rest);
+                idle_rest = (idle_rest * 2).min(REST_LONGEST);
+            } else if eager_polls < EAGER_POLLS {
+                eager_polls += 1;
                 std::thread::yield_now();
             } else {
-                std::thread::park_timeout(rest);
-                rest = (rest * 2).min(REST_LONGEST);
+                std::thread::park_timeout(REST_FIRST);
             }
         }
         Ok(())

@@ -1,0 +1,97 @@
+//! Memory of the other ranks of this node, read without their help: one copy, no message, no staging.
+//!
+//! Linux lets a process read another one of the same user (`process_vm_readv`, what MPI libraries call cross-memory attach).
+//! Whether it does here is found out by trying, once, and all ranks go by the same answer. Who reads has to know from the
+//! owner that the bytes are there, and the owner that they have been read: [`super::mpi_comm`] sends those words.
+//!
+//! Must not know: buffers, which bytes are read and why.
+
+use crate::error::{Error, Result};
+use crate::test_hooks;
+use mpi::collective::SystemOperation;
+use mpi::topology::SimpleCommunicator;
+use mpi::traits::*;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// The processes of a group that this rank can read.
+#[derive(Debug, Clone)]
+pub struct Peers {
+    /// Process of each rank of this node, by rank; none for those of other nodes.
+    processes: Vec<Option<libc::pid_t>>,
+}
+
+impl Peers {
+    /// Tries every rank of this node; none at all where one rank cannot read another, or where no two ranks share a node.
+    /// Collective.
+    pub fn find(comm: &SimpleCommunicator) -> Option<Self> {
+        // What only this process holds at that address: a process of the same number on another node does not.
+        let token = Box::new(unlikely_word());
+        let rank = comm.rank() as usize;
+        let own = [node_key(rank), u64::from(std::process::id()), &raw const *token as u64, *token];
+        let mut all = vec![0u64; own.len() * comm.size() as usize];
+        comm.all_gather_into(&own, &mut all);
+        let process = |word: &[u64]| (word[0] == own[0]).then_some(word[1] as libc::pid_t);
+        let peers = Peers { processes: all.chunks_exact(own.len()).map(process).collect() };
+        let readable =
+            all.chunks_exact(own.len()).enumerate().filter(|&(rank, _)| peers.reads(rank)).all(|(rank, word)| {
+                let mut seen = [0u8; 8];
+                peers.read(rank, word[2], &mut seen).is_ok() && u64::from_ne_bytes(seen) == word[3]
+            });
+        let has_peers = peers.processes.iter().flatten().count() > 1;
+        let (mut all_can, mut some_have) = (0u8, 0u8);
+        comm.all_reduce_into(&u8::from(readable), &mut all_can, SystemOperation::min());
+        comm.all_reduce_into(&u8::from(has_peers), &mut some_have, SystemOperation::max());
+        drop(token);
+        (all_can == 1 && some_have == 1).then_some(peers)
+    }
+
+    /// Whether the rank's memory can be read.
+    pub fn reads(&self, rank: usize) -> bool {
+        self.processes[rank].is_some()
+    }
+
+    /// Whether that of every rank can.
+    pub fn are_all(&self) -> bool {
+        self.processes.iter().all(Option::is_some)
+    }
+
+    /// Reads the bytes at `addr` of a rank. Overwrites `out`.
+    ///
+    /// # Errors
+    /// The rank has ended, or its memory is no longer there.
+    pub fn read(&self, rank: usize, addr: u64, out: &mut [u8]) -> Result<()> {
+        let process = self.processes[rank].expect("a rank of this node");
+        let mut done = 0;
+        while done < out.len() {
+            let rest = &mut out[done..];
+            let local = libc::iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() };
+            let remote = libc::iovec { iov_base: (addr as usize + done) as *mut _, iov_len: rest.len() };
+            // SAFETY: `local` is an exclusive slice; the kernel checks the other process's addresses.
+            let n = unsafe { libc::process_vm_readv(process, &local, 1, &remote, 1, 0) };
+            if n <= 0 {
+                let why = std::io::Error::last_os_error();
+                return Err(Error::Comm(format!(
+                    "cannot read {} bytes of rank {rank} (process {process}): {why}; if it has not ended, run.single_copy=false \
+                     does without",
+                    out.len() - done
+                )));
+            }
+            done += n as usize;
+        }
+        Ok(())
+    }
+}
+
+/// Tells nodes apart, and groups of processes on one that do not see each other's numbers.
+fn node_key(rank: usize) -> u64 {
+    let block = test_hooks::ranks_per_node().map_or(0, |n| rank / n);
+    let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let namespace = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
+    xxh3_64(&[&boot, namespace.as_os_str().as_encoded_bytes(), &block.to_ne_bytes()].concat())
+}
+
+/// A word that no other process holds, but by an accident of one in 2^64.
+fn unlikely_word() -> u64 {
+    let since = std::time::UNIX_EPOCH.elapsed().unwrap_or_default();
+    xxh3_64(format!("{} {since:?}", std::process::id()).as_bytes())
+}
