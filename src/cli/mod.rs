@@ -4,7 +4,7 @@
 //! MPI.
 
 mod accept;
-pub mod args;
+mod args;
 mod backend_choice;
 mod ckpt;
 mod data;
@@ -29,7 +29,7 @@ use crate::test_hooks::fault_point;
 use crate::train::source::data_config;
 use crate::train::state::{self, Start};
 use crate::train::{self, Job};
-use args::{Command, Resume, TrainArgs};
+use args::{Command, DeviceCommand, Resume, TrainArgs};
 use backend_choice::Chosen;
 use launch::Launch;
 use std::ffi::OsString;
@@ -60,17 +60,10 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> Exit {
         Command::Sample(args) => return under_mpi(|launch| infer::sample(launch, &args).map(|exit| (exit, None))),
         Command::Eval(args) => return under_mpi(|launch| infer::eval(launch, &args).map(|exit| (exit, None))),
         Command::Plan(args) => alone(|| plan::run(&args)),
-        Command::DataInfo(args) => alone(|| data::info(&args)),
-        Command::DataFiles(args) => alone(|| data::files_info(&args)),
-        Command::DataTokenize(args) => alone(|| data::tokenize(&args)),
-        Command::DeviceCheck(args) => alone(|| device::check(&args)),
-        Command::Report(run_dir) => alone(|| report::five_answers(&run_dir)),
-        Command::CkptInspect(args) => alone(|| ckpt::inspect(&args)),
-        Command::CkptVerify(args) => alone(|| ckpt::verify(&args)),
-        Command::CkptDiff(args) => alone(|| ckpt::diff(&args)),
-        Command::CkptReshard(args) => alone(|| ckpt::reshard(&args)),
-        Command::CkptExport(args) => alone(|| ckpt::export(&args)),
-        Command::CkptImport(args) => alone(|| ckpt::import(&args)),
+        Command::Data(command) => alone(|| data::run(&command)),
+        Command::Device(DeviceCommand::Check(args)) => alone(|| device::check(&args)),
+        Command::Report(args) => alone(|| report::five_answers(&args.run)),
+        Command::Ckpt(command) => alone(|| ckpt::run(&command)),
     };
     match outcome {
         Ok(Said { text, exit }) => say(&text).map_or_else(
