@@ -13,13 +13,13 @@ mod device_choice;
 mod infer;
 mod launch;
 mod launch_checks;
+mod on_backend;
 mod plan;
 mod screen;
 
-use crate::backend::Comm;
-use crate::backend::agree::{all_or_none, decided_by_rank_0};
-use crate::backend::cpu::{Cpu, CpuDevice};
-use crate::backend::cuda::{Cuda, CudaDevice, NcclComm, probe};
+use crate::backend::agree::decided_by_rank_0;
+use crate::backend::cuda::probe;
+use crate::backend::{Backend, Comm};
 use crate::config::Deck;
 use crate::data::Dataset;
 use crate::error::{Error, Exit, Result};
@@ -32,10 +32,10 @@ use crate::train::{self, Job};
 use args::{Command, DeviceCommand, Resume, TrainArgs};
 use backend_choice::Chosen;
 use launch::Launch;
+use on_backend::{Work, on_backend};
 use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
 use std::path::Path;
-use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 /// How long a rank with nothing to say outlives the one that speaks.
@@ -212,10 +212,6 @@ fn train_on(launch: &Launch, args: &TrainArgs, started: Instant) -> Result<(Exit
     launch.check_agreement(&comm, &deck, threads)?;
     signals::listen(&signals::numbers_of(&deck.run.stop_signals).expect("the deck was checked"));
     let chosen = backend_choice::choose(&comm, &deck, &launch.host())?;
-    let timeout = match deck.run.timeout {
-        0 => Duration::MAX,
-        seconds => Duration::from_secs(seconds),
-    };
     let mut versions = launch.versions();
     if chosen != Chosen::Cpu {
         versions.extend(probe::versions(comm.size() > 1).into_iter().map(|(name, version)| (name.into(), version)));
@@ -233,21 +229,16 @@ fn train_on(launch: &Launch, args: &TrainArgs, started: Instant) -> Result<(Exit
         watch: None,
         deck,
     };
-    match chosen {
-        Chosen::Cpu => {
-            let comm = if job.deck.run.single_copy { comm.reading_peers() } else { comm };
-            train::run::<Cpu>(&CpuDevice::new(threads)?, &comm, &job)
-        }
-        Chosen::Cuda { ordinal } => {
-            let run = &job.deck.run;
-            let mut device = None;
-            all_or_none(&comm, CudaDevice::open(ordinal, run.tf32).map(|opened| _ = device.insert(opened)))?;
-            let device = Rc::new(device.expect("no rank failed"));
-            let comm = NcclComm::connect(Rc::clone(&device), comm, job.deck.zero.deterministic, timeout)?;
-            let exit = train::run::<Cuda>(&device, &comm, &job)?;
-            comm.close(timeout)?;
-            Ok(exit)
-        }
+    on_backend(chosen, comm, &job.deck, threads, Training(&job))
+}
+
+struct Training<'a>(&'a Job);
+
+impl Work for Training<'_> {
+    type Output = (Exit, Option<Flight>);
+
+    fn on<B: Backend>(self, device: &B::Device, comm: &B::Comm) -> Result<Self::Output> {
+        train::run::<B>(device, comm, self.0)
     }
 }
 
