@@ -32,10 +32,11 @@ impl Peers {
         comm.all_gather_into(&own, &mut all);
         let process = |word: &[u64]| (word[0] == own[0]).then_some(word[1] as libc::pid_t);
         let peers = Peers { processes: all.chunks_exact(own.len()).map(process).collect() };
-        let readable = all.chunks_exact(own.len()).enumerate().filter(|&(rank, _)| peers.reads(rank)).all(|(rank, word)| {
-            let mut seen = [0u8; 8];
-            peers.read(rank, word[2], &mut seen).is_ok() && u64::from_ne_bytes(seen) == word[3]
-        });
+        let readable =
+            all.chunks_exact(own.len()).enumerate().filter(|&(rank, _)| peers.reads(rank)).all(|(rank, word)| {
+                let mut seen = [0u8; 8];
+                peers.read(rank, word[2], &mut seen).is_ok() && u64::from_ne_bytes(seen) == word[3]
+            });
         let has_peers = peers.processes.iter().flatten().count() > 1;
         let (mut all_can, mut some_have) = (0u8, 0u8);
         comm.all_reduce_into(&u8::from(readable), &mut all_can, SystemOperation::min());

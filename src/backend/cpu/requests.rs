@@ -184,9 +184,7 @@ impl Requests {
         let mut request = null_request();
         let (addr, n) = (words.as_ptr().cast(), words.len() as c_int);
         // SAFETY: a live slice, which the caller keeps until completion.
-        let code = unsafe {
-            ffi::MPI_Isend(addr, n, ffi::RSMPI_UINT64_T, to as c_int, tag, self.comm.0, &mut request)
-        };
+        let code = unsafe { ffi::MPI_Isend(addr, n, ffi::RSMPI_UINT64_T, to as c_int, tag, self.comm.0, &mut request) };
         check("MPI_Isend", code)?;
         self.pending.push(request);
         Ok(())
@@ -200,9 +198,8 @@ impl Requests {
         let mut request = null_request();
         let (addr, n) = (words.as_mut_ptr().cast(), words.len() as c_int);
         // SAFETY: an exclusive slice, which the caller keeps until completion.
-        let code = unsafe {
-            ffi::MPI_Irecv(addr, n, ffi::RSMPI_UINT64_T, from as c_int, tag, self.comm.0, &mut request)
-        };
+        let code =
+            unsafe { ffi::MPI_Irecv(addr, n, ffi::RSMPI_UINT64_T, from as c_int, tag, self.comm.0, &mut request) };
         check("MPI_Irecv", code)?;
         self.pending.push(request);
         Ok(())

@@ -9,6 +9,7 @@ use crate::backend::buffer::Buf;
 use crate::backend::cpu::CpuDevice;
 use crate::backend::cpu::element::Element;
 use crate::backend::cpu::host::test_memory::{buf_f32, buf_of, buf_u32, read};
+use crate::backend::cpu::simd::has_bf16_dot;
 use crate::backend::ops::{AdamwStep, AttentionShape, LinearShape};
 use crate::backend::reference;
 use crate::backend::{Device, Ops};
@@ -142,6 +143,16 @@ fn layer_norm_rounds_once() {
     }
 }
 
+/// The operands of a product as it sees them: where the processor has bf16 dot products, an f32 one beside a bf16 one is
+/// rounded first.
+fn factors((a_dtype, a): (DType, &[f32]), (b_dtype, b): (DType, &[f32])) -> (Vec<f64>, Vec<f64>) {
+    if a_dtype == b_dtype || !has_bf16_dot() {
+        return (wide(a), wide(b));
+    }
+    let rounded = |xs: &[f32]| xs.iter().map(|&x| f64::from(<bf16 as Element>::store(x).load())).collect();
+    (rounded(a), rounded(b))
+}
+
 #[test]
 fn linear_layers_of_every_mix_of_types_round_once() {
     // One of everything; odd inner dimensions; two chunks of the inner dimension; more than a block of rows and columns.
@@ -180,12 +191,17 @@ fn linear_layers_of_every_mix_of_types_round_once() {
                 vec![read(&with_bias), read(&without), read(&dinp), read(&dweight), read(&dbias), read(&added)]
             };
             let got = same_bits_on_1_2_3_threads(run);
-            let (inp, weight, bias, dout) = (wide(&inp), wide(&weight), wide(&bias), wide(&dout));
-            let (dinp, dweight, dbias) = reference::linear_backward(&dout, &inp, &weight, shape);
+            let bias = wide(&bias);
+            let (inp_of_weight, weight_of_inp) = factors((act_in, &inp), (param, &weight));
+            let (dout_of_weight, weight_of_dout) = factors((act_out, &dout), (param, &weight));
+            let (dout_of_inp, inp_of_dout) = factors((act_out, &dout), (act_in, &inp));
+            let (dinp, ..) = reference::linear_backward(&dout_of_weight, &inp_of_dout, &weight_of_dout, shape);
+            let (_, dweight, _) = reference::linear_backward(&dout_of_inp, &inp_of_dout, &weight_of_dout, shape);
+            let (.., dbias) = reference::linear_backward(&wide(&dout), &inp_of_dout, &weight_of_dout, shape);
             let added: Vec<f64> = dweight.iter().zip(&start).map(|(d, &s)| d + s as f64).collect();
             let want = [
-                (act_out, reference::linear_forward(&inp, &weight, &bias, shape)),
-                (act_out, reference::linear_forward(&inp, &weight, &vec![0.0; n_out], shape)),
+                (act_out, reference::linear_forward(&inp_of_weight, &weight_of_inp, &bias, shape)),
+                (act_out, reference::linear_forward(&inp_of_weight, &weight_of_inp, &vec![0.0; n_out], shape)),
                 (act_in, dinp),
                 (grad, dweight),
                 (grad, dbias),
