@@ -1,7 +1,9 @@
 //! `zero3 ckpt ...`: looking at checkpoints, judging them, cutting them anew. One process, no MPI.
 
 use super::Said;
-use super::args::{CkptDiffArgs, CkptExportArgs, CkptImportArgs, CkptInspectArgs, CkptReshardArgs};
+use super::args::{
+    CkptCommand, CkptDiffArgs, CkptExportArgs, CkptImportArgs, CkptInspectArgs, CkptReshardArgs, CkptVerifyArgs,
+};
 use crate::backend::cpu::CpuDevice;
 use crate::checkpoint;
 use crate::error::{Exit, Result};
@@ -11,12 +13,23 @@ use crate::telemetry::progress::BytesBar;
 use std::cell::OnceCell;
 use std::io::IsTerminal;
 
-pub(super) fn inspect(args: &CkptInspectArgs) -> Result<Said> {
+pub(super) fn run(command: &CkptCommand) -> Result<Said> {
+    match command {
+        CkptCommand::Inspect(args) => inspect(args),
+        CkptCommand::Verify(args) => verify(args),
+        CkptCommand::Diff(args) => diff(args),
+        CkptCommand::Reshard(args) => reshard(args),
+        CkptCommand::Export(args) => export(args),
+        CkptCommand::Import(args) => import(args),
+    }
+}
+
+fn inspect(args: &CkptInspectArgs) -> Result<Said> {
     let found = checkpoint::inspect(&args.path)?;
     Ok(said(&found, args.json, Exit::Finished))
 }
 
-pub(super) fn verify(args: &CkptInspectArgs) -> Result<Said> {
+fn verify(args: &CkptVerifyArgs) -> Result<Said> {
     let n_bytes = checkpoint::verify::bytes_to_verify(&args.path)?;
     let bar = BytesBar::new("verifying", n_bytes, std::io::stderr().is_terminal());
     let found = checkpoint::verify(&args.path, &|done| bar.set(done));
@@ -26,13 +39,13 @@ pub(super) fn verify(args: &CkptInspectArgs) -> Result<Said> {
     Ok(said(&found, args.json, exit))
 }
 
-pub(super) fn diff(args: &CkptDiffArgs) -> Result<Said> {
+fn diff(args: &CkptDiffArgs) -> Result<Said> {
     let found = checkpoint::diff(&args.a, &args.b)?;
     let exit = if found.is_equal() { Exit::Finished } else { Exit::Differs };
     Ok(said(&found, args.json, exit))
 }
 
-pub(super) fn reshard(args: &CkptReshardArgs) -> Result<Said> {
+fn reshard(args: &CkptReshardArgs) -> Result<Said> {
     let values = checkpoint::inspect(&args.source)?.psi as u64 * 12;
     let bar = BytesBar::new("resharding", values, std::io::stderr().is_terminal());
     let shard_range = |numel, rank| Partition::new(numel, args.n_ranks).shard_range(rank);
@@ -41,16 +54,16 @@ pub(super) fn reshard(args: &CkptReshardArgs) -> Result<Said> {
     Ok(said(&done?, false, Exit::Finished))
 }
 
-pub(super) fn export(args: &CkptExportArgs) -> Result<Said> {
+fn export(args: &CkptExportArgs) -> Result<Said> {
     let n_bytes = (checkpoint::inspect(&args.source)?.psi * args.dtype.bytes()) as u64;
     let bar = BytesBar::new("exporting", n_bytes, std::io::stderr().is_terminal());
-    let CkptExportArgs { source, out_dir, dtype, max_shard_bytes } = args;
+    let CkptExportArgs { source, out_dir, dtype, max_shard_bytes, .. } = args;
     let done = hf::export::<CpuDevice>(source, out_dir, *dtype, *max_shard_bytes, &|done| bar.set(done));
     bar.finish();
     Ok(Said { text: done?.to_string(), exit: Exit::Finished })
 }
 
-pub(super) fn import(args: &CkptImportArgs) -> Result<Said> {
+fn import(args: &CkptImportArgs) -> Result<Said> {
     // How much there is to do is known once the files are matched.
     let bar = OnceCell::new();
     let begun = |total| BytesBar::new("importing", total, std::io::stderr().is_terminal());

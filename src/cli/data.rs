@@ -1,6 +1,6 @@
 //! `zero3 data ...`: making token files, looking at data. One process, no MPI.
 
-use super::args::{DataFilesArgs, DeckArgs, TokenizeArgs};
+use super::args::{DataCommand, DataFilesArgs, DataInfoArgs, DeckArgs, TokenizeArgs};
 use crate::config::{DataFormat, Deck, Tokenizer};
 use crate::data::info::Decode;
 use crate::data::{DataInfo, Dataset, TokenFilesInfo, TokenFormat};
@@ -12,8 +12,16 @@ use crate::train::source::data_config;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
+pub(super) fn run(command: &DataCommand) -> Result<String> {
+    match command {
+        DataCommand::Info(DataInfoArgs::Deck(args)) => info(args),
+        DataCommand::Info(DataInfoArgs::Files(args)) => files_info(args),
+        DataCommand::Tokenize(args) => tokenize(args),
+    }
+}
+
 /// What a deck's files hold.
-pub(super) fn info(args: &DeckArgs) -> Result<String> {
+fn info(args: &DeckArgs) -> Result<String> {
     let deck = Deck::load(&args.path, &args.overrides)?;
     let data = Dataset::open(&data_config(&deck))?;
     let bar = BytesBar::new("reading data", data.n_bytes(), std::io::stderr().is_terminal());
@@ -30,7 +38,7 @@ pub(super) fn info(args: &DeckArgs) -> Result<String> {
 }
 
 /// What token files hold.
-pub(super) fn files_info(args: &DataFilesArgs) -> Result<String> {
+fn files_info(args: &DataFilesArgs) -> Result<String> {
     let named = match &args.tokenizer {
         Some(named) => Some(named.clone()),
         None => made_with(&args.paths).and_then(|name| name.parse().ok()),
@@ -62,7 +70,7 @@ fn made_with(paths: &[PathBuf]) -> Option<String> {
 }
 
 /// Text to token files.
-pub(super) fn tokenize(args: &TokenizeArgs) -> Result<String> {
+fn tokenize(args: &TokenizeArgs) -> Result<String> {
     let tokenizer = TextTokenizer::load(&args.tokenizer, args.document_token_name.as_deref())?;
     let document_token = match (args.document_token, tokenizer.document_token()) {
         (Some(DocumentToken::None), _) | (None, None) => DocumentToken::None,
@@ -82,7 +90,7 @@ pub(super) fn tokenize(args: &TokenizeArgs) -> Result<String> {
         tokenizer_digest: tokenizer.digest().into(),
         separator_id,
         document_token,
-        layout: args.layout.clone(),
+        layout: args.layout(),
         val_fraction: args.val_fraction,
         format: format(args, tokenizer.vocab_size())?,
         shard_tokens: args.shard_tokens,

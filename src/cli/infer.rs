@@ -1,11 +1,11 @@
 //! `zero3 sample` and `zero3 eval`: the deck on every rank, the backend, the checkpoint, the words.
 
 use super::args::{DeckArgs, EvalArgs, SampleArgs};
-use super::backend_choice::{self, Chosen};
+use super::backend_choice;
 use super::launch::Launch;
+use super::on_backend::{Work, on_backend};
 use crate::backend::agree::{all_or_none, decided_by_rank_0};
-use crate::backend::cpu::{Cpu, CpuDevice, MpiComm};
-use crate::backend::cuda::{Cuda, CudaDevice, NcclComm};
+use crate::backend::cpu::MpiComm;
 use crate::backend::{Backend, Comm};
 use crate::checkpoint::find;
 use crate::config::{Deck, KEYS, Tokenizer};
@@ -14,13 +14,11 @@ use crate::telemetry::logging;
 use crate::text::tokenizer::TextTokenizer;
 use crate::train::infer::evaluate::{Evaluated, evaluate};
 use crate::train::infer::generate::{Choice, Decoders, generate};
-use crate::train::infer::{prompt_tokens, silent_flight, with_weights};
+use crate::train::infer::{silent_flight, with_prompt, with_weights};
 use crate::train::source::Source;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
-use std::time::Duration;
 
 /// What rank 0 found and every rank works with.
 #[derive(Serialize, Deserialize)]
@@ -65,36 +63,20 @@ fn find_deck(
     Ok((found.dir, Deck::parse(&found.deck, &[], "the deck of rank 0")?))
 }
 
-/// What is done on whichever backend the deck and the node make it.
-trait Work {
-    type Output;
-    fn on<B: Backend>(self, device: &B::Device, comm: &B::Comm, deck: &Deck) -> Result<Self::Output>;
-}
-
-fn on_backend<W: Work>(launch: &Launch, comm: MpiComm, deck: &Deck, work: W) -> Result<W::Output> {
+/// Chooses the backend with all ranks, and works on it.
+fn start<W: Work>(launch: &Launch, comm: MpiComm, deck: &Deck, work: W) -> Result<W::Output> {
     logging::init("warn", launch.rank());
     let threads = launch.threads(deck.run.threads_per_rank);
     launch.check_agreement(&comm, deck, threads)?;
-    match backend_choice::choose(&comm, deck, &launch.host())? {
-        Chosen::Cpu => work.on::<Cpu>(&CpuDevice::new(threads)?, &comm, deck),
-        Chosen::Cuda { ordinal } => {
-            let timeout = Duration::from_secs(deck.run.timeout.max(1));
-            let mut device = None;
-            all_or_none(&comm, CudaDevice::open(ordinal, deck.run.tf32).map(|opened| _ = device.insert(opened)))?;
-            let device = Rc::new(device.expect("no rank failed"));
-            let comm = NcclComm::connect(Rc::clone(&device), comm, deck.zero.deterministic, timeout)?;
-            let output = work.on::<Cuda>(&device, &comm, deck)?;
-            comm.close(timeout)?;
-            Ok(output)
-        }
-    }
+    let chosen = backend_choice::choose(&comm, deck, &launch.host())?;
+    on_backend(chosen, comm, deck, threads, work)
 }
 
 /// Runs `zero3 sample`.
 pub(super) fn sample(launch: &Launch, args: &SampleArgs) -> Result<Exit> {
     let comm = launch.shard_group()?;
     let (dir, deck) = find_deck(&comm, &args.checkpoint, None, &args.overrides)?;
-    let text = on_backend(launch, comm, &deck, Sample { args, dir: &dir })?;
+    let text = start(launch, comm, &deck, Sample { args, dir: &dir, deck: &deck })?;
     if launch.rank() == 0 {
         super::say(&text).map_err(|e| Error::Io(format!("standard output: {e}")))?;
     }
@@ -104,14 +86,16 @@ pub(super) fn sample(launch: &Launch, args: &SampleArgs) -> Result<Exit> {
 struct Sample<'a> {
     args: &'a SampleArgs,
     dir: &'a Path,
+    deck: &'a Deck,
 }
 
 impl Work for Sample<'_> {
     type Output = String;
 
-    fn on<B: Backend>(self, device: &B::Device, comm: &B::Comm, deck: &Deck) -> Result<String> {
+    fn on<B: Backend>(self, device: &B::Device, comm: &B::Comm) -> Result<String> {
+        let deck = self.deck;
         let SampleArgs { prompt, temperature, top_k, seed, max_tokens, .. } = self.args;
-        let opened = match &deck.data.tokenizer {
+        let loaded = match &deck.data.tokenizer {
             Tokenizer::None => Err(Error::Input(format!(
                 "the deck in {} has data.tokenizer = \"none\", so nobody knows what tokens mean; say which one with \
                  data.tokenizer=gpt2 or the path of a tokenizer.json",
@@ -119,10 +103,7 @@ impl Work for Sample<'_> {
             ))),
             named => TextTokenizer::load(named, None),
         };
-        let opened = opened.and_then(|tokenizer| Ok((prompt_tokens(&tokenizer, prompt, deck)?, tokenizer)));
-        let mut both = None;
-        all_or_none(comm, opened.map(|opened| _ = both.insert(opened)))?;
-        let (prompt_ids, tokenizer) = both.expect("no rank failed");
+        let (prompt_ids, tokenizer) = with_prompt(comm, loaded, prompt, deck)?;
         let decoders = Decoders::of_deck::<B::Device>(deck);
         let choice = Choice { temperature: *temperature, top_k: *top_k, seed: *seed };
         let generated = with_weights::<B, _>(device, comm, deck, self.dir, Some(&decoders), |stepper| {
@@ -143,7 +124,7 @@ pub(super) fn eval(launch: &Launch, args: &EvalArgs) -> Result<Exit> {
             deck.model.seq_len
         )));
     }
-    let (evaluated, key) = on_backend(launch, comm, &deck, Eval { dir: &dir, stride })?;
+    let (evaluated, key) = start(launch, comm, &deck, Eval { dir: &dir, deck: &deck, stride })?;
     if launch.rank() == 0 {
         let said =
             if args.json { as_json(&evaluated, &dir, key, stride) } else { in_words(&evaluated, &dir, key, stride) };
@@ -154,6 +135,7 @@ pub(super) fn eval(launch: &Launch, args: &EvalArgs) -> Result<Exit> {
 
 struct Eval<'a> {
     dir: &'a Path,
+    deck: &'a Deck,
     stride: usize,
 }
 
@@ -161,7 +143,8 @@ impl Work for Eval<'_> {
     /// And the key of the data.
     type Output = (Evaluated, &'static str);
 
-    fn on<B: Backend>(self, device: &B::Device, comm: &B::Comm, deck: &Deck) -> Result<Self::Output> {
+    fn on<B: Backend>(self, device: &B::Device, comm: &B::Comm) -> Result<Self::Output> {
+        let deck = self.deck;
         let source = Source::open(comm, deck, false, &silent_flight(comm)?)?;
         let (space, key) = match source.val() {
             Some(val) if deck.data.val.is_empty() => (val, "the end of data.train"),

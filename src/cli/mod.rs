@@ -4,7 +4,7 @@
 //! MPI.
 
 mod accept;
-pub mod args;
+mod args;
 mod backend_choice;
 mod ckpt;
 mod data;
@@ -13,13 +13,13 @@ mod device_choice;
 mod infer;
 mod launch;
 mod launch_checks;
+mod on_backend;
 mod plan;
 mod screen;
 
-use crate::backend::Comm;
-use crate::backend::agree::{all_or_none, decided_by_rank_0};
-use crate::backend::cpu::{Cpu, CpuDevice};
-use crate::backend::cuda::{Cuda, CudaDevice, NcclComm, probe};
+use crate::backend::agree::decided_by_rank_0;
+use crate::backend::cuda::probe;
+use crate::backend::{Backend, Comm};
 use crate::config::Deck;
 use crate::data::Dataset;
 use crate::error::{Error, Exit, Result};
@@ -29,13 +29,13 @@ use crate::test_hooks::fault_point;
 use crate::train::source::data_config;
 use crate::train::state::{self, Start};
 use crate::train::{self, Job};
-use args::{Command, Resume, TrainArgs};
+use args::{Command, DeviceCommand, Resume, TrainArgs};
 use backend_choice::Chosen;
 use launch::Launch;
+use on_backend::{Work, on_backend};
 use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
 use std::path::Path;
-use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 /// How long a rank with nothing to say outlives the one that speaks.
@@ -60,17 +60,10 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> Exit {
         Command::Sample(args) => return under_mpi(|launch| infer::sample(launch, &args).map(|exit| (exit, None))),
         Command::Eval(args) => return under_mpi(|launch| infer::eval(launch, &args).map(|exit| (exit, None))),
         Command::Plan(args) => alone(|| plan::run(&args)),
-        Command::DataInfo(args) => alone(|| data::info(&args)),
-        Command::DataFiles(args) => alone(|| data::files_info(&args)),
-        Command::DataTokenize(args) => alone(|| data::tokenize(&args)),
-        Command::DeviceCheck(args) => alone(|| device::check(&args)),
-        Command::Report(run_dir) => alone(|| report::five_answers(&run_dir)),
-        Command::CkptInspect(args) => alone(|| ckpt::inspect(&args)),
-        Command::CkptVerify(args) => alone(|| ckpt::verify(&args)),
-        Command::CkptDiff(args) => alone(|| ckpt::diff(&args)),
-        Command::CkptReshard(args) => alone(|| ckpt::reshard(&args)),
-        Command::CkptExport(args) => alone(|| ckpt::export(&args)),
-        Command::CkptImport(args) => alone(|| ckpt::import(&args)),
+        Command::Data(command) => alone(|| data::run(&command)),
+        Command::Device(DeviceCommand::Check(args)) => alone(|| device::check(&args)),
+        Command::Report(args) => alone(|| report::five_answers(&args.run)),
+        Command::Ckpt(command) => alone(|| ckpt::run(&command)),
     };
     match outcome {
         Ok(Said { text, exit }) => say(&text).map_or_else(
@@ -219,10 +212,6 @@ fn train_on(launch: &Launch, args: &TrainArgs, started: Instant) -> Result<(Exit
     launch.check_agreement(&comm, &deck, threads)?;
     signals::listen(&signals::numbers_of(&deck.run.stop_signals).expect("the deck was checked"));
     let chosen = backend_choice::choose(&comm, &deck, &launch.host())?;
-    let timeout = match deck.run.timeout {
-        0 => Duration::MAX,
-        seconds => Duration::from_secs(seconds),
-    };
     let mut versions = launch.versions();
     if chosen != Chosen::Cpu {
         versions.extend(probe::versions(comm.size() > 1).into_iter().map(|(name, version)| (name.into(), version)));
@@ -240,21 +229,16 @@ fn train_on(launch: &Launch, args: &TrainArgs, started: Instant) -> Result<(Exit
         watch: None,
         deck,
     };
-    match chosen {
-        Chosen::Cpu => {
-            let comm = if job.deck.run.single_copy { comm.reading_peers() } else { comm };
-            train::run::<Cpu>(&CpuDevice::new(threads)?, &comm, &job)
-        }
-        Chosen::Cuda { ordinal } => {
-            let run = &job.deck.run;
-            let mut device = None;
-            all_or_none(&comm, CudaDevice::open(ordinal, run.tf32).map(|opened| _ = device.insert(opened)))?;
-            let device = Rc::new(device.expect("no rank failed"));
-            let comm = NcclComm::connect(Rc::clone(&device), comm, job.deck.zero.deterministic, timeout)?;
-            let exit = train::run::<Cuda>(&device, &comm, &job)?;
-            comm.close(timeout)?;
-            Ok(exit)
-        }
+    on_backend(chosen, comm, &job.deck, threads, Training(&job))
+}
+
+struct Training<'a>(&'a Job);
+
+impl Work for Training<'_> {
+    type Output = (Exit, Option<Flight>);
+
+    fn on<B: Backend>(self, device: &B::Device, comm: &B::Comm) -> Result<Self::Output> {
+        train::run::<B>(device, comm, self.0)
     }
 }
 

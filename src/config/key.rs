@@ -1,6 +1,6 @@
 //! What a key is: its type, its range, its default and its help; how a value is read, checked and printed.
 //!
-//! Must not know: which keys there are (`mod.rs` has the table), nor how keys depend on each other (`resolve.rs`).
+//! Must not know: which keys there are (`mod.rs` has the table), nor how keys depend on each other (`rules.rs`).
 
 use super::choices::{ActivationCheckpointing, Tokenizer};
 use super::limit::Limit;

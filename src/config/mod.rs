@@ -1,6 +1,6 @@
 //! The deck: every key, its type, its range, its default and its meaning, in one table.
 //!
-//! Reading order: the table below, then `resolve.rs` (how keys depend on each other). The structs, the defaults, the
+//! Reading order: the table below, then `rules.rs` (how keys depend on each other). The structs, the defaults, the
 //! checks, the text of `--dry-run` and the table of `docs/deck.md` all come from the table, so they cannot drift.
 //!
 //! Must not know: MPI, files other than the deck itself, the model's code.
@@ -10,6 +10,7 @@ mod key;
 mod limit;
 mod render;
 mod resolve;
+mod rules;
 mod suggest;
 #[cfg(test)]
 mod tests;
@@ -362,7 +363,7 @@ impl Deck {
     /// # Errors
     /// [`Error::Input`] with line and column when the text is not TOML, [`Error::Deck`] with every fault otherwise.
     pub fn parse(text: &str, overrides: &[(String, String)], origin: &str) -> Result<Deck> {
-        resolve::resolve(text, overrides, origin)
+        rules::resolve(text, overrides, origin)
     }
 
     /// [`Deck::to_toml`] with each key's meaning beside it, for `--dry-run`.

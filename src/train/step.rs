@@ -5,7 +5,7 @@
 //! the local slices. `Stepper::run` executes the planned instructions from top to bottom and decides nothing.
 
 use super::tracing::{Note, Noted, describe};
-use super::visit::{Live, get, get_mut, put, take, travelling_ids};
+use super::visit::{Live, Visit, get, get_mut, put, take, travelling_ids};
 use crate::backend::memory::Memory;
 use crate::backend::{Backend, Comm, Device, Ops, Queue, QueueClock};
 use crate::config::OptimSection;
@@ -269,7 +269,7 @@ impl<B: Backend> Stepper<'_, B> {
                     assert!(gather.is_none_or(|g| gathers.is_live(g)), "unit {unit} is used after its gather landed");
                     if batch.is_some() {
                         let outer = self.timer.switch(purpose.computing(pass));
-                        self.compute(program, unit, pass, gather, purpose, &mut live);
+                        self.compute(self.model, program, Visit { unit, pass, gather }, purpose, None, &mut live);
                         self.timer.switch(outer);
                     }
                     if let Some(g) = gather {

@@ -4,24 +4,35 @@
 
 use super::step::{Purpose, Stepper};
 use crate::backend::{Backend, Buf, View};
-use crate::model::{BackwardIo, ForwardIo, LossGrad, LossIo};
+use crate::model::{BackwardIo, Cached, ForwardIo, LossGrad, LossIo, Model};
 use crate::params::{ParamId, UnitId, UnitRole};
 use crate::plan::Program;
 use crate::plan::memory::SlotId;
 use crate::plan::schedule::{GatherId, Pass};
 
+/// One visit of a unit.
+#[derive(Clone, Copy)]
+pub(super) struct Visit {
+    /// Which unit.
+    pub unit: UnitId,
+    /// Forward, backward, or the head's loss.
+    pub pass: Pass,
+    /// What its parameters come from; none where they are whole anyway.
+    pub gather: Option<GatherId>,
+}
+
 impl<B: Backend> Stepper<'_, B> {
-    /// Computes one visit of a unit.
+    /// Computes one visit of a unit by the model that `program` was planned for; `cached` where its rows follow others.
     pub(super) fn compute(
         &self,
+        model: &Model,
         program: &Program,
-        unit: UnitId,
-        pass: Pass,
-        gather: Option<GatherId>,
+        Visit { unit, pass, gather }: Visit,
         purpose: Purpose,
+        cached: Option<Cached<'_>>,
         live: &mut Live,
     ) {
-        let (dev, spec) = (self.device, &self.model.spec);
+        let (dev, spec) = (self.device, &model.spec);
         let unit_params = &spec.units[unit].params;
         let whole = gather.map(|g| take(live, &program.gathered[g])).unwrap_or_default();
         let gathered = gather.map_or(&[][..], |g| &program.schedule.gathers[g].params);
@@ -36,9 +47,8 @@ impl<B: Backend> Stepper<'_, B> {
                 let mut out = live[program.residual[unit]].take().expect("the output is live");
                 let input = (unit > 0).then(|| get(live, program.residual[unit - 1]).view());
                 let tokens = get(live, program.tokens).view();
-                let io =
-                    ForwardIo { tokens, input, out: out.view_mut(), saved: &mut saved, work: &mut work, cached: None };
-                self.model.forward(dev, unit, &params, io);
+                let io = ForwardIo { tokens, input, out: out.view_mut(), saved: &mut saved, work: &mut work, cached };
+                model.forward(dev, unit, &params, io);
                 live[program.residual[unit]] = Some(out);
                 put(live, &program.saved[unit], saved);
             }
@@ -56,7 +66,7 @@ impl<B: Backend> Stepper<'_, B> {
                 let targets = get(live, program.targets).view();
                 let input = get(live, program.residual[unit - 1]).view();
                 let io = LossIo { targets, input, losses: losses.view_mut(), work: &mut work, backward };
-                self.model.loss(dev, &params, io);
+                model.loss(dev, &params, io);
                 live[program.losses] = Some(losses);
                 if let Some(id) = program.dresidual {
                     live[id] = dresidual;
@@ -81,7 +91,7 @@ impl<B: Backend> Stepper<'_, B> {
                         work: &mut work,
                         cached: None,
                     };
-                    self.model.forward(dev, unit, &params, io);
+                    model.forward(dev, unit, &params, io);
                     live[out_id] = Some(out);
                     put(live, &program.recompute_work[unit], work);
                 }
@@ -94,7 +104,7 @@ impl<B: Backend> Stepper<'_, B> {
                 let (work, grads_io) = (&mut work[..], &mut grads[..]);
                 let io =
                     BackwardIo { tokens, input, saved: &saved, work, dresidual: dresidual.view_mut(), grads: grads_io };
-                self.model.backward(dev, unit, &params, io);
+                model.backward(dev, unit, &params, io);
                 live[dresidual_id] = Some(dresidual);
                 put(live, saved_ids, saved);
                 put(live, &grad_ids, grads);
@@ -109,7 +119,7 @@ impl<B: Backend> Stepper<'_, B> {
 
 impl<B: Backend> Stepper<'_, B> {
     /// The whole parameters of a unit, gathered or kept so. Padding never reaches a kernel.
-    pub(super) fn params_of<'a>(&'a self, unit: UnitId, gathered: &[ParamId], whole: &'a [Buf]) -> Vec<View<'a>> {
+    fn params_of<'a>(&'a self, unit: UnitId, gathered: &[ParamId], whole: &'a [Buf]) -> Vec<View<'a>> {
         let spec = &self.model.spec;
         let view = |&p: &ParamId| match gathered.iter().position(|&q| q == p) {
             Some(i) => whole[i].view().range(0..spec.params[p].numel()),

@@ -3,7 +3,7 @@
 //!
 //! Micro-batch i runs on rank i mod N, and sums are added in the order of i: the same bits on every number of ranks.
 
-use super::pass::{self, Visit};
+use super::pass;
 use crate::backend::{Backend, Comm, Device};
 use crate::data::SampleSpace;
 use crate::error::Result;
@@ -80,17 +80,17 @@ pub fn evaluate<B: Backend>(
             batch.fill(space, windows, (i * b) as u64..windows.n().min(((i + 1) * b) as u64), t);
         }
         let mut sum = 0.0;
-        pass::run(stepper, &plan.eval, |stepper, Visit { unit, pass, gather }, live| {
+        pass::run(stepper, &plan.eval, |stepper, visit, live| {
             if i >= n_batches {
                 return Ok(());
             }
-            if unit == 0 {
+            if visit.unit == 0 {
                 let (program, device) = (&plan.eval, stepper.device);
                 device.upload(get_mut(live, program.tokens).view_mut(), bytemuck::cast_slice(&batch.tokens))?;
                 device.upload(get_mut(live, program.targets).view_mut(), bytemuck::cast_slice(&batch.targets))?;
             }
-            stepper.compute(&plan.eval, unit, pass, gather, Purpose::Evaluate, live);
-            if pass == Pass::Loss {
+            stepper.compute(stepper.model, &plan.eval, visit, Purpose::Evaluate, None, live);
+            if visit.pass == Pass::Loss {
                 let losses = stepper.device.read(get(live, plan.eval.losses).view())?;
                 sum = batch.scored.iter().flat_map(|range| &losses[range.clone()]).map(|&x| f64::from(x)).sum();
             }

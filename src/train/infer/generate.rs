@@ -3,18 +3,18 @@
 //! Blocks keep the projections of the rows so far, so a token costs one row, and one gather of every unit. When the context is
 //! full it starts again with its last half.
 
-use super::pass::{self, Visit};
-use crate::backend::ops::CachedWork;
+use super::pass;
+use crate::backend::ops::{AttentionShape, CachedWork};
 use crate::backend::{Backend, Buf, Device, Ops, Queue};
 use crate::config::Deck;
 use crate::error::Result;
-use crate::model::{Cached, ForwardIo, LossIo, Model};
+use crate::model::{Cached, Model};
 use crate::plan::Plan;
 use crate::plan::generation::KeptSizes;
 use crate::plan::memory::Slot;
 use crate::plan::schedule::Pass;
-use crate::train::step::Stepper;
-use crate::train::visit::{get, get_mut, put, take};
+use crate::train::step::{Purpose, Stepper};
+use crate::train::visit::{get, get_mut};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
@@ -56,7 +56,7 @@ impl Decoders {
     /// Plans to run them.
     pub fn plan<D: Ops>(&self, plan: &mut Plan) -> Result<()> {
         let one = &self.models[1];
-        let whole = crate::backend::ops::AttentionShape { t: self.t_max, ..one.attention_shape() };
+        let whole = AttentionShape { t: self.t_max, ..one.attention_shape() };
         let sizes = KeptSizes {
             n_blocks: one.dims.n_layer,
             qkv: whole.t * whole.qkv_row(),
@@ -126,51 +126,24 @@ fn feed<B: Backend>(
     let program = &plan.generation.as_ref().expect("generation was planned").programs[decoder];
     let mut logits = Vec::new();
     pass::run(stepper, program, |stepper, visit, live| {
-        let Visit { unit, pass, gather } = visit;
-        let device = stepper.device;
+        let (unit, device) = (visit.unit, stepper.device);
         if unit == 0 {
             // Nobody asks for the losses: targets are any tokens.
             for id in [program.tokens, program.targets] {
                 device.upload(get_mut(live, id).view_mut(), bytemuck::cast_slice(rows))?;
             }
         }
-        let (ids, whole) = pass::gathered(program, visit, live);
-        let params = stepper.params_of(unit, ids, &whole);
-        let is_head = pass == Pass::Loss;
-        let work_ids = if is_head { &program.backward_work[unit] } else { &program.forward_work[unit] };
-        let mut work = take(live, work_ids);
-        if is_head {
-            let mut losses = live[program.losses].take().expect("losses are live");
-            let (targets, input) = (get(live, program.targets).view(), get(live, program.residual[unit - 1]).view());
-            let io = LossIo { targets, input, losses: losses.view_mut(), work: &mut work, backward: None };
-            model.loss(device, &params, io);
-            live[program.losses] = Some(losses);
-            if rows.len() == 1 {
-                let at = model.spec.units[unit].backward_work.iter().position(|t| t.name == "logits");
-                logits = device.read(work[at.expect("a head has logits")].view())?.into_owned();
-            }
-        } else {
-            let mut saved = take(live, &program.saved[unit]);
-            let mut out = live[program.residual[unit]].take().expect("the output is live");
-            let [cached_out, lse, cached_work] = &mut *scratch else { panic!("cached attention has 3 buffers") };
-            let cached = Cached {
-                first,
-                qkv: unit.checked_sub(1).map(|block| &mut kept[block]),
-                work: CachedWork { out: cached_out.view_mut(), lse: lse.view_mut(), work: cached_work.view_mut() },
-            };
-            let input = (unit > 0).then(|| get(live, program.residual[unit - 1]).view());
-            let tokens = get(live, program.tokens).view();
-            let (saved_io, work_io) = (&mut saved[..], &mut work[..]);
-            let io =
-                ForwardIo { tokens, input, out: out.view_mut(), saved: saved_io, work: work_io, cached: Some(cached) };
-            model.forward(device, unit, &params, io);
-            live[program.residual[unit]] = Some(out);
-            put(live, &program.saved[unit], saved);
-        }
-        drop(params);
-        put(live, work_ids, work);
-        if let Some(g) = gather {
-            put(live, &program.gathered[g], whole);
+        let [out, lse, work] = &mut *scratch else { panic!("cached attention has 3 buffers") };
+        let cached = Cached {
+            first,
+            qkv: unit.checked_sub(1).and_then(|block| kept.get_mut(block)),
+            work: CachedWork { out: out.view_mut(), lse: lse.view_mut(), work: work.view_mut() },
+        };
+        stepper.compute(model, program, visit, Purpose::Evaluate, Some(cached), live);
+        if visit.pass == Pass::Loss && rows.len() == 1 {
+            let at = model.spec.units[unit].backward_work.iter().position(|t| t.name == "logits");
+            let id = program.backward_work[unit][at.expect("a head has logits")];
+            logits = device.read(get(live, id).view())?.into_owned();
         }
         Ok(())
     })?;

@@ -42,11 +42,8 @@ impl Sampler {
     /// There is no such tokenizer; the prompt has no tokens.
     pub fn open<B: Backend>(comm: &B::Comm, deck: &Deck) -> Result<Self> {
         let prompt_text = deck.train.sample_prompt.clone();
-        let opened = TextTokenizer::load(&deck.data.tokenizer, None)
-            .and_then(|tokenizer| Ok((prompt_tokens(&tokenizer, &prompt_text, deck)?, tokenizer)));
-        let mut both = None;
-        all_or_none(comm, opened.map(|opened| _ = both.insert(opened)))?;
-        let (prompt, tokenizer) = both.expect("no rank failed");
+        let loaded = TextTokenizer::load(&deck.data.tokenizer, None);
+        let (prompt, tokenizer) = with_prompt(comm, loaded, &prompt_text, deck)?;
         let decoders = Decoders::of_deck::<B::Device>(deck);
         Ok(Sampler { tokenizer, decoders, prompt_text, prompt, n_tokens: deck.train.sample_tokens })
     }
@@ -67,11 +64,27 @@ impl Sampler {
     }
 }
 
+/// The tokens of a prompt, and the tokenizer that made them; a fault is every rank's. Collective.
+///
+/// # Errors
+/// The tokenizer could not be loaded; the prompt has no tokens.
+pub fn with_prompt<C: Comm>(
+    comm: &C,
+    loaded: Result<TextTokenizer>,
+    prompt: &str,
+    deck: &Deck,
+) -> Result<(Vec<u32>, TextTokenizer)> {
+    let opened = loaded.and_then(|tokenizer| Ok((prompt_tokens(&tokenizer, prompt, deck)?, tokenizer)));
+    let mut both = None;
+    all_or_none(comm, opened.map(|opened| _ = both.insert(opened)))?;
+    Ok(both.expect("no rank failed"))
+}
+
 /// The tokens of a prompt; of an empty one the token that begins documents.
 ///
 /// # Errors
 /// It has none, one that cannot be encoded, or one that the model does not know.
-pub fn prompt_tokens(tokenizer: &TextTokenizer, prompt: &str, deck: &Deck) -> Result<Vec<u32>> {
+fn prompt_tokens(tokenizer: &TextTokenizer, prompt: &str, deck: &Deck) -> Result<Vec<u32>> {
     let mut tokens = Vec::new();
     tokenizer
         .encode(prompt.as_bytes(), &mut tokens)

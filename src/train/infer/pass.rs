@@ -1,25 +1,13 @@
 //! A forward program from top to bottom: gather, visit, release, and nothing else.
 
-use crate::backend::{Backend, Buf, Queue};
+use crate::backend::{Backend, Device, Queue};
 use crate::error::Result;
-use crate::params::{ParamId, UnitId};
 use crate::plan::Program;
-use crate::plan::schedule::{GatherId, Instr, Pass};
+use crate::plan::schedule::Instr;
 use crate::telemetry::{CommClass, MemKind};
 use crate::train::step::Stepper;
-use crate::train::visit::{Live, put, take};
+use crate::train::visit::{Live, Visit, put, take};
 use crate::zero::Gathers;
-
-/// One visit of a unit.
-#[derive(Clone, Copy)]
-pub struct Visit {
-    /// Which unit.
-    pub unit: UnitId,
-    /// Forward, or the head's loss.
-    pub pass: Pass,
-    /// What its parameters come from; none where they are whole anyway.
-    pub gather: Option<GatherId>,
-}
 
 /// Executes a program, calling `visit` where it computes. Collective: every rank runs the same programs.
 pub fn run<B: Backend>(
@@ -38,7 +26,7 @@ pub fn run<B: Backend>(
         match *instr {
             Instr::Gather(g) => {
                 let outs = take(&mut live, &program.gathered[g]);
-                let after = crate::backend::Device::record(stepper.device, Queue::Compute);
+                let after = stepper.device.record(Queue::Compute);
                 gathers.start(g, &program.schedule.gathers[g], stepper.comm, after, &mut stepper.shards, outs);
             }
             Instr::Wait(g) => {
@@ -61,12 +49,4 @@ pub fn run<B: Backend>(
         }
     }
     Ok(())
-}
-
-/// The parameters that a visit's gather brings, and their buffers, to be put back.
-pub fn gathered<'a>(program: &'a Program, visit: Visit, live: &mut Live) -> (&'a [ParamId], Vec<Buf>) {
-    match visit.gather {
-        Some(g) => (&program.schedule.gathers[g].params, take(live, &program.gathered[g])),
-        None => (&[], Vec::new()),
-    }
 }

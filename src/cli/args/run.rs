@@ -1,0 +1,110 @@
+//! A run: `zero3 train`, what it would be (`zero3 plan`) and what it was (`zero3 report`).
+
+use super::words::DeckArgs;
+use super::{MAX_RANKS, count};
+use clap::builder::{OsStringValueParser, TypedValueParser};
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
+
+const TRAIN_HELP: &str = "\
+Examples:
+  mpirun -n 2 zero3 train inputs/tiny.toml
+      train; the same line again resumes from the newest checkpoint
+  mpirun -n 3 zero3 train inputs/tiny.toml train.steps=600
+      go on with three ranks and more steps
+  mpirun -n 2 zero3 train inputs/tiny.toml run.dir=/tmp/b 'data.train=a.txt,b/*.txt' --resume none
+      somewhere else, on other text, from the start
+  zero3 train inputs/tiny.toml --dry-run
+      check the deck and print it with every default
+
+Exit codes: 0 finished; 2 bad deck, input or checkpoint; 4 training became non-finite;
+5 communication, device or I/O failure; 70 internal error; 75 stopped early with a checkpoint saved:
+start the same command again.";
+
+const PLAN_HELP: &str = "\
+Examples:
+  zero3 plan inputs/gpt2-124m.toml --ranks 8
+  zero3 plan inputs/gpt2-124m.toml --ranks 64 --ranks-per-node 8 model.preset=gpt2-1.5b
+  zero3 plan inputs/tiny.toml --ranks 3 --json
+
+Exit codes: 0 finished; 2 bad deck or command line; 70 internal error.";
+
+const REPORT_HELP: &str = "\
+Example:
+  zero3 report runs/tiny
+
+Exit codes: 0 finished; 2 no summary there; 70 internal error.";
+
+/// Train as a deck says, or go on where the last run stopped.
+///
+/// Reads a deck (a TOML file; docs/deck.md lists its keys), trains, validates, and writes logs and checkpoints
+/// under run.dir. Started again, it goes on from the newest complete checkpoint, on any number of ranks, or says
+/// that the run is finished.
+#[derive(clap::Args, Debug, Clone, PartialEq, Eq)]
+#[command(override_usage = "zero3 train DECK [KEY=VALUE ...] [--resume auto|none|PATH] [--dry-run]")]
+#[command(after_help = TRAIN_HELP)]
+pub struct TrainArgs {
+    #[command(flatten)]
+    pub deck: DeckArgs,
+    /// Where to start from: auto = the newest complete checkpoint of run.dir, if any; none = from scratch; PATH = a
+    /// run or step directory (write ./auto for a directory of that name).
+    #[arg(long, value_name = "auto|none|PATH", default_value = "auto", hide_default_value = false)]
+    #[arg(value_parser = OsStringValueParser::new().try_map(parse_resume))]
+    pub resume: Resume,
+    /// Check everything in the deck, print it with all defaults, start nothing.
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
+/// Show what a run would hold and move, without starting it.
+///
+/// Computes, from the deck and a number of ranks alone, who owns which slices, the order of gathers and reductions,
+/// the peak memory and the bytes each rank receives per step. Needs no MPI: it plans 1000 ranks on a laptop.
+#[derive(clap::Args, Debug, Clone, PartialEq, Eq)]
+#[command(override_usage = "zero3 plan DECK --ranks N [--ranks-per-node K] [--json] [KEY=VALUE ...]")]
+#[command(after_help = PLAN_HELP)]
+pub struct PlanArgs {
+    #[command(flatten)]
+    pub deck: DeckArgs,
+    /// Ranks to plan for.
+    #[arg(long = "ranks", value_name = "N", value_parser = count(1..=MAX_RANKS))]
+    pub n_ranks: usize,
+    /// Ranks that share a node; without it, all of them do.
+    #[arg(long, value_name = "K", value_parser = count(1..))]
+    pub ranks_per_node: Option<usize>,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Answer five questions about a run's memory and time from its own records.
+///
+/// Which shards are resident at rest; which full parameters are gathered; did prefetches overlap compute; were full
+/// parameters released soon enough; were gradients reduced, or did full copies pile up. Each answer cites its numbers.
+#[derive(clap::Args, Debug, Clone, PartialEq, Eq)]
+#[command(after_help = REPORT_HELP)]
+pub struct ReportArgs {
+    /// A run directory.
+    pub run: PathBuf,
+}
+
+/// Where a run starts from.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Resume {
+    /// The newest complete checkpoint of the run directory, or step 0 when there is none.
+    #[default]
+    Auto,
+    /// Step 0.
+    None,
+    /// A run or step directory.
+    Path(PathBuf),
+}
+
+fn parse_resume(text: OsString) -> Result<Resume, String> {
+    match text {
+        text if text.is_empty() => Err("say auto, none or a directory".into()),
+        text if text == OsStr::new("auto") => Ok(Resume::Auto),
+        text if text == OsStr::new("none") => Ok(Resume::None),
+        text => Ok(Resume::Path(text.into())),
+    }
+}

@@ -1,0 +1,315 @@
+//! How the keys of a training deck depend on each other: what is derived where nobody wrote it, and what cannot stand together.
+//!
+//! Must not know: how a deck is read (`resolve.rs`), nor the ranges of single keys (`mod.rs`).
+
+use super::choices::{BackendKind, DataFormat, Family, Preset, PresetSizes, ReduceWhen, Tokenizer};
+use super::resolve::{Resolver, show};
+use super::{Deck, TABLE};
+use crate::data::CONTAINERS;
+use crate::dtype::DType;
+use crate::error::Result;
+use toml::Value;
+
+/// Parameters of the largest model, and elements of the largest activation, that sizes in bytes can be reckoned for.
+const MAX_NUMEL: u128 = 1 << 44;
+
+/// What both families add in their norms unless a Llama's deck says otherwise.
+const NORM_EPS: f64 = 1e-5;
+
+pub(super) fn resolve(text: &str, overrides: &[(String, String)], origin: &str) -> Result<Deck> {
+    let mut resolver = Resolver::read(&TABLE, text, overrides, origin)?;
+    resolver.derive_model_and_data();
+    resolver.derive_training();
+    resolver.check_consistency();
+    resolver.finish()
+}
+
+impl Resolver {
+    /// Format, then tokenizer, then sizes: each may depend on the one before.
+    fn derive_model_and_data(&mut self) {
+        let format = self.derive_format();
+        if let Some(format) = format {
+            let text = format == DataFormat::Text;
+            if self.is_unset("data.tokenizer") {
+                let tokenizer = if text { Tokenizer::Bytes } else { Tokenizer::None };
+                self.set("data.tokenizer", Value::String(tokenizer.name().into()));
+            }
+            match self.choice::<Tokenizer>("data.tokenizer") {
+                Some(Tokenizer::None) if text => {
+                    self.refuse("data.tokenizer", "\"bytes\" for text (data.format), which holds no tokens yet".into());
+                }
+                Some(Tokenizer::Gpt2 | Tokenizer::File(_)) if text => {
+                    let wants = "\"bytes\" for text (data.format); make files of tokens with `zero3 data tokenize` and train \
+                                 on those";
+                    self.refuse("data.tokenizer", wants.into());
+                }
+                Some(Tokenizer::Bytes) if !text => {
+                    let wants = format!(
+                        "\"none\", \"gpt2\" or the path of a tokenizer.json for files of tokens (data.format = \"{format}\")"
+                    );
+                    self.refuse("data.tokenizer", wants);
+                }
+                _ => {}
+            }
+        }
+
+        // A faulty preset is one fault, not five missing sizes.
+        let Some(preset) = self.choice::<Preset>("model.preset") else { return };
+        let sizes = preset.sizes();
+        self.derive_size("model.n_layer", sizes.map(|s: PresetSizes| s.n_layer));
+        self.derive_size("model.n_head", sizes.map(|s| s.n_head));
+        self.derive_size("model.d_model", sizes.map(|s| s.d_model));
+        self.derive_size("model.seq_len", sizes.map(|s| s.seq_len));
+        if let Some(tokenizer) = self.choice::<Tokenizer>("data.tokenizer") {
+            self.derive_size("model.vocab_size", tokenizer.vocab_size().or(sizes.map(|s| s.vocab_size)));
+        }
+        self.derive_family(preset, sizes);
+    }
+
+    /// The family, and what it says of sizes that nobody wrote.
+    fn derive_family(&mut self, preset: Preset, sizes: Option<PresetSizes>) {
+        let of_preset = sizes.map(|s| s.family);
+        if self.is_unset("model.family") {
+            self.set("model.family", Value::String(of_preset.unwrap_or_default().name().into()));
+        }
+        let Some(family) = self.choice::<Family>("model.family") else { return };
+        if of_preset.is_some_and(|of_preset| of_preset != family) {
+            let wants = format!("\"{}\" with model.preset = \"{preset}\"", of_preset.unwrap_or_default());
+            return self.refuse("model.family", wants);
+        }
+        // Of a preset whose width was changed the hidden layer follows the width.
+        let d_model = self.integer("model.d_model");
+        let of_width = |d: i64| {
+            if family == Family::Gpt2 { 4 * d } else { (8 * d as u64).div_ceil(3).next_multiple_of(256) as i64 }
+        };
+        let preset_d_ff = sizes.filter(|s| d_model == Some(s.d_model as i64)).map(|s| s.d_ff as i64);
+        let n_head = self.integer("model.n_head");
+        let preset_n_kv_head = sizes.filter(|s| n_head == Some(s.n_head as i64)).map(|s| s.n_kv_head as i64);
+        self.derive("model.n_kv_head", preset_n_kv_head.or(n_head).map(Value::Integer));
+        self.derive("model.d_ff", preset_d_ff.or(d_model.map(of_width)).map(Value::Integer));
+        let theta = sizes.map_or(if family == Family::Gpt2 { 0.0 } else { 10_000.0 }, |s| s.rope_theta);
+        self.derive("model.rope_theta", Some(Value::Float(theta)));
+        self.derive("model.norm_eps", Some(Value::Float(NORM_EPS)));
+        self.derive("model.tied", Some(Value::Boolean(sizes.map_or(family == Family::Gpt2, |s| s.tied))));
+    }
+
+    /// What a family does not have is refused by name.
+    fn check_family(&mut self) {
+        let Some(family) = self.choice::<Family>("model.family") else { return };
+        let (n_head, d_model) = (self.integer("model.n_head"), self.integer("model.d_model"));
+        match family {
+            Family::Gpt2 => {
+                let or_llama = "or model.family = \"llama\"";
+                if let (Some(n_head), Some(n)) = (n_head, self.integer("model.n_kv_head"))
+                    && n != n_head
+                {
+                    let wants = format!("model.n_head = {n_head}, GPT-2 shares no key/value heads; {or_llama}");
+                    self.refuse("model.n_kv_head", wants);
+                }
+                if let (Some(d_model), Some(n)) = (d_model, self.integer("model.d_ff"))
+                    && n != 4 * d_model
+                {
+                    self.refuse(
+                        "model.d_ff",
+                        format!("4 * model.d_model = {}, as GPT-2 has it; {or_llama}", 4 * d_model),
+                    );
+                }
+                if self.float("model.rope_theta").is_some_and(|theta| theta != 0.0) {
+                    self.refuse("model.rope_theta", format!("0, GPT-2 learns its positions; {or_llama}"));
+                }
+                if self.float("model.norm_eps").is_some_and(|eps| eps != NORM_EPS) {
+                    self.refuse("model.norm_eps", format!("{NORM_EPS:?}, as GPT-2 has it; {or_llama}"));
+                }
+                if self.choice::<bool>("model.tied") == Some(false) {
+                    self.refuse("model.tied", format!("true, GPT-2's head is its embedding; {or_llama}"));
+                }
+            }
+            Family::Llama => {
+                if let (Some(n_head), Some(n)) = (n_head, self.integer("model.n_kv_head"))
+                    && n_head % n != 0
+                {
+                    let wants = format!("a divisor of model.n_head = {n_head}, {}", near_divisors(n_head, n));
+                    self.refuse("model.n_kv_head", wants);
+                }
+                if let (Some(n_head), Some(d_model)) = (n_head, d_model)
+                    && d_model % n_head == 0
+                    && (d_model / n_head) % 2 != 0
+                {
+                    let wants = format!(
+                        "such that a head has an even number of channels to rotate in pairs; model.d_model / model.n_head \
+                         is {}",
+                        d_model / n_head
+                    );
+                    self.refuse("model.n_head", wants);
+                }
+                if self.float("model.rope_theta") == Some(0.0) {
+                    self.refuse("model.rope_theta", "above 0, e.g. 10000, for model.family = \"llama\"".into());
+                }
+            }
+        }
+    }
+
+    /// What `auto` stands for, by the names of all data paths; sets the key to it.
+    fn derive_format(&mut self) -> Option<DataFormat> {
+        let written = self.choice::<DataFormat>("data.format")?;
+        if written != DataFormat::Auto {
+            return Some(written);
+        }
+        let paths = [self.paths("data.train")?, self.paths("data.val")?].concat();
+        let ending = |path: &str| path.rsplit_once('.').map(|(_, ending)| ending.to_ascii_lowercase());
+        let is_container = |path: &&String| ending(path).is_some_and(|e| CONTAINERS.contains(&e.as_str()));
+        if let Some(path) = paths.iter().find(is_container) {
+            let wants = format!(
+                "files of text or bare tokens, which {} is not by name: unpack it, or say \"text\" to train on its bytes",
+                show(path)
+            );
+            self.refuse("data.format", wants);
+            return None;
+        }
+        let format = DataFormat::of_path(paths.first()?);
+        if let Some(other) = paths.iter().find(|p| DataFormat::of_path(p) != format) {
+            let wants = format!(
+                "one format for all files: by name {} is {format} and {} is {}; say \"text\", \"raw_u16\" or \
+                 \"raw_u32\"",
+                show(&paths[0]),
+                show(other),
+                DataFormat::of_path(other)
+            );
+            self.refuse("data.format", wants);
+            return None;
+        }
+        self.set("data.format", Value::String(format.name().into()));
+        Some(format)
+    }
+
+    fn derive_size(&mut self, name: &'static str, known: Option<usize>) {
+        if !self.is_unset(name) {
+            return;
+        }
+        match known {
+            Some(n) => self.set(name, Value::Integer(n as i64)),
+            None => {
+                let kind = TABLE.keys.iter().find(|k| k.name == name).map(|k| k.kind.wants()).unwrap_or_default();
+                self.refuse(name, format!("{kind}, or a model.preset that brings it"));
+            }
+        }
+    }
+
+    fn derive_training(&mut self) {
+        if let (true, Some(micro)) = (self.is_unset("train.global_batch_size"), self.integer("train.micro_batch_size"))
+        {
+            self.set("train.global_batch_size", Value::Integer(8 * micro));
+        }
+        if let (true, Some(backend)) = (self.is_unset("zero.deterministic"), self.choice::<BackendKind>("run.backend"))
+        {
+            self.set("zero.deterministic", Value::Boolean(backend != BackendKind::Cuda));
+        }
+        for (name, stands_for) in [("optim.decay_steps", "train.steps"), ("data.stride", "model.seq_len")] {
+            if let (Some(0), Some(n)) = (self.integer(name), self.integer(stands_for)) {
+                self.set(name, Value::Integer(n));
+            }
+        }
+    }
+
+    fn check_consistency(&mut self) {
+        self.check_sizes();
+        if let (Some(n_head), Some(d_model)) = (self.integer("model.n_head"), self.integer("model.d_model"))
+            && d_model % n_head != 0
+        {
+            let wants = format!("a divisor of model.d_model = {d_model}, {}", near_divisors(d_model, n_head));
+            self.refuse("model.n_head", wants);
+        }
+        self.check_family();
+        if let (Some(global), Some(micro)) =
+            (self.integer("train.global_batch_size"), self.integer("train.micro_batch_size"))
+            && global % micro != 0
+        {
+            let below = global / micro * micro;
+            let near = if below == 0 { format!("{micro}") } else { format!("{below} or {}", below + micro) };
+            let wants = format!("a multiple of train.micro_batch_size = {micro}, e.g. {near}");
+            self.refuse("train.global_batch_size", wants);
+        }
+        if let (Some(ReduceWhen::LastMicroStep), Some(DType::Bf16)) =
+            (self.choice("zero.reduce"), self.choice("zero.reduce_dtype"))
+        {
+            let wants = "\"f32\" with zero.reduce = \"last_micro_step\": gradients are held and travel as f32 sums";
+            self.refuse("zero.reduce_dtype", wants.into());
+        }
+        if let (Some(BackendKind::Auto | BackendKind::Cpu), Some(false)) =
+            (self.choice("run.backend"), self.choice("zero.deterministic"))
+        {
+            let wants = "true, or run.backend = \"cuda\": over MPI gradients are always added in one order";
+            self.refuse("zero.deterministic", wants.into());
+        }
+        let tokenizer = self.choice::<Tokenizer>("data.tokenizer");
+        if let (Some(vocab), Some(tokenizer)) = (self.integer("model.vocab_size"), tokenizer)
+            && let Some(smallest) = tokenizer.vocab_size().filter(|n| vocab < *n as i64)
+        {
+            let wants = format!("at least {smallest}, the vocabulary of data.tokenizer = \"{tokenizer}\"");
+            self.refuse("model.vocab_size", wants);
+        }
+        if let (Some(1..), Some(Tokenizer::None)) = (self.integer("train.sample_every"), self.choice("data.tokenizer"))
+        {
+            let wants = "0 where data.tokenizer = \"none\": name the tokenizer that the files of tokens were made with";
+            self.refuse("train.sample_every", wants.into());
+        }
+        if let (Some(1..), Some(val), Some(0.0)) =
+            (self.integer("train.eval_every"), self.paths("data.val"), self.float("data.val_fraction"))
+            && val.is_empty()
+        {
+            let wants = "validation data: set data.val, or data.val_fraction above 0; or 0 to never validate";
+            self.refuse("train.eval_every", wants.into());
+        }
+        if let (Some(steps), Some(batch), Some(seq_len)) =
+            (self.integer("train.steps"), self.integer("train.global_batch_size"), self.integer("model.seq_len"))
+            && steps.checked_mul(batch).and_then(|n| n.checked_mul(seq_len)).is_none()
+        {
+            let wants = format!("so few that all tokens ({batch} * {seq_len} per step) stay below 2^63");
+            self.refuse("train.steps", wants);
+        }
+        if let (Some(min_lr), Some(lr)) = (self.float("optim.min_lr"), self.float("optim.lr"))
+            && min_lr > lr
+        {
+            self.refuse("optim.min_lr", format!("at most optim.lr = {lr:?}"));
+        }
+    }
+
+    /// No product of sizes overflows, here or later.
+    fn check_sizes(&mut self) {
+        let size = |key: &str| self.integer(key).map(|n| n as u128);
+        if let (Some(layers), Some(c), Some(t), Some(v)) =
+            (size("model.n_layer"), size("model.d_model"), size("model.seq_len"), size("model.vocab_size"))
+        {
+            let llama = self.choice::<Family>("model.family") == Some(Family::Llama);
+            let f = size("model.d_ff").unwrap_or(4 * c);
+            // Of a Llama with as many key/value heads as it has heads; its head is another (V, C).
+            let numel =
+                if llama { layers * (4 * c + 3 * f) * c + 2 * v * c } else { layers * 12 * c * c + (t + v) * c };
+            if numel > MAX_NUMEL {
+                let wants =
+                    format!("smaller: together with the other sizes it makes {numel} parameters, 2^44 would do");
+                self.refuse("model.d_model", wants);
+            } else if let (Some(b), Some(n_eval)) = (size("train.micro_batch_size"), size("train.eval_batches")) {
+                let hidden = if llama { (2 * f, "2 * model.d_ff") } else { (4 * c, "4 * model.d_model") };
+                let (widest, key) = if v > hidden.0 { (v, "model.vocab_size") } else { hidden };
+                if b * t * widest > MAX_NUMEL {
+                    let wants = format!(
+                        "smaller: with model.seq_len = {t} and {key} = {widest} a micro-batch has a tensor of {} elements, \
+                         2^44 would do",
+                        b * t * widest
+                    );
+                    self.refuse("train.micro_batch_size", wants);
+                } else if n_eval * b * t > i64::MAX as u128 {
+                    self.refuse("train.eval_batches", "so few that all tokens of a validation stay below 2^63".into());
+                }
+            }
+        }
+    }
+}
+
+/// The divisors of `n` next to `near` on both sides, as the end of "wants a divisor, ...".
+fn near_divisors(n: i64, near: i64) -> String {
+    let divides = |d: &i64| n % d == 0;
+    let found = [(1..near).rev().find(divides), (near..=n).find(divides)];
+    format!("e.g. {}", found.iter().flatten().map(i64::to_string).collect::<Vec<_>>().join(" or "))
+}
