@@ -72,9 +72,9 @@ pub fn block<D: Element, L: Element, R: Element, B: Element>(
         device.for_each_task(col_panels, |col_panel| {
             let cols = col_panel * COLS..n.min((col_panel + 1) * COLS);
             let right = &rhs_words[col_panel * COLS * pairs..][..COLS * pairs];
+            let mut tile = [[0.0; COLS]; ROWS];
             for row_panel in 0..row_panels {
                 let left = &lhs_words[row_panel * ROWS * pairs..][..ROWS * pairs];
-                let mut tile = [[0.0; COLS]; ROWS];
                 multiply(&mut tile, left, right);
                 let rows = row_panel * ROWS..m.min((row_panel + 1) * ROWS);
                 // SAFETY: columns of `dst` and `sums` belong to one task each.

@@ -127,7 +127,8 @@ pub fn reduce_scatter(group: &Group, pacer: &Pacer, reduce: &mut ReduceScatter) 
     let givers: Vec<usize> = neighbours.iter().copied().filter(|&rank| rank < contributors).collect();
     let takers: &[usize] = if group.rank < contributors { &neighbours } else { &[] };
     let theirs = group.exchange_words(pacer, HERE, &addresses(full), takers, &givers)?;
-    let mut sum = Sum { group, full, givers: &givers, theirs: &theirs, read_bytes: 0 };
+    let chunk = vec![0; if givers.is_empty() { 0 } else { CHUNK_BYTES / 4 }];
+    let mut sum = Sum { group, full, givers: &givers, theirs: &theirs, chunk, read_bytes: 0 };
     let mut requests = group.requests();
     for bucket in buckets.iter() {
         exchange(&mut requests, group, bucket, full, staging.as_mut(), contributors)?;
@@ -186,6 +187,8 @@ struct Sum<'a> {
     givers: &'a [usize],
     /// Where their full gradients lie: one word per gradient and giver.
     theirs: &'a [u64],
+    /// What is read before it is added, [`CHUNK_BYTES`].
+    chunk: Vec<u32>,
     read_bytes: u64,
 }
 
@@ -239,8 +242,7 @@ impl Sum<'_> {
     ) -> Result<()> {
         let peers = self.group.peers.as_ref().expect("givers are peers");
         let addr = self.theirs[giver * self.full.len() + param] + (start * dtype.bytes()) as u64;
-        let mut words = [0u32; CHUNK_BYTES / 4];
-        let read = &mut bytemuck::cast_slice_mut(&mut words)[..sum.len() * dtype.bytes()];
+        let read = &mut bytemuck::cast_slice_mut(&mut self.chunk)[..sum.len() * dtype.bytes()];
         peers.read(self.givers[giver], addr, read)?;
         self.read_bytes += read.len() as u64;
         match dtype {

@@ -1,11 +1,31 @@
-//! Views of host arenas as slices, and [`Shared`]: one mutable slice that tasks write disjoint parts of.
+//! Host arenas, their views as slices, and [`Shared`]: one mutable slice that tasks write disjoint parts of.
 //!
 //! The only place that reads through the address of a view. Must not know: operations.
 
 use super::element::Element;
-use crate::backend::buffer::{Space, View, ViewMut};
+use crate::backend::buffer::{Arena, Space, View, ViewMut};
 use crate::dtype::DType;
+use crate::error::{Error, Result};
 use std::marker::PhantomData;
+use std::sync::Arc;
+
+/// `bytes` of zeroed host memory that begin on a page, in huge pages where the system has them.
+///
+/// # Errors
+/// The system does not give so much.
+pub fn arena(bytes: usize) -> Result<Arc<Arena>> {
+    let mut map = memmap2::MmapMut::map_anon(bytes.max(1)).map_err(|e| {
+        Error::Comm(format!(
+            "cannot allocate {bytes} bytes for model and activations: {e}; start more ranks on more nodes, or lower \
+             train.micro_batch_size or the model's sizes (`zero3 plan` shows what is needed)"
+        ))
+    })?;
+    // Fewer entries of the address cache for the same bytes, where the system has such pages; as well without.
+    #[cfg(target_os = "linux")]
+    let _ = map.advise(memmap2::Advice::HugePage);
+    let base = map.as_mut_ptr().expose_provenance() as u64;
+    Ok(Arena::new(base, bytes, Space::Host, Box::new(map)))
+}
 
 /// The address as a pointer, after checking that the view is host memory of this type.
 fn checked<T>(addr: u64, space: Space, dtype: DType, want: DType) -> *mut T {
@@ -165,6 +185,7 @@ pub(crate) mod test_memory {
 mod tests {
     use super::test_memory::{buf_f32, buf_u32, read};
     use super::*;
+    use crate::backend::Buf;
 
     #[test]
     fn views_show_the_elements_of_their_range() {
@@ -176,6 +197,16 @@ mod tests {
         assert_eq!(read(&buf), [1.0, 2.0, 7.0, 8.0]);
         assert_eq!(bytes_mut(buf.view_mut().range(0..1)), 1.0f32.to_le_bytes());
         assert!(u32s(buf_u32(&[]).view()).is_empty());
+    }
+
+    #[test]
+    fn an_arena_begins_as_zeros_and_one_that_does_not_fit_is_an_error() {
+        let arena = super::arena(3 * 4).unwrap();
+        assert_eq!(arena.bytes(), 12);
+        assert_eq!(f32s(Buf::new(&arena, 0, 3, DType::F32).view()), [0.0; 3]);
+        assert!(super::arena(0).is_ok());
+        let message = super::arena(1 << 60).err().expect("no machine has so much").to_string();
+        assert!(message.contains("1152921504606846976 bytes"), "{message}");
     }
 
     #[test]

@@ -20,6 +20,7 @@ mod requests;
 mod simd;
 mod worker;
 
+pub use host::arena as host_arena;
 pub use mpi_comm::MpiComm;
 pub use simd::instruction_set;
 

@@ -2,10 +2,11 @@
 
 use super::Done;
 use super::collectives::{self, Group};
+use super::host;
 use super::peers::Peers;
 use super::requests::{self, MAX_MESSAGE_NUMEL, RawComm, check};
 use super::worker::{InFlight, Worker};
-use crate::backend::buffer::{Arena, Buf, Space};
+use crate::backend::buffer::{Arena, Buf};
 use crate::backend::comm::{Comm, CommRecord, Landed, ReduceScatter};
 use crate::backend::library::Library;
 use crate::error::{Error, Result};
@@ -127,18 +128,7 @@ impl Comm for MpiComm {
     }
 
     fn alloc(&self, bytes: usize) -> Result<Arc<Arena>> {
-        let mut map = memmap2::MmapMut::map_anon(bytes.max(1))
-            .map_err(|e| {
-                Error::Comm(format!(
-                    "cannot allocate {bytes} bytes for model and activations: {e}; start more ranks on more nodes, or lower \
-                     train.micro_batch_size or the model's sizes (`zero3 plan` shows what is needed)"
-                ))
-            })?;
-        // Fewer entries of the address cache for the same bytes, where the system has such pages; as well without.
-        #[cfg(target_os = "linux")]
-        let _ = map.advise(memmap2::Advice::HugePage);
-        let base = map.as_mut_ptr().expose_provenance() as u64;
-        Ok(Arena::new(base, bytes, Space::Host, Box::new(map)))
+        host::arena(bytes)
     }
 
     fn all_gather(&self, _after: Done, shards: Vec<Buf>, mut outs: Vec<Buf>) -> InFlight {

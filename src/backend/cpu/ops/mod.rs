@@ -13,8 +13,6 @@ mod linear;
 pub(super) mod reduce;
 mod rms_norm;
 mod rope;
-#[cfg(test)]
-mod speed;
 mod swiglu;
 #[cfg(test)]
 pub(super) mod test_support;
