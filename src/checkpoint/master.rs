@@ -22,6 +22,13 @@ use std::path::PathBuf;
 /// No more mappings are made: with thousands of ranks the master file would cost more than it gives.
 pub const MAX_MAPPINGS: usize = 200_000;
 
+/// What a virtual dataset costs on disk: object header, attributes, its entry in the group.
+const BYTES_PER_DATASET: u64 = 1024;
+/// What a mapping costs: the names of file and dataset, and two selections.
+const BYTES_PER_MAPPING: u64 = 256;
+/// What the file costs besides.
+const BYTES_PER_FILE: u64 = 16 << 10;
+
 /// The last act of a save, by rank 0, when every rank's file is durable: writes the master file, then commits
 /// ([`commit`](mod@super::commit)). Returns the step directory.
 pub fn finish(run_dir: &Path, mut manifest: Manifest) -> Result<PathBuf> {
@@ -46,7 +53,11 @@ pub fn write_master(dir: &Path, manifest: &Manifest) -> Result<Option<ExtraFile>
         return Ok(None);
     }
     let path = dir.join(MASTER_FILE);
-    let failed = |what: String| Error::Io(format!("writing {}: {what}", path.display()));
+    let failed = |what: String| {
+        let n_datasets = (Kind::ALL.len() * manifest.params.len()) as u64;
+        let needed_bytes = BYTES_PER_FILE + BYTES_PER_DATASET * n_datasets + BYTES_PER_MAPPING * n_mappings as u64;
+        Error::Io(format!("writing checkpoint file {} (up to about {needed_bytes} bytes): {what}", path.display()))
+    };
     make(&path, manifest, &placed).map_err(|e| failed(h5::one_line(&e)))?;
     let mut file = File::open(&path).map_err(|e| failed(e.to_string()))?;
     let (bytes, digest) = write::digest_file(&mut file).map_err(|e| failed(e.to_string()))?;

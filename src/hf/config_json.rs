@@ -124,6 +124,14 @@ impl Theirs<'_> {
         }
     }
 
+    /// A number of ours is this value of theirs, or `default` where it is absent.
+    fn number(&mut self, key: &str, theirs: &str, value: &Value, default: f64) {
+        match value.as_f64().or(value.is_null().then_some(default)) {
+            Some(x) => self.set(key, x.to_string()),
+            None => self.faults.push(format!("{theirs} is {value}, and must be a number")),
+        }
+    }
+
     fn set(&mut self, key: &str, value: String) {
         self.overrides.push((format!("model.{key}"), value));
     }
@@ -166,13 +174,21 @@ impl Theirs<'_> {
         self.size("d_ff", "intermediate_size", None);
         self.size("seq_len", "max_position_embeddings", Some(2048));
         self.size("vocab_size", "vocab_size", None);
-        let number = |value: &Value, default: f64| value.as_f64().unwrap_or(default).to_string();
-        self.set("norm_eps", number(&self.config["rms_norm_eps"], 1e-6));
         // Newer files keep the rotation's parameters together.
         let rope = &self.config["rope_parameters"];
-        let theta = if rope.is_null() { &self.config["rope_theta"] } else { &rope["rope_theta"] };
-        self.set("rope_theta", number(theta, 10_000.0));
-        self.set("tied", self.config["tie_word_embeddings"].as_bool().unwrap_or(false).to_string());
+        let of_rope = |key: &str| if rope[key].is_null() { self.config[key].clone() } else { rope[key].clone() };
+        let (theta, partial) = (of_rope("rope_theta"), of_rope("partial_rotary_factor"));
+        self.number("norm_eps", "rms_norm_eps", &self.config["rms_norm_eps"], 1e-6);
+        self.number("rope_theta", "rope_theta", &theta, 10_000.0);
+        if !partial.is_null() && partial.as_f64() != Some(1.0) {
+            self.faults
+                .push(format!("partial_rotary_factor is {partial}, and this program's Llama rotates whole heads"));
+        }
+        match &self.config["tie_word_embeddings"] {
+            Value::Null => self.set("tied", "false".into()),
+            Value::Bool(tied) => self.set("tied", tied.to_string()),
+            other => self.faults.push(format!("tie_word_embeddings is {other}, and must be true or false")),
+        }
         for (key, place) in [("rope_parameters", rope), ("rope_scaling", &self.config["rope_scaling"])] {
             let kind = if place["rope_type"].is_null() { &place["type"] } else { &place["rope_type"] };
             if !kind.is_null() && *kind != "default" {
@@ -188,6 +204,41 @@ impl Theirs<'_> {
             ("head_dim", Value::Null, &[head.unwrap_or(Value::Null), Value::Null]),
         ] {
             self.fixed(key, default, good, "Llama");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn llama(words: &Value) -> Result<Deck> {
+        let mut config = json!({
+            "model_type": "llama", "vocab_size": 300, "hidden_size": 24, "intermediate_size": 31, "num_hidden_layers": 1,
+            "num_attention_heads": 2, "max_position_embeddings": 16,
+        });
+        config.as_object_mut().unwrap().extend(words.as_object().unwrap().clone());
+        to_deck(config.to_string().as_bytes(), "config.json")
+    }
+
+    #[test]
+    fn the_rotation_is_read_wherever_it_stands_and_nothing_odd_becomes_a_default() {
+        for (words, theta) in [
+            (json!({}), 1e4),
+            (json!({ "rope_theta": 5e5 }), 5e5),
+            (json!({ "rope_parameters": { "rope_type": "default", "rope_theta": 5e5 } }), 5e5),
+            (json!({ "rope_parameters": { "rope_type": "default" }, "rope_theta": 5e5 }), 5e5),
+        ] {
+            assert_eq!(llama(&words).unwrap().model.rope_theta, theta, "{words}");
+        }
+        for (words, says) in [
+            (json!({ "rope_theta": "5e5" }), "rope_theta is \"5e5\", and must be a number"),
+            (json!({ "rms_norm_eps": "1e-5" }), "rms_norm_eps is"),
+            (json!({ "tie_word_embeddings": "yes" }), "tie_word_embeddings is"),
+            (json!({ "rope_parameters": { "partial_rotary_factor": 0.5 } }), "partial_rotary_factor is 0.5"),
+        ] {
+            let why = llama(&words).unwrap_err().to_string();
+            assert!(why.contains(says), "{says:?} is not in {why}");
         }
     }
 }

@@ -272,6 +272,7 @@ fn start(job: &Job<'_>) -> Result<State> {
         is_finished: false,
     };
     let path = state_path(&job.out);
+    refuse_inputs_as_outputs(job)?;
     if job.overwrite {
         remove_earlier(job, &path);
         return Ok(fresh);
@@ -280,10 +281,7 @@ fn start(job: &Job<'_>) -> Result<State> {
     let found = match fs::read(&path) {
         Ok(bytes) => bytes,
         Err(_) => {
-            let first = shard_path(&outputs(&job.out, &job.options)[0], job.options.shard_tokens, 0);
-            if first.exists() {
-                return Err(Error::Input(format!("{} is there already{over}", first.display())));
-            }
+            refuse_others_files(job, over)?;
             return Ok(fresh);
         }
     };
@@ -309,6 +307,53 @@ fn start(job: &Job<'_>) -> Result<State> {
     // Standard input cannot be gone on with.
     let is_stream = job.inputs.iter().any(|path| path == Path::new("-"));
     Ok(if is_stream && !found.is_finished { fresh } else { found })
+}
+
+/// Whether a file of this path may be written: one of the outputs, or with shards one numbered as they are, whole or not.
+fn is_output(job: &Job<'_>, path: &Path) -> bool {
+    let text = |path: &Path| path.as_os_str().to_string_lossy().into_owned();
+    let found = text(path);
+    let found = found.strip_suffix(".partial").unwrap_or(&found);
+    outputs(&job.out, &job.options).iter().any(|name| match job.options.shard_tokens {
+        None => found == text(name),
+        Some(_) => {
+            let first = text(&shard_path(name, job.options.shard_tokens, 0));
+            let at = first.rfind("_000000").expect("a shard has a number") + 1;
+            let number = found.strip_prefix(&first[..at]).and_then(|rest| rest.strip_suffix(&first[at + 6..]));
+            number.is_some_and(|n| n.len() >= 6 && n.bytes().all(|b| b.is_ascii_digit()))
+        }
+    })
+}
+
+/// Nothing here is ours yet, so nothing that would be written over may be there.
+fn refuse_others_files(job: &Job<'_>, over: &str) -> Result<()> {
+    let dir = job.out.parent().unwrap_or(Path::new(""));
+    let listed = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
+    let entries = fs::read_dir(listed).map_err(|e| Error::io("list", listed, &e))?;
+    let mut found: Vec<PathBuf> =
+        entries.flatten().map(|entry| dir.join(entry.file_name())).filter(|path| is_output(job, path)).collect();
+    found.sort();
+    match found.first() {
+        None => Ok(()),
+        Some(first) => Err(Error::Input(format!("{} is there already{over}", first.display()))),
+    }
+}
+
+/// What is read is not written over, whatever was asked for.
+fn refuse_inputs_as_outputs(job: &Job<'_>) -> Result<()> {
+    let whole = |path: &Path| fs::canonicalize(path).ok();
+    let dir = job.out.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let same_dir = |path: &PathBuf| whole(path).is_some_and(|p| p.parent().map(Path::to_path_buf) == whole(dir));
+    let as_output = |path: &&PathBuf| {
+        let name = whole(path).and_then(|path| path.file_name().map(|name| job.out.with_file_name(name)));
+        same_dir(path) && name.is_some_and(|name| is_output(job, &name))
+    };
+    match job.inputs.iter().find(as_output) {
+        None => Ok(()),
+        Some(input) => {
+            Err(Error::Input(format!("{} is read, and would be written over; name another output", input.display())))
+        }
+    }
 }
 
 /// Removes what an earlier process made here, so that none of its shards is taken for one of the new ones.
@@ -384,6 +429,32 @@ mod tests {
             bytes[1024..].as_chunks().0.iter().map(|b| u32::from(u16::from_le_bytes(*b))).collect::<Vec<_>>()
         };
         files.iter().flat_map(read).collect()
+    }
+
+    #[test]
+    fn files_of_others_and_what_is_read_are_not_written_over() {
+        let bytes = TextTokenizer::load(&Named::Bytes, None).unwrap();
+        for (name, is_refused) in [
+            ("t_train_000000.bin", true),
+            ("t_val_000000.bin", true),
+            ("t_train_000007.bin", true),
+            ("t_val_000001.bin.partial", true),
+            ("t_train_1234567.bin", true),
+            ("t_train_7.bin", false),
+            ("t.bin", false),
+            ("t_test_000000.bin", false),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            let (text, other) = (dir.path().join("in.txt"), dir.path().join(name));
+            fs::write(&text, "one\n\ntwo\n\nthree").unwrap();
+            fs::write(&other, "precious").unwrap();
+            let made = tokenize(&job(&bytes, dir.path(), std::slice::from_ref(&text)), &|_| {});
+            assert_eq!(made.is_err(), is_refused, "{name}: {made:?}");
+            assert_eq!(fs::read(&other).unwrap(), b"precious", "{name}");
+            let read = Job { overwrite: true, ..job(&bytes, dir.path(), std::slice::from_ref(&other)) };
+            assert_eq!(tokenize(&read, &|_| {}).is_err(), is_refused, "{name} as input");
+            assert_eq!(fs::read(&other).unwrap(), b"precious", "{name} as input");
+        }
     }
 
     proptest! {
