@@ -71,8 +71,8 @@ impl Peers {
             if n <= 0 {
                 let why = std::io::Error::last_os_error();
                 return Err(Error::Comm(format!(
-                    "cannot read {} bytes of rank {rank} (process {process}): {why}; if it has not ended, run.single_copy=false \
-                     does without",
+                    "cannot read {} bytes of rank {rank} (process {process}): {why}; it may have ended with the job, \
+                     else run.single_copy=false does without",
                     out.len() - done
                 )));
             }
