@@ -289,13 +289,15 @@ fn a_run_from_elsewhere_is_not_mixed_with_what_the_directory_held() {
 }
 
 #[test]
-fn a_run_without_checkpoints_starts_anew_and_keeps_the_old_log() {
+fn a_run_without_checkpoints_is_known_when_finished_and_another_deck_keeps_its_log() {
     let case = Case::tiny();
     let run = case.path("run");
     train(&case, 2, "run", &["checkpoint.every=0"]);
     let before = Steps::read(&run);
-    train(&case, 2, "run", &["checkpoint.every=0"]).expect_text("previous_1");
-    assert_same_curve(&before, &Steps::read(&run));
+    train(&case, 2, "run", &["checkpoint.every=0"]).expect_text("finished").expect_text("--resume none");
+    assert_eq!(before, Steps::read(&run));
+    train(&case, 2, "run", &["checkpoint.every=0", "optim.grad_clip=0.25"]).expect_text("previous_1");
+    assert_eq!(before.rows.len(), Steps::read(&run).rows.len());
     assert_eq!(before, Steps::read(&run.join("previous_1")));
 }
 

@@ -316,7 +316,7 @@ fn a_job_whose_node_goes_down_is_put_back_and_ends_on_the_node_that_is_left_with
     let state = cluster.until(&case, "run", &job, "JobState", &["COMPLETED", "FAILED", "TIMEOUT", "CANCELLED"]);
     let log = std::fs::read_to_string(case.path("run.out")).expect("the output");
     assert_eq!(state, "COMPLETED", "{log}");
-    for part in ["Slurm has put it back", "on 1 node: n1 (ranks 0-1)", "(written by 4 ranks)", "finished: all 100"] {
+    for part in ["Slurm has put it back", "on 1 node: n1 (ranks 0-1)", "(written by 4 ranks; ", "finished: all 100"] {
         assert!(log.contains(part), "{part:?} is not in\n{log}");
     }
     case.train(2, "local", &words).output().expect_success();

@@ -87,6 +87,8 @@ fn faults_of_text_and_token_files_are_named_with_file_and_offset() {
         (&["data", "info", "--format", "llmc", "text.txt"], "(byte offset 0), and an llm.c token file with 20240520"),
     ] {
         zero3(&case, line).output().expect_code(2).expect_text(says);
-        std::fs::remove_file(case.path("o.bin.tokenize.json")).ok();
+        for left in ["o.bin.tokenize.json", "o.bin.partial"] {
+            std::fs::remove_file(case.path(left)).ok();
+        }
     }
 }

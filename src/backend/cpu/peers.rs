@@ -11,7 +11,11 @@ use crate::test_hooks;
 use mpi::collective::SystemOperation;
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::*;
+use std::time::Duration;
 use xxhash_rust::xxh3::xxh3_64;
+
+/// How long a failed read keeps still.
+const OTHERS_FIRST: Duration = Duration::from_secs(5);
 
 /// The processes of a group that this rank can read.
 #[derive(Debug, Clone)]
@@ -35,7 +39,7 @@ impl Peers {
         let readable =
             all.chunks_exact(own.len()).enumerate().filter(|&(rank, _)| peers.reads(rank)).all(|(rank, word)| {
                 let mut seen = [0u8; 8];
-                peers.read(rank, word[2], &mut seen).is_ok() && u64::from_ne_bytes(seen) == word[3]
+                peers.try_read(rank, word[2], &mut seen).is_ok() && u64::from_ne_bytes(seen) == word[3]
             });
         let has_peers = peers.processes.iter().flatten().count() > 1;
         let (mut all_can, mut some_have) = (0u8, 0u8);
@@ -58,8 +62,20 @@ impl Peers {
     /// Reads the bytes at `addr` of a rank. Overwrites `out`.
     ///
     /// # Errors
-    /// The rank has ended, or its memory is no longer there.
+    /// The rank has ended, or its memory is no longer there. The job is about to end then, and the error waits so long that who
+    /// knows more has the word.
     pub fn read(&self, rank: usize, addr: u64, out: &mut [u8]) -> Result<()> {
+        let n = out.len();
+        self.try_read(rank, addr, out).map_err(|why| {
+            std::thread::sleep(OTHERS_FIRST);
+            Error::Comm(format!(
+                "cannot read {n} bytes of rank {rank}: {why}; it may have ended with the job, else run.single_copy=false does \
+                 without"
+            ))
+        })
+    }
+
+    fn try_read(&self, rank: usize, addr: u64, out: &mut [u8]) -> std::io::Result<()> {
         let process = self.processes[rank].expect("a rank of this node");
         let mut done = 0;
         while done < out.len() {
@@ -69,12 +85,7 @@ impl Peers {
             // SAFETY: `local` is an exclusive slice; the kernel checks the other process's addresses.
             let n = unsafe { libc::process_vm_readv(process, &local, 1, &remote, 1, 0) };
             if n <= 0 {
-                let why = std::io::Error::last_os_error();
-                return Err(Error::Comm(format!(
-                    "cannot read {} bytes of rank {rank} (process {process}): {why}; it may have ended with the job, \
-                     else run.single_copy=false does without",
-                    out.len() - done
-                )));
+                return Err(std::io::Error::last_os_error());
             }
             done += n as usize;
         }
