@@ -47,8 +47,8 @@ test-mllog: build ## MLPerf's own parser reads the acceptance benchmark's mllog.
 test-hf: build ## the transformers package loads exports, and imports what it wrote; fetches it from PyPI (HF_PYTHON: one that has it)
 	tests/hf/run.sh "$(RELEASE)"
 
-test-slurm: setup-test ## the tests on Slurm alone
-	$(CARGO) test --test slurm
+test-slurm: setup-test ## the tests on Slurm alone, with the one that waits a minute for its time limits
+	$(CARGO) test --test slurm -- --include-ignored
 
 test-cuda-orders: setup-test ## the CUDA path on doubles: 1 to 5 ranks in 22 orders of streams, some minutes
 	$(CARGO) test --test cuda_doubles -- --ignored

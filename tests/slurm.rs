@@ -448,6 +448,7 @@ fn a_chain_of_jobs_goes_on_until_the_run_is_done_with_the_bits_of_an_uncut_one()
 
 /// Slurm's shortest limit is a minute, and Slurm looks for limits every half a minute: three jobs at once.
 #[test]
+#[ignore = "a minute of waiting for Slurm's clock: make test-slurm runs it"]
 fn slurms_own_signal_the_limit_it_tells_and_the_limit_that_fires_each_leave_a_checkpoint() {
     let cluster = Cluster::up(2);
     let case = Case::tiny();
