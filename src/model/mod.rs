@@ -223,9 +223,10 @@ fn attend<D: Device>(
     shape: AttentionShape,
     cached: Option<Cached<'_>>,
 ) {
-    let Some(Cached { first, qkv: Some(kept), work: scratch }) = cached else {
+    let Some(Cached { first, qkv: kept, work: scratch }) = cached else {
         return dev.attention_forward(out.view_mut(), lse.view_mut(), qkv, work.view_mut(), shape);
     };
+    let kept = kept.expect("a block keeps the projections of its rows");
     assert_eq!(shape.b, 1, "one text is generated at a time");
     let (row, all) = (shape.qkv_row(), first + shape.t);
     dev.cast(kept.view_mut().range(first * row..all * row), qkv);

@@ -14,7 +14,7 @@ use crate::model::Model;
 use crate::optim;
 use crate::optim::lr_schedule::lr_at;
 use crate::params::{ParamId, UnitId};
-use crate::plan::schedule::{Instr, Pass};
+use crate::plan::schedule::{GatherId, Instr, Pass};
 use crate::plan::volume::micro_steps;
 use crate::plan::{Plan, Program, State};
 use crate::telemetry::signals::{self, Stop};
@@ -245,26 +245,8 @@ impl<B: Backend> Stepper<'_, B> {
                 self.device.upload(get_mut(&mut live, program.targets).view_mut(), targets)?;
             }
             match *instr {
-                Instr::Gather(g) => {
-                    let outs = take(&mut live, &program.gathered[g]);
-                    let after = self.device.record(Queue::Compute);
-                    gathers.start(g, &program.schedule.gathers[g], self.comm, after, &mut self.shards, outs);
-                }
-                Instr::Wait(g) => {
-                    let outer = self.timer.switch(purpose.waiting());
-                    let (bufs, records) = gathers.wait(g, &program.schedule.gathers[g], &mut self.shards)?;
-                    self.timer.switch(outer);
-                    let unit = program.schedule.gathers[g].unit;
-                    for record in records {
-                        self.volume.add(purpose.gathering(), record.received_bytes);
-                        self.note_comm(Track::Gather, unit, record, purpose);
-                    }
-                    self.note(Noted::Wait { on: Track::Gather }, unit, &began, purpose);
-                    for buf in &bufs {
-                        self.memory.convert(buf, MemKind::Prefetched, MemKind::Gathered);
-                    }
-                    put(&mut live, &program.gathered[g], bufs);
-                }
+                Instr::Gather(g) => self.start_gather(program, g, &mut gathers, &mut live),
+                Instr::Wait(g) => self.land_gather(program, g, &mut gathers, &mut live, &began, purpose)?,
                 Instr::Compute { unit, pass, gather } => {
                     assert!(gather.is_none_or(|g| gathers.is_live(g)), "unit {unit} is used after its gather landed");
                     if batch.is_some() {
@@ -339,8 +321,47 @@ impl<B: Backend> Stepper<'_, B> {
         Ok(loss)
     }
 
+    /// Starts gather `g` into the buffers that were taken for it.
+    pub(super) fn start_gather(
+        &mut self,
+        program: &Program,
+        g: GatherId,
+        gathers: &mut Gathers<B::Comm>,
+        live: &mut Live,
+    ) {
+        let outs = take(live, &program.gathered[g]);
+        let after = self.device.record(Queue::Compute);
+        gathers.start(g, &program.schedule.gathers[g], self.comm, after, &mut self.shards, outs);
+    }
+
+    /// Waits, since `began`, until gather `g` has brought whole parameters.
+    pub(super) fn land_gather(
+        &mut self,
+        program: &Program,
+        g: GatherId,
+        gathers: &mut Gathers<B::Comm>,
+        live: &mut Live,
+        began: &Mark<B>,
+        purpose: Purpose,
+    ) -> Result<()> {
+        let outer = self.timer.switch(purpose.waiting());
+        let (bufs, records) = gathers.wait(g, &program.schedule.gathers[g], &mut self.shards)?;
+        self.timer.switch(outer);
+        let unit = program.schedule.gathers[g].unit;
+        for record in records {
+            self.volume.add(purpose.gathering(), record.received_bytes);
+            self.note_comm(Track::Gather, unit, record, purpose);
+        }
+        self.note(Noted::Wait { on: Track::Gather }, unit, began, purpose);
+        for buf in &bufs {
+            self.memory.convert(buf, MemKind::Prefetched, MemKind::Gathered);
+        }
+        put(live, &program.gathered[g], bufs);
+        Ok(())
+    }
+
     /// Takes the buffers whose life begins with instruction `at`.
-    fn begin(&mut self, program: &Program, at: usize, instr: Instr, live: &mut Live) {
+    pub(super) fn begin(&mut self, program: &Program, at: usize, instr: Instr, live: &mut Live) {
         let queue = match instr {
             Instr::Gather(_) => Queue::Gather,
             Instr::Reduce(_) => Queue::Reduce,
@@ -356,7 +377,7 @@ impl<B: Backend> Stepper<'_, B> {
     }
 
     /// Gives back the buffers whose life ends with instruction `at`.
-    fn end(&mut self, program: &Program, at: usize, live: &mut Live) {
+    pub(super) fn end(&mut self, program: &Program, at: usize, live: &mut Live) {
         for &id in &program.ends[at] {
             let buf = live[id].take().expect("a buffer is back in hand when its life ends");
             self.memory.give(self.device, buf, program.slots[id].kind_at(at));

@@ -115,9 +115,7 @@ impl<B: Backend> Stepper<'_, B> {
             put(live, &program.gathered[g], whole);
         }
     }
-}
 
-impl<B: Backend> Stepper<'_, B> {
     /// The whole parameters of a unit, gathered or kept so. Padding never reaches a kernel.
     fn params_of<'a>(&'a self, unit: UnitId, gathered: &[ParamId], whole: &'a [Buf]) -> Vec<View<'a>> {
         let spec = &self.model.spec;
@@ -134,7 +132,7 @@ pub(super) fn grad_ids(program: &Program, params: &[ParamId]) -> Vec<SlotId> {
     params.iter().filter_map(|&p| program.grads.get(p).copied()).collect()
 }
 
-/// What of some parameters' gradients travels: the full gradient, or where several units have added to it its rounding.
+/// What of some parameters' gradients travels: the full gradient, or its rounding where it has added up from parts.
 pub(super) fn travelling_ids(program: &Program, params: &[ParamId]) -> Vec<SlotId> {
     params.iter().map(|&p| program.rounded[p].unwrap_or(program.grads[p])).collect()
 }

@@ -1,5 +1,6 @@
 //! Layer normalisation over the last dimension. Must not know: views.
 
+use super::row_sums::{self, chunk_rows, n_chunks};
 use crate::backend::cpu::CpuDevice;
 use crate::backend::cpu::element::Element;
 use crate::backend::cpu::host::Shared;
@@ -9,15 +10,6 @@ const EPS: f32 = 1e-5;
 
 /// Elements of one task of the forward, about.
 const TASK_NUMEL: usize = 16 * 1024;
-
-/// Most chunks of rows whose weight gradients are summed apart; bounds the scratch at any number of rows.
-const MAX_CHUNKS: usize = 64;
-
-/// Fewest rows of such a chunk.
-const MIN_CHUNK_ROWS: usize = 16;
-
-/// Columns of one task of the fold over chunks.
-const STRIPE: usize = 256;
 
 #[rustfmt::skip]
 pub fn forward<A: Element, R: Element, P: Element>(
@@ -65,14 +57,9 @@ simd! {
     }
 }
 
-/// Rows of a chunk whose weight gradients are summed apart: by shape alone.
-fn chunk_rows(rows: usize) -> usize {
-    rows.div_ceil(MAX_CHUNKS).max(MIN_CHUNK_ROWS)
-}
-
 /// Scratch elements of the backward: one dweight and one dbias per chunk of rows.
 pub fn work_numel(rows: usize, c: usize) -> usize {
-    rows.div_ceil(chunk_rows(rows)) * 2 * c
+    n_chunks(rows) * 2 * c
 }
 
 /// The gradient of the input; leaves sums for [`backward_weight`] in `work`.
@@ -93,9 +80,8 @@ pub fn backward_input<R: Element, A: Element, P: Element>(
     assert_eq!(rstd.len(), rows, "layer norm of {rows} x {c}");
     assert!(work.len() >= work_numel(rows, c), "scratch of {} elements, {} needed", work.len(), work_numel(rows, c));
     let chunk_rows = chunk_rows(rows);
-    let n_chunks = rows.div_ceil(chunk_rows);
     let (dinp, partials) = (Shared::new(dinp), Shared::new(work));
-    device.for_each_task(n_chunks, |chunk| {
+    device.for_each_task(n_chunks(rows), |chunk| {
         let start = chunk * chunk_rows;
         let n = chunk_rows.min(rows - start);
         // SAFETY: rows, and the partial sums of a chunk, belong to one task each.
@@ -115,23 +101,11 @@ pub fn backward_weight<G: Element>(
 ) {
     let c = dweight.len();
     assert_eq!(dbias.len(), c, "elements of dbias");
-    let n_chunks = rows.div_ceil(chunk_rows(rows));
-    assert!(work.len() >= n_chunks * 2 * c, "sums of {n_chunks} x {c} in {} elements", work.len());
-    let (dweight, dbias) = (Shared::new(dweight), Shared::new(dbias));
-    device.for_each_task(c.div_ceil(STRIPE), |task| {
-        let start = task * STRIPE;
-        let n = STRIPE.min(c - start);
-        let (mut dw_sums, mut db_sums) = ([0.0f32; STRIPE], [0.0f32; STRIPE]);
-        for partial in work[..n_chunks * 2 * c].chunks_exact(2 * c) {
-            let (dw, db) = (&partial[start..][..n], &partial[c + start..][..n]);
-            dw_sums.iter_mut().zip(dw).for_each(|(sum, x)| *sum += x);
-            db_sums.iter_mut().zip(db).for_each(|(sum, x)| *sum += x);
-        }
-        // SAFETY: columns belong to one task each.
-        let (dweight, dbias) = unsafe { (dweight.part(start, n), dbias.part(start, n)) };
-        dweight.iter_mut().zip(dw_sums).for_each(|(dw, sum)| *dw = G::store(sum));
-        dbias.iter_mut().zip(db_sums).for_each(|(db, sum)| *db = G::store(sum));
-    });
+    let needed = work_numel(rows, c);
+    assert!(work.len() >= needed, "sums of {rows} x {c} in {} elements", work.len());
+    // A chunk's sums are those of dweight, then those of dbias.
+    row_sums::fold(device, dweight, &work[..needed], 2 * c, 0);
+    row_sums::fold(device, dbias, &work[..needed], 2 * c, c);
 }
 
 simd! {

@@ -13,6 +13,7 @@ mod linear;
 pub(super) mod reduce;
 mod rms_norm;
 mod rope;
+mod row_sums;
 mod swiglu;
 #[cfg(test)]
 pub(super) mod test_support;

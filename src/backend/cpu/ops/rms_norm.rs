@@ -1,5 +1,6 @@
 //! Root-mean-square normalisation over the last dimension (arXiv:1910.07467). Must not know: views.
 
+use super::row_sums::{self, chunk_rows, n_chunks};
 use crate::backend::cpu::CpuDevice;
 use crate::backend::cpu::element::Element;
 use crate::backend::cpu::host::Shared;
@@ -7,15 +8,6 @@ use crate::backend::cpu::simd::{LANES, fold, simd, sum_map};
 
 /// Elements of one task of the forward, about.
 const TASK_NUMEL: usize = 16 * 1024;
-
-/// Most chunks of rows whose weight gradients are summed apart; bounds the scratch at any number of rows.
-const MAX_CHUNKS: usize = 64;
-
-/// Fewest rows of such a chunk.
-const MIN_CHUNK_ROWS: usize = 16;
-
-/// Columns of one task of the fold over chunks.
-const STRIPE: usize = 256;
 
 #[rustfmt::skip]
 pub fn forward<A: Element, R: Element, P: Element>(
@@ -59,14 +51,9 @@ simd! {
     }
 }
 
-/// Rows of a chunk whose weight gradients are summed apart: by shape alone.
-fn chunk_rows(rows: usize) -> usize {
-    rows.div_ceil(MAX_CHUNKS).max(MIN_CHUNK_ROWS)
-}
-
 /// Scratch elements of the backward: one dweight per chunk of rows.
 pub fn work_numel(rows: usize, c: usize) -> usize {
-    rows.div_ceil(chunk_rows(rows)) * c
+    n_chunks(rows) * c
 }
 
 /// The gradient of the input; leaves sums for [`backward_weight`] in `work`.
@@ -85,7 +72,7 @@ pub fn backward_input<R: Element, A: Element, P: Element>(
     assert!(work.len() >= work_numel(rows, c), "scratch of {} elements, {} needed", work.len(), work_numel(rows, c));
     let chunk_rows = chunk_rows(rows);
     let (dinp, partials) = (Shared::new(dinp), Shared::new(work));
-    device.for_each_task(rows.div_ceil(chunk_rows), |chunk| {
+    device.for_each_task(n_chunks(rows), |chunk| {
         let start = chunk * chunk_rows;
         let n = chunk_rows.min(rows - start);
         // SAFETY: rows, and the partial sums of a chunk, belong to one task each.
@@ -103,20 +90,9 @@ pub fn backward_weight<G: Element>(
     rows: usize,
 ) {
     let c = dweight.len();
-    let n_chunks = rows.div_ceil(chunk_rows(rows));
-    assert!(work.len() >= n_chunks * c, "sums of {n_chunks} x {c} in {} elements", work.len());
-    let dweight = Shared::new(dweight);
-    device.for_each_task(c.div_ceil(STRIPE), |task| {
-        let start = task * STRIPE;
-        let n = STRIPE.min(c - start);
-        let mut sums = [0.0f32; STRIPE];
-        for partial in work[..n_chunks * c].chunks_exact(c) {
-            sums.iter_mut().zip(&partial[start..][..n]).for_each(|(sum, x)| *sum += x);
-        }
-        // SAFETY: columns belong to one task each.
-        let dweight = unsafe { dweight.part(start, n) };
-        dweight.iter_mut().zip(sums).for_each(|(dw, sum)| *dw = G::store(sum));
-    });
+    let needed = work_numel(rows, c);
+    assert!(work.len() >= needed, "sums of {rows} x {c} in {} elements", work.len());
+    row_sums::fold(device, dweight, &work[..needed], c, 0);
 }
 
 simd! {
