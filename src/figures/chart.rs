@@ -35,12 +35,16 @@ pub struct Axis {
     pub log: bool,
     /// The least it spans; data may make it longer. Most bar-like quantities start at `Some((0.0, 0.0))`.
     pub spans: Option<(f64, f64)>,
+    /// It ends where what it spans ends, without a margin.
+    pub tight: bool,
+    /// Px that its numbers take at least, so that panels one above the other begin alike.
+    pub room: f64,
 }
 
 impl Axis {
     /// An even axis of plain numbers as long as the data.
     pub fn new(label: impl Into<String>) -> Self {
-        Axis { label: label.into(), unit: Unit::Plain, log: false, spans: None }
+        Axis { label: label.into(), unit: Unit::Plain, log: false, spans: None, tight: false, room: 0.0 }
     }
 
     /// Its numbers count something.
@@ -63,12 +67,33 @@ impl Axis {
         Axis { spans: Some((low, high)), ..self }
     }
 
+    /// With at least so many px for its numbers.
+    pub fn with_room(self, room: f64) -> Self {
+        Axis { room, ..self }
+    }
+
+    /// Without margins.
+    pub fn tight(self) -> Self {
+        Axis { tight: true, ..self }
+    }
+
     /// Where a value lies on an even line.
     fn place(&self, value: f64) -> Option<f64> {
         match self.log {
             true => (value > 0.0 && value.is_finite()).then(|| value.log2()),
             false => value.is_finite().then_some(value),
         }
+    }
+
+    /// The value at a place.
+    fn value(&self, place: f64) -> f64 {
+        if self.log { place.exp2() } else { place }
+    }
+
+    /// Ticks within a range of places, about `n` of them, as places.
+    fn places(&self, (low, high): (f64, f64), n: usize) -> Vec<f64> {
+        let ticks = self.ticks(self.value(low), self.value(high), n);
+        ticks.into_iter().filter_map(|v| self.place(v)).collect()
     }
 
     /// Ticks within `low..=high` (values), about `n` of them.
@@ -108,8 +133,8 @@ fn log_ticks(low: f64, high: f64, n: usize, unit: Unit) -> Vec<f64> {
     }
 }
 
-/// The smallest of 1, 2, 5, 10, ... at or above `least`.
-fn nice_step(least: f64) -> f64 {
+/// A round distance between ticks: the smallest of 1, 2, 5, 10, ... at or above `least`.
+pub fn nice_step(least: f64) -> f64 {
     let least = if least.is_finite() && least > 0.0 { least } else { 1.0 };
     let decade = 10f64.powf(least.log10().floor());
     [1.0, 2.0, 5.0, 10.0].map(|m| m * decade).into_iter().find(|s| *s >= least * (1.0 - 1e-9)).unwrap_or(10.0 * decade)
@@ -140,6 +165,8 @@ pub enum Stroke {
     Dotted,
     /// Dots alone.
     Dots,
+    /// The band alone, in the full colour: a layer of a stack.
+    Layer,
 }
 
 /// One curve.
@@ -151,6 +178,8 @@ pub struct Series {
     pub color: Option<usize>,
     /// How it is drawn.
     pub stroke: Stroke,
+    /// Width of its line, px.
+    pub width: u32,
     /// From left to right. What is not finite interrupts it.
     pub points: Vec<(f64, f64)>,
     /// Lowest and highest around each point, shaded; none where it is empty.
@@ -160,7 +189,7 @@ pub struct Series {
 impl Series {
     /// A line in colour `color`.
     pub fn line(name: impl Into<String>, color: usize, points: Vec<(f64, f64)>) -> Self {
-        Series { name: name.into(), color: Some(color), stroke: Stroke::Line, points, band: Vec::new() }
+        Series { name: name.into(), color: Some(color), stroke: Stroke::Line, width: 2, points, band: Vec::new() }
     }
 
     /// The same drawn in another way.
@@ -179,6 +208,7 @@ impl Series {
             Stroke::Line | Stroke::Dotted => Look::Line(color),
             Stroke::Dashes => Look::Dashes(color),
             Stroke::Dots => Look::Dot(color),
+            Stroke::Layer => Look::Box(super::sheet::Fill::Plain(color)),
         };
         Key { look, name: self.name.clone() }
     }
@@ -237,6 +267,19 @@ pub struct Chart {
     pub marks: Vec<Mark>,
 }
 
+/// Blank space right of a plot, for the last tick.
+const RIGHT: f64 = 24.0;
+
+/// What is known before anything is drawn.
+struct Layout {
+    /// Places, not values.
+    x_range: (f64, f64),
+    y_range: (f64, f64),
+    y_ticks: Vec<f64>,
+    /// Room for the labels of the y axis.
+    left: f64,
+}
+
 /// Lowest and highest of some places, apart from each other.
 fn extent(values: impl Iterator<Item = f64>) -> (f64, f64) {
     let (low, high) = values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v), high.max(v)));
@@ -253,7 +296,7 @@ impl Chart {
         let data: Vec<f64> =
             self.series.iter().flat_map(of).chain(axis.spans.into_iter().flat_map(|s| [s.0, s.1])).collect();
         let (low, high) = extent(data.iter().filter_map(|&v| axis.place(v)));
-        let slack = (high - low) * room;
+        let slack = if axis.tight { 0.0 } else { (high - low) * room };
         // An axis that begins at 0 begins there.
         let low = if axis.spans.is_some_and(|s| axis.place(s.0) == Some(low)) { low } else { low - slack };
         (low, high + slack)
@@ -273,27 +316,32 @@ impl Chart {
         svg
     }
 
+    /// Where the plot begins and ends from left to right, in px of a panel `width` px wide.
+    pub fn span(&self, width: u32) -> (f64, f64) {
+        (self.layout((width, 400)).left.floor(), f64::from(width) - RIGHT)
+    }
+
+    fn layout(&self, size: (u32, u32)) -> Layout {
+        let xs = |s: &Series| s.points.iter().map(|p| p.0).chain(s.band.iter().map(|b| b.0)).collect();
+        let ys = |s: &Series| s.points.iter().map(|p| p.1).chain(s.band.iter().flat_map(|b| [b.1, b.2])).collect();
+        let (x_range, y_range) = (self.range(&self.x, xs, 0.02), self.range(&self.y, ys, 0.06));
+        let y_ticks = self.y.places(y_range, (size.1 as usize / 45).max(2));
+        let widest = y_ticks.iter().map(|&t| text::width(&self.y.tick_label(self.y.value(t)), NOTE_PX, false));
+        let left = widest.fold(self.y.room, f64::max) + 36.0;
+        Layout { x_range, y_range, y_ticks, left }
+    }
+
     fn paint(
         &self,
         theme: &Theme,
         size: (u32, u32),
         area: &DrawingArea<SVGBackend<'_>, plotters::coord::Shift>,
     ) -> Result<(), Box<dyn std::error::Error>> {
-        let xs = |s: &Series| s.points.iter().map(|p| p.0).chain(s.band.iter().map(|b| b.0)).collect();
-        let ys = |s: &Series| s.points.iter().map(|p| p.1).chain(s.band.iter().flat_map(|b| [b.1, b.2])).collect();
-        let (x_range, y_range) = (self.range(&self.x, xs, 0.02), self.range(&self.y, ys, 0.06));
-        let value = |axis: &Axis, place: f64| if axis.log { place.exp2() } else { place };
-        let ticks = |axis: &Axis, (low, high): (f64, f64), n: usize| -> Vec<f64> {
-            axis.ticks(value(axis, low), value(axis, high), n).into_iter().filter_map(|v| axis.place(v)).collect()
-        };
-        let y_ticks = ticks(&self.y, y_range, (size.1 as usize / 45).max(2));
-        let widest = y_ticks.iter().map(|&t| text::width(&self.y.tick_label(value(&self.y, t)), NOTE_PX, false));
-        let left = widest.fold(0.0, f64::max) + 36.0;
-        let x_ticks = ticks(&self.x, x_range, ((f64::from(size.0) - left) as usize / 75).max(2));
-
+        let Layout { x_range, y_range, y_ticks, left } = self.layout(size);
+        let x_ticks = self.x.places(x_range, ((f64::from(size.0) - left) as usize / 75).max(2));
         let mut chart = ChartBuilder::on(area)
             .margin_top(8)
-            .margin_right(24)
+            .margin_right(RIGHT as u32)
             .x_label_area_size(44)
             .y_label_area_size(left as u32)
             .build_cartesian_2d(Ruler::new(x_range, x_ticks), Ruler::new(y_range, y_ticks))?;
@@ -307,8 +355,8 @@ impl Chart {
             .light_line_style(TRANSPARENT)
             .label_style(letters.clone())
             .axis_desc_style(letters)
-            .x_label_formatter(&|place| self.x.tick_label(value(&self.x, *place)))
-            .y_label_formatter(&|place| self.y.tick_label(value(&self.y, *place)))
+            .x_label_formatter(&|place| self.x.tick_label(self.x.value(*place)))
+            .y_label_formatter(&|place| self.y.tick_label(self.y.value(*place)))
             .x_desc(self.x.label.as_str())
             .y_desc(self.y.label.as_str())
             .draw()?;
@@ -329,22 +377,23 @@ impl Chart {
                 let upper: Vec<_> = edge(|b| b.2).collect();
                 edge(|b| b.1).chain(upper.into_iter().rev()).collect()
             };
+            let shade = if series.stroke == Stroke::Layer { color } else { color.towards(theme.page, 0.7) };
             if outline.len() > 3 {
-                chart.draw_series([Polygon::new(outline, rgb(color.towards(theme.page, 0.7)))])?;
+                chart.draw_series([Polygon::new(outline, rgb(shade))])?;
             }
             // A point that is not there interrupts the line.
             let points: Vec<Option<(f64, f64)>> = series.points.iter().map(|&(x, y)| place(x, y)).collect();
-            let style = rgb(color).stroke_width(2);
+            let style = rgb(color).stroke_width(series.width);
             for run in points.split(Option::is_none).filter(|run| !run.is_empty()) {
                 let run: Vec<(f64, f64)> = run.iter().flatten().copied().collect();
                 let alone = run.len() == 1;
                 if alone || matches!(series.stroke, Stroke::Dotted | Stroke::Dots) {
-                    let dots = run.iter().map(|&at| Circle::new(at, 3, rgb(color).filled()));
+                    let dots = run.iter().map(|&at| Circle::new(at, 1 + series.width as i32, rgb(color).filled()));
                     chart.draw_series(dots)?;
                 }
                 match series.stroke {
                     _ if alone => {}
-                    Stroke::Dots => {}
+                    Stroke::Dots | Stroke::Layer => {}
                     Stroke::Dashes => _ = chart.draw_series(DashedLineSeries::new(run, 6, 4, style))?,
                     Stroke::Line | Stroke::Dotted => _ = chart.draw_series(LineSeries::new(run, style))?,
                 }

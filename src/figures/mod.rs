@@ -5,9 +5,17 @@
 //! with a mouse) can ask for it. Must not know: run directories, decks, MPI, the clock.
 
 pub mod chart;
+pub mod compute;
+pub mod course;
+pub mod memory;
+pub mod ownership;
+pub mod png;
 pub mod sheet;
+pub mod stages;
+pub mod storage;
 pub mod text;
 pub mod theme;
+pub mod timeline;
 
 pub use chart::{Axis, Chart, LineFigure, Series, Unit};
 pub use sheet::Sheet;

@@ -38,10 +38,10 @@ pub fn fitted(text: &str, px: f64, room: f64) -> String {
     String::new()
 }
 
-/// `text` in lines of at most `room` px, broken at spaces.
+/// `text` in lines of at most `room` px, broken at spaces; a no-break space breaks nothing.
 pub fn wrapped(text: &str, px: f64, room: f64) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
-    for word in text.split_whitespace() {
+    for word in text.split(' ').filter(|word| !word.is_empty()) {
         match lines.last_mut() {
             Some(line) if width(&format!("{line} {word}"), px, false) <= room => {
                 line.push(' ');
