@@ -29,7 +29,7 @@ use crate::test_hooks::fault_point;
 use crate::train::source::data_config;
 use crate::train::state::{self, Start};
 use crate::train::{self, Job};
-use args::{Command, DeviceCommand, Resume, TrainArgs};
+use args::{Command, DeviceCommand, ReportArgs, Resume, TrainArgs};
 use backend_choice::Chosen;
 use launch::Launch;
 use on_backend::{Work, on_backend};
@@ -62,7 +62,7 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> Exit {
         Command::Plan(args) => alone(|| plan::run(&args)),
         Command::Data(command) => alone(|| data::run(&command)),
         Command::Device(DeviceCommand::Check(args)) => alone(|| device::check(&args)),
-        Command::Report(args) => alone(|| report::five_answers(&args.run)),
+        Command::Report(args) => alone(|| report_on(&args)),
         Command::Ckpt(command) => alone(|| ckpt::run(&command)),
     };
     match outcome {
@@ -139,6 +139,11 @@ fn alone<T: Into<Said>>(work: impl FnOnce() -> Result<T>) -> Result<Said> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(work))
         .unwrap_or_else(|_| Err(Error::Internal("the program broke its own rule; please report it".into())))
         .map(Into::into)
+}
+
+fn report_on(args: &ReportArgs) -> Result<String> {
+    let html = args.html.clone().map(|path| path.unwrap_or_else(|| args.run.join("report.html")));
+    report::run(&args.run, &report::Wanted { figures: args.figures.clone(), png: args.png, html })
 }
 
 fn dry_run(args: &TrainArgs) -> Result<String> {

@@ -18,8 +18,8 @@ use crate::telemetry::ledger::Label;
 use crate::telemetry::stragglers::Stragglers;
 use crate::telemetry::summary::{KindBytes, PhaseTotal, Planned, RankBytes, Resident, SUMMARY_FILE, UnitRow};
 use crate::telemetry::{
-    CommClass, MemKind, Phase, PhaseTimes, Progress, RankStep, StepRow, Summary, Timing, UnitTimes, Usage, combine,
-    comm_volume::CommCounts, human,
+    CommClass, MemKind, Phase, PhaseTimes, Progress, RankStep, RunEvent, RunRecords, StepRow, Summary, Timing,
+    UnitTimes, Usage, combine, comm_volume::CommCounts, human,
 };
 use serde::{Deserialize, Serialize};
 use std::io::Write;
@@ -54,6 +54,8 @@ pub struct Report {
     stepped: (u64, f64),
     /// What a scheduler wants to know.
     pub timing: Timing,
+    /// Rank 0 notes what happens to the run.
+    records: Option<RunRecords>,
     stragglers: Stragglers,
 }
 
@@ -76,6 +78,7 @@ impl Report {
         source: &Source,
         start: Position,
         timing: Timing,
+        records: Option<RunRecords>,
     ) -> Result<Self> {
         let t = &job.deck.train;
         let rank = stepper.comm.rank();
@@ -103,6 +106,7 @@ impl Report {
             allocated: Vec::new(),
             stepped: (0, 0.0),
             timing,
+            records,
             stragglers: Stragglers::new(hosts, t.global_batch_size / t.micro_batch_size),
         })
     }
@@ -135,6 +139,15 @@ impl Report {
     ) -> Result<()> {
         let (times, _) = self.measure(stepper, at)?;
         self.timing.skipped(times.step_ms() / 1e3);
+        if let Some(records) = &mut self.records {
+            let finite = |x: f64| x.is_finite().then_some(x);
+            records.add(&RunEvent::Skip {
+                step: at.step,
+                attempts: at.attempts,
+                loss: finite(outcome.loss),
+                grad_norm: finite(outcome.grad_norm),
+            })?;
+        }
         if let Some(progress) = &self.progress {
             progress.note(&format!(
                 "attempt {} skipped: loss {}, gradient norm {}{}; step {} stands, {in_a_row} skipped in a row",
