@@ -4,7 +4,7 @@
 //!
 //! | layer | modules | knows |
 //! | --- | --- | --- |
-//! | L0 | [`error`], [`dtype`], [`params`], [`exact_sum`], [`test_hooks`] | nothing above |
+//! | L0 | [`error`], [`dtype`], [`params`], [`work`], [`exact_sum`], [`test_hooks`] | nothing above |
 //! | L1 | [`config`], [`plan`], [`telemetry`], [`data`], [`text`] | decks, pure plans, counters, token files, text |
 //! | L2 | [`backend`], [`checkpoint`] | devices and MPI; HDF5 and host slices |
 //! | L3 | [`model`], [`zero`] | transformer math; shards, gathers, reductions (neither knows the other) |
@@ -34,4 +34,5 @@ pub mod telemetry;
 pub mod test_hooks;
 pub mod text;
 pub mod train;
+pub mod work;
 pub mod zero;
