@@ -15,6 +15,7 @@ mod launch;
 mod launch_checks;
 mod on_backend;
 mod plan;
+mod planner;
 mod screen;
 
 use crate::backend::agree::decided_by_rank_0;

@@ -137,14 +137,9 @@ impl Preset {
                 ..LLAMA3_8B
             },
             Preset::Llama1b => PresetSizes { n_layer: 16, d_model: 2048, d_ff: 8192, tied: true, ..LLAMA3_8B },
-            Preset::Llama3b => PresetSizes {
-                n_layer: 28,
-                n_head: 24,
-                d_model: 3072,
-                d_ff: 8192,
-                tied: true,
-                ..LLAMA3_8B
-            },
+            Preset::Llama3b => {
+                PresetSizes { n_layer: 28, n_head: 24, d_model: 3072, d_ff: 8192, tied: true, ..LLAMA3_8B }
+            }
             Preset::Llama3_8b => LLAMA3_8B,
             Preset::Llama3_70b => PresetSizes { n_layer: 80, n_head: 64, d_model: 8192, d_ff: 28672, ..LLAMA3_8B },
             Preset::Llama2_7b => LLAMA2_7B,
@@ -171,14 +166,8 @@ const LLAMA3_8B: PresetSizes = PresetSizes {
     tied: false,
 };
 
-const LLAMA2_7B: PresetSizes = PresetSizes {
-    n_kv_head: 32,
-    d_ff: 11008,
-    seq_len: 4096,
-    vocab_size: 32000,
-    rope_theta: 10_000.0,
-    ..LLAMA3_8B
-};
+const LLAMA2_7B: PresetSizes =
+    PresetSizes { n_kv_head: 32, d_ff: 11008, seq_len: 4096, vocab_size: 32000, rope_theta: 10_000.0, ..LLAMA3_8B };
 
 const fn gpt2(n_layer: usize, n_head: usize, d_model: usize) -> PresetSizes {
     PresetSizes {

@@ -192,7 +192,10 @@ impl Deck {
             let mut resolver = Resolver::read(&TABLE, text, overrides, origin)?;
             for key in KEYS.iter().filter(|key| key.section() == "kernels") {
                 if resolver.choice::<String>(key.name).is_some_and(|t| !t.is_empty() && t.parse::<Rate>().is_err()) {
-                    resolver.refuse(key.name, "parts out of us, GFLOP/s and GB/s, such as \"1.5 us, 210 GFLOP/s, 55 GB/s\"".into());
+                    resolver.refuse(
+                        key.name,
+                        "parts out of us, GFLOP/s and GB/s, such as \"1.5 us, 210 GFLOP/s, 55 GB/s\"".into(),
+                    );
                 }
             }
             resolver.finish()
@@ -249,12 +252,20 @@ mod tests {
     fn faults_name_key_value_and_what_would_do() {
         let whole = include_str!("../../inputs/hardware/h100.toml");
         for (from, to, says) in [
-            ("bf16_tflops = ", "bf17_tflops = 1 #", "device.bf17_tflops = 1: no such key; did you mean device.bf16_tflops"),
+            (
+                "bf16_tflops = ",
+                "bf17_tflops = 1 #",
+                "device.bf17_tflops = 1: no such key; did you mean device.bf16_tflops",
+            ),
             ("gb_per_s = 450", "gb_per_s = 0", "node.gb_per_s = 0: a number from"),
             ("devices = 8", "devices = 0", "node.devices = 0: an integer from 1"),
             ("kind = \"gpu\"", "kind = \"tpu\"", "hardware.kind = \"tpu\": one of \"gpu\", \"cpu\""),
             ("[network]", "[netwrok]", "did you mean [network]"),
-            ("[network]", "[kernels]\nadamw_f32 = \"fast\"\n[network]", "kernels.adamw_f32 = \"fast\": parts out of us"),
+            (
+                "[network]",
+                "[kernels]\nadamw_f32 = \"fast\"\n[network]",
+                "kernels.adamw_f32 = \"fast\": parts out of us",
+            ),
             ("[network]", "[network", "is not TOML: line"),
         ] {
             let text = whole.replacen(from, to, 1);

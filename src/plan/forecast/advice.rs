@@ -129,7 +129,8 @@ fn candidates(deck: &Deck, n_ranks: usize) -> Vec<Candidate> {
     }
     for times in [2, 4] {
         add(OTHER_BATCH, &[("train.global_batch_size", (times * train.global_batch_size).to_string())]);
-        let keys = [("train.micro_batch_size", times * b), ("train.global_batch_size", times * train.global_batch_size)];
+        let keys =
+            [("train.micro_batch_size", times * b), ("train.global_batch_size", times * train.global_batch_size)];
         add(OTHER_BATCH, &keys.map(|(key, value)| (key, value.to_string())));
     }
     let bf16 = || DType::Bf16.name().to_owned();

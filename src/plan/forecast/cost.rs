@@ -102,14 +102,7 @@ impl<'a> Machine<'a> {
 
     /// A reduction of `contributors` gradients to slices of `slice_numel` elements that travel as `dtype`, in `n_calls` exchanges or
     /// rings.
-    pub fn reduce_s(
-        &self,
-        slice_numel: u64,
-        dtype: DType,
-        contributors: usize,
-        exchange: bool,
-        n_calls: usize,
-    ) -> f64 {
+    pub fn reduce_s(&self, slice_numel: u64, dtype: DType, contributors: usize, exchange: bool, n_calls: usize) -> f64 {
         let slice_bytes = slice_numel * dtype.bytes() as u64;
         // The own contribution is read and added to f32 sums.
         let own_s = self.stream_s(slice_bytes + 2 * 4 * slice_numel);

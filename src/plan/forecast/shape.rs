@@ -24,7 +24,8 @@ pub struct Shape {
 }
 
 /// The rule in words.
-pub const RULE: &str = "GPT-2's build with heads of 64: the depth whose width would be 128 times it, then the width that comes nearest";
+pub const RULE: &str =
+    "GPT-2's build with heads of 64: the depth whose width would be 128 times it, then the width that comes nearest";
 
 /// Parameters of a GPT-2 with a tied head.
 pub fn numel(shape: Shape, vocab_size: usize, seq_len: usize) -> u64 {
@@ -89,7 +90,8 @@ mod tests {
 
     #[test]
     fn counts_are_read_with_units() {
-        for (text, count) in [("7.5B", 7_500_000_000), ("124m", 124_000_000), ("1_000", 1000), ("1.5e9", 1_500_000_000)] {
+        for (text, count) in [("7.5B", 7_500_000_000), ("124m", 124_000_000), ("1_000", 1000), ("1.5e9", 1_500_000_000)]
+        {
             assert_eq!(parse_count(text), Ok(count), "{text}");
         }
         for text in ["", "B", "-1B", "0", "many", "17T", "nan", "inf"] {

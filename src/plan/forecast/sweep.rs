@@ -29,7 +29,9 @@ impl std::str::FromStr for Sweep {
         let wants = "KEY=FROM..TO (doubling) or KEY=A,B,C, such as ranks=8..4096 or zero.prefetch_units=0,1,2";
         let (key, values) = text.split_once('=').ok_or(wants)?;
         let values = match values.split_once("..") {
-            Some((first, last)) => doubling(first, last).ok_or(format!("{values} does not go from a count up: {wants}"))?,
+            Some((first, last)) => {
+                doubling(first, last).ok_or(format!("{values} does not go from a count up: {wants}"))?
+            }
             None => values.split(',').map(|value| value.trim().to_owned()).collect(),
         };
         if values.iter().any(String::is_empty) || values.len() > MAX_VALUES {
@@ -125,7 +127,9 @@ impl Table {
                 Outcome::Forecast(f) => (COLUMNS.iter().map(|(_, cell)| cell(f)).collect(), String::new()),
                 Outcome::Refused(why) => (vec![String::new(); COLUMNS.len()], why.clone()),
             };
-            writer.write_record([row.value.clone()].into_iter().chain(cells).chain([refused])).map_err(|e| internal(&e))?;
+            writer
+                .write_record([row.value.clone()].into_iter().chain(cells).chain([refused]))
+                .map_err(|e| internal(&e))?;
         }
         let bytes = writer.into_inner().map_err(|e| internal(&e))?;
         String::from_utf8(bytes).map_err(|e| internal(&e))
