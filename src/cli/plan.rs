@@ -217,10 +217,13 @@ fn sweep(args: &PlanArgs, planner: &Planner<'_>, sweep: &Sweep) -> Result<String
     if let Some(path) = &args.csv {
         write(path, &table.to_csv()?)?;
     }
+    let hardware = planner.hardware(&[])?.expect("--sweep asks for --hardware");
+    if let Some(path) = &args.figure {
+        write(path, &table.figure(&hardware.hardware.name, hardware.hardware.measured)?.light)?;
+    }
     if args.json {
         return Ok(serde_json::to_string_pretty(&table).expect("plain data"));
     }
-    let hardware = planner.hardware(&[])?.expect("--sweep asks for --hardware");
     let basis = if hardware.hardware.measured {
         "measured by --calibrate"
     } else {

@@ -7,6 +7,7 @@
 
 pub mod advice;
 pub mod cost;
+pub mod figure;
 pub mod formula;
 pub mod shape;
 pub mod simulate;
