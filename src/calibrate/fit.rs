@@ -58,11 +58,11 @@ fn least_squares(rows: &[[f64; 3]], used: u8) -> Option<[f64; 3]> {
         if a[i][i].abs() < 1e-9 {
             return None;
         }
-        for j in i + 1..n {
-            let factor = a[j][i] / a[i][i];
-            for k in i..=n {
-                a[j][k] -= factor * a[i][k];
-            }
+        let (above, below) = a.split_at_mut(i + 1);
+        let pivot = &above[i];
+        for line in below {
+            let factor = line[i] / pivot[i];
+            line.iter_mut().zip(pivot).skip(i).for_each(|(x, p)| *x -= factor * p);
         }
     }
     let mut c = vec![0.0; n];

@@ -10,10 +10,10 @@ mod trials;
 
 use crate::accept::collectives::Op;
 use crate::accept::lab::Lab;
-use crate::backend::Backend;
 use crate::backend::agree::{all_or_none, decided_by_rank_0};
-use crate::backend::mesh::ranks_by_host;
+use crate::backend::{Backend, Comm, Device};
 use crate::config::hardware::Hardware;
+use crate::config::{DeviceKind, GatherRoute};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::plan::forecast::cost;
@@ -21,6 +21,7 @@ use crate::plan::forecast::traffic::Layout;
 use crate::work::Kernel;
 use kernels::Measured;
 use links::{Link, fit_link};
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::Path;
 use trials::Trial;
@@ -38,8 +39,8 @@ pub struct Machine {
     pub memory_bytes: Option<u64>,
 }
 
-/// Measures, writes the hardware file to `out`, and says what it came to. Collective; the text is rank 0's.
-pub fn run<B: Backend>(lab: &Lab<'_, B>, machine: Machine, out: &Path) -> Result<String> {
+/// Measures, writes the hardware file to `out`, holds `rounds` of runs against it, and says what it came to. Collective; the text is rank 0's.
+pub fn run<B: Backend>(lab: &Lab<'_, B>, machine: Machine, rounds: usize, out: &Path) -> Result<String> {
     let load_before = load();
     let n_at_once = lab.n().min(machine.devices).max(1);
     let group = (lab.split)(usize::from(lab.rank() >= n_at_once), lab.rank())?;
@@ -63,7 +64,7 @@ pub fn run<B: Backend>(lab: &Lab<'_, B>, machine: Machine, out: &Path) -> Result
     })?;
     let hardware = Hardware::parse(&file, &[], "the file that was written")?;
     let work = out.with_extension("work");
-    let tried = trials::run(lab, &hardware, machine, &work);
+    let tried = trials::run(lab, &hardware, machine, rounds, &work);
     decided_by_rank_0(lab.comm, || {
         std::fs::remove_dir_all(&work).ok();
         Ok(())
@@ -90,7 +91,6 @@ pub fn run<B: Backend>(lab: &Lab<'_, B>, machine: Machine, out: &Path) -> Result
 
 /// Ranks that are not measured leave their cores to those that are.
 fn wait_quietly<B: Backend>(lab: &Lab<'_, B>) -> Result<()> {
-    use crate::backend::Comm;
     match lab.comm.library() {
         Some(library) => library.quiet_barrier(),
         None => all_or_none(lab.comm, Ok(())).map(|_| ()),
@@ -110,7 +110,6 @@ fn fitted<B: Backend>(
     kernels: &[Measured],
     (gathers, reductions): &(Vec<links::Sample>, Vec<links::Sample>),
 ) -> (Hardware, String) {
-    use crate::backend::Device;
     let of = |kernel: Kernel, dtype: DType| kernels.iter().find(|m| m.kernel == kernel && m.dtype == dtype);
     let best = |dtype: DType| {
         let linear = [Kernel::LinearForward, Kernel::LinearBackwardInput, Kernel::LinearBackwardWeight];
@@ -120,16 +119,15 @@ fn fitted<B: Backend>(
     let mut hardware = Hardware::default();
     let h = &mut hardware.hardware;
     h.name = lab.device.describe();
-    h.kind = crate::config::DeviceKind::Cpu;
+    h.kind = DeviceKind::Cpu;
     h.measured = true;
     h.source = format!(
         "zero3 plan --calibrate: {} ranks of {} threads; peaks are the best product measured{}",
         lab.n(),
         machine.threads,
-        match (gathers.is_empty(), ranks_by_host(lab.hosts.iter().map(String::as_str)).len()) {
-            (true, _) => "; one rank has no peers: links are assumed as fast as memory",
-            (_, 1) => "; one node: the network between nodes is assumed as fast as the links within",
-            _ => "",
+        match gathers.is_empty() {
+            true => "; one rank has no peers: links are assumed as fast as memory",
+            false => "; the network between nodes was not measured, and is assumed as fast as the links within",
         }
     );
     let device = &mut hardware.device;
@@ -144,9 +142,10 @@ fn fitted<B: Backend>(
     for measured in kernels {
         hardware.set_measured(measured.kernel, measured.dtype, measured.rate);
     }
-    // What costs are without links: the work on the own slice.
-    hardware.network.gather = crate::config::GatherRoute::Direct;
-    (hardware.node.gb_per_s, hardware.network.gb_per_s) = (device_rate(stream), device_rate(stream));
+    hardware.network.gather = GatherRoute::Direct;
+    let memory = hardware.device.memory_gb_per_s;
+    (hardware.node.gb_per_s, hardware.network.gb_per_s) = (memory, memory);
+    // What a collective costs without links: the work on the own slice.
     let local = hardware.clone();
     let alone = cost::Machine::new(&local, Layout::new(1, 1), false).expect("a node has a rank");
     let gather = (!gathers.is_empty()).then(|| fit_link(gathers, |slice| alone.all_gather_s(slice)));
@@ -183,30 +182,24 @@ fn fitted<B: Backend>(
     (hardware, words)
 }
 
-fn device_rate(stream: &Measured) -> f64 {
-    stream.best_bytes / 1e9
-}
-
 fn report(text: &mut String, trials: &[Trial]) {
     let mut line = |line: String| {
         text.push_str(&line);
         text.push('\n');
     };
-    line(
-        "\npredicted beside measured: the median step of three rounds in turn; none of these models was fitted to"
-            .into(),
-    );
+    line("\npredicted beside measured; none of these models was fitted to. Predictions are for a machine with nothing else".into());
+    line("on it: the quickest round's median step is compared, and the slowest round's stands beside it".into());
     line(format!(
-        "  {:<16} {:>5} {:>11} {:>19} {:>12} {:>8} {:>18}",
-        "model", "ranks", "measured ms", "rounds", "predicted ms", "error", "exposed meas/pred"
+        "  {:<16} {:>5} {:>11} {:>10} {:>12} {:>8} {:>18}",
+        "model", "ranks", "measured ms", "slowest", "predicted ms", "error", "exposed meas/pred"
     ));
     for t in trials {
-        let range = format!("{:.1}..{:.1}", t.measured_range_s.0 * 1e3, t.measured_range_s.1 * 1e3);
         line(format!(
-            "  {:<16} {:>5} {:>11.2} {range:>19} {:>12.2} {:>+6.1} % {:>7.1} % / {:>4.1} %{}",
+            "  {:<16} {:>5} {:>11.2} {:>10.2} {:>12.2} {:>+6.1} % {:>7.1} % / {:>4.1} %{}",
             t.model,
             t.n_ranks,
             t.measured_s * 1e3,
+            t.slowest_s * 1e3,
             t.predicted_s * 1e3,
             100.0 * t.error(),
             100.0 * t.measured_exposed,
@@ -214,7 +207,7 @@ fn report(text: &mut String, trials: &[Trial]) {
             if t.shared_cores { "  ranks share cores" } else { "" }
         ));
     }
-    let n_ranks: std::collections::BTreeSet<usize> = trials.iter().map(|t| t.n_ranks).collect();
+    let n_ranks: BTreeSet<usize> = trials.iter().map(|t| t.n_ranks).collect();
     for n in n_ranks {
         let errors: Vec<f64> = trials.iter().filter(|t| t.n_ranks == n).map(|t| t.error().abs()).collect();
         let (mean, worst) =
@@ -228,7 +221,6 @@ fn report(text: &mut String, trials: &[Trial]) {
     }
 }
 
-/// A pass as the file has it, for tests of the file.
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -49,7 +49,7 @@ pub(super) fn run(launch: &Launch, args: &PlanArgs, started: Instant) -> Result<
         started,
         abort: launch::abort_job,
     };
-    let text = calibrate::run(&lab, machine, &args.out)?;
+    let text = calibrate::run(&lab, machine, args.rounds, &args.out)?;
     if launch.rank() == 0 {
         println!("{text}");
     }

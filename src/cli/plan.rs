@@ -120,7 +120,8 @@ pub fn run(args: &PlanArgs) -> Result<String> {
         write!(text, "\n\nto fit {}: {words}", human::bytes(forecast.as_ref().map_or(0, |f| f.memory_limit_bytes)))
             .expect("as above");
     }
-    if let Some(advice) = &advice {
+    // Where nothing fits there is nothing to compare.
+    if let Some(advice) = advice.as_ref().filter(|advice| would_fit.is_none() || !advice.fits.is_empty()) {
         write!(text, "\n\n{}", advice.to_string().trim_end()).expect("as above");
     }
     if forecast.is_none() && !matches!(args.subject.of, Planned::Deck(_)) {

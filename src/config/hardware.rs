@@ -233,6 +233,7 @@ impl Deck {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::{expect_page, root, with_region};
     use super::*;
 
     #[test]
@@ -246,6 +247,14 @@ mod tests {
         // Every file of the directory is one of them.
         let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("inputs/hardware");
         assert_eq!(std::fs::read_dir(dir).unwrap().count(), BUILT_IN.len());
+    }
+
+    /// `UPDATE_DOCS=1 cargo test --lib config` rewrites the generated region.
+    #[test]
+    fn docs_planning_md_has_the_table_of_keys() {
+        let doc = std::fs::read_to_string(root("docs/planning.md")).unwrap();
+        let wanted = with_region(&doc, "keys", &format!("\n{}\n", markdown_table(&TABLE)));
+        expect_page("docs/planning.md", &wanted);
     }
 
     #[test]

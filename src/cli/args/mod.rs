@@ -171,6 +171,7 @@ mod tests {
                 csv: None,
                 figure: None,
                 out: "hardware.toml".into(),
+                rounds: 3,
                 json: true
             })
         );

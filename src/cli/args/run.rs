@@ -109,6 +109,9 @@ pub struct PlanArgs {
     #[arg(long, value_name = "FILE", requires = "calibrate", default_value = "hardware.toml")]
     #[arg(hide_default_value = false)]
     pub out: PathBuf,
+    /// Rounds of the runs that --calibrate holds predictions against.
+    #[arg(long, value_name = "R", requires = "calibrate", default_value = "3", value_parser = count(1..=100))]
+    pub rounds: usize,
     /// Print JSON.
     #[arg(long)]
     pub json: bool,

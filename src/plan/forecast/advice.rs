@@ -85,6 +85,15 @@ impl Advice {
     }
 }
 
+impl Advice {
+    /// A change that does not fit by itself and what makes it fit, where both together give more than the first knob.
+    pub fn pair(&self) -> Option<(&Turn, &Remedy)> {
+        let least = self.first().map_or(0.0, |turn| turn.gain) + SMALLEST_GAIN;
+        let pairs = self.too_large.iter().filter_map(|turn| Some((turn, turn.remedy.as_ref()?)));
+        pairs.filter(|(_, remedy)| remedy.gain > least).max_by(|a, b| a.1.gain.total_cmp(&b.1.gain))
+    }
+}
+
 fn gain(forecast: &Forecast, base: &Forecast) -> f64 {
     forecast.tokens_per_s / base.tokens_per_s - 1.0
 }

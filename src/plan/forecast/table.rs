@@ -115,6 +115,10 @@ impl fmt::Display for Advice {
             )?,
             None => writeln!(f, "no single knob that fits makes it faster")?,
         }
+        if let Some((turn, remedy)) = self.pair() {
+            let gain = 100.0 * remedy.gain;
+            writeln!(f, "or two together: {} {}, for {gain:+.1} % tokens/s", turn.change, remedy.change)?;
+        }
         writeln!(
             f,
             "  {:<width$} {:>9} {:>10} {:>9} {:>7} {:>10}",
