@@ -4,18 +4,19 @@
 //!
 //! | layer | modules | knows |
 //! | --- | --- | --- |
-//! | L0 | [`error`], [`dtype`], [`params`], [`exact_sum`], [`test_hooks`] | nothing above |
+//! | L0 | [`error`], [`dtype`], [`params`], [`work`], [`exact_sum`], [`test_hooks`] | nothing above |
 //! | L1 | [`config`], [`plan`], [`telemetry`], [`data`], [`text`], [`figures`] | decks, pure plans, counters, token files, text, pictures |
 //! | L2 | [`backend`], [`checkpoint`] | devices and MPI; HDF5 and host slices |
 //! | L3 | [`model`], [`zero`] | transformer math; shards, gathers, reductions (neither knows the other) |
 //! | L4 | [`optim`] | AdamW, clipping, schedule |
 //! | L5 | [`train`] | the step, the loop, restore |
-//! | L6 | [`accept`], [`report`], [`hf`], [`device_check`] | the acceptance benchmark; what a run's records say; weights of other programs; kernels against their naive siblings |
+//! | L6 | [`accept`], [`calibrate`], [`report`], [`hf`], [`device_check`] | the acceptance benchmark; the planner's figures of this machine; what a run's records say; weights of other programs; kernels against their naive siblings |
 //! | L7 | [`cli`] and `main` | arguments, MPI start, exit code |
 #![warn(missing_docs)]
 
 pub mod accept;
 pub mod backend;
+pub mod calibrate;
 pub mod checkpoint;
 pub mod cli;
 pub mod config;
@@ -35,4 +36,5 @@ pub mod telemetry;
 pub mod test_hooks;
 pub mod text;
 pub mod train;
+pub mod work;
 pub mod zero;

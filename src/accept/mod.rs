@@ -9,13 +9,13 @@
 pub mod answers;
 pub mod baseline;
 pub mod bisect;
-mod collectives;
+pub mod collectives;
 mod deadline;
 mod device;
 mod elasticity;
-mod groups;
+pub mod groups;
 mod inventory;
-mod lab;
+pub mod lab;
 pub mod metric;
 mod report;
 mod scaling;

@@ -204,6 +204,17 @@ impl Launch {
         }
     }
 
+    /// Cores of this node that its ranks may run on together. Collective.
+    pub fn cores_of_node(&self) -> usize {
+        let node = self.world.split_shared(self.world.rank());
+        let mut own = [0u64; MAX_CPUS / 64];
+        allowed_cpus().iter().for_each(|&cpu| own[cpu / 64] |= 1 << (cpu % 64));
+        let mut all = vec![0u64; own.len() * node.size() as usize];
+        node.all_gather_into(&own[..], &mut all);
+        let of_word = |word: usize| all.iter().skip(word).step_by(own.len()).fold(0u64, |any, mask| any | mask);
+        (0..own.len()).map(|word| of_word(word).count_ones() as usize).sum()
+    }
+
     /// What ran, for the summary.
     pub fn versions(&self) -> BTreeMap<String, String> {
         let (major, minor, micro) = hdf5::library_version();

@@ -6,6 +6,7 @@
 mod accept;
 mod args;
 mod backend_choice;
+mod calibrate;
 mod ckpt;
 mod data;
 mod device;
@@ -15,6 +16,7 @@ mod launch;
 mod launch_checks;
 mod on_backend;
 mod plan;
+mod planner;
 mod screen;
 
 use crate::backend::agree::decided_by_rank_0;
@@ -59,6 +61,9 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> Exit {
         }
         Command::Sample(args) => return under_mpi(|launch| infer::sample(launch, &args).map(|exit| (exit, None))),
         Command::Eval(args) => return under_mpi(|launch| infer::eval(launch, &args).map(|exit| (exit, None))),
+        Command::Plan(args) if args.subject.of == args::Planned::Machine => {
+            return under_mpi(|launch| calibrate::run(launch, &args, started).map(|exit| (exit, None)));
+        }
         Command::Plan(args) => alone(|| plan::run(&args)),
         Command::Data(command) => alone(|| data::run(&command)),
         Command::Device(DeviceCommand::Check(args)) => alone(|| device::check(&args)),

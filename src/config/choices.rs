@@ -75,8 +75,18 @@ choice! {
         LlamaTiny = "llama-tiny",
         /// The sizes of Llama 3.2 1B, without its scaled rotary frequencies: 16 layers, 32 heads on 8, width 2048.
         Llama1b = "llama-1b",
+        /// The sizes of Llama 3.2 3B, without its scaled rotary frequencies: 28 layers, 24 heads on 8, width 3072.
+        Llama3b = "llama-3b",
         /// The sizes of Llama 3 8B: 32 layers, 32 heads on 8, width 4096.
         Llama3_8b = "llama3-8b",
+        /// The sizes of Llama 3 70B: 80 layers, 64 heads on 8, width 8192.
+        Llama3_70b = "llama3-70b",
+        /// The sizes of Llama 2 7B: 32 layers, 32 heads, width 4096.
+        Llama2_7b = "llama2-7b",
+        /// The sizes of Llama 2 13B: 40 layers, 40 heads, width 5120.
+        Llama2_13b = "llama2-13b",
+        /// The sizes of Llama 2 70B: 80 layers, 64 heads on 8, width 8192.
+        Llama2_70b = "llama2-70b",
     }
 }
 
@@ -106,8 +116,8 @@ pub struct PresetSizes {
 }
 
 impl Preset {
-    /// The sizes, or `None` for free sizes. Sources: Radford et al. 2019, table 2; arXiv:2407.21783, table 3, and
-    /// config.json of Llama 3.2 1B.
+    /// The sizes, or `None` for free sizes. Sources: Radford et al. 2019, table 2; arXiv:2407.21783, table 3;
+    /// arXiv:2302.13971, table 2, and arXiv:2307.09288, table 1; config.json of Llama 3.2 1B and 3B and of Llama 2.
     pub const fn sizes(self) -> Option<PresetSizes> {
         Some(match self {
             Preset::None => return None,
@@ -127,7 +137,18 @@ impl Preset {
                 ..LLAMA3_8B
             },
             Preset::Llama1b => PresetSizes { n_layer: 16, d_model: 2048, d_ff: 8192, tied: true, ..LLAMA3_8B },
+            Preset::Llama3b => {
+                PresetSizes { n_layer: 28, n_head: 24, d_model: 3072, d_ff: 8192, tied: true, ..LLAMA3_8B }
+            }
             Preset::Llama3_8b => LLAMA3_8B,
+            Preset::Llama3_70b => PresetSizes { n_layer: 80, n_head: 64, d_model: 8192, d_ff: 28672, ..LLAMA3_8B },
+            Preset::Llama2_7b => LLAMA2_7B,
+            Preset::Llama2_13b => {
+                PresetSizes { n_layer: 40, n_head: 40, n_kv_head: 40, d_model: 5120, d_ff: 13824, ..LLAMA2_7B }
+            }
+            Preset::Llama2_70b => {
+                PresetSizes { n_layer: 80, n_head: 64, n_kv_head: 8, d_model: 8192, d_ff: 28672, ..LLAMA2_7B }
+            }
         })
     }
 }
@@ -144,6 +165,9 @@ const LLAMA3_8B: PresetSizes = PresetSizes {
     rope_theta: 500_000.0,
     tied: false,
 };
+
+const LLAMA2_7B: PresetSizes =
+    PresetSizes { n_kv_head: 32, d_ff: 11008, seq_len: 4096, vocab_size: 32000, rope_theta: 10_000.0, ..LLAMA3_8B };
 
 const fn gpt2(n_layer: usize, n_head: usize, d_model: usize) -> PresetSizes {
     PresetSizes {
@@ -288,6 +312,26 @@ choice! {
         Stop = "stop",
         /// The run goes on and tries again at the next save.
         Continue = "continue",
+    }
+}
+
+choice! {
+    /// What computes: `hardware.kind`.
+    DeviceKind {
+        /// A device of its own memory, whose links move bytes beside its kernels.
+        Gpu = "gpu",
+        /// Cores of a node that ranks share, and that collectives take from kernels.
+        Cpu = "cpu",
+    }
+}
+
+choice! {
+    /// How all-gathers travel: `network.gather`.
+    GatherRoute {
+        /// On rings that enter and leave each node once, as NCCL makes them.
+        Ring = "ring",
+        /// Each rank fetches each slice itself.
+        Direct = "direct",
     }
 }
 

@@ -16,8 +16,8 @@ mod suggest;
 mod tests;
 
 pub use choices::{
-    ActivationCheckpointing, BackendKind, DataFormat, Family, Locking, OnSaveError, Preset, PresetSizes, ReduceWhen,
-    Tokenizer,
+    ActivationCheckpointing, BackendKind, DataFormat, DeviceKind, Family, GatherRoute, Locking, OnSaveError, Preset,
+    PresetSizes, ReduceWhen, Tokenizer,
 };
 pub use key::{Key, Kind, Origin, Table};
 pub use limit::Limit;
@@ -165,6 +165,7 @@ macro_rules! deck {
 
 // After the macro that makes its table.
 pub mod acceptance;
+pub mod hardware;
 
 deck! {
     /// Where the run lives and what it runs on.

@@ -110,6 +110,15 @@ mod tests {
         // Meta's model cards say 8B and 1.23B; the digits are those of the published weights.
         assert_eq!(preset("llama3-8b").spec.numel(), 8_030_261_248);
         assert_eq!(preset("llama-1b").spec.numel(), 1_235_814_400);
+        for (name, numel) in [
+            ("llama-3b", 3_212_749_824),
+            ("llama2-7b", 6_738_415_616),
+            ("llama2-13b", 13_015_864_320),
+            ("llama2-70b", 68_976_648_192),
+            ("llama3-70b", 70_553_706_496),
+        ] {
+            assert_eq!(preset(name).spec.numel(), numel, "{name}");
+        }
         assert_eq!(preset("llama-tiny").spec.numel(), 853_120);
     }
 

@@ -13,6 +13,7 @@ mod llama_block;
 mod llama_ends;
 #[cfg(test)]
 mod tests;
+pub mod work;
 
 use crate::backend::ops::{AttentionShape, CachedWork};
 use crate::backend::{Buf, Device, Ops, View, ViewMut};
@@ -207,7 +208,7 @@ impl Model {
 
 /// Element types of a deck's run. Activations are of the type that is computed with; full gradients of the type they
 /// travel in, or f32 where they are held over micro-steps.
-fn precision(deck: &Deck) -> Precision {
+pub fn precision(deck: &Deck) -> Precision {
     let zero = &deck.zero;
     let grad = if zero.reduce == ReduceWhen::LastMicroStep { DType::F32 } else { zero.reduce_dtype };
     Precision { param: zero.param_dtype, activation: zero.param_dtype, grad }

@@ -4,6 +4,7 @@
 //! `zero3 plan` prints it, the executor runs it, the summary holds the measured figures against it.
 //! Must not know: MPI, devices, the clock.
 
+pub mod forecast;
 pub mod generation;
 pub mod knobs;
 pub mod memory;

@@ -112,7 +112,7 @@ pub struct NodeVolume {
     pub all_gather_bytes: u64,
     /// Reductions by exchange of slices (rule 8).
     pub reduce_scatter_bytes: u64,
-    /// What a ring over nodes would bring in for the same reductions.
+    /// What rings that enter each node once would bring in for the same reductions.
     pub ring_reduce_scatter_bytes: u64,
 }
 
@@ -198,7 +198,9 @@ fn node_volume(plan: &Plan, shape: Shape) -> NodeVolume {
     // In a reduce-scatter ranks without a gradient take part, too.
     let on_a_ring = |contributed: u64| contributed > 0 || !plan.knobs.deterministic && outside > 0;
     let rings = contributions.iter().filter(|&&contributed| on_a_ring(contributed)).count() as u64;
-    let ring_reduce_scatter_bytes = slices * rings * outside.div_ceil(ranks);
+    // A ring's link into a node carries all slices but one.
+    let ring_slices = if outside > 0 { n as u64 - 1 } else { 0 };
+    let ring_reduce_scatter_bytes = plan.reduce_slice_bytes() * rings * ring_slices;
     NodeVolume {
         all_gather_bytes: ranks * outside * from_a_peer,
         reduce_scatter_bytes: match plan.knobs.deterministic {

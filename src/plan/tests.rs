@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use std::collections::HashSet;
 
 /// A model of the same build as GPT-2 with parameters of arbitrary size; the head is tied to parameter 0.
-fn model(sizes: &[Vec<usize>]) -> ModelSpec {
+pub(super) fn model(sizes: &[Vec<usize>]) -> ModelSpec {
     let mut params = Vec::new();
     let mut units = Vec::new();
     for (u, sizes) in sizes.iter().enumerate() {
@@ -53,13 +53,13 @@ fn gathered_bytes(gather: &schedule::Gather, partitions: &[Partition]) -> u64 {
 }
 
 prop_compose! {
-    fn any_model()(sizes in prop::collection::vec(prop::collection::vec(1usize..60, 1..4), 2..7)) -> ModelSpec {
+    pub(super) fn any_model()(sizes in prop::collection::vec(prop::collection::vec(1usize..60, 1..4), 2..7)) -> ModelSpec {
         model(&sizes)
     }
 }
 
 prop_compose! {
-    fn any_knobs()(
+    pub(super) fn any_knobs()(
         stage in 0u8..4, prefetch_units in 0usize..5, overlap: bool, bucket in 4u64..3000, ahead in prop::option::of(0u64..600),
         call in prop::option::of(4u64..600), persistent in prop::option::of(0u64..150), again in 0u32..4, last: bool
     ) -> Knobs {

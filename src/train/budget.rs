@@ -44,6 +44,11 @@ pub fn check<D: Device>(deck: &Deck, plan: &Plan) -> Result<()> {
     }]))
 }
 
+/// What would fit `budget` bytes on each of `n` ranks, in words: one change of the deck, several, or more ranks.
+pub fn what_fits<D: Device>(deck: &Deck, n: usize, budget: u64) -> String {
+    remedy(deck, n, budget, &needs::<D>)
+}
+
 /// Whether `n_here` ranks of a node with `node` memory can hold `plan`, made from `deck`: an error where they never can, words
 /// of warning where others have to let go of some first.
 pub fn check_node<D: Device>(deck: &Deck, plan: &Plan, node: NodeMemory, n_here: usize) -> Result<Option<String>> {

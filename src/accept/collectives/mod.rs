@@ -8,7 +8,7 @@ mod links;
 mod overlap;
 mod pairs;
 
-pub use bench::{Op, Point};
+pub use bench::{Bench, Op, Point};
 
 use super::lab::Lab;
 use super::metric::Metric;

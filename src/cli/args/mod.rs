@@ -16,7 +16,7 @@ pub use data::{DataCommand, DataFilesArgs, DataInfoArgs, TokenizeArgs};
 pub use infer::{EvalArgs, SampleArgs};
 pub use machine::{AcceptArgs, DeviceCheckArgs, DeviceCommand};
 pub use run::{PlanArgs, ReportArgs, Resume, TrainArgs};
-pub use words::DeckArgs;
+pub use words::{DeckArgs, PlanSubject, Planned};
 
 use clap::builder::TypedValueParser;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -40,7 +40,7 @@ Exit codes:
   75  stopped early with a checkpoint saved: start the same command again";
 
 /// Ranks that can be planned or cut for: more than any machine starts, few enough for a plan to be made at once.
-const MAX_RANKS: i64 = 1 << 20;
+pub const MAX_RANKS: i64 = 1 << 20;
 
 /// Trains GPT-2 and Llama models with ZeRO-3 over MPI.
 ///
@@ -159,12 +159,31 @@ mod tests {
         assert_eq!(
             parsed("plan zero.prefetch_units=2 --ranks 5 a.toml --ranks-per-node 2 --json").unwrap(),
             Command::Plan(PlanArgs {
-                deck: deck("a.toml", &[("zero.prefetch_units", "2")]),
-                n_ranks: 5,
+                subject: PlanSubject {
+                    of: Planned::Deck("a.toml".into()),
+                    overrides: vec![("zero.prefetch_units".into(), "2".into())]
+                },
+                n_ranks: Some(5),
                 ranks_per_node: Some(2),
+                hardware: None,
+                micro_batches_per_rank: None,
+                sweep: None,
+                csv: None,
+                figure: None,
+                out: "hardware.toml".into(),
+                rounds: 3,
                 json: true
             })
         );
+        let of = |line: &str| match parsed(line).unwrap() {
+            Command::Plan(args) => args,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(of("plan --params 7.5B --ranks 64").subject.of, Planned::Params(7_500_000_000));
+        let args = of("plan --model llama3-8b zero.stage=2 --hardware h100 --sweep ranks=8..32");
+        assert_eq!(args.subject.of, Planned::Model(crate::config::Preset::Llama3_8b));
+        assert_eq!((args.subject.overrides.len(), args.n_ranks, args.sweep.unwrap().values.len()), (1, None, 3));
+        assert_eq!(of("plan --calibrate --out x.toml").subject.of, Planned::Machine);
         assert_eq!(
             parsed("data info a.bin --format llmc b.bin --tokenizer gpt2").unwrap(),
             Command::Data(DataCommand::Info(DataInfoArgs::Files(DataFilesArgs {
@@ -215,6 +234,15 @@ mod tests {
             ("plan a.toml", "--ranks"),
             ("plan a.toml --ranks 0", "0"),
             ("plan a.toml --ranks x", "x"),
+            ("plan --ranks 2", "--model NAME"),
+            ("plan --model gpt3 --ranks 2", "gpt2-1.5b"),
+            ("plan --params many --ranks 2", "7.5B"),
+            ("plan --params 1B --model llama-1b --ranks 2", "cannot be used"),
+            ("plan a.toml --params 1B --ranks 2", "a deck says which model"),
+            ("plan a.toml --ranks 2 --csv x", "--sweep"),
+            ("plan a.toml --sweep ranks=1..2", "--hardware"),
+            ("plan a.toml --hardware h100 --sweep ranks=2..1", "does not go from a count up"),
+            ("plan a.toml --ranks 2 --out x", "--calibrate"),
             ("data", "Usage"),
             ("data info", "DECK"),
             ("data info a.bin data.val=b", "no deck"),

@@ -1,7 +1,8 @@
 //! A run: `zero3 train`, what it would be (`zero3 plan`) and what it was (`zero3 report`).
 
-use super::words::DeckArgs;
+use super::words::{DeckArgs, PlanSubject};
 use super::{MAX_RANKS, count};
+use crate::plan::forecast::sweep::Sweep;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
@@ -24,10 +25,21 @@ start the same command again.";
 const PLAN_HELP: &str = "\
 Examples:
   zero3 plan inputs/gpt2-124m.toml --ranks 8
-  zero3 plan inputs/gpt2-124m.toml --ranks 64 --ranks-per-node 8 model.preset=gpt2-1.5b
-  zero3 plan inputs/tiny.toml --ranks 3 --json
+      partition, schedule, memory and bytes of a deck
+  zero3 plan --model llama3-8b --ranks 64 --hardware h100 zero.param_dtype=bf16
+      also time, exposed communication, MFU, and the knob to turn first
+  zero3 plan --params 7.5B --ranks 64
+      bytes of exactly that many parameters, and a model of about that size
+  zero3 plan --model llama2-7b --hardware h100 --sweep ranks=8..4096 --csv scaling.csv
+      the same for 8, 16 ... 4096 ranks
+  mpirun -n 4 zero3 plan --calibrate --out this.toml
+      measure this machine and hold predictions against runs on it
+  zero3 plan inputs/tiny.toml --ranks 2 --hardware this.toml
 
-Exit codes: 0 finished; 2 bad deck or command line; 70 internal error.";
+Hardware: a100-40gb, a100-80gb, h100, h200, b200, l40s, or a file; docs/planning.md lists its keys, what each figure means,
+and what the predictions leave out. Predictions for GPUs have not been held against a GPU yet.
+
+Exit codes: 0 finished; 2 bad deck, hardware file or command line; 5 communication or I/O failure; 70 internal error.";
 
 const REPORT_HELP: &str = "\
 Examples:
@@ -61,22 +73,50 @@ pub struct TrainArgs {
     pub dry_run: bool,
 }
 
-/// Show what a run would hold and move, without starting it.
+/// Show what a run would hold, move and take, without starting it.
 ///
 /// Computes, from the deck and a number of ranks alone, who owns which slices, the order of gathers and reductions,
-/// the peak memory and the bytes each rank receives per step. Needs no MPI: it plans 1000 ranks on a laptop.
-#[derive(clap::Args, Debug, Clone, PartialEq, Eq)]
-#[command(override_usage = "zero3 plan DECK --ranks N [--ranks-per-node K] [--json] [KEY=VALUE ...]")]
+/// the peak memory and the bytes each rank receives per step; with --hardware also how long a step takes, and what each
+/// knob would give. Needs no MPI: it plans 4096 ranks on a laptop.
+#[derive(clap::Args, Debug, Clone, PartialEq)]
+#[command(
+    override_usage = "zero3 plan DECK|--model NAME|--params COUNT --ranks N [--ranks-per-node K] [--hardware FILE|NAME] \
+    [--sweep KEY=VALUES] [--json] [KEY=VALUE ...]\n       mpirun -n N zero3 plan --calibrate [--out FILE]"
+)]
 #[command(after_help = PLAN_HELP)]
 pub struct PlanArgs {
     #[command(flatten)]
-    pub deck: DeckArgs,
+    pub subject: PlanSubject,
     /// Ranks to plan for.
     #[arg(long = "ranks", value_name = "N", value_parser = count(1..=MAX_RANKS))]
-    pub n_ranks: usize,
-    /// Ranks that share a node; without it, all of them do.
+    #[arg(required_unless_present_any = ["sweep", "calibrate"])]
+    pub n_ranks: Option<usize>,
+    /// Ranks that share a node; without it as many as the hardware has devices on a node, or all of them.
     #[arg(long, value_name = "K", value_parser = count(1..))]
     pub ranks_per_node: Option<usize>,
+    /// What it would run on: a file, or a100-40gb, a100-80gb, h100, h200, b200, l40s.
+    #[arg(long, value_name = "FILE|NAME")]
+    pub hardware: Option<String>,
+    /// Micro-batches of each rank in a step: sets train.global_batch_size by the number of ranks. 1 without a deck.
+    #[arg(long, value_name = "M", value_parser = count(1..=1 << 20))]
+    pub micro_batches_per_rank: Option<usize>,
+    /// Plan many values of one key: KEY=FROM..TO doubles, KEY=A,B,C lists; ranks, ranks_per_node, or any key of the deck or the
+    /// hardware file.
+    #[arg(long, value_name = "KEY=VALUES", requires = "hardware")]
+    pub sweep: Option<Sweep>,
+    /// Write the sweep as CSV.
+    #[arg(long, value_name = "FILE", requires = "sweep")]
+    pub csv: Option<PathBuf>,
+    /// Draw the sweep as SVG.
+    #[arg(long, value_name = "FILE.svg", requires = "sweep")]
+    pub figure: Option<PathBuf>,
+    /// Where --calibrate writes the hardware file.
+    #[arg(long, value_name = "FILE", requires = "calibrate", default_value = "hardware.toml")]
+    #[arg(hide_default_value = false)]
+    pub out: PathBuf,
+    /// Rounds of the runs that --calibrate holds predictions against.
+    #[arg(long, value_name = "R", requires = "calibrate", default_value = "3", value_parser = count(1..=100))]
+    pub rounds: usize,
     /// Print JSON.
     #[arg(long)]
     pub json: bool,

@@ -1,5 +1,7 @@
 //! Words that are no flags: paths of decks and files, and `section.key=value`, in any order.
 
+use crate::config::Preset;
+use crate::plan::forecast::shape::parse_count;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{ArgMatches, FromArgMatches};
@@ -44,6 +46,101 @@ impl clap::Args for DeckArgs {
 impl FromArgMatches for DeckArgs {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
         Words::from_arg_matches(matches)?.into_deck()
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+/// A deck, or what stands in its place, and what the command line changes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PlanSubject {
+    /// What is planned.
+    pub of: Planned,
+    /// `section.key` and text, in the order given.
+    pub overrides: Vec<(String, String)>,
+}
+
+/// What is planned.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Planned {
+    /// A deck.
+    Deck(PathBuf),
+    /// A published model.
+    Model(Preset),
+    /// A model of so many parameters.
+    Params(u64),
+    /// Nothing: this machine is measured.
+    Machine,
+}
+
+/// The words and flags that [`PlanSubject`] comes from.
+#[derive(clap::Args, Debug)]
+struct PlanWords {
+    /// A deck, and any number of keys to set in it or in the hardware file, e.g. zero.stage=2 network.gb_per_s=25.
+    #[arg(value_name = "DECK|KEY=VALUE", num_args = 0..)]
+    #[arg(value_parser = OsStringValueParser::new().try_map(parse_word))]
+    words: Vec<Word>,
+    /// A published model instead of a deck; keys set the rest.
+    #[arg(long, value_name = "NAME", conflicts_with = "params")]
+    #[arg(value_parser = clap::builder::PossibleValuesParser::new(&Preset::NAMES[1..]))]
+    model: Option<String>,
+    /// A model of about so many parameters instead of a deck, such as 7.5B; bytes are also said for exactly that many.
+    #[arg(long, value_name = "COUNT", value_parser = parse_count)]
+    params: Option<u64>,
+    /// Measure this machine, write its hardware file, and hold predictions against short runs on it. Under mpirun on all its ranks.
+    #[arg(long, conflicts_with_all = ["model", "params"])]
+    calibrate: bool,
+}
+
+impl clap::Args for PlanSubject {
+    fn augment_args(command: clap::Command) -> clap::Command {
+        PlanWords::augment_args(command)
+    }
+
+    fn augment_args_for_update(command: clap::Command) -> clap::Command {
+        PlanWords::augment_args_for_update(command)
+    }
+}
+
+impl FromArgMatches for PlanSubject {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let PlanWords { words, model, params, calibrate } = PlanWords::from_arg_matches(matches)?;
+        let instead = match (model, params) {
+            (Some(name), _) => {
+                let preset = toml::Value::String(name).try_into().expect("clap has checked the name");
+                Some(Planned::Model(preset))
+            }
+            (None, Some(count)) => Some(Planned::Params(count)),
+            (None, None) if calibrate => Some(Planned::Machine),
+            (None, None) => None,
+        };
+        let Some(of) = instead else {
+            let DeckArgs { path, overrides } = Words { words }.into_deck().map_err(|error| match error.kind() {
+                ErrorKind::MissingRequiredArgument => {
+                    let message = "no deck: give the path of a TOML file, e.g. inputs/gpt2-124m.toml, or --model NAME, or --params COUNT";
+                    clap::Error::raw(ErrorKind::MissingRequiredArgument, message)
+                }
+                _ => error,
+            })?;
+            return Ok(PlanSubject { of: Planned::Deck(path), overrides });
+        };
+        let mut overrides = Vec::new();
+        for word in words {
+            match word {
+                Word::Override(key, value) => overrides.push((key, value)),
+                Word::Deck(path) => {
+                    let message = format!(
+                        "{} beside --model, --params or --calibrate: a deck says which model it is",
+                        path.display()
+                    );
+                    return Err(clap::Error::raw(ErrorKind::ArgumentConflict, message));
+                }
+            }
+        }
+        Ok(PlanSubject { of, overrides })
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {

@@ -1,0 +1,240 @@
+//! `zero3 plan --calibrate`: the cost model of `plan/forecast/` fitted on this machine, and its error against runs.
+//!
+//! Reading order: [`run`] here, `kernels.rs` and `links.rs` (what is measured), `fit.rs` (how), `trials.rs` (predicted beside measured).
+//! It stands on the acceptance benchmark's [`Lab`], its groups and its collectives. Must not know: command lines, the backend.
+
+mod fit;
+mod kernels;
+mod links;
+mod trials;
+
+use crate::accept::collectives::Op;
+use crate::accept::lab::Lab;
+use crate::backend::agree::{all_or_none, decided_by_rank_0};
+use crate::backend::{Backend, Comm, Device};
+use crate::config::hardware::Hardware;
+use crate::config::{DeviceKind, GatherRoute};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::plan::forecast::cost;
+use crate::plan::forecast::traffic::Layout;
+use crate::work::Kernel;
+use kernels::Measured;
+use links::{Link, fit_link};
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::path::Path;
+use trials::Trial;
+
+/// What the launcher knows of a node.
+#[derive(Debug, Clone, Copy)]
+pub struct Machine {
+    /// Ranks that have cores of their own.
+    pub devices: usize,
+    /// Compute threads of a rank.
+    pub threads: usize,
+    /// Ranks of the first node.
+    pub ranks_per_node: usize,
+    /// Memory of a node, where the system says so.
+    pub memory_bytes: Option<u64>,
+}
+
+/// Measures, writes the hardware file to `out`, holds `rounds` of runs against it, and says what it came to. Collective; the text is rank 0's.
+pub fn run<B: Backend>(lab: &Lab<'_, B>, machine: Machine, rounds: usize, out: &Path) -> Result<String> {
+    let load_before = load();
+    let n_at_once = lab.n().min(machine.devices).max(1);
+    let group = (lab.split)(usize::from(lab.rank() >= n_at_once), lab.rank())?;
+    let own = if lab.rank() < n_at_once { kernels::measure::<B>(lab.device, &group)? } else { Vec::new() };
+    wait_quietly(lab)?;
+    let mut samples = (Vec::new(), Vec::new());
+    for n in 2..=n_at_once.max(lab.n().min(2)) {
+        let group = (lab.split)(usize::from(lab.rank() >= n), lab.rank())?;
+        if lab.rank() < n {
+            samples.0.extend(links::measure(lab, &group, Op::AllGather)?);
+            samples.1.extend(links::measure(lab, &group, Op::ReduceScatter)?);
+        }
+        wait_quietly(lab)?;
+    }
+    // Rank 0 is in every group and knows all.
+    let (file, fits) = decided_by_rank_0(lab.comm, || {
+        let (hardware, fits) = fitted(lab, machine, &own, &samples);
+        let file = hardware.to_commented_toml();
+        std::fs::write(out, &file).map_err(|e| Error::io("write", out, &e))?;
+        Ok((file, fits))
+    })?;
+    let hardware = Hardware::parse(&file, &[], "the file that was written")?;
+    let work = out.with_extension("work");
+    let tried = trials::run(lab, &hardware, machine, rounds, &work);
+    decided_by_rank_0(lab.comm, || {
+        std::fs::remove_dir_all(&work).ok();
+        Ok(())
+    })?;
+    let mut text = format!(
+        "calibrated on {} rank{} of {} thread{} each, {} of them with cores of their own; load {load_before} before, {} after\n\n{fits}",
+        lab.n(),
+        if lab.n() == 1 { "" } else { "s" },
+        machine.threads,
+        if machine.threads == 1 { "" } else { "s" },
+        n_at_once,
+        load()
+    );
+    report(&mut text, &tried?);
+    write!(
+        text,
+        "\nwritten: {}; `zero3 plan DECK --ranks N --hardware {}` predicts with it",
+        out.display(),
+        out.display()
+    )
+    .expect("a string takes all");
+    Ok(text)
+}
+
+/// Ranks that are not measured leave their cores to those that are.
+fn wait_quietly<B: Backend>(lab: &Lab<'_, B>) -> Result<()> {
+    match lab.comm.library() {
+        Some(library) => library.quiet_barrier(),
+        None => all_or_none(lab.comm, Ok(())).map(|_| ()),
+    }
+}
+
+/// The load average of the last minute, where the system says so.
+fn load() -> String {
+    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split(' ').next().filter(|t| !t.is_empty()).unwrap_or("unknown").into()
+}
+
+/// The file of what was measured, and the fits in words.
+fn fitted<B: Backend>(
+    lab: &Lab<'_, B>,
+    machine: Machine,
+    kernels: &[Measured],
+    (gathers, reductions): &(Vec<links::Sample>, Vec<links::Sample>),
+) -> (Hardware, String) {
+    let of = |kernel: Kernel, dtype: DType| kernels.iter().find(|m| m.kernel == kernel && m.dtype == dtype);
+    let best = |dtype: DType| {
+        let linear = [Kernel::LinearForward, Kernel::LinearBackwardInput, Kernel::LinearBackwardWeight];
+        linear.into_iter().filter_map(|k| of(k, dtype)).map(|m| m.best_flops).fold(0.0, f64::max) / 1e12
+    };
+    let stream = of(Kernel::Stream, DType::F32).expect("it is measured");
+    let mut hardware = Hardware::default();
+    let h = &mut hardware.hardware;
+    h.name = lab.device.describe();
+    h.kind = DeviceKind::Cpu;
+    h.measured = true;
+    h.source = format!(
+        "zero3 plan --calibrate: {} ranks of {} threads; peaks are the best product measured{}",
+        lab.n(),
+        machine.threads,
+        match gathers.is_empty() {
+            true => "; one rank has no peers: links are assumed as fast as memory",
+            false => "; the network between nodes was not measured, and is assumed as fast as the links within",
+        }
+    );
+    let device = &mut hardware.device;
+    (device.f32_tflops, device.bf16_tflops) = (best(DType::F32), best(DType::Bf16));
+    device.memory_gb = machine.memory_bytes.map_or(1.0, |bytes| bytes as f64 / machine.devices as f64 / 1e9);
+    device.memory_gb_per_s = stream.best_bytes / 1e9;
+    hardware.node.devices = machine.devices;
+    hardware.assumed.links = 1.0;
+    hardware.assumed.launch_us = 0.0;
+    // A collective is a thread of its own on the rank's cores.
+    hardware.assumed.contention = 1.0 / machine.threads as f64;
+    for measured in kernels {
+        hardware.set_measured(measured.kernel, measured.dtype, measured.rate);
+    }
+    hardware.network.gather = GatherRoute::Direct;
+    let memory = hardware.device.memory_gb_per_s;
+    (hardware.node.gb_per_s, hardware.network.gb_per_s) = (memory, memory);
+    // What a collective costs without links: the work on the own slice.
+    let local = hardware.clone();
+    let alone = cost::Machine::new(&local, Layout::new(1, 1), false).expect("a node has a rank");
+    let gather = (!gathers.is_empty()).then(|| fit_link(gathers, |slice| alone.all_gather_s(slice)));
+    let reduce = (!reductions.is_empty())
+        .then(|| fit_link(reductions, |slice| alone.reduce_s(slice / 4, DType::F32, 1, true, 1)));
+    if let (Some(gather), Some(reduce)) = (gather, reduce) {
+        let us = |of: fn(&Link) -> f64| (of(&gather) + of(&reduce)) / 2.0 * 1e6;
+        hardware.node.latency_us = us(|link| link.latency_s);
+        hardware.node.message_us = us(|link| link.peer_s);
+        hardware.node.gb_per_s = gather.bytes_per_s / 1e9;
+        hardware.node.reduce_gb_per_s = reduce.bytes_per_s / 1e9;
+        hardware.network.gb_per_s = hardware.node.gb_per_s;
+        hardware.network.latency_us = hardware.node.latency_us;
+        hardware.network.message_us = hardware.node.message_us;
+    }
+    let mut words =
+        String::from("fits: time of a call that does nothing, FLOPs and bytes; worst error of a measured shape\n");
+    for m in kernels {
+        let name = format!("{} {}", m.kernel.name(), m.dtype.name());
+        writeln!(words, "  {name:<28} {:<44} {:>5.0} %", m.rate.to_string(), 100.0 * m.worst)
+            .expect("a string takes all");
+    }
+    for (name, link) in [("all-gather", gather), ("reduce-scatter", reduce)] {
+        if let Some(link) = link {
+            let rate = format!(
+                "{:.1} us, {:.1} us a peer, {:.2} GB/s",
+                link.latency_s * 1e6,
+                link.peer_s * 1e6,
+                link.bytes_per_s / 1e9
+            );
+            writeln!(words, "  {name:<28} {rate:<44} {:>5.0} %", 100.0 * link.worst).expect("as above");
+        }
+    }
+    (hardware, words)
+}
+
+fn report(text: &mut String, trials: &[Trial]) {
+    let mut line = |line: String| {
+        text.push_str(&line);
+        text.push('\n');
+    };
+    line("\npredicted beside measured; none of these models was fitted to. Predictions are for a machine with nothing else".into());
+    line("on it: the quickest round's median step is compared, and the slowest round's stands beside it".into());
+    line(format!(
+        "  {:<16} {:>5} {:>11} {:>10} {:>12} {:>8} {:>18}",
+        "model", "ranks", "measured ms", "slowest", "predicted ms", "error", "exposed meas/pred"
+    ));
+    for t in trials {
+        line(format!(
+            "  {:<16} {:>5} {:>11.2} {:>10.2} {:>12.2} {:>+6.1} % {:>7.1} % / {:>4.1} %{}",
+            t.model,
+            t.n_ranks,
+            t.measured_s * 1e3,
+            t.slowest_s * 1e3,
+            t.predicted_s * 1e3,
+            100.0 * t.error(),
+            100.0 * t.measured_exposed,
+            100.0 * t.predicted_exposed,
+            if t.shared_cores { "  ranks share cores" } else { "" }
+        ));
+    }
+    let n_ranks: BTreeSet<usize> = trials.iter().map(|t| t.n_ranks).collect();
+    for n in n_ranks {
+        let errors: Vec<f64> = trials.iter().filter(|t| t.n_ranks == n).map(|t| t.error().abs()).collect();
+        let (mean, worst) =
+            (errors.iter().sum::<f64>() / errors.len() as f64, errors.iter().copied().fold(0.0, f64::max));
+        line(format!(
+            "  {n} rank{}: mean error {:.1} %, worst {:.1} %",
+            if n == 1 { "" } else { "s" },
+            100.0 * mean,
+            100.0 * worst
+        ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::hardware::Rate;
+    use crate::work::Work;
+
+    #[test]
+    fn a_kernel_is_measured_or_none_of_the_file() {
+        let mut hardware = Hardware::default();
+        assert_eq!(hardware.measured(Kernel::Adamw, DType::F32), None);
+        let rate = Rate { launch_s: 1e-6, s_per_flop: 0.0, s_per_byte: 1e-10 };
+        hardware.set_measured(Kernel::Adamw, DType::F32, rate);
+        let back = hardware.measured(Kernel::Adamw, DType::F32).unwrap();
+        let time = |rate: Rate| rate.launch_s + Work::pass(Kernel::Adamw, DType::F32, 1 << 20).bytes * rate.s_per_byte;
+        assert!((time(back) / time(rate) - 1.0).abs() < 1e-4);
+    }
+}

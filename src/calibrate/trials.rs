@@ -1,0 +1,148 @@
+//! Predictions beside runs: models that nothing was fitted to, trained for a few steps on 1 to N ranks of the job.
+
+use super::Machine;
+use crate::accept::groups::{train_on, write_tokens};
+use crate::accept::lab::Lab;
+use crate::backend::agree::all_or_none;
+use crate::backend::{Backend, Comm};
+use crate::config::Deck;
+use crate::config::hardware::Hardware;
+use crate::error::Result;
+use crate::model::{precision, work};
+use crate::plan::forecast::{Forecast, Subject};
+use crate::telemetry::quantile::median;
+use crate::train::planning;
+use crate::train::state::Start;
+use serde::Serialize;
+use std::path::Path;
+
+/// Name and keys of each model. Other widths, depths, families and types than the fitted shapes.
+const MODELS: [(&str, &str); 4] = [
+    ("gpt2 4x128", "n_layer = 4\nn_head = 4\nd_model = 128\nseq_len = 128\nvocab_size = 512"),
+    ("gpt2 4x256", "n_layer = 4\nn_head = 8\nd_model = 256\nseq_len = 128\nvocab_size = 512"),
+    (
+        "llama 3x384",
+        "family = \"llama\"\nn_layer = 3\nn_head = 6\nn_kv_head = 2\nd_model = 384\nd_ff = 1024\nseq_len = 192\nvocab_size = 3000",
+    ),
+    ("gpt2 4x256 bf16", "n_layer = 4\nn_head = 8\nd_model = 256\nseq_len = 128\nvocab_size = 512"),
+];
+/// Micro-batches of each rank in a step.
+const MICRO_BATCHES: usize = 2;
+/// Sequences of a micro-batch.
+const MICRO_BATCH_SIZE: usize = 4;
+/// Steps of a run; the first two are not counted.
+const STEPS: u64 = 10;
+
+/// One model on one number of ranks.
+#[derive(Debug, Clone, Serialize)]
+pub struct Trial {
+    /// Name.
+    pub model: &'static str,
+    /// Ranks.
+    pub n_ranks: usize,
+    /// Ranks shared cores.
+    pub shared_cores: bool,
+    /// Median step of the quickest round: what else runs on the machine only adds to it, and nothing of that is predicted.
+    pub measured_s: f64,
+    /// Median step of the slowest round.
+    pub slowest_s: f64,
+    /// Predicted step.
+    pub predicted_s: f64,
+    /// Share of the step that compute waited for collectives: measured, the mean rank.
+    pub measured_exposed: f64,
+    /// The same, predicted.
+    pub predicted_exposed: f64,
+}
+
+impl Trial {
+    /// Predicted over measured, less 1.
+    pub fn error(&self) -> f64 {
+        self.predicted_s / self.measured_s - 1.0
+    }
+}
+
+fn deck(model: &(&str, &str), tokens: &str, dir: &Path, n_ranks: usize) -> Result<Deck> {
+    let (name, sizes) = model;
+    let dtypes = if name.ends_with("bf16") { "param_dtype = \"bf16\"\nreduce_dtype = \"bf16\"\n" } else { "" };
+    let text = format!(
+        "[run]\ndir = {:?}\nlocking = \"off\"\n[model]\n{sizes}\n[data]\ntrain = [{tokens:?}]\n[train]\nsteps = {STEPS}\n\
+         micro_batch_size = {MICRO_BATCH_SIZE}\nglobal_batch_size = {}\n[optim]\nwarmup_steps = 2\n[zero]\n{dtypes}[checkpoint]\nevery = 0\n\
+         [log]\nevery = 0\n",
+        dir.display().to_string(),
+        MICRO_BATCHES * MICRO_BATCH_SIZE * n_ranks
+    );
+    Deck::parse(&text, &[], "a trial")
+}
+
+/// Trains and predicts each model on 1, 2 ... N ranks, `rounds` times, all of them in turn. Collective; the same on every rank.
+pub fn run<B: Backend>(
+    lab: &Lab<'_, B>,
+    hardware: &Hardware,
+    machine: Machine,
+    rounds: usize,
+    work: &Path,
+) -> Result<Vec<Trial>> {
+    let tokens = write_tokens(lab, work)?;
+    let mut trials = Vec::new();
+    let mut measured: Vec<Vec<(f64, f64)>> = Vec::new();
+    for round in 0..rounds {
+        let mut at = 0;
+        for n_ranks in 1..=lab.n() {
+            let comm = (lab.split)(usize::from(lab.rank() >= n_ranks), lab.rank())?;
+            for model in &MODELS {
+                let dir = work.join(format!("{round}_{at}"));
+                let deck = deck(model, &tokens, &dir, n_ranks)?;
+                let own = if lab.rank() < n_ranks {
+                    Some(train_on(lab, &comm, deck.clone(), Start::Scratch, None)?)
+                } else {
+                    None
+                };
+                // Ranks of no group leave their cores to those that train.
+                if let Some(library) = lab.comm.library() {
+                    library.quiet_barrier()?;
+                }
+                let said = all_or_none(lab.comm, Ok(own.filter(|_| lab.rank() == 0)))?;
+                let trained =
+                    said[0].clone().expect("rank 0 is in every group").map_err(crate::accept::groups::all_know)?;
+                let exposed = trained.exposed.iter().sum::<f64>() / trained.exposed.len() as f64;
+                let outcome = (median(trained.settled_ms()) / 1e3, exposed);
+                if round == 0 {
+                    let forecast = predict::<B>(&deck, n_ranks, hardware, machine)?;
+                    trials.push(Trial {
+                        model: model.0,
+                        n_ranks,
+                        shared_cores: n_ranks > machine.devices,
+                        measured_s: 0.0,
+                        slowest_s: 0.0,
+                        predicted_s: forecast.step_s,
+                        measured_exposed: 0.0,
+                        predicted_exposed: forecast.exposed_comm_s / forecast.step_s,
+                    });
+                    measured.push(Vec::new());
+                }
+                measured[at].push(outcome);
+                at += 1;
+            }
+        }
+    }
+    for (trial, outcomes) in trials.iter_mut().zip(&measured) {
+        let quickest = outcomes.iter().min_by(|a, b| a.0.total_cmp(&b.0)).expect("a round at least");
+        (trial.measured_s, trial.measured_exposed) = *quickest;
+        trial.slowest_s = outcomes.iter().map(|o| o.0).fold(0.0, f64::max);
+    }
+    Ok(trials)
+}
+
+fn predict<B: Backend>(deck: &Deck, n_ranks: usize, hardware: &Hardware, machine: Machine) -> Result<Forecast> {
+    let (model, plan) = planning::of_deck::<B::Device>(deck, n_ranks)?;
+    let works = work::of_model(&model, precision(deck));
+    let subject = Subject {
+        spec: &model.spec,
+        works: &works,
+        plan: &plan,
+        n_micro: MICRO_BATCHES * n_ranks,
+        per_node: machine.ranks_per_node,
+        tf32: false,
+    };
+    Forecast::new(&subject, hardware)
+}

@@ -1,0 +1,194 @@
+//! What `zero3 plan` plans: the deck of a file, of a published model or of a number of parameters, with keys changed, on some ranks,
+//! and what is predicted of it.
+
+use super::args::{PlanSubject, Planned};
+use super::backend_choice::check_kernels;
+use crate::backend::Device;
+use crate::backend::cpu::CpuDevice;
+use crate::backend::cuda::CudaDevice;
+use crate::config::hardware::{self, Hardware};
+use crate::config::{BackendKind, Deck, DeviceKind, Preset};
+use crate::error::{Error, Fault, Result};
+use crate::model::{self, Model, work};
+use crate::plan::Plan;
+use crate::plan::forecast::shape::{self, Shape};
+use crate::plan::forecast::{Forecast, Subject};
+use crate::train::{budget, planning};
+
+/// Tokens of a micro-batch where no deck says its sequences.
+const TOKENS_OF_MICRO_BATCH: usize = 8192;
+/// Sizes of a model of a number of parameters, where no key says them: GPT-2's.
+const VOCAB_SIZE: usize = 50257;
+const SEQ_LEN: usize = 1024;
+
+/// Keys and values as overrides have them.
+type Overrides = Vec<(String, String)>;
+
+/// A subject, and everything the command line says of it.
+pub struct Planner<'a> {
+    of: &'a Planned,
+    /// Keys of the deck.
+    overrides: Overrides,
+    /// Keys of the hardware file.
+    of_hardware: Overrides,
+    hardware: Option<&'a str>,
+    micro_batches_per_rank: Option<usize>,
+}
+
+/// A deck planned on some ranks.
+pub struct PlannedDeck {
+    /// The deck.
+    pub deck: Deck,
+    /// Its model.
+    pub model: Model,
+    /// Its plan.
+    pub plan: Plan,
+}
+
+impl PlannedDeck {
+    /// Micro-batches of a step.
+    pub fn n_micro(&self) -> usize {
+        self.deck.train.global_batch_size / self.deck.train.micro_batch_size
+    }
+
+    /// What a step of it takes.
+    pub fn forecast(&self, hardware: &Hardware, per_node: usize) -> Result<Forecast> {
+        let works = work::of_model(&self.model, model::precision(&self.deck));
+        let subject = Subject {
+            spec: &self.model.spec,
+            works: &works,
+            plan: &self.plan,
+            n_micro: self.n_micro(),
+            per_node,
+            tf32: self.deck.run.tf32,
+        };
+        Forecast::new(&subject, hardware)
+    }
+}
+
+impl<'a> Planner<'a> {
+    /// Sorts the command line's keys.
+    pub fn new(
+        subject: &'a PlanSubject,
+        hardware: Option<&'a str>,
+        micro_batches_per_rank: Option<usize>,
+    ) -> Result<Self> {
+        let (of_hardware, overrides): (Overrides, Overrides) =
+            subject.overrides.iter().cloned().partition(|(key, _)| hardware::is_key(key));
+        if let (None, Some((key, _))) = (hardware, of_hardware.first()) {
+            return Err(Error::Input(format!("{key} is a key of hardware files: name one with --hardware")));
+        }
+        Ok(Planner { of: &subject.of, overrides, of_hardware, hardware, micro_batches_per_rank })
+    }
+
+    /// The hardware, with `more` keys changed; none where nobody named one.
+    pub fn hardware(&self, more: &[(String, String)]) -> Result<Option<Hardware>> {
+        let more = more.iter().filter(|(key, _)| hardware::is_key(key));
+        let overrides: Overrides = self.of_hardware.iter().chain(more).cloned().collect();
+        self.hardware.map(|name| Hardware::named(name, &overrides)).transpose()
+    }
+
+    /// The deck for `n_ranks`, with `more` keys changed.
+    pub fn deck(&self, n_ranks: usize, hardware: Option<&Hardware>, more: &[(String, String)]) -> Result<Deck> {
+        let more = more.iter().filter(|(key, _)| !hardware::is_key(key));
+        let mut overrides: Overrides = self.overrides.iter().chain(more).cloned().collect();
+        let deck = self.load(&overrides)?;
+        let n_before = overrides.len();
+        if hardware.is_some_and(|h| h.hardware.kind == DeviceKind::Gpu) {
+            match deck.run.backend {
+                BackendKind::Auto => overrides.push(("run.backend".into(), BackendKind::Cuda.name().into())),
+                BackendKind::Cuda => {}
+                BackendKind::Cpu => {
+                    let wants = "\"cuda\" or \"auto\" on this hardware, whose devices are GPUs".into();
+                    return Err(Error::Deck(vec![Fault { key: "run.backend".into(), value: "cpu".into(), wants }]));
+                }
+            }
+        }
+        let key = "train.global_batch_size";
+        let is_written = overrides.iter().any(|(written, _)| written == key);
+        let has_deck = matches!(self.of, Planned::Deck(_));
+        let per_rank = self.micro_batches_per_rank.or((!has_deck).then_some(1));
+        if let Some(per_rank) = per_rank.filter(|_| !is_written) {
+            overrides.push((key.into(), (per_rank * n_ranks * deck.train.micro_batch_size).to_string()));
+        }
+        if overrides.len() > n_before { self.load(&overrides) } else { Ok(deck) }
+    }
+
+    fn load(&self, overrides: &[(String, String)]) -> Result<Deck> {
+        match self.of {
+            Planned::Deck(path) => Deck::load(path, overrides),
+            Planned::Model(preset) => Deck::parse(&deck_of_model(*preset), overrides, "--model"),
+            Planned::Params(_) => {
+                let Shape { n_layer, n_head, d_model } = self.shape()?.expect("there is a count");
+                let sizes = format!(
+                    "n_layer = {n_layer}\nn_head = {n_head}\nd_model = {d_model}\nseq_len = {SEQ_LEN}\nvocab_size = {VOCAB_SIZE}"
+                );
+                Deck::parse(&deck_text(&sizes, SEQ_LEN), overrides, "--params")
+            }
+            Planned::Machine => Err(Error::Internal("a machine is measured, not planned".into())),
+        }
+    }
+
+    /// The sizes chosen for a number of parameters.
+    ///
+    /// # Errors
+    /// There are none so small.
+    pub fn shape(&self) -> Result<Option<Shape>> {
+        let Planned::Params(count) = *self.of else { return Ok(None) };
+        let written = |key: &str| self.overrides.iter().rev().find(|(k, _)| k == key).and_then(|(_, v)| v.parse().ok());
+        let vocab_size = written("model.vocab_size").unwrap_or(VOCAB_SIZE);
+        shape::of_count(count, vocab_size, written("model.seq_len").unwrap_or(SEQ_LEN)).map(Some)
+    }
+
+    /// Exactly as many parameters as were asked for, where that was a number.
+    pub fn count(&self) -> Option<u64> {
+        if let Planned::Params(count) = *self.of { Some(count) } else { None }
+    }
+
+    /// The plan of such a deck, whatever memory it needs.
+    pub fn plan(&self, n_ranks: usize, hardware: Option<&Hardware>, more: &[(String, String)]) -> Result<PlannedDeck> {
+        let deck = self.deck(n_ranks, hardware, more)?;
+        let (model, plan) = match deck.run.backend {
+            BackendKind::Cuda => {
+                check_kernels(&deck)?;
+                planning::of_deck::<CudaDevice>(&deck, n_ranks)?
+            }
+            BackendKind::Auto | BackendKind::Cpu => planning::of_deck::<CpuDevice>(&deck, n_ranks)?,
+        };
+        Ok(PlannedDeck { deck, model, plan })
+    }
+}
+
+/// Whether a deck keeps to its own budget.
+pub fn check_budget(planned: &PlannedDeck) -> Result<()> {
+    match planned.deck.run.backend {
+        BackendKind::Cuda => budget::check::<CudaDevice>(&planned.deck, &planned.plan),
+        BackendKind::Auto | BackendKind::Cpu => budget::check::<CpuDevice>(&planned.deck, &planned.plan),
+    }
+}
+
+/// What would fit `bytes` on each rank, in words.
+pub fn what_fits(planned: &PlannedDeck, bytes: u64) -> String {
+    fn of<D: Device>(planned: &PlannedDeck, bytes: u64) -> String {
+        budget::what_fits::<D>(&planned.deck, planned.plan.world_size, bytes)
+    }
+    match planned.deck.run.backend {
+        BackendKind::Cuda => of::<CudaDevice>(planned, bytes),
+        BackendKind::Auto | BackendKind::Cpu => of::<CpuDevice>(planned, bytes),
+    }
+}
+
+fn deck_of_model(preset: Preset) -> String {
+    let seq_len = preset.sizes().map_or(SEQ_LEN, |sizes| sizes.seq_len);
+    deck_text(&format!("preset = \"{preset}\""), seq_len)
+}
+
+/// What is assumed where no deck says it: mixed precision as in arXiv:1910.02054, micro-batches of 8192 tokens.
+fn deck_text(model: &str, seq_len: usize) -> String {
+    let micro_batch_size = (TOKENS_OF_MICRO_BATCH / seq_len).max(1);
+    format!(
+        "[run]\ndir = \"runs/planned\"\n[model]\n{model}\n[data]\ntrain = [\"tokens.u32\"]\nformat = \"raw_u32\"\n\
+         [train]\nsteps = 1\nmicro_batch_size = {micro_batch_size}\n\
+         [zero]\nparam_dtype = \"bf16\"\ngrad_dtype = \"bf16\"\nreduce_dtype = \"bf16\"\n"
+    )
+}

@@ -1,0 +1,300 @@
+//! The hardware that `zero3 plan --hardware` predicts for: what a device computes, holds and moves, as a file of strict keys.
+//!
+//! The table is made by the same macro as the decks', so that it reads, checks and prints alike. The files of common devices are
+//! part of the program. Must not know: what the figures are used for.
+
+use super::resolve::Resolver;
+use super::*;
+use crate::work::Kernel;
+
+/// A file of the figures of a device, its node and its network.
+pub type Hardware = Deck;
+
+/// Devices whose files come with the program: name and text. Each says where its figures are from.
+const BUILT_IN: [(&str, &str); 6] = [
+    ("a100-40gb", include_str!("../../inputs/hardware/a100-40gb.toml")),
+    ("a100-80gb", include_str!("../../inputs/hardware/a100-80gb.toml")),
+    ("h100", include_str!("../../inputs/hardware/h100.toml")),
+    ("h200", include_str!("../../inputs/hardware/h200.toml")),
+    ("b200", include_str!("../../inputs/hardware/b200.toml")),
+    ("l40s", include_str!("../../inputs/hardware/l40s.toml")),
+];
+
+/// A measured kernel, or nothing.
+const RATE: Kind = Kind::Text { may_be_empty: true };
+/// A rate: anything above nothing.
+const fn rate() -> Kind {
+    float(1e-6, 1e9)
+}
+/// A share of what a data sheet says.
+const SHARE: Kind = float(0.01, 1.0);
+
+deck! {
+    /// What it is.
+    hardware: HardwareSection {
+        name: String = (required), Kind::Text { may_be_empty: false }, "Name, for reports.";
+        kind: DeviceKind = (required), Kind::Choice(DeviceKind::NAMES),
+            "`gpu`: collectives run beside kernels and take `assumed.contention` of the device. `cpu`: ranks of a node share its cores, and collectives run on them.";
+        source: String = (default ""), Kind::Text { may_be_empty: true }, "Where the figures are from, for reports.";
+        measured: bool = (default "false"), Kind::Flag, "Measured by `zero3 plan --calibrate`; else from data sheets.";
+    }
+
+    /// One device: what one rank has.
+    device: DeviceSection {
+        f32_tflops: f64 = (required), rate(), "Peak of f32 products, 10^12 FLOP/s.";
+        tf32_tflops: f64 = (default "0"), float(0.0, 1e9), "Peak of f32 products with `run.tf32`, dense; 0 = that of f32.";
+        bf16_tflops: f64 = (required), rate(), "Peak of bf16 products, dense, 10^12 FLOP/s.";
+        memory_gb: f64 = (required), rate(), "Memory of a rank, 10^9 bytes.";
+        memory_gb_per_s: f64 = (required), rate(), "Bandwidth of that memory, 10^9 bytes a second.";
+    }
+
+    /// The devices of one node and the links between them.
+    node: NodeSection {
+        devices: usize = (required), integer(1, 4096), "Ranks of a full node.";
+        gb_per_s: f64 = (required), rate(), "From one device to the others of its node, one way, 10^9 bytes a second.";
+        reduce_gb_per_s: f64 = (default "0"), float(0.0, 1e9), "The same where received gradients are added, too, if it was measured; 0 = `node.gb_per_s` and a pass over memory.";
+        latency_us: f64 = (required), float(0.0, 1e9), "From the call of a collective to its first byte, within a node, microseconds.";
+        message_us: f64 = (default "0"), float(0.0, 1e9), "Further microseconds for each peer of a collective in which each rank talks to each.";
+    }
+
+    /// The links between nodes.
+    network: NetworkSection {
+        gb_per_s: f64 = (required), rate(), "Out of a node for each of its devices, one way, 10^9 bytes a second.";
+        latency_us: f64 = (required), float(0.0, 1e9), "From node to node, microseconds.";
+        message_us: f64 = (default "0"), float(0.0, 1e9), "As `node.message_us`, for a peer on another node.";
+        gather: GatherRoute = (default "ring"), Kind::Choice(GatherRoute::NAMES),
+            "`ring`: all-gathers enter and leave a node once. `direct`: each rank fetches each slice itself.";
+    }
+
+    /// Assumptions: what of the figures above is reached. A kernel under `[kernels]` needs none.
+    assumed: AssumedSection {
+        products: f64 = (default "0.7"), SHARE, "Share of the peak that large matrix products reach.";
+        attention: f64 = (default "0.4"), SHARE, "Share of the peak that attention reaches, the causal half counted alone.";
+        memory: f64 = (default "0.8"), SHARE, "Share of the memory's bandwidth that passes over memory reach.";
+        links: f64 = (default "0.8"), SHARE, "Share of the links' bandwidth that large collectives reach.";
+        launch_us: f64 = (default "4"), float(0.0, 1e9), "From the end of one kernel to the start of the next, microseconds.";
+        contention: f64 = (default "0.1"), float(0.0, 1.0), "Share of a device that a collective under way takes from its kernels.";
+    }
+
+    /// Measured kernels: `\"1.5 us, 210 GFLOP/s, 55 GB/s\"` is the time of a call that does nothing, and what FLOPs and bytes add to it; parts can be missing. Empty = from the figures above.
+    kernels: KernelsSection {
+        linear_forward_f32: String = (default ""), RATE, "`out = inp * weight^T`, f32.";
+        linear_forward_bf16: String = (default ""), RATE, "`out = inp * weight^T`, bf16.";
+        linear_backward_input_f32: String = (default ""), RATE, "`dinp = dout * weight`, f32.";
+        linear_backward_input_bf16: String = (default ""), RATE, "`dinp = dout * weight`, bf16.";
+        linear_backward_weight_f32: String = (default ""), RATE, "`dweight = dout^T * inp`, f32.";
+        linear_backward_weight_bf16: String = (default ""), RATE, "`dweight = dout^T * inp`, bf16.";
+        attention_forward_f32: String = (default ""), RATE, "Causal attention, f32.";
+        attention_forward_bf16: String = (default ""), RATE, "Causal attention, bf16.";
+        attention_backward_f32: String = (default ""), RATE, "Its gradient, f32.";
+        attention_backward_bf16: String = (default ""), RATE, "Its gradient, bf16.";
+        norm_forward_f32: String = (default ""), RATE, "LayerNorm or RMSNorm, f32.";
+        norm_forward_bf16: String = (default ""), RATE, "LayerNorm or RMSNorm, bf16.";
+        norm_backward_f32: String = (default ""), RATE, "Their gradients, f32.";
+        norm_backward_bf16: String = (default ""), RATE, "Their gradients, bf16.";
+        activation_forward_f32: String = (default ""), RATE, "GELU or SwiGLU, f32.";
+        activation_forward_bf16: String = (default ""), RATE, "GELU or SwiGLU, bf16.";
+        activation_backward_f32: String = (default ""), RATE, "Their gradients, f32.";
+        activation_backward_bf16: String = (default ""), RATE, "Their gradients, bf16.";
+        cross_entropy_f32: String = (default ""), RATE, "Cross-entropy with its gradient, f32.";
+        cross_entropy_bf16: String = (default ""), RATE, "Cross-entropy with its gradient, bf16.";
+        rope_f32: String = (default ""), RATE, "Rotary positions, f32.";
+        rope_bf16: String = (default ""), RATE, "Rotary positions, bf16.";
+        embedding_forward_f32: String = (default ""), RATE, "Looking rows up, f32.";
+        embedding_forward_bf16: String = (default ""), RATE, "Looking rows up, bf16.";
+        embedding_backward_f32: String = (default ""), RATE, "Adding rows up, f32.";
+        embedding_backward_bf16: String = (default ""), RATE, "Adding rows up, bf16.";
+        stream_f32: String = (default ""), RATE, "Adding, copying, casting, f32.";
+        stream_bf16: String = (default ""), RATE, "Adding, copying, casting, bf16.";
+        sum_of_squares_f32: String = (default ""), RATE, "The exact sum of the gradient norm, f32.";
+        sum_of_squares_bf16: String = (default ""), RATE, "The exact sum of the gradient norm, bf16.";
+        adamw_f32: String = (default ""), RATE, "The update of a slice, f32.";
+        adamw_bf16: String = (default ""), RATE, "The update of a slice, bf16.";
+    }
+}
+
+/// Sections of a hardware file, for words on the command line.
+pub fn is_key(name: &str) -> bool {
+    name.split_once('.').is_some_and(|(section, _)| SECTIONS.iter().any(|(known, _)| *known == section))
+}
+
+/// What a call of a kernel takes: `launch_s + flops * s_per_flop + bytes * s_per_byte`.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Rate {
+    /// Of a call that does nothing.
+    pub launch_s: f64,
+    /// Of each FLOP.
+    pub s_per_flop: f64,
+    /// Of each byte.
+    pub s_per_byte: f64,
+}
+
+impl std::str::FromStr for Rate {
+    type Err = ();
+
+    fn from_str(text: &str) -> std::result::Result<Self, ()> {
+        let mut rate = Rate::default();
+        for part in text.split(',') {
+            let (number, unit) = part.trim().split_once(' ').ok_or(())?;
+            let number: f64 = number.parse().map_err(|_| ())?;
+            let good = number.is_finite() && number >= 0.0 && (number > 0.0 || unit == "us");
+            match unit.trim() {
+                _ if !good => return Err(()),
+                "us" => rate.launch_s = number / 1e6,
+                "GFLOP/s" => rate.s_per_flop = 1e-9 / number,
+                "GB/s" => rate.s_per_byte = 1e-9 / number,
+                _ => return Err(()),
+            }
+        }
+        Ok(rate)
+    }
+}
+
+impl std::fmt::Display for Rate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:.3} us", self.launch_s * 1e6)?;
+        for (cost, unit) in [(self.s_per_flop, "GFLOP/s"), (self.s_per_byte, "GB/s")] {
+            if cost > 0.0 {
+                write!(f, ", {:.4} {unit}", 1e-9 / cost)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Deck {
+    /// The file at a path, or the built-in one of that name.
+    ///
+    /// # Errors
+    /// No such name or file; every key that is missing, unknown or out of range.
+    pub fn named(name: &str, overrides: &[(String, String)]) -> Result<Hardware> {
+        let built_in = BUILT_IN.iter().find(|(known, _)| known.eq_ignore_ascii_case(name));
+        let (text, origin) = match built_in {
+            Some((known, text)) => ((*text).to_owned(), format!("the built-in hardware {known}")),
+            None if !name.ends_with(".toml") && !Path::new(name).exists() => {
+                let known: Vec<&str> = BUILT_IN.iter().map(|(known, _)| *known).collect();
+                return Err(Error::Input(format!(
+                    "--hardware {name}: neither a file nor one of {}; inputs/hardware/ has files to begin with",
+                    known.join(", ")
+                )));
+            }
+            None => (read_text(Path::new(name))?, name.to_owned()),
+        };
+        Deck::parse(&text, overrides, &origin)
+    }
+
+    /// Checks a file's text; `origin` names it.
+    ///
+    /// # Errors
+    /// As [`Deck::named`].
+    pub fn parse(text: &str, overrides: &[(String, String)], origin: &str) -> Result<Hardware> {
+        let parsed = || -> Result<Hardware> {
+            let mut resolver = Resolver::read(&TABLE, text, overrides, origin)?;
+            for key in KEYS.iter().filter(|key| key.section() == "kernels") {
+                if resolver.choice::<String>(key.name).is_some_and(|t| !t.is_empty() && t.parse::<Rate>().is_err()) {
+                    resolver.refuse(
+                        key.name,
+                        "parts out of us, GFLOP/s and GB/s, such as \"1.5 us, 210 GFLOP/s, 55 GB/s\"".into(),
+                    );
+                }
+            }
+            resolver.finish()
+        };
+        parsed().map_err(|error| match error {
+            Error::Deck(faults) => {
+                let lines: Vec<String> = faults.iter().map(|fault| format!("  {fault}")).collect();
+                let plural = if faults.len() == 1 { "" } else { "s" };
+                Error::Input(format!("{origin} has {} fault{plural}:\n{}", faults.len(), lines.join("\n")))
+            }
+            other => other,
+        })
+    }
+
+    /// What was measured of a kernel.
+    pub fn measured(&self, kernel: Kernel, dtype: DType) -> Option<Rate> {
+        let kernels = toml::Value::try_from(&self.kernels).expect("a section is a table");
+        let key = format!("{}_{}", kernel.name(), dtype.name());
+        let text = kernels.get(&key).and_then(|v| v.as_str()).unwrap_or_else(|| panic!("no kernel {key}"));
+        text.parse().ok()
+    }
+
+    /// Notes what was measured of a kernel.
+    pub fn set_measured(&mut self, kernel: Kernel, dtype: DType, rate: Rate) {
+        let mut kernels = toml::Table::try_from(&self.kernels).expect("a section is a table");
+        kernels.insert(format!("{}_{}", kernel.name(), dtype.name()), toml::Value::String(rate.to_string()));
+        self.kernels = kernels.try_into().expect("every kernel has a key");
+    }
+
+    /// Every key with what it means, as a file.
+    pub fn to_commented_toml(&self) -> String {
+        render::toml(&TABLE, self, true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{expect_page, root, with_region};
+    use super::*;
+
+    #[test]
+    fn built_in_files_are_whole_and_say_where_their_figures_are_from() {
+        for (name, text) in BUILT_IN {
+            let hardware = Deck::named(name, &[]).unwrap();
+            assert!(!hardware.hardware.source.is_empty() && text.contains("http"), "{name}");
+            assert!(hardware.device.bf16_tflops > hardware.device.f32_tflops, "{name}: dense bf16");
+            assert_eq!(Deck::parse(&hardware.to_commented_toml(), &[], "printed").unwrap(), hardware, "{name}");
+        }
+        // Every file of the directory is one of them.
+        let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("inputs/hardware");
+        assert_eq!(std::fs::read_dir(dir).unwrap().count(), BUILT_IN.len());
+    }
+
+    /// `UPDATE_DOCS=1 cargo test --lib config` rewrites the generated region.
+    #[test]
+    fn docs_planning_md_has_the_table_of_keys() {
+        let doc = std::fs::read_to_string(root("docs/planning.md")).unwrap();
+        let wanted = with_region(&doc, "keys", &format!("\n{}\n", markdown_table(&TABLE)));
+        expect_page("docs/planning.md", &wanted);
+    }
+
+    #[test]
+    fn faults_name_key_value_and_what_would_do() {
+        let whole = include_str!("../../inputs/hardware/h100.toml");
+        for (from, to, says) in [
+            (
+                "bf16_tflops = ",
+                "bf17_tflops = 1 #",
+                "device.bf17_tflops = 1: no such key; did you mean device.bf16_tflops",
+            ),
+            ("gb_per_s = 450", "gb_per_s = 0", "node.gb_per_s = 0: a number from"),
+            ("devices = 8", "devices = 0", "node.devices = 0: an integer from 1"),
+            ("kind = \"gpu\"", "kind = \"tpu\"", "hardware.kind = \"tpu\": one of \"gpu\", \"cpu\""),
+            ("[network]", "[netwrok]", "did you mean [network]"),
+            (
+                "[network]",
+                "[kernels]\nadamw_f32 = \"fast\"\n[network]",
+                "kernels.adamw_f32 = \"fast\": parts out of us",
+            ),
+            ("[network]", "[network", "is not TOML: line"),
+        ] {
+            let text = whole.replacen(from, to, 1);
+            assert_ne!(text, whole, "{from}");
+            let error = Deck::parse(&text, &[], "my.toml").unwrap_err();
+            let said = error.to_string();
+            assert!(said.starts_with("my.toml ") && said.contains(says) && error.exit().code() == 2, "{said}");
+        }
+        let said = Deck::named("h1000", &[]).unwrap_err().to_string();
+        assert!(said.contains("neither a file nor one of a100-40gb, a100-80gb, h100"), "{said}");
+    }
+
+    #[test]
+    fn a_rate_reads_back_as_it_prints() {
+        let rate = Rate { launch_s: 1.5e-6, s_per_flop: 1e-9 / 210.0, s_per_byte: 0.0 };
+        assert_eq!(rate.to_string(), "1.500 us, 210.0000 GFLOP/s");
+        let back: Rate = rate.to_string().parse().unwrap();
+        assert!((back.s_per_flop / rate.s_per_flop - 1.0).abs() < 1e-6 && back.s_per_byte == 0.0);
+        for wrong in ["", "fast", "0 GB/s", "-1 us", "1 parsec", "nan us"] {
+            assert!(wrong.parse::<Rate>().is_err(), "{wrong}");
+        }
+    }
+}

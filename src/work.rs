@@ -1,0 +1,190 @@
+//! What a visit of a unit computes, as data: kernels with their FLOPs and the bytes they have to move.
+//!
+//! `model/work.rs` fills it in from a model's shapes, `plan/forecast/` gives it a time, `calibrate/` measures the same kernels.
+//! Must not know: how fast anything is.
+
+use crate::dtype::DType;
+
+/// Kinds of kernels that differ in what limits them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Kernel {
+    /// `out = inp * weight^T`.
+    LinearForward,
+    /// `dinp = dout * weight`.
+    LinearBackwardInput,
+    /// `dweight = dout^T * inp`.
+    LinearBackwardWeight,
+    /// Causal softmax attention.
+    AttentionForward,
+    /// Its gradient, probabilities computed again.
+    AttentionBackward,
+    /// LayerNorm or RMSNorm.
+    NormForward,
+    /// Their gradients.
+    NormBackward,
+    /// GELU or SwiGLU.
+    ActivationForward,
+    /// Their gradients.
+    ActivationBackward,
+    /// Softmax cross-entropy with its gradient.
+    CrossEntropy,
+    /// Rotary positions.
+    Rope,
+    /// Looking rows up.
+    EmbeddingForward,
+    /// Adding rows up, in token order.
+    EmbeddingBackward,
+    /// Adding, copying, casting, filling.
+    Stream,
+    /// The exact sum of squares of the gradient norm.
+    SumOfSquares,
+    /// The update of a slice.
+    Adamw,
+}
+
+impl Kernel {
+    /// All of them.
+    pub const ALL: [Kernel; 16] = [
+        Kernel::LinearForward,
+        Kernel::LinearBackwardInput,
+        Kernel::LinearBackwardWeight,
+        Kernel::AttentionForward,
+        Kernel::AttentionBackward,
+        Kernel::NormForward,
+        Kernel::NormBackward,
+        Kernel::ActivationForward,
+        Kernel::ActivationBackward,
+        Kernel::CrossEntropy,
+        Kernel::Rope,
+        Kernel::EmbeddingForward,
+        Kernel::EmbeddingBackward,
+        Kernel::Stream,
+        Kernel::SumOfSquares,
+        Kernel::Adamw,
+    ];
+
+    /// The name in hardware files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kernel::LinearForward => "linear_forward",
+            Kernel::LinearBackwardInput => "linear_backward_input",
+            Kernel::LinearBackwardWeight => "linear_backward_weight",
+            Kernel::AttentionForward => "attention_forward",
+            Kernel::AttentionBackward => "attention_backward",
+            Kernel::NormForward => "norm_forward",
+            Kernel::NormBackward => "norm_backward",
+            Kernel::ActivationForward => "activation_forward",
+            Kernel::ActivationBackward => "activation_backward",
+            Kernel::CrossEntropy => "cross_entropy",
+            Kernel::Rope => "rope",
+            Kernel::EmbeddingForward => "embedding_forward",
+            Kernel::EmbeddingBackward => "embedding_backward",
+            Kernel::Stream => "stream",
+            Kernel::SumOfSquares => "sum_of_squares",
+            Kernel::Adamw => "adamw",
+        }
+    }
+}
+
+/// One call of a kernel.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Work {
+    /// Which.
+    pub kernel: Kernel,
+    /// What its operands are mostly of.
+    pub dtype: DType,
+    /// Additions and multiplications of matrix products; 0 for what passes over memory.
+    pub flops: f64,
+    /// Operands read and results written, each once.
+    pub bytes: f64,
+}
+
+/// Rows, columns and depth of a matrix product; how many bytes an element of operands and result has.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Product {
+    /// Rows of the input (B * T).
+    pub rows: usize,
+    /// Columns of the input.
+    pub n_in: usize,
+    /// Columns of the output.
+    pub n_out: usize,
+}
+
+impl Product {
+    /// One of the three linear kernels on operands of `dtype`; rows of `n_out` columns have `wide_bytes` an element, and a
+    /// gradient of the weight that is added to what is there is read and written in f32.
+    pub fn work(self, kernel: Kernel, dtype: DType, wide_bytes: usize, accumulates: bool) -> Work {
+        let (m, k, n) = (self.rows as f64, self.n_in as f64, self.n_out as f64);
+        let size = dtype.bytes() as f64;
+        let weight = n * k * if accumulates { 8.0 } else { size };
+        Work { kernel, dtype, flops: 2.0 * m * n * k, bytes: m * k * size + weight + m * n * wide_bytes as f64 }
+    }
+}
+
+/// Sizes of causal self-attention.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Attention {
+    /// Sequences.
+    pub b: usize,
+    /// Tokens per sequence.
+    pub t: usize,
+    /// Query heads.
+    pub n_heads: usize,
+    /// Key/value heads.
+    pub n_kv_heads: usize,
+    /// Channels per head.
+    pub d_head: usize,
+}
+
+impl Attention {
+    /// Forward (two products over the pairs of a query and a key not after it) or backward (five). Rows of projections and
+    /// output are moved once; scores stay where they are computed.
+    pub fn work(self, kernel: Kernel, dtype: DType) -> Work {
+        let Attention { b, t, n_heads, n_kv_heads, d_head } = self;
+        let pairs = (b * n_heads) as f64 * (t as f64 * (t + 1) as f64 / 2.0);
+        let products = if kernel == Kernel::AttentionBackward { 5.0 } else { 2.0 };
+        let (row, out) = ((n_heads + 2 * n_kv_heads) * d_head, n_heads * d_head);
+        let numel = if kernel == Kernel::AttentionBackward { 2 * row + 2 * out } else { row + out };
+        let bytes = (b * t * numel * dtype.bytes()) as f64;
+        Work { kernel, dtype, flops: products * 2.0 * pairs * d_head as f64, bytes }
+    }
+}
+
+impl Work {
+    /// A pass over memory.
+    pub fn pass(kernel: Kernel, dtype: DType, bytes: usize) -> Work {
+        Work { kernel, dtype, flops: 0.0, bytes: bytes as f64 }
+    }
+}
+
+/// The kernels of the visits of one unit.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct UnitWork {
+    /// Its forward visit; none for the head.
+    pub forward: Vec<Work>,
+    /// Its backward visit without what is computed again; of the head its one training visit.
+    pub backward: Vec<Work>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attention_counts_the_pairs_a_causal_mask_leaves() {
+        let shape = Attention { b: 2, t: 3, n_heads: 4, n_kv_heads: 2, d_head: 8 };
+        // Three tokens see 1, 2 and 3 keys: 6 pairs; two products of 2 * d_head each.
+        let forward = shape.work(Kernel::AttentionForward, DType::F32);
+        assert_eq!(forward.flops, (2 * 4 * 6 * 2 * 2 * 8) as f64);
+        assert_eq!(forward.bytes, (2 * 3 * (8 * 8 + 4 * 8) * 4) as f64);
+        assert_eq!(shape.work(Kernel::AttentionBackward, DType::F32).flops, 2.5 * forward.flops);
+    }
+
+    #[test]
+    fn a_product_that_adds_to_its_result_reads_and_writes_it_in_f32() {
+        let shape = Product { rows: 2, n_in: 3, n_out: 5 };
+        let plain = shape.work(Kernel::LinearBackwardWeight, DType::Bf16, 4, false);
+        assert_eq!((plain.flops, plain.bytes), (60.0, (2 * 3 * 2 + 15 * 2 + 10 * 4) as f64));
+        assert_eq!(shape.work(Kernel::LinearBackwardWeight, DType::Bf16, 4, true).bytes - plain.bytes, 15.0 * 6.0);
+    }
+}
