@@ -10,7 +10,7 @@ use crate::config;
 use crate::error::{Exit, Result};
 use crate::telemetry::quantile::median;
 use crate::telemetry::signals;
-use crate::telemetry::stragglers::{Stragglers, WINDOW};
+use crate::telemetry::stragglers::{Class, Straggler, Stragglers, WINDOW};
 use crate::train::state::Start;
 use std::cell::RefCell;
 use std::path::Path;
@@ -96,8 +96,8 @@ fn soak<B: Backend>(lab: &Lab<'_, B>, work: &Path, reference: &Reference) -> Res
     deck.train.steps = ((minutes * 60.0 / step_s).ceil() as u64).max(4);
     let n_micro_batches = deck.train.global_batch_size / deck.train.micro_batch_size;
     let stragglers = RefCell::new(Stragglers::new(lab.hosts.clone(), n_micro_batches));
-    let lines = Rc::new(RefCell::new(Vec::new()));
-    let said = Rc::clone(&lines);
+    let found = Rc::new(RefCell::new(Vec::new()));
+    let said = Rc::clone(&found);
     let eye = move |row: &crate::telemetry::StepRow, ranks: &[crate::telemetry::RankStep]| {
         said.borrow_mut().extend(stragglers.borrow_mut().step(row.step, ranks));
     };
@@ -105,8 +105,11 @@ fn soak<B: Backend>(lab: &Lab<'_, B>, work: &Path, reference: &Reference) -> Res
     let total_s = trained.step_ms.iter().sum::<f64>() / 1e3;
     let n_steps = trained.step_ms.len();
     let goodput = n_steps as f64 * median(&trained.step_ms) / 1e3 / total_s;
-    let lines = lines.take();
-    let (chronic, one_off): (Vec<String>, Vec<String>) = lines.into_iter().partition(|line| line.contains("chronic"));
+    let found: Vec<Straggler> = found.take();
+    let of_class = |class| -> Vec<String> {
+        found.iter().filter(|straggler| straggler.class == class).map(Straggler::to_string).collect()
+    };
+    let (chronic, one_off) = (of_class(Class::Chronic), of_class(Class::OneOff));
     let words = format!("{n_steps} steps in {total_s:.1} s, of {:.1} s with start and end", trained.seconds);
     Ok(vec![
         lab.judged(names[0], "goodput", goodput.min(1.0), "", Some(1.0)).because(words),

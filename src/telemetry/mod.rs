@@ -3,6 +3,7 @@
 //! Plain counters and writers; they are told numbers and never ask for them. Must not know: MPI, models, backends, decks.
 
 pub mod comm_volume;
+pub mod events;
 pub mod flight;
 pub mod human;
 pub mod job_comment;
@@ -13,6 +14,7 @@ pub mod progress;
 pub mod quantile;
 mod replace_file;
 mod scontrol;
+pub mod sign_of_life;
 pub mod signals;
 pub mod step_log;
 pub mod stragglers;
@@ -24,6 +26,7 @@ pub mod trace;
 pub mod units;
 
 pub use comm_volume::{CommClass, CommVolume};
+pub use events::EventLog;
 pub use flight::Flight;
 pub use ledger::{Ledger, MemKind};
 pub use process::Usage;

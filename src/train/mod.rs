@@ -26,7 +26,7 @@ use crate::plan::Plan;
 use crate::telemetry::summary::SUMMARY_FILE;
 use crate::telemetry::time_limit::{JobClock, parse_seconds, unix_now};
 use crate::telemetry::{
-    CommVolume, Flight, MemKind, PhaseTimer, RankStep, StepLog, StepRow, Timing, Trace, UnitTimes, trace,
+    CommVolume, EventLog, Flight, MemKind, PhaseTimer, RankStep, StepLog, StepRow, Timing, Trace, UnitTimes, trace,
 };
 use crate::test_hooks::{self, fault_point};
 use crate::zero::Shards;
@@ -127,6 +127,8 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
     all_or_none(comm, allocated)?;
     let mut memory = Memory::new(arena.expect("no rank failed"), job.poison);
     memory.count_outside(MemKind::Staging, plan.pinned_bytes);
+    let planned = report::peaks_of_run(deck, &plan);
+    flight.show_memory(memory.share_ledger(), planned.by_kind.clone(), planned.total);
     let shards = Shards::allocate(device, &mut memory, &plan, comm.rank());
     let timer = PhaseTimer::new(QueueClock { device, queue: Queue::Compute });
     let mut stepper: Stepper<'_, B> = Stepper {
@@ -153,6 +155,7 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
             Position::default()
         }
     };
+    let restored_from = restored.as_ref().map(|(dir, _)| dir.display().to_string());
     let restore_seconds = if restored.is_some() { began.elapsed().as_secs_f64() } else { 0.0 };
     let keep_to = decided_by_rank_0(comm, || {
         // What stays must be this run's: nothing does where the checkpoint is from elsewhere.
@@ -170,11 +173,18 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
         }
         _ => Timing::silent(),
     };
-    let mut report = Report::new(job, &stepper, &source, position, timing)?;
+    let events = match comm.rank() {
+        0 => EventLog::open(run_dir, keep_to.is_some()),
+        _ => EventLog::default(),
+    };
+    let mut report = Report::new(job, &stepper, &source, position, timing, events)?;
+    report.started(&stepper, deck, restored_from, planned.total);
     if deck.run.job_comment {
         report.timing.comment_in_job();
     }
     report.timing.begin_steps(position.step, deck.train.steps, job.started.elapsed().as_secs_f64(), restore_seconds);
+    // What an earlier job left says nothing of this one's end.
+    report.timing.write(true);
     let ending = train(&mut stepper, job, &source, position, log.as_mut(), &mut report)?;
     let exit = report.finish(job, &stepper, ending)?;
     Ok((exit, Some(stepper.flight)))

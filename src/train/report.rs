@@ -10,15 +10,17 @@ use crate::backend::{Backend, Comm, Device};
 use crate::config::Deck;
 use crate::error::{Exit, Result};
 use crate::params::ModelSpec;
+use crate::plan::Plan;
 use crate::plan::memory::Peaks;
 use crate::plan::placement::bytes_per_param;
 use crate::plan::volume::{Volume, micro_steps};
+use crate::telemetry::events::Event;
 use crate::telemetry::ledger::Label;
 use crate::telemetry::stragglers::Stragglers;
 use crate::telemetry::summary::{KindBytes, PhaseTotal, Planned, RankBytes, Resident, SUMMARY_FILE, UnitRow};
 use crate::telemetry::{
-    CommClass, MemKind, Phase, PhaseTimes, Progress, RankStep, StepRow, Summary, Timing, UnitTimes, Usage, combine,
-    comm_volume::CommCounts, human,
+    CommClass, EventLog, MemKind, Phase, PhaseTimes, Progress, RankStep, StepRow, Summary, Timing, UnitTimes, Usage,
+    combine, comm_volume::CommCounts, human,
 };
 use serde::{Deserialize, Serialize};
 use std::io::Write;
@@ -51,6 +53,7 @@ pub struct Report {
     stepped: (u64, f64),
     /// What a scheduler wants to know.
     pub timing: Timing,
+    events: EventLog,
     stragglers: Stragglers,
 }
 
@@ -73,6 +76,7 @@ impl Report {
         source: &Source,
         start: Position,
         timing: Timing,
+        events: EventLog,
     ) -> Result<Self> {
         let t = &job.deck.train;
         let rank = stepper.comm.rank();
@@ -99,14 +103,33 @@ impl Report {
             sampled: [false; 2],
             stepped: (0, 0.0),
             timing,
+            events,
             stragglers: Stragglers::new(hosts, t.global_batch_size / t.micro_batch_size),
         })
+    }
+
+    /// Notes that this process trains from here on, from the checkpoint `restored_from` if one.
+    pub fn started<B: Backend>(
+        &mut self,
+        stepper: &Stepper<'_, B>,
+        deck: &Deck,
+        restored_from: Option<String>,
+        peak_bytes: u64,
+    ) {
+        let started = Event::Started {
+            world_size: stepper.comm.size() as u64,
+            total_steps: deck.train.steps,
+            restored_from,
+            resident_bytes: stepper.plan.resident_bytes(),
+            peak_bytes,
+        };
+        self.events.add(self.start.step, started);
     }
 
     /// Start-up is over: times, counters and peaks begin here.
     pub fn begin_steps<B: Backend>(&mut self, stepper: &Stepper<'_, B>) -> Result<()> {
         stepper.timer.take()?;
-        stepper.memory.ledger().reset_peaks();
+        stepper.memory.ledger().begin_steps();
         self.counted = stepper.volume.counts();
         Ok(())
     }
@@ -126,6 +149,14 @@ impl Report {
     ) -> Result<()> {
         let (times, _) = self.measure(stepper, at)?;
         self.timing.skipped(times.step_ms() / 1e3);
+        let finite = |x: f64| x.is_finite().then_some(x);
+        let skipped = Event::Skipped {
+            attempt: at.attempts,
+            loss: finite(outcome.loss),
+            grad_norm: finite(outcome.grad_norm),
+            in_a_row,
+        };
+        self.events.add(at.step, skipped);
         if let Some(progress) = &self.progress {
             progress.note(&format!(
                 "attempt {} skipped: loss {}, gradient norm {}{}; step {} stands, {in_a_row} skipped in a row",
@@ -182,8 +213,9 @@ impl Report {
             .collect();
         if stepper.comm.rank() == 0 {
             self.timing.step(at.step, &ranks, times.ms(Phase::Evaluation) / 1e3, times.ms(Phase::Checkpoint) / 1e3);
-            if let Some(line) = self.stragglers.step(at.step, &ranks) {
-                log::warn!("{line}");
+            if let Some(straggler) = self.stragglers.step(at.step, &ranks) {
+                log::warn!("{straggler}");
+                self.events.add(at.step, Event::Straggler(straggler));
             }
         }
         let mut row = StepRow {
@@ -329,6 +361,8 @@ impl Report {
             hints,
         };
         summary.write(Path::new(&job.deck.run.dir))?;
+        let ended = Event::Ended { exit_code: summary.exit_code, reason: summary.exit_reason.clone() };
+        self.events.add(summary.step, ended);
         if let Some(progress) = &self.progress {
             progress.finish();
             progress.note(&format!("\n{summary}"));
@@ -342,6 +376,13 @@ pub fn origin(spec: &ModelSpec, outcome: &StepOutcome) -> String {
     outcome.not_finite.map_or(String::new(), |(unit, param)| {
         format!(", first in the gradient of {} of unit {}", spec.params[param].name, spec.units[unit].name)
     })
+}
+
+/// The peaks of whatever programs a run of this deck has.
+pub fn peaks_of_run(deck: &Deck, plan: &Plan) -> Peaks {
+    let (evaluates, samples) = (deck.train.eval_every > 0, deck.train.sample_every > 0);
+    let others = [evaluates.then(|| plan.evaluation_peaks()), plan.generation_peaks(&[samples; 2])];
+    planned_peaks(plan.training_peaks(), others)
 }
 
 /// The peaks of whichever programs ran.
