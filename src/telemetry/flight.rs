@@ -71,6 +71,8 @@ struct Shared {
     state: Mutex<State>,
     /// What is held and what may be, once memory is there.
     memory: OnceLock<Memory>,
+    /// Unix time at which recording began.
+    started_unix: f64,
     /// Between two signs of life, at most.
     beat: Duration,
     /// Signs of life so far. Held while one is written, which both threads do.
@@ -113,6 +115,7 @@ impl Flight {
             }),
             units,
             memory: OnceLock::new(),
+            started_unix: unix_now(),
             beats: Mutex::new(0),
             closing: Condvar::new(),
         });
@@ -264,6 +267,7 @@ impl Shared {
             world_size: self.hosts.len(),
             host: self.hosts[self.rank].clone(),
             pid: std::process::id(),
+            started_unix: self.started_unix,
             beat: *beats,
             beat_seconds: self.beat.as_secs_f64(),
             updated_unix: unix_now(),

@@ -27,6 +27,8 @@ pub struct SignOfLife {
     pub host: String,
     /// Its process id.
     pub pid: u32,
+    /// Unix time at which its recorder began.
+    pub started_unix: f64,
     /// Counts up as long as the process lives.
     pub beat: u64,
     /// At most so long after the last one.
