@@ -5,7 +5,7 @@
 //! | layer | modules | knows |
 //! | --- | --- | --- |
 //! | L0 | [`error`], [`dtype`], [`params`], [`exact_sum`], [`test_hooks`] | nothing above |
-//! | L1 | [`config`], [`plan`], [`telemetry`], [`data`], [`text`] | decks, pure plans, counters, token files, text |
+//! | L1 | [`config`], [`plan`], [`telemetry`], [`data`], [`text`], [`figures`] | decks, pure plans, counters, token files, text, pictures |
 //! | L2 | [`backend`], [`checkpoint`] | devices and MPI; HDF5 and host slices |
 //! | L3 | [`model`], [`zero`] | transformer math; shards, gathers, reductions (neither knows the other) |
 //! | L4 | [`optim`] | AdamW, clipping, schedule |
@@ -24,6 +24,7 @@ pub mod device_check;
 pub mod dtype;
 pub mod error;
 pub mod exact_sum;
+pub mod figures;
 pub mod hf;
 pub mod model;
 pub mod optim;

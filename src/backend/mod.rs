@@ -90,6 +90,8 @@ pub trait Device: Ops {
 
 /// A device and the communicator that goes with it; chosen once in `cli`.
 pub trait Backend {
+    /// Its name in records of a run: `cpu` or `cuda`.
+    const NAME: &'static str;
     /// Where kernels run.
     type Device: Device;
     /// How slices travel.

@@ -8,7 +8,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// What a run leaves besides its checkpoints.
-const LOGS: [&str; 5] = ["steps.csv", "steps.jsonl", "summary.json", "timing.json", "trace.json"];
+const LOGS: [&str; 7] =
+    ["steps.csv", "steps.jsonl", "summary.json", "timing.json", "trace.json", "deck.toml", "events.jsonl"];
 
 /// Moves checkpoints later than step `after` (None: all of them, and the logs) to `RUN/previous_K`, K the first free
 /// number. Returns that directory, or None where there was nothing to move.

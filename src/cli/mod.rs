@@ -30,7 +30,7 @@ use crate::train::source::data_config;
 use crate::train::state::{self, Start};
 use crate::train::{self, Job};
 use crate::watch;
-use args::{Command, DeviceCommand, Resume, TrainArgs, WatchArgs};
+use args::{Command, DeviceCommand, ReportArgs, Resume, TrainArgs, WatchArgs};
 use backend_choice::Chosen;
 use launch::Launch;
 use on_backend::{Work, on_backend};
@@ -63,7 +63,7 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> Exit {
         Command::Plan(args) => alone(|| plan::run(&args)),
         Command::Data(command) => alone(|| data::run(&command)),
         Command::Device(DeviceCommand::Check(args)) => alone(|| device::check(&args)),
-        Command::Report(args) => alone(|| report::five_answers(&args.run)),
+        Command::Report(args) => alone(|| report_on(&args)),
         Command::Watch(args) => alone(|| watch_run(&args)),
         Command::Ckpt(command) => alone(|| ckpt::run(&command)),
     };
@@ -152,6 +152,14 @@ fn alone<T: Into<Said>>(work: impl FnOnce() -> Result<T>) -> Result<Said> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(work))
         .unwrap_or_else(|_| Err(Error::Internal("the program broke its own rule; please report it".into())))
         .map(Into::into)
+}
+
+fn report_on(args: &ReportArgs) -> Result<String> {
+    let html = args.html.as_ref().map(|path| match path.as_os_str().is_empty() {
+        true => args.run.join("report.html"),
+        false => path.clone(),
+    });
+    report::run(&args.run, &report::Wanted { figures: args.figures.clone(), png: args.png, html })
 }
 
 fn dry_run(args: &TrainArgs) -> Result<String> {

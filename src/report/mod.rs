@@ -1,140 +1,131 @@
-//! `zero3 report RUN`: the five questions a person asks when memory or time is off, answered from the run's own records.
+//! `zero3 report RUN`: what a run's own records say, as five answers, as figures, as a page.
 //!
-//! Must not know: MPI, plans, devices. It reads `summary.json`.
+//! `records` reads the run directory, `pictures` turns records and plan into figures, `page` binds them. Must not know: MPI; it starts no
+//! device, and writes nothing before everything it was asked for is made.
+
+mod answers;
+mod page;
+mod pictures;
+mod records;
 
 use crate::error::{Error, Result};
-use crate::telemetry::summary::Planned;
-use crate::telemetry::{MemKind, Summary, UnitTimes, human};
-use std::fmt::Write as _;
-use std::path::Path;
+use crate::figures::{Figure, png};
+use crate::telemetry::{Summary, replace_file};
+use page::Page;
+use records::Records;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 
-/// The answers for a finished (or stopped) run.
-pub fn five_answers(run_dir: &Path) -> Result<String> {
-    let path = run_dir.join("summary.json");
-    let text = std::fs::read_to_string(&path).map_err(|e| {
-        Error::Input(format!(
-            "{}: {e}; a run directory with a finished or stopped run would do (a running job answers to SIGUSR2)",
-            path.display()
-        ))
-    })?;
-    let summary: Summary = serde_json::from_str(&text)
-        .map_err(|e| Error::Input(format!("{}: not a summary of this version: {e}", path.display())))?;
-    Ok(answer(&summary))
+/// What is asked for besides words.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Wanted {
+    /// Directory for figures.
+    pub figures: Option<PathBuf>,
+    /// PNGs beside the SVGs.
+    pub png: bool,
+    /// The page.
+    pub html: Option<PathBuf>,
 }
 
-fn answer(s: &Summary) -> String {
-    let mut out = String::new();
-    let kind =
-        |kind: MemKind| s.peak_bytes_by_kind.iter().find(|k| k.kind == kind).map_or(Planned::default(), |k| k.bytes);
-    let mut line = |text: String| {
-        out.push_str(&text);
-        out.push('\n');
+/// The answers for a finished (or stopped) run; figures and the page where they are wanted. Returns what is said on stdout.
+///
+/// # Errors
+/// The directory is no run's, or lacks what is asked for: nothing is written then. A file that cannot be written.
+pub fn run(run_dir: &Path, wanted: &Wanted) -> Result<String> {
+    if wanted.figures.is_none() && wanted.html.is_none() {
+        return five_answers(run_dir);
+    }
+    let records = Records::read(run_dir)?;
+    let (figures, missing) = pictures::draw(&records)?;
+    let mut files: Vec<(PathBuf, Vec<u8>)> = Vec::new();
+    if let Some(dir) = &wanted.figures {
+        for figure in &figures {
+            files.extend(files_of(figure, dir, wanted.png)?);
+        }
+    }
+    if let Some(path) = &wanted.html {
+        files.push((path.clone(), page_of(run_dir, &records, &figures, &missing).into_bytes()));
+    }
+    if let Some(dir) = &wanted.figures {
+        std::fs::create_dir_all(dir).map_err(|e| Error::io("mkdir", dir, &e))?;
+    }
+    let mut said = match &records.summary {
+        Some(summary) => answers::in_words(summary) + "\n",
+        None => format!("{}: {}\n", run_dir.display(), no_summary(&records)),
     };
-    line(format!("{}: {} (step {} of {}, {} ranks)", s.run_dir, s.exit_reason, s.step, s.total_steps, s.world_size));
-
-    line("\n1. Which shards are resident at rest?".into());
-    let r = &s.resident;
-    line(format!(
-        "   {} bytes on each rank, planned {}: {}, and {:.1} of padding and persistent parameters.",
-        r.bytes.measured,
-        r.bytes.planned,
-        r.formula_in_words(s.world_size),
-        r.padding_bytes
-    ));
-    for k in s.peak_bytes_by_kind.iter().filter(|k| k.kind.is_resident() && k.bytes.measured > 0) {
-        line(format!("   {:<16} {:>14}", k.kind.name(), k.bytes.measured));
+    for why in &missing {
+        said += &format!("\nnot drawn: {why}");
     }
-
-    line("\n2. Which full parameters are gathered now?".into());
-    let (live, ahead) = (kind(MemKind::Gathered), kind(MemKind::Prefetched));
-    line(format!("   None: the run is over, and the ledger held {} bytes at its end.", r.bytes.measured));
-    line(format!(
-        "   During a step at most {} in use and {} on their way. Ask a running job with SIGUSR2.",
-        human::bytes(live.measured),
-        human::bytes(ahead.measured)
-    ));
-
-    line("\n3. Did prefetches overlap the current unit's compute?".into());
-    line(format!(
-        "   {:<10} {:>12} {:>12} {:>8}   {:>12} {:>12} {:>8}",
-        "unit", "gather ms", "waited ms", "hidden", "reduce ms", "waited ms", "hidden"
-    ));
-    let mut total = UnitTimes::default();
-    for unit in &s.units {
-        let t = &unit.times;
-        line(format!(
-            "   {:<10} {:>12.2} {:>12.2} {:>8}   {:>12.2} {:>12.2} {:>8}",
-            unit.name,
-            t.gather_ms,
-            t.gather_wait_ms,
-            share(t.gather_ms, t.gather_wait_ms),
-            t.reduce_ms,
-            t.reduce_wait_ms,
-            share(t.reduce_ms, t.reduce_wait_ms)
-        ));
-        total.gather_ms += t.gather_ms;
-        total.gather_wait_ms += t.gather_wait_ms;
-        total.reduce_ms += t.reduce_ms;
-        total.reduce_wait_ms += t.reduce_wait_ms;
-        total.late_byte_ms += t.late_byte_ms;
+    for (path, bytes) in &files {
+        replace_file(path, |out| out.write_all(bytes))?;
+        said += &format!("\nwrote {}", path.display());
     }
-    let (comm, wait) = (total.gather_ms + total.reduce_ms, total.gather_wait_ms + total.reduce_wait_ms);
-    line(format!(
-        "   {} of {comm:.1} ms of communication was hidden; {wait:.1} ms were waited for.",
-        share(comm, wait)
-    ));
-
-    line("\n4. Were old full parameters released soon enough?".into());
-    line(format!(
-        "   {:.0} byte-ms kept after the last use, over all steps ({} gathered at peak); the plan releases right after use.",
-        total.late_byte_ms,
-        human::bytes(live.measured)
-    ));
-    if let Some(worst) = s.units.iter().max_by(|a, b| a.times.late_byte_ms.total_cmp(&b.times.late_byte_ms)) {
-        line(format!("   The most by unit {}: {:.0} byte-ms.", worst.name, worst.times.late_byte_ms));
-    }
-
-    line("\n5. Were gradients reduced to shards, or did full copies pile up?".into());
-    let full = kind(MemKind::FullGrad);
-    let verdict = if full.measured <= full.planned { "they did not pile up" } else { "they piled up" };
-    line(format!(
-        "   At most {} bytes of full gradients at once, planned {}: {verdict}. {} bytes reduced per step, planned {}.",
-        full.measured, full.planned, s.reduce_scatter_bytes_per_step.measured, s.reduce_scatter_bytes_per_step.planned
-    ));
-    let _ = write!(out, "   Receive staging at most {} bytes.", kind(MemKind::ReduceStaging).measured);
-    out
+    Ok(said)
 }
 
-fn share(comm_ms: f64, wait_ms: f64) -> String {
-    UnitTimes::hidden(comm_ms, wait_ms).map_or("-".into(), |share| format!("{:.0} %", 100.0 * share))
+fn five_answers(run_dir: &Path) -> Result<String> {
+    match records::read_summary(run_dir)? {
+        Some(summary) => Ok(answers::in_words(&summary)),
+        None => Err(Error::Input(format!(
+            "{}: no such file; a run directory with a finished or stopped run would do (a running job answers to SIGUSR2)",
+            run_dir.join(crate::telemetry::summary::SUMMARY_FILE).display()
+        ))),
+    }
+}
+
+fn files_of(figure: &Figure, dir: &Path, with_png: bool) -> Result<Vec<(PathBuf, Vec<u8>)>> {
+    let mut files = Vec::new();
+    for (suffix, svg) in [("", &figure.light), ("-dark", &figure.dark)] {
+        let path = |ending: &str| dir.join(format!("{}{suffix}.{ending}", figure.name));
+        files.push((path("svg"), svg.clone().into_bytes()));
+        if with_png {
+            files.push((path("png"), png::of_svg(svg)?));
+        }
+    }
+    Ok(files)
+}
+
+fn no_summary(records: &Records) -> String {
+    format!(
+        "the run has left no summary: it goes on, or it was killed (its log reaches to step {} of {}); the answers come with its end, and \
+         SIGUSR2 asks a running job",
+        records.steps.last().map_or(0, |s| s.step),
+        records.deck.train.steps
+    )
+}
+
+fn page_of(run_dir: &Path, records: &Records, figures: &[Figure], missing: &[String]) -> String {
+    let summary: Option<&Summary> = records.summary.as_ref();
+    let five = summary.map(answers::five);
+    let why = no_summary(records);
+    let heading = summary.map_or_else(|| run_dir.display().to_string(), answers::heading);
+    let z = &records.deck.zero;
+    let mut facts: Vec<(String, String)> = vec![
+        ("ranks".into(), records.world_size.to_string()),
+        ("backend".into(), records.backend.clone()),
+        ("ZeRO stage".into(), z.stage.to_string()),
+    ];
+    if let Some(s) = summary {
+        let number = |x: Option<f64>| x.map_or("-".into(), |x| format!("{x:.4}"));
+        facts.extend([
+            ("parameters".into(), s.resident.n_params.to_string()),
+            ("training loss, nats/token".into(), number(s.loss)),
+            ("validation loss, nats/token".into(), number(s.val_loss)),
+            ("tokens/s".into(), s.tokens_per_s.map_or("-".into(), |x| format!("{x:.0}"))),
+            ("steps whose bytes were not the planned ones".into(), s.steps_off_plan.to_string()),
+            ("deck digest".into(), s.deck.clone()),
+        ]);
+    }
+    Page {
+        heading: &heading,
+        facts: &facts,
+        answers: five.as_ref().map_or(Err(why.as_str()), |five| Ok(five.as_slice())),
+        figures,
+        missing,
+        deck: &records.deck.to_toml(),
+    }
+    .html()
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::telemetry::summary::{KindBytes, UnitRow};
-
-    #[test]
-    fn each_answer_cites_its_numbers() {
-        let times = UnitTimes { gather_ms: 10.0, gather_wait_ms: 2.5, late_byte_ms: 77.0, ..UnitTimes::default() };
-        let kind = |kind, n| KindBytes { kind, bytes: Planned { planned: n, measured: n } };
-        let summary = Summary {
-            units: vec![UnitRow { name: "h.0".into(), times }],
-            peak_bytes_by_kind: vec![kind(MemKind::FullGrad, 4321), kind(MemKind::ParamShard, 99)],
-            ..Summary::default()
-        };
-        let text = answer(&summary);
-        for part in
-            ["75 %", "10.00", "4321 bytes of full gradients at once", "did not pile up", "77 byte-ms", "params at rest"]
-        {
-            assert!(text.contains(part), "{part} is not in\n{text}");
-        }
-    }
-
-    #[test]
-    fn a_directory_without_a_summary_says_what_would_do() {
-        let dir = tempfile::tempdir().unwrap();
-        let error = five_answers(dir.path()).unwrap_err();
-        assert!(error.to_string().contains("SIGUSR2") && error.exit().code() == 2, "{error}");
-    }
-}
+mod tests;

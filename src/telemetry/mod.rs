@@ -3,7 +3,6 @@
 //! Plain counters and writers; they are told numbers and never ask for them. Must not know: MPI, models, backends, decks.
 
 pub mod comm_volume;
-pub mod events;
 pub mod flight;
 pub mod human;
 pub mod job_comment;
@@ -13,6 +12,7 @@ pub mod process;
 pub mod progress;
 pub mod quantile;
 mod replace_file;
+pub mod run_records;
 mod scontrol;
 pub mod sign_of_life;
 pub mod signals;
@@ -26,12 +26,12 @@ pub mod trace;
 pub mod units;
 
 pub use comm_volume::{CommClass, CommVolume};
-pub use events::EventLog;
 pub use flight::Flight;
 pub use ledger::{Ledger, MemKind};
 pub use process::Usage;
 pub use progress::Progress;
 pub(crate) use replace_file::replace_file;
+pub use run_records::{RunEvent, RunRecords};
 pub use step_log::{RankStats, RankStep, StepLog, StepRow, combine};
 pub use summary::Summary;
 pub use timer::{Clock, Phase, PhaseTimer, PhaseTimes};

@@ -26,7 +26,8 @@ use crate::plan::Plan;
 use crate::telemetry::summary::SUMMARY_FILE;
 use crate::telemetry::time_limit::{JobClock, parse_seconds, unix_now};
 use crate::telemetry::{
-    CommVolume, EventLog, Flight, MemKind, PhaseTimer, RankStep, StepLog, StepRow, Timing, Trace, UnitTimes, trace,
+    CommVolume, Flight, MemKind, PhaseTimer, RankStep, RunEvent, RunRecords, StepLog, StepRow, Timing, Trace,
+    UnitTimes, trace,
 };
 use crate::test_hooks::{self, fault_point};
 use crate::zero::Shards;
@@ -155,7 +156,7 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
             Position::default()
         }
     };
-    let restored_from = restored.as_ref().map(|(dir, _)| dir.display().to_string());
+    let restored_from = restored.as_ref().map(|(dir, _)| dir.clone());
     let restore_seconds = if restored.is_some() { began.elapsed().as_secs_f64() } else { 0.0 };
     let keep_to = decided_by_rank_0(comm, || {
         // What stays must be this run's: nothing does where the checkpoint is from elsewhere.
@@ -164,6 +165,7 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
         Ok(keep_to)
     })?;
     let mut log = open_log(comm, run_dir, keep_to)?;
+    let records = open_records::<B>(comm, job, position, restored_from.as_deref())?;
 
     let timing = match comm.rank() {
         0 => {
@@ -173,12 +175,7 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
         }
         _ => Timing::silent(),
     };
-    let events = match comm.rank() {
-        0 => EventLog::open(run_dir, keep_to.is_some()),
-        _ => EventLog::default(),
-    };
-    let mut report = Report::new(job, &stepper, &source, position, timing, events)?;
-    report.started(&stepper, deck, restored_from, planned.total);
+    let mut report = Report::new(job, &stepper, &source, position, timing, records)?;
     if deck.run.job_comment {
         report.timing.comment_in_job();
     }
@@ -211,6 +208,30 @@ fn open_log<C: Comm>(comm: &C, run_dir: &Path, resume_after: Option<u64>) -> Res
     let opened = if comm.rank() == 0 { StepLog::open(run_dir, resume_after).map(|l| log = Some(l)) } else { Ok(()) };
     all_or_none(comm, opened)?;
     Ok(log)
+}
+
+/// Rank 0 keeps the deck and notes the start in the run directory; all ranks learn whether it could.
+fn open_records<B: Backend>(
+    comm: &B::Comm,
+    job: &Job,
+    at: Position,
+    from: Option<&Path>,
+) -> Result<Option<RunRecords>> {
+    let mut records = None;
+    let mut open = || -> Result<()> {
+        let mut opened = RunRecords::open(Path::new(&job.deck.run.dir), &job.deck.to_toml())?;
+        opened.add(&RunEvent::Start {
+            step: at.step,
+            attempts: at.attempts,
+            ranks: comm.size() as u64,
+            backend: B::NAME.into(),
+            from: from.map(|dir| dir.display().to_string()),
+        })?;
+        records = Some(opened);
+        Ok(())
+    };
+    all_or_none(comm, if comm.rank() == 0 { open() } else { Ok(()) })?;
+    Ok(records)
 }
 
 /// This rank's recorder and watchdog.

@@ -14,13 +14,12 @@ use crate::plan::Plan;
 use crate::plan::memory::Peaks;
 use crate::plan::placement::bytes_per_param;
 use crate::plan::volume::{Volume, micro_steps};
-use crate::telemetry::events::Event;
 use crate::telemetry::ledger::Label;
 use crate::telemetry::stragglers::Stragglers;
 use crate::telemetry::summary::{KindBytes, PhaseTotal, Planned, RankBytes, Resident, SUMMARY_FILE, UnitRow};
 use crate::telemetry::{
-    CommClass, EventLog, MemKind, Phase, PhaseTimes, Progress, RankStep, StepRow, Summary, Timing, UnitTimes, Usage,
-    combine, comm_volume::CommCounts, human,
+    CommClass, MemKind, Phase, PhaseTimes, Progress, RankStep, RunEvent, RunRecords, StepRow, Summary, Timing,
+    UnitTimes, Usage, combine, comm_volume::CommCounts, human,
 };
 use serde::{Deserialize, Serialize};
 use std::io::Write;
@@ -53,7 +52,8 @@ pub struct Report {
     stepped: (u64, f64),
     /// What a scheduler wants to know.
     pub timing: Timing,
-    events: EventLog,
+    /// Rank 0 notes what happens to the run.
+    records: Option<RunRecords>,
     stragglers: Stragglers,
 }
 
@@ -76,7 +76,7 @@ impl Report {
         source: &Source,
         start: Position,
         timing: Timing,
-        events: EventLog,
+        records: Option<RunRecords>,
     ) -> Result<Self> {
         let t = &job.deck.train;
         let rank = stepper.comm.rank();
@@ -103,27 +103,9 @@ impl Report {
             sampled: [false; 2],
             stepped: (0, 0.0),
             timing,
-            events,
+            records,
             stragglers: Stragglers::new(hosts, t.global_batch_size / t.micro_batch_size),
         })
-    }
-
-    /// Notes that this process trains from here on, from the checkpoint `restored_from` if one.
-    pub fn started<B: Backend>(
-        &mut self,
-        stepper: &Stepper<'_, B>,
-        deck: &Deck,
-        restored_from: Option<String>,
-        peak_bytes: u64,
-    ) {
-        let started = Event::Started {
-            world_size: stepper.comm.size() as u64,
-            total_steps: deck.train.steps,
-            restored_from,
-            resident_bytes: stepper.plan.resident_bytes(),
-            peak_bytes,
-        };
-        self.events.add(self.start.step, started);
     }
 
     /// Start-up is over: times, counters and peaks begin here.
@@ -149,14 +131,16 @@ impl Report {
     ) -> Result<()> {
         let (times, _) = self.measure(stepper, at)?;
         self.timing.skipped(times.step_ms() / 1e3);
-        let finite = |x: f64| x.is_finite().then_some(x);
-        let skipped = Event::Skipped {
-            attempt: at.attempts,
-            loss: finite(outcome.loss),
-            grad_norm: finite(outcome.grad_norm),
-            in_a_row,
-        };
-        self.events.add(at.step, skipped);
+        if let Some(records) = &mut self.records {
+            let finite = |x: f64| x.is_finite().then_some(x);
+            records.add(&RunEvent::Skip {
+                step: at.step,
+                attempts: at.attempts,
+                loss: finite(outcome.loss),
+                grad_norm: finite(outcome.grad_norm),
+                in_a_row,
+            })?;
+        }
         if let Some(progress) = &self.progress {
             progress.note(&format!(
                 "attempt {} skipped: loss {}, gradient norm {}{}; step {} stands, {in_a_row} skipped in a row",
@@ -215,7 +199,9 @@ impl Report {
             self.timing.step(at.step, &ranks, times.ms(Phase::Evaluation) / 1e3, times.ms(Phase::Checkpoint) / 1e3);
             if let Some(straggler) = self.stragglers.step(at.step, &ranks) {
                 log::warn!("{straggler}");
-                self.events.add(at.step, Event::Straggler(straggler));
+                if let Some(records) = &mut self.records {
+                    records.add(&RunEvent::Straggler(straggler))?;
+                }
             }
         }
         let mut row = StepRow {
@@ -361,8 +347,10 @@ impl Report {
             hints,
         };
         summary.write(Path::new(&job.deck.run.dir))?;
-        let ended = Event::Ended { exit_code: summary.exit_code, reason: summary.exit_reason.clone() };
-        self.events.add(summary.step, ended);
+        if let Some(records) = &mut self.records {
+            let (step, exit_code, reason) = (summary.step, summary.exit_code, summary.exit_reason.clone());
+            records.add(&RunEvent::End { step, exit_code, reason })?;
+        }
         if let Some(progress) = &self.progress {
             progress.finish();
             progress.note(&format!("\n{summary}"));

@@ -177,7 +177,7 @@ impl<B: Backend> Stepper<'_, B> {
 }
 
 /// An instruction in words, and its unit, for the ledger.
-pub(super) fn describe(program: &Program, instr: Instr) -> (&'static str, Option<UnitId>) {
+pub fn describe(program: &Program, instr: Instr) -> (&'static str, Option<UnitId>) {
     let schedule = &program.schedule;
     match instr {
         Instr::Gather(g) => ("gather", Some(schedule.gathers[g].unit)),

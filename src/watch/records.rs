@@ -3,7 +3,7 @@
 //! Nothing is ever written or locked. Must not know: what is shown of it, and how.
 
 use super::tail::Tail;
-use crate::telemetry::events::{EVENTS_FILE, Line};
+use crate::telemetry::run_records::{EVENTS_FILE, Line};
 use crate::telemetry::sign_of_life::{FLIGHT_DIR, SignOfLife};
 use crate::telemetry::summary::SUMMARY_FILE;
 use crate::telemetry::{Summary, timing};

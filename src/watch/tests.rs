@@ -4,8 +4,8 @@ use super::draw::{Colors, draw};
 use super::records::Records;
 use super::text::snapshot;
 use super::view::{Status, View};
-use crate::telemetry::events::{Event, EventLog};
 use crate::telemetry::ledger::MemKind;
+use crate::telemetry::run_records::{RunEvent, RunRecords};
 use crate::telemetry::sign_of_life::{FLIGHT_DIR, Held, KindNow, SignOfLife};
 use crate::telemetry::step_log::combine;
 use crate::telemetry::stragglers::{Class, Straggler};
@@ -48,16 +48,13 @@ impl Made {
         self
     }
 
-    fn started(self, world_size: u64, restored_from: Option<&str>) -> Self {
-        let restored_from = restored_from.map(String::from);
-        let (total_steps, resident_bytes, peak_bytes) = (400, 1 << 20, 1 << 22);
-        let started = Event::Started { world_size, total_steps, restored_from, resident_bytes, peak_bytes };
-        EventLog::open(self.path(), true).add(0, started);
-        self
+    fn started(self, ranks: u64, from: Option<&str>) -> Self {
+        let from = from.map(String::from);
+        self.happens(RunEvent::Start { step: 40, attempts: 40, ranks, backend: "cpu".into(), from })
     }
 
-    fn happens(self, at_step: u64, event: Event) -> Self {
-        EventLog::open(self.path(), true).add(at_step, event);
+    fn happens(self, event: RunEvent) -> Self {
+        RunRecords::open(self.path(), "").unwrap().add(&event).unwrap();
         self
     }
 
@@ -120,12 +117,12 @@ impl Made {
     }
 }
 
-fn skipped() -> Event {
-    Event::Skipped { attempt: 60, loss: None, grad_norm: Some(1.0), in_a_row: 1 }
+fn skipped() -> RunEvent {
+    RunEvent::Skip { step: 59, attempts: 60, loss: None, grad_norm: Some(1.0), in_a_row: 1 }
 }
 
-fn straggler(class: Class) -> Event {
-    Event::Straggler(Straggler {
+fn straggler(class: Class) -> RunEvent {
+    RunEvent::Straggler(Straggler {
         class,
         step: 100,
         rank: 1,
@@ -142,8 +139,8 @@ fn straggler(class: Class) -> Event {
 fn running() -> Made {
     Made::new()
         .started(2, Some("runs/a/checkpoints/step_00000040"))
-        .happens(60, skipped())
-        .happens(100, straggler(Class::Chronic))
+        .happens(skipped())
+        .happens(straggler(Class::Chronic))
         .rows(1..=120)
         .sign(0, 2, 0.2)
         .sign(1, 2, 0.3)
@@ -183,7 +180,7 @@ fn a_screen_of_usual_size_shows_everything() {
     for part in [
         "goodput 88 %",
         "it will stop early",
-        "restored step 0 on 2 ranks",
+        "restored step 40 on 2 ranks",
         "attempt 60 skipped: loss not finite",
         "peak",
     ] {
@@ -226,7 +223,7 @@ fn odd_records_are_drawn_too() {
 
 #[test]
 fn the_status_follows_the_signs_of_life_and_the_last_word() {
-    let ended = |code: i32| Event::Ended { exit_code: code, reason: "because".into() };
+    let ended = |code: i32| RunEvent::End { step: 9, exit_code: code, reason: "because".into() };
     let is_ended = |status: Status, code: i32| {
         assert_eq!(status, Status::Ended { exit_code: code, reason: "because".into() });
     };
@@ -237,10 +234,10 @@ fn the_status_follows_the_signs_of_life_and_the_last_word() {
     assert_eq!(Made::new().started(3, None).sign(0, 3, 0.0).sign(1, 3, 0.0).status(), Status::Silent(1), "never seen");
     let dead = Made::new().started(2, None).sign(0, 2, 70.0).sign(1, 2, 60.0);
     assert!(matches!(dead.status(), Status::Dead(s) if (60.0..61.0).contains(&s)), "{:?}", dead.status());
-    is_ended(Made::new().started(1, None).happens(9, ended(0)).status(), 0);
-    is_ended(Made::new().started(2, None).happens(9, ended(75)).sign(0, 2, 90.0).status(), 75);
+    is_ended(Made::new().started(1, None).happens(ended(0)).status(), 0);
+    is_ended(Made::new().started(2, None).happens(ended(75)).sign(0, 2, 90.0).status(), 75);
     // The word of an earlier job is none of the one that died since.
-    let mut later = Made::new().started(2, None).happens(9, ended(75)).started(2, None);
+    let mut later = Made::new().started(2, None).happens(ended(75)).started(2, None);
     assert_eq!(later.status(), Status::Lost);
     later.began = unix_now() + 1.0;
     assert_eq!(later.sign(0, 2, 0.0).status(), Status::Starting, "a resumed job that has not begun its steps");
@@ -274,7 +271,7 @@ fn a_snapshot_names_silent_ranks_first_and_memory_over_plan() {
     let text = made.see(|view| snapshot(view));
     let ranks = text.lines().find(|line| line.starts_with("ranks")).unwrap();
     assert!(ranks.contains("2  no sign of life for 40s: on node2, last at `forward h.1` of step 121"), "{text}");
-    assert!(text.contains("1 of 3 ranks gives no sign of life; step 3 of 400"), "{text}");
+    assert!(text.contains("1 of 3 ranks gives no sign of life; step 3"), "{text}");
     let made = Made::new().started(4, None).rows(1..=3);
     let over = (0..4).fold(made, |made, rank| made.sign(rank, 4, 0.0)).see(|view| snapshot(view));
     let line = over.lines().find(|line| line.contains("activations")).unwrap();

@@ -4,10 +4,10 @@
 
 use super::records::{Records, Row, Sign};
 use crate::error::Exit;
-use crate::telemetry::events::{Event, Line};
 use crate::telemetry::human;
 use crate::telemetry::ledger::MemKind;
 use crate::telemetry::quantile::quantile;
+use crate::telemetry::run_records::{Line, RunEvent};
 use crate::telemetry::sign_of_life::Held;
 use crate::telemetry::stragglers::Class;
 
@@ -130,13 +130,13 @@ impl<'a> View<'a> {
         let newest = records.signs.values().max_by(|a, b| a.said.started_unix.total_cmp(&b.said.started_unix));
         let world_size = newest.map(|sign| sign.said.world_size);
         let started = records.happened.iter().rev().find_map(|line| match line.event {
-            Event::Started { world_size, total_steps, .. } => Some((line.unix, world_size, total_steps)),
+            RunEvent::Start { ranks, .. } => Some(ranks as usize),
             _ => None,
         });
         // Files of ranks that a smaller job no longer has say nothing.
         let signs: Vec<&Sign> = records.signs.values().filter(|sign| Some(sign.said.rank) < world_size).collect();
         let summary = records.summary();
-        let world_size = world_size.or(started.map(|s| s.1 as usize)).or(summary.map(|s| s.world_size as usize));
+        let world_size = world_size.or(started).or(summary.map(|s| s.world_size as usize));
         let world_size = world_size.unwrap_or(0);
         let status = status(records, &signs, world_size, now_unix);
         let goes_on = matches!(status, Status::Starting | Status::Running | Status::Silent(_));
@@ -154,7 +154,6 @@ impl<'a> View<'a> {
             step: last_step.or(timing.map(|t| t.step)).unwrap_or(0),
             total_steps: current
                 .map(|t| t.total_steps)
-                .or(started.map(|s| s.2))
                 .or(summary.map(|s| s.total_steps))
                 .or(timing.map(|t| t.total_steps))
                 .filter(|&n| n > 0),
@@ -172,7 +171,7 @@ impl<'a> View<'a> {
             memory: memory(records, &signs),
             ranks: rank_lines(&signs, world_size, now_unix),
             counts: counts(&records.happened),
-            happened: records.happened.iter().rev().map(|line| (now_unix - line.unix, in_words(line))).collect(),
+            happened: records.happened.iter().rev().map(|line| (now_unix - line.unix, in_words(&line.event))).collect(),
             faults: &records.faults,
             status,
         }
@@ -241,7 +240,7 @@ fn status(records: &Records, signs: &[&Sign], world_size: usize, now_unix: f64) 
     let last = records.happened.last();
     let began = signs.iter().map(|sign| sign.said.started_unix).fold(0.0, f64::max);
     let ended = match last {
-        Some(Line { unix, event: Event::Ended { exit_code, reason }, .. }) if *unix >= began => {
+        Some(Line { unix, event: RunEvent::End { exit_code, reason, .. } }) if *unix >= began => {
             Some(Status::Ended { exit_code: *exit_code, reason: reason.clone() })
         }
         _ => None,
@@ -341,34 +340,33 @@ fn counts(happened: &[Line]) -> [usize; 4] {
     let mut counts = [0; 4];
     for line in happened {
         match &line.event {
-            Event::Started { restored_from: Some(_), .. } => counts[0] += 1,
-            Event::Skipped { .. } => counts[1] += 1,
-            Event::Straggler(s) if s.class == Class::Chronic => counts[2] += 1,
-            Event::Straggler(_) => counts[3] += 1,
-            Event::Started { .. } | Event::Ended { .. } => {}
+            RunEvent::Start { from: Some(_), .. } => counts[0] += 1,
+            RunEvent::Skip { .. } => counts[1] += 1,
+            RunEvent::Straggler(s) if s.class == Class::Chronic => counts[2] += 1,
+            RunEvent::Straggler(_) => counts[3] += 1,
+            RunEvent::Start { .. } | RunEvent::End { .. } => {}
         }
     }
     counts
 }
 
-fn in_words(line: &Line) -> String {
-    let step = line.at_step;
-    match &line.event {
-        Event::Started { world_size, restored_from, .. } => {
-            let ranks = if *world_size == 1 { "rank" } else { "ranks" };
-            match restored_from {
-                Some(from) => format!("restored step {step} on {world_size} {ranks}, from {from}"),
-                None => format!("started on {world_size} {ranks}"),
+fn in_words(event: &RunEvent) -> String {
+    match event {
+        RunEvent::Start { step, ranks, from, .. } => {
+            let plural = if *ranks == 1 { "" } else { "s" };
+            match from {
+                Some(from) => format!("restored step {step} on {ranks} rank{plural}, from {from}"),
+                None => format!("started on {ranks} rank{plural}"),
             }
         }
-        Event::Skipped { attempt, loss, grad_norm, in_a_row } => {
+        RunEvent::Skip { step, attempts, loss, grad_norm, in_a_row } => {
             let number = |x: &Option<f64>| x.map_or("not finite".into(), |x| format!("{x:.4}"));
             let (loss, norm) = (number(loss), number(grad_norm));
             format!(
-                "attempt {attempt} skipped: loss {loss}, gradient norm {norm}; step {step} stands, {in_a_row} in a row"
+                "attempt {attempts} skipped: loss {loss}, gradient norm {norm}; step {step} stands, {in_a_row} in a row"
             )
         }
-        Event::Straggler(straggler) => straggler.to_string(),
-        Event::Ended { exit_code, reason } => format!("{reason} (exit code {exit_code})"),
+        RunEvent::Straggler(straggler) => straggler.to_string(),
+        RunEvent::End { exit_code, reason, .. } => format!("{reason} (exit code {exit_code})"),
     }
 }

@@ -39,6 +39,7 @@ use std::time::Instant;
 pub struct Cpu;
 
 impl Backend for Cpu {
+    const NAME: &'static str = "cpu";
     type Device = CpuDevice;
     type Comm = MpiComm;
 }

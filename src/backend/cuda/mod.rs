@@ -68,6 +68,7 @@ pub struct Props {
 pub struct Cuda;
 
 impl Backend for Cuda {
+    const NAME: &'static str = "cuda";
     type Device = CudaDevice;
     type Comm = NcclComm;
 }

@@ -30,10 +30,15 @@ Examples:
 Exit codes: 0 finished; 2 bad deck or command line; 70 internal error.";
 
 const REPORT_HELP: &str = "\
-Example:
+Examples:
   zero3 report runs/tiny
+  zero3 report runs/tiny --html
+      the answers and all figures in one page, runs/tiny/report.html
+  zero3 report runs/tiny --figures figures --png
+      storage, compute, ownership, timeline, memory, stages, course: NAME.svg, NAME-dark.svg and both as PNG
+A timeline needs a trace: zero3 train ... log.trace=10 writes one of step 10.
 
-Exit codes: 0 finished; 2 no summary there; 70 internal error.";
+Exit codes: 0 finished; 2 no run there, or without what is asked for; 5 a file cannot be written; 70 internal error.";
 
 const WATCH_HELP: &str = "\
 Examples:
@@ -85,15 +90,25 @@ pub struct PlanArgs {
     pub json: bool,
 }
 
-/// Answer five questions about a run's memory and time from its own records.
+/// Answer five questions about a run's memory and time from its own records, and draw it.
 ///
 /// Which shards are resident at rest; which full parameters are gathered; did prefetches overlap compute; were full
 /// parameters released soon enough; were gradients reduced, or did full copies pile up. Each answer cites its numbers.
 #[derive(clap::Args, Debug, Clone, PartialEq, Eq)]
+#[command(override_usage = "zero3 report RUN [--html [FILE]] [--figures DIR [--png]]")]
 #[command(after_help = REPORT_HELP)]
 pub struct ReportArgs {
     /// A run directory.
     pub run: PathBuf,
+    /// Draw the run: one SVG per figure for light pages, one for dark ones.
+    #[arg(long, value_name = "DIR")]
+    pub figures: Option<PathBuf>,
+    /// PNGs beside the SVGs.
+    #[arg(long, requires = "figures")]
+    pub png: bool,
+    /// Write a page with the answers and the figures that needs nothing else; without FILE it is RUN/report.html.
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "")]
+    pub html: Option<PathBuf>,
 }
 
 /// See a run live in the terminal, or how it ended.

@@ -1,0 +1,519 @@
+//! Curves over an axis: what `plotters` draws of it, with ticks and letters that are ours.
+//!
+//! A [`Chart`] is one panel without words around it; [`LineFigure`] is a whole picture with title, legend and one panel.
+
+use super::Figure;
+use super::sheet::{Key, Look, MARGIN, Sheet, WIDTH};
+use super::text;
+use super::theme::{Color, NOTE_PX, Theme};
+use crate::telemetry::human;
+use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint};
+use plotters::coord::types::RangedCoordf64;
+use plotters::prelude::*;
+use plotters::style::Color as _;
+use std::ops::Range;
+
+/// What numbers of an axis are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unit {
+    /// Plain numbers; the axis' label says of what.
+    Plain,
+    /// Whole things (ranks, steps): ticks are whole, and powers of two where the axis is logarithmic.
+    Count,
+    /// Bytes, shown as KiB, MiB and so on.
+    Bytes,
+}
+
+/// One axis.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Axis {
+    /// What it shows, with its unit where numbers have none: `step time, ms`.
+    pub label: String,
+    /// What its numbers are.
+    pub unit: Unit,
+    /// Equal factors are equal lengths. Values that are not positive are left out.
+    pub log: bool,
+    /// The least it spans; data may make it longer. Most bar-like quantities start at `Some((0.0, 0.0))`.
+    pub spans: Option<(f64, f64)>,
+    /// It ends where what it spans ends, without a margin.
+    pub tight: bool,
+    /// Px that its numbers take at least, so that panels one above the other begin alike.
+    pub room: f64,
+}
+
+impl Axis {
+    /// An even axis of plain numbers as long as the data.
+    pub fn new(label: impl Into<String>) -> Self {
+        Axis { label: label.into(), unit: Unit::Plain, log: false, spans: None, tight: false, room: 0.0 }
+    }
+
+    /// Its numbers count something.
+    pub fn count(self) -> Self {
+        Axis { unit: Unit::Count, ..self }
+    }
+
+    /// Its numbers are bytes.
+    pub fn bytes(self) -> Self {
+        Axis { unit: Unit::Bytes, ..self }
+    }
+
+    /// Logarithmic.
+    pub fn log(self) -> Self {
+        Axis { log: true, ..self }
+    }
+
+    /// At least from `low` to `high`.
+    pub fn spanning(self, low: f64, high: f64) -> Self {
+        Axis { spans: Some((low, high)), ..self }
+    }
+
+    /// With at least so many px for its numbers.
+    pub fn with_room(self, room: f64) -> Self {
+        Axis { room, ..self }
+    }
+
+    /// Without margins.
+    pub fn tight(self) -> Self {
+        Axis { tight: true, ..self }
+    }
+
+    /// Where a value lies on an even line.
+    fn place(&self, value: f64) -> Option<f64> {
+        match self.log {
+            true => (value > 0.0 && value.is_finite()).then(|| value.log2()),
+            false => value.is_finite().then_some(value),
+        }
+    }
+
+    /// The value at a place.
+    fn value(&self, place: f64) -> f64 {
+        if self.log { place.exp2() } else { place }
+    }
+
+    /// Ticks within a range of places, about `n` of them, as places.
+    fn places(&self, (low, high): (f64, f64), n: usize) -> Vec<f64> {
+        let ticks = self.ticks(self.value(low), self.value(high), n);
+        ticks.into_iter().filter_map(|v| self.place(v)).collect()
+    }
+
+    /// Ticks within `low..=high` (values), about `n` of them.
+    fn ticks(&self, low: f64, high: f64, n: usize) -> Vec<f64> {
+        if self.log {
+            return log_ticks(low, high, n, self.unit);
+        }
+        let unit = match self.unit {
+            Unit::Bytes => 1024f64.powf((high.abs().max(1.0).log2() / 10.0).floor()),
+            Unit::Plain | Unit::Count => 1.0,
+        };
+        let least = if self.unit == Unit::Count { 1.0 } else { 0.0 };
+        let step = nice_step((high - low) / unit / n as f64).max(least) * unit;
+        let first = (low / step - 1e-9).ceil() as i64;
+        (first..).map(|k| k as f64 * step).take_while(|&v| v <= high + step * 1e-9).collect()
+    }
+
+    fn tick_label(&self, value: f64) -> String {
+        match self.unit {
+            Unit::Bytes => human::bytes(value.round() as u64).replace(".0 ", " "),
+            Unit::Plain | Unit::Count => number(value),
+        }
+    }
+}
+
+/// Powers of two, thinned out; of plain numbers powers of ten, or 1, 2 and 5 times those where these are few.
+fn log_ticks(low: f64, high: f64, n: usize, unit: Unit) -> Vec<f64> {
+    let inside = |v: &f64| *v >= low * (1.0 - 1e-9) && *v <= high * (1.0 + 1e-9);
+    let base: f64 = if unit == Unit::Plain { 10.0 } else { 2.0 };
+    let power = |v: f64| v.log2() / base.log2();
+    let (first, last) = (power(low).floor() as i32, power(high).ceil() as i32);
+    let every = ((last - first) as usize).div_ceil(n.max(1)).max(1);
+    let powers = (first..=last).filter(|k| k.rem_euclid(every as i32) == 0).map(|k| base.powi(k));
+    match unit {
+        Unit::Plain if last - first <= 3 => powers.flat_map(|p| [p, 2.0 * p, 5.0 * p]).filter(inside).collect(),
+        _ => powers.filter(inside).collect(),
+    }
+}
+
+/// A round distance between ticks: the smallest of 1, 2, 5, 10, ... at or above `least`.
+pub fn nice_step(least: f64) -> f64 {
+    let least = if least.is_finite() && least > 0.0 { least } else { 1.0 };
+    let decade = 10f64.powf(least.log10().floor());
+    [1.0, 2.0, 5.0, 10.0].map(|m| m * decade).into_iter().find(|s| *s >= least * (1.0 - 1e-9)).unwrap_or(10.0 * decade)
+}
+
+/// A number as a tick: `0.25`, `1500`, `20k`, `1e-7`.
+pub fn number(value: f64) -> String {
+    let size = value.abs();
+    if size >= 1e4 {
+        let (short, letter) = match size {
+            s if s >= 1e9 => (value / 1e9, "G"),
+            s if s >= 1e6 => (value / 1e6, "M"),
+            _ => (value / 1e3, "k"),
+        };
+        return format!("{}{letter}", (short * 100.0).round() / 100.0);
+    }
+    if size > 0.0 && size < 1e-4 { format!("{value:.0e}") } else { format!("{}", (value * 1e6).round() / 1e6) }
+}
+
+/// How a series is drawn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stroke {
+    /// A line.
+    Line,
+    /// A broken line.
+    Dashes,
+    /// A line with a dot at each point.
+    Dotted,
+    /// Dots alone.
+    Dots,
+    /// The band alone, in the full colour: a layer of a stack.
+    Layer,
+}
+
+/// One curve.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Series {
+    /// Its name in the legend; none where it is empty.
+    pub name: String,
+    /// Index into the theme's series, or the ink where it is None.
+    pub color: Option<usize>,
+    /// How it is drawn.
+    pub stroke: Stroke,
+    /// Width of its line, px.
+    pub width: u32,
+    /// From left to right. What is not finite interrupts it.
+    pub points: Vec<(f64, f64)>,
+    /// Lowest and highest around each point, shaded; none where it is empty.
+    pub band: Vec<(f64, f64, f64)>,
+}
+
+impl Series {
+    /// A line in colour `color`.
+    pub fn line(name: impl Into<String>, color: usize, points: Vec<(f64, f64)>) -> Self {
+        Series { name: name.into(), color: Some(color), stroke: Stroke::Line, width: 2, points, band: Vec::new() }
+    }
+
+    /// The same drawn in another way.
+    pub fn drawn(self, stroke: Stroke) -> Self {
+        Series { stroke, ..self }
+    }
+
+    fn ink(&self, theme: &Theme) -> Color {
+        self.color.map_or(theme.ink, |i| theme.color(i))
+    }
+
+    /// Its entry in a legend.
+    pub fn key(&self, theme: &Theme) -> Key {
+        let color = self.ink(theme);
+        let look = match self.stroke {
+            Stroke::Line | Stroke::Dotted => Look::Line(color),
+            Stroke::Dashes => Look::Dashes(color),
+            Stroke::Dots => Look::Dot(color),
+            Stroke::Layer => Look::Box(super::sheet::Fill::Plain(color)),
+        };
+        Key { look, name: self.name.clone() }
+    }
+}
+
+/// Something that happened at a place of the x axis: a line from top to bottom.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Mark {
+    /// Where.
+    pub x: f64,
+    /// Index into the theme's series.
+    pub color: usize,
+    /// Broken or not.
+    pub dashed: bool,
+}
+
+/// An even scale whose ticks are given.
+struct Ruler {
+    scale: RangedCoordf64,
+    ticks: Vec<f64>,
+}
+
+impl Ruler {
+    fn new((low, high): (f64, f64), ticks: Vec<f64>) -> Self {
+        Ruler { scale: (low..high).into(), ticks }
+    }
+}
+
+impl Ranged for Ruler {
+    type FormatOption = DefaultFormatting;
+    type ValueType = f64;
+
+    fn map(&self, place: &f64, limit: (i32, i32)) -> i32 {
+        self.scale.map(place, limit)
+    }
+
+    fn key_points<Hint: KeyPointHint>(&self, hint: Hint) -> Vec<f64> {
+        if hint.weight().allow_light_points() { Vec::new() } else { self.ticks.clone() }
+    }
+
+    fn range(&self) -> Range<f64> {
+        self.scale.range()
+    }
+}
+
+/// One panel.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Chart {
+    /// The axis below.
+    pub x: Axis,
+    /// The axis on the left.
+    pub y: Axis,
+    /// Curves, the first one lowest.
+    pub series: Vec<Series>,
+    /// Moments.
+    pub marks: Vec<Mark>,
+}
+
+/// Blank space right of a plot, for the last tick.
+const RIGHT: f64 = 24.0;
+
+/// What is known before anything is drawn.
+struct Layout {
+    /// Places, not values.
+    x_range: (f64, f64),
+    y_range: (f64, f64),
+    y_ticks: Vec<f64>,
+    /// Room for the labels of the y axis.
+    left: f64,
+}
+
+/// Lowest and highest of some places, apart from each other.
+fn extent(values: impl Iterator<Item = f64>) -> (f64, f64) {
+    let (low, high) = values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v), high.max(v)));
+    match () {
+        () if low > high => (0.0, 1.0),
+        () if low == high => (low - 0.5, high + 0.5),
+        () => (low, high),
+    }
+}
+
+impl Chart {
+    /// Places (not values) that an axis has to span.
+    fn range(&self, axis: &Axis, of: impl Fn(&Series) -> Vec<f64>, room: f64) -> (f64, f64) {
+        let data: Vec<f64> =
+            self.series.iter().flat_map(of).chain(axis.spans.into_iter().flat_map(|s| [s.0, s.1])).collect();
+        let (low, high) = extent(data.iter().filter_map(|&v| axis.place(v)));
+        let slack = if axis.tight { 0.0 } else { (high - low) * room };
+        // An axis that begins at 0 begins there.
+        let low = if axis.spans.is_some_and(|s| axis.place(s.0) == Some(low)) { low } else { low - slack };
+        (low, high + slack)
+    }
+
+    /// The panel as an SVG document of `size` px.
+    ///
+    /// # Panics
+    /// Never: the backend writes to a string.
+    pub fn draw(&self, theme: &Theme, size: (u32, u32)) -> String {
+        let mut svg = String::new();
+        {
+            let area = SVGBackend::with_string(&mut svg, size).into_drawing_area();
+            self.paint(theme, size, &area).expect("drawing into a string");
+            area.present().expect("drawing into a string");
+        }
+        svg
+    }
+
+    /// Where the plot begins and ends from left to right, in px of a panel `width` px wide.
+    pub fn span(&self, width: u32) -> (f64, f64) {
+        (self.layout((width, 400)).left.floor(), f64::from(width) - RIGHT)
+    }
+
+    fn layout(&self, size: (u32, u32)) -> Layout {
+        let xs = |s: &Series| s.points.iter().map(|p| p.0).chain(s.band.iter().map(|b| b.0)).collect();
+        let ys = |s: &Series| s.points.iter().map(|p| p.1).chain(s.band.iter().flat_map(|b| [b.1, b.2])).collect();
+        let (x_range, y_range) = (self.range(&self.x, xs, 0.02), self.range(&self.y, ys, 0.06));
+        let y_ticks = self.y.places(y_range, (size.1 as usize / 45).max(2));
+        let widest = y_ticks.iter().map(|&t| text::width(&self.y.tick_label(self.y.value(t)), NOTE_PX, false));
+        let left = widest.fold(self.y.room, f64::max) + 36.0;
+        Layout { x_range, y_range, y_ticks, left }
+    }
+
+    fn paint(
+        &self,
+        theme: &Theme,
+        size: (u32, u32),
+        area: &DrawingArea<SVGBackend<'_>, plotters::coord::Shift>,
+    ) -> Result<(), Box<dyn std::error::Error>> {
+        let Layout { x_range, y_range, y_ticks, left } = self.layout(size);
+        let x_ticks = self.x.places(x_range, ((f64::from(size.0) - left) as usize / 75).max(2));
+        let mut chart = ChartBuilder::on(area)
+            .margin_top(8)
+            .margin_right(RIGHT as u32)
+            .x_label_area_size(44)
+            .y_label_area_size(left as u32)
+            .build_cartesian_2d(Ruler::new(x_range, x_ticks), Ruler::new(y_range, y_ticks))?;
+        let rgb = |color: Color| RGBColor::from(color);
+        // The backend divides sizes by 1.24.
+        let letters = (text::FAMILY, 1.24 * NOTE_PX).into_font().color(&rgb(theme.muted));
+        chart
+            .configure_mesh()
+            .axis_style(rgb(theme.muted))
+            .bold_line_style(rgb(theme.grid))
+            .light_line_style(TRANSPARENT)
+            .label_style(letters.clone())
+            .axis_desc_style(letters)
+            .x_label_formatter(&|place| self.x.tick_label(self.x.value(*place)))
+            .y_label_formatter(&|place| self.y.tick_label(self.y.value(*place)))
+            .x_desc(self.x.label.as_str())
+            .y_desc(self.y.label.as_str())
+            .draw()?;
+        for mark in &self.marks {
+            let Some(x) = self.x.place(mark.x).filter(|x| (x_range.0..=x_range.1).contains(x)) else { continue };
+            let style = rgb(theme.color(mark.color)).stroke_width(2);
+            let line = [(x, y_range.0), (x, y_range.1)];
+            match mark.dashed {
+                true => chart.draw_series(DashedLineSeries::new(line, 5, 4, style)).map(|_| ())?,
+                false => chart.draw_series(LineSeries::new(line, style)).map(|_| ())?,
+            }
+        }
+        for series in &self.series {
+            let color = series.ink(theme);
+            let place = |x: f64, y: f64| Some((self.x.place(x)?, self.y.place(y)?));
+            let edge = |pick: fn(&(f64, f64, f64)) -> f64| series.band.iter().filter_map(move |b| place(b.0, pick(b)));
+            let outline: Vec<(f64, f64)> = {
+                let upper: Vec<_> = edge(|b| b.2).collect();
+                edge(|b| b.1).chain(upper.into_iter().rev()).collect()
+            };
+            let shade = if series.stroke == Stroke::Layer { color } else { color.towards(theme.page, 0.7) };
+            if outline.len() > 3 {
+                chart.draw_series([Polygon::new(outline, rgb(shade))])?;
+            }
+            // A point that is not there interrupts the line.
+            let points: Vec<Option<(f64, f64)>> = series.points.iter().map(|&(x, y)| place(x, y)).collect();
+            let style = rgb(color).stroke_width(series.width);
+            for run in points.split(Option::is_none).filter(|run| !run.is_empty()) {
+                let run: Vec<(f64, f64)> = run.iter().flatten().copied().collect();
+                let alone = run.len() == 1;
+                if alone || matches!(series.stroke, Stroke::Dotted | Stroke::Dots) {
+                    let dots = run.iter().map(|&at| Circle::new(at, 1 + series.width as i32, rgb(color).filled()));
+                    chart.draw_series(dots)?;
+                }
+                match series.stroke {
+                    _ if alone => {}
+                    Stroke::Dots | Stroke::Layer => {}
+                    Stroke::Dashes => _ = chart.draw_series(DashedLineSeries::new(run, 6, 4, style))?,
+                    Stroke::Line | Stroke::Dotted => _ = chart.draw_series(LineSeries::new(run, style))?,
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A whole picture of one panel.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LineFigure {
+    /// File name without an ending.
+    pub name: String,
+    /// In a few words.
+    pub title: String,
+    /// What it is of, in small letters under the title.
+    pub subtitle: String,
+    /// What to see in it.
+    pub caption: String,
+    /// The panel.
+    pub chart: Chart,
+}
+
+impl LineFigure {
+    /// Draws it, with a legend where a series has a name.
+    pub fn draw(&self) -> Figure {
+        Figure::new(&self.name, &self.title, self.caption.as_str(), |sheet: &mut Sheet<'_>| {
+            let theme = sheet.theme;
+            let y = sheet.subtitle(&self.subtitle);
+            let named = self.chart.series.iter().filter(|s| !s.name.is_empty());
+            let keys: Vec<Key> = named.map(|s| s.key(theme)).collect();
+            let y = sheet.legend(y, &keys);
+            sheet.paste((MARGIN, y), &self.chart.draw(theme, ((WIDTH - 2.0 * MARGIN) as u32, 380)));
+            y + 380.0 + MARGIN
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn labels(svg: &str) -> Vec<String> {
+        let document = roxmltree::Document::parse(svg).unwrap_or_else(|e| panic!("{e}\n{svg}"));
+        document
+            .descendants()
+            .filter(|n| n.has_tag_name("text"))
+            .map(|n| n.text().unwrap_or("").trim().into())
+            .collect()
+    }
+
+    fn chart(x: Axis, y: Axis, points: Vec<(f64, f64)>) -> Chart {
+        Chart { x, y, series: vec![Series::line("loss", 0, points)], marks: Vec::new() }
+    }
+
+    #[test]
+    fn ticks_are_round_and_labels_have_units() {
+        let ranks = Axis::new("ranks").count().log();
+        let points = (0..7).map(|k| (f64::from(1 << k), 3e6 / f64::from(1 << k))).collect();
+        let svg = chart(ranks, Axis::new("at rest").bytes().log(), points).draw(&Theme::LIGHT, (700, 400));
+        let labels = labels(&svg);
+        for want in ["1", "8", "64", "ranks", "at rest", "64 KiB", "2 MiB"] {
+            assert!(labels.iter().any(|label| label == want), "{want} is not in {labels:?}");
+        }
+        assert_eq!(Axis::new("").ticks(0.0, 1.0, 5), [0.0, 0.2, 0.4, 0.6000000000000001, 0.8, 1.0]);
+        assert_eq!(Axis::new("").bytes().ticks(0.0, 5.0 * 1048576.0, 5).len(), 6);
+        assert_eq!(Axis::new("").count().ticks(1.0, 3.0, 9), [1.0, 2.0, 3.0]);
+        assert_eq!(Axis::new("").log().ticks(0.02, 1.2, 9), [0.02, 0.05, 0.1, 0.2, 0.5, 1.0]);
+        assert_eq!(["0.25", "20k", "1.5M", "1e-7", "0"], [0.25, 2e4, 1.5e6, 1e-7, 0.0].map(number));
+    }
+
+    #[test]
+    fn what_cannot_be_drawn_is_left_out_and_nothing_breaks() {
+        let nan = f64::NAN;
+        let odd: [Vec<(f64, f64)>; 5] = [
+            vec![],
+            vec![(1.0, 2.0)],
+            vec![(1.0, 5.0), (2.0, 5.0)],
+            vec![(1.0, nan), (2.0, f64::INFINITY)],
+            vec![(0.0, -1.0), (1.0, 3.0), (2.0, nan), (3.0, 4.0)],
+        ];
+        for points in odd {
+            for log in [false, true] {
+                let axis = |name: &str| Axis { log, ..Axis::new(name) };
+                let mut chart = chart(axis("step"), axis("loss"), points.clone());
+                chart.marks.push(Mark { x: 1.0, color: 5, dashed: true });
+                chart.marks.push(Mark { x: nan, color: 5, dashed: false });
+                let svg = chart.draw(&Theme::DARK, (300, 200));
+                assert!(!svg.contains("NaN") && !svg.contains("inf"), "{points:?}\n{svg}");
+                assert!(labels(&svg).contains(&"step".to_string()));
+            }
+        }
+    }
+
+    #[test]
+    fn a_gap_interrupts_a_line_and_a_lone_point_is_a_dot() {
+        let points = vec![(0.0, 1.0), (1.0, 2.0), (2.0, f64::NAN), (3.0, 1.5), (4.0, f64::NAN), (5.0, 1.0), (6.0, 2.0)];
+        let svg = chart(Axis::new("x"), Axis::new("y"), points).draw(&Theme::LIGHT, (300, 200));
+        let color = Theme::LIGHT.color(0).hex().to_uppercase();
+        assert_eq!(svg.matches("<circle").count(), 1);
+        assert_eq!(svg.lines().filter(|l| l.contains("<polyline") && l.contains(&color)).count(), 2, "{svg}");
+    }
+
+    #[test]
+    fn a_figure_has_its_words_in_both_themes() {
+        let figure = LineFigure {
+            name: "sweep".into(),
+            title: "Step time over ranks".into(),
+            subtitle: "7.5B parameters".into(),
+            caption: "It falls.".into(),
+            chart: chart(Axis::new("ranks"), Axis::new("ms"), vec![(1.0, 2.0), (2.0, 1.0)]),
+        }
+        .draw();
+        for svg in [&figure.light, &figure.dark] {
+            let labels = labels(svg);
+            for want in ["Step time over ranks", "7.5B parameters", "loss", "ranks", "ms"] {
+                assert!(labels.iter().any(|label| label == want), "{want} is not in {labels:?}");
+            }
+        }
+        assert_ne!(figure.light, figure.dark);
+    }
+}

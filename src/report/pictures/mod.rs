@@ -1,0 +1,50 @@
+//! From a run's records to its figures: the plan made again from the deck, and what the trace and the log say beside it.
+
+mod ownership;
+mod planned;
+mod ran;
+
+use super::records::Records;
+use crate::backend::Backend;
+use crate::backend::cpu::CpuDevice;
+use crate::backend::cuda::CudaDevice;
+use crate::error::Result;
+use crate::figures::Figure;
+use crate::params::ModelSpec;
+use crate::plan::Plan;
+use crate::train::planning;
+
+/// The run's plan, made anew: it is a function of deck, ranks and backend.
+pub struct Planned {
+    spec: ModelSpec,
+    plan: Plan,
+    n_micro: usize,
+}
+
+impl Planned {
+    pub(super) fn of(records: &Records) -> Result<Self> {
+        let (deck, n) = (&records.deck, records.world_size);
+        let (model, plan) = match records.backend.as_str() {
+            crate::backend::cuda::Cuda::NAME => planning::of_deck::<CudaDevice>(deck, n)?,
+            _ => planning::of_deck::<CpuDevice>(deck, n)?,
+        };
+        Ok(Planned { spec: model.spec, plan, n_micro: deck.train.global_batch_size / deck.train.micro_batch_size })
+    }
+}
+
+/// Every figure that the records allow, and for each that they do not a sentence that says what would.
+pub fn draw(records: &Records) -> Result<(Vec<Figure>, Vec<String>)> {
+    let planned = Planned::of(records)?;
+    let mut figures = vec![planned::storage(&planned), planned::compute(&planned), ownership::figure(&planned)?];
+    let mut missing = Vec::new();
+    match ran::timeline(records, &planned) {
+        Some(figure) => figures.push(figure),
+        None => missing.push(
+            "timeline: the run has no trace; log.trace = \"10\" in its deck (or on the command line) writes one of step 10".into(),
+        ),
+    }
+    figures.push(ran::memory(records, &planned));
+    figures.push(planned::stages(&planned));
+    figures.push(ran::course(records));
+    Ok((figures, missing))
+}
