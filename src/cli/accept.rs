@@ -3,7 +3,7 @@
 use super::args::AcceptArgs;
 use super::launch::{self, Launch};
 use crate::accept::baseline::Baseline;
-use crate::accept::{self, Lab, Record};
+use crate::accept::{self, Lab, Record, size};
 use crate::backend::agree::{all_or_none, decided_by_rank_0};
 use crate::backend::cpu::{Cpu, CpuDevice, MpiComm};
 use crate::backend::cuda::probe;
@@ -30,6 +30,7 @@ pub(super) fn run(launch: &Launch, args: &AcceptArgs, started: Instant) -> Resul
     refuse_gpus(&comm, &deck, launch)?;
     signals::listen(&signals::numbers_of(STOP_SIGNALS).expect("written above"));
     let threads = launch.threads(deck.run.threads_per_rank);
+    let deck = size::fitted::<CpuDevice>(&deck, size::weakest(&comm, &launch.host(), threads)?)?;
     let device = CpuDevice::new(threads)?;
     let comm = comm.reading_peers();
     let lab: Lab<'_, Cpu> = Lab {
