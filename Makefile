@@ -11,7 +11,7 @@ CARGO = . scripts/env.sh && cargo
 # Private items are documented too, so links to them lead somewhere.
 DOC_LINT = -D warnings -A rustdoc::private-intra-doc-links
 
-.PHONY: help setup setup-test build run test test-slow test-perfetto test-mllog test-hf test-slurm test-cuda-orders slurm-lint gpu-pack gpu-check bench-peers lint doc clean
+.PHONY: help setup setup-test build run test test-slow test-perfetto test-mllog test-hf test-slurm test-cuda-orders slurm-lint gpu-pack gpu-check bench-peers figures lint doc clean
 
 help: ## what can be made, and what this machine has
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,7 +20,7 @@ help: ## what can be made, and what this machine has
 setup: ## install what building and running need (Debian, Ubuntu); nothing if all is there
 	@scripts/deps.sh install
 
-setup-test: ## the same, and what the tests need: Slurm, shellcheck, h5dump, and from PyPI nvcc and NCCL (no GPU)
+setup-test: ## the same, and what the tests need: Slurm, shellcheck, h5dump, chromium, and from PyPI nvcc and NCCL (no GPU)
 	@scripts/deps.sh install test
 	@scripts/cuda_compiler.sh
 	@scripts/nccl_library.sh
@@ -53,7 +53,10 @@ test-slurm: setup-test ## the tests on Slurm alone, with the one that waits a mi
 test-cuda-orders: setup-test ## the CUDA path on doubles: 1 to 5 ranks in 22 orders of streams, some minutes
 	$(CARGO) test --test cuda_doubles -- --ignored
 
-slurm-lint: setup-test ## sbatch --test-only of every script, on the test cluster; with SLURM_CONF or on a cluster: on that one
+slurm-figures: build ## docs/figures/, the pictures of docs/zero3.md, from a run on 4 ranks made for them
+	scripts/figures.sh "$(RELEASE)"
+
+lint: setup-test ## sbatch --test-only of every script, on the test cluster; with SLURM_CONF or on a cluster: on that one
 	tests/slurm/lint.sh
 
 gpu-pack: build ## target/gpu-check.tar.gz for a node with a GPU: program, MPI, HDF5, decks, the check

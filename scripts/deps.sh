@@ -25,6 +25,7 @@ h5dump|test|hdf5-tools
 slurm|test|slurmctld slurmd slurm-client slurm-wlm-basic-plugins munge libpmi2-0
 g++|test|g++
 pip|test|python3 python3-venv
+chromium|test|chromium
 nvcc|wheel|scripts/cuda_compiler.sh
 nccl|wheel|scripts/nccl_library.sh
 python3|option|python3"
@@ -67,6 +68,7 @@ version_of() {
     slurm) every_command slurmd sbatch srun munged unshare && slurmctld -V | first_number ;;
     g++) g++ -dumpfullversion ;;
     pip) python3 -c 'import pip; print(pip.__version__)' || python3 -c 'import ensurepip; print(ensurepip.version())' ;;
+    chromium) "${CHROMIUM:-chromium}" --version | first_number ;;
     nvcc)
         v=$(scripts/cuda_compiler.sh where) && "$v/bin/nvcc" --version | first_number
         ;;

@@ -155,10 +155,7 @@ fn alone<T: Into<Said>>(work: impl FnOnce() -> Result<T>) -> Result<Said> {
 }
 
 fn report_on(args: &ReportArgs) -> Result<String> {
-    let html = args.html.as_ref().map(|path| match path.as_os_str().is_empty() {
-        true => args.run.join("report.html"),
-        false => path.clone(),
-    });
+    let html = args.html.clone().map(|path| path.unwrap_or_else(|| args.run.join("report.html")));
     report::run(&args.run, &report::Wanted { figures: args.figures.clone(), png: args.png, html })
 }
 

@@ -154,6 +154,11 @@ pub fn number(value: f64) -> String {
     if size > 0.0 && size < 1e-4 { format!("{value:.0e}") } else { format!("{}", (value * 1e6).round() / 1e6) }
 }
 
+/// A place of a curve: x and y.
+pub type Point = (f64, f64);
+/// What a curve spreads over at an x: x, lowest, highest.
+pub type Spread = (f64, f64, f64);
+
 /// How a series is drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stroke {
@@ -181,9 +186,9 @@ pub struct Series {
     /// Width of its line, px.
     pub width: u32,
     /// From left to right. What is not finite interrupts it.
-    pub points: Vec<(f64, f64)>,
+    pub points: Vec<Point>,
     /// Lowest and highest around each point, shaded; none where it is empty.
-    pub band: Vec<(f64, f64, f64)>,
+    pub band: Vec<Spread>,
 }
 
 impl Series {

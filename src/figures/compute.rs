@@ -143,14 +143,13 @@ impl Compute {
         let row = (420.0 / self.world_size as f64).clamp(9.0, 26.0);
         let bottom = top + row * self.world_size as f64;
 
-        let mut began: Option<(Pass, f64)> = None;
+        let mut began: Option<Pass> = None;
         let x_of = |i: usize| LEFT + slot * i as f64;
         for (i, visit) in shown.iter().map(|v| v.map(|v| &self.visits[v])).enumerate() {
             let x = x_of(i);
             let pass = visit.map(|v| v.pass);
-            if began.is_none_or(|(pass_before, _)| pass.is_some_and(|p| p != pass_before)) && pass.is_some() {
-                began = pass.map(|p| (p, x));
-                let pass = pass.expect("just seen");
+            if let Some(pass) = pass.filter(|&pass| began != Some(pass)) {
+                began = Some(pass);
                 let n_visits = shown.iter().flatten().filter(|&&v| self.visits[v].pass == pass).count();
                 let name = text::fitted(pass.name(), NOTE_PX, slot * n_visits as f64 - 6.0);
                 if name == pass.name() {
@@ -226,10 +225,10 @@ impl Compute {
 }
 
 #[cfg(test)]
-pub mod tests {
+mod tests {
     use super::*;
 
-    pub fn step(n_blocks: usize, world_size: usize, n_micro: usize) -> Compute {
+    fn step(n_blocks: usize, world_size: usize, n_micro: usize) -> Compute {
         let visit = |unit: &str, pass, gathers, reduces| Visit { unit: unit.into(), pass, gathers, reduces };
         let mut visits = vec![visit("embed", Pass::Forward, true, false)];
         visits.extend((0..n_blocks).map(|i| visit(&format!("h.{i}"), Pass::Forward, true, false)));

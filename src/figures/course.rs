@@ -1,7 +1,7 @@
 //! Loss, step time and tokens per second over a run, with the moments at which it was restored or skipped a step.
 
 use super::Figure;
-use super::chart::{Axis, Chart, Mark, Series, Stroke};
+use super::chart::{Axis, Chart, Mark, Point, Series, Spread, Stroke};
 use super::sheet::{Key, Look, MARGIN, WIDTH};
 
 /// One step.
@@ -36,7 +36,7 @@ const RESTORED: usize = 2;
 const SKIPPED: usize = 5;
 
 /// A curve of at most `columns` points: the median of the steps of each column, and between what they lie.
-fn thinned(points: &[(f64, f64)], columns: usize) -> (Vec<(f64, f64)>, Vec<(f64, f64, f64)>) {
+fn thinned(points: &[Point], columns: usize) -> (Vec<Point>, Vec<Spread>) {
     let finite: Vec<(f64, f64)> = points.iter().copied().filter(|p| p.1.is_finite()).collect();
     if finite.len() <= columns {
         return (points.to_vec(), Vec::new());

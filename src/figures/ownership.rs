@@ -44,7 +44,7 @@ impl Ownership {
     pub fn figure(&self) -> Figure {
         let most = |bytes: &[u64]| human::bytes(bytes.iter().copied().max().unwrap_or(0));
         let caption = format!(
-            "Were whole units owned (left, WRONG), the fullest of {} ranks would keep {} and one rank at a time would send; cut inside each \
+            "Were whole units owned (left, WRONG), the fullest of {} ranks would keep {} and each unit would come from one rank; cut inside each \
              parameter (right), every rank keeps {} and all send alike. {}",
             self.world_size,
             most(&self.wrong.resident_bytes),
@@ -138,12 +138,12 @@ impl Ownership {
         let y = y + 14.0;
         sheet.write((columns[0], y), "WRONG", NOTE_PX, theme.wrong, Anchor::End, true);
         sheet.write((columns[1], y), "RIGHT", NOTE_PX, theme.ink, Anchor::End, true);
-        let rows: [(&str, &str, fn(&Cost) -> &[u64]); 2] = [
-            ("Model state at rest", "resident", |c| &c.resident_bytes),
-            ("Received in one step", "received", |c| &c.received_bytes),
+        let rows = [
+            ("Model state at rest", "resident", [&self.wrong.resident_bytes, &self.right.resident_bytes]),
+            ("Received in one step", "received", [&self.wrong.received_bytes, &self.right.received_bytes]),
         ];
         let mut at = y + 6.0;
-        for (what, key, of) in rows {
+        for (what, key, bytes_of) in rows {
             for (which, is_most) in [("the fullest rank", true), ("the emptiest rank", false)] {
                 let which = match (key, is_most) {
                     ("received", true) => "by the rank that receives most",
@@ -159,8 +159,8 @@ impl Ownership {
                     Anchor::Start,
                     false,
                 );
-                for (x, (picture, cost)) in columns.iter().zip([("wrong", &self.wrong), ("right", &self.right)]) {
-                    let bytes = of(cost).iter().copied();
+                for (x, (picture, bytes)) in columns.iter().zip(["wrong", "right"].into_iter().zip(bytes_of)) {
+                    let bytes = bytes.iter().copied();
                     let bytes = if is_most { bytes.max() } else { bytes.min() }.unwrap_or(0);
                     let shown = match bytes {
                         0..1024 => human::bytes(bytes),
@@ -216,7 +216,7 @@ mod tests {
                 assert_eq!(cells("right").len(), n_shown * n);
                 assert_eq!(cells("wrong").len(), n_shown, "one owner each");
                 assert!(cells("wrong").iter().all(|c| c.attribute("fill").unwrap().contains("cross")));
-                assert!(document.descendants().any(|node| node.text() == Some("WRONG")));
+                assert!(document.descendants().any(|node| node.text().is_some_and(|text| text.trim() == "WRONG")));
                 let number = |picture: &str, name: &str| {
                     let of = |node: &roxmltree::Node<'_, '_>| {
                         node.attribute("data-picture") == Some(picture) && node.has_attribute(name)

@@ -96,8 +96,8 @@ pub fn figure(here: &[Point], over: &[Point], n_micro: usize, own: u8) -> Figure
                 })
                 .collect()
         };
-        let panels: [(f64, Axis, fn(&Point) -> u64); 2] = [
-            (MARGIN, Axis::new("kept between steps").bytes().log(), Point::resident_bytes),
+        let panels = [
+            (MARGIN, Axis::new("kept between steps").bytes().log(), Point::resident_bytes as fn(&Point) -> u64),
             (right, Axis::new("received in one step").bytes().spanning(0.0, 0.0), Point::moved_bytes),
         ];
         let mut end = y;
@@ -141,13 +141,13 @@ fn bars(
         let name = format!("{}stage {}", if is_own { "\u{25b8} " } else { "" }, point.stage);
         sheet.write((left - 8.0, y + 15.0), &name, LABEL_PX, theme.ink, Anchor::End, is_own);
         let mut at = left;
-        for part in parts(point) {
+        for part in parts(point).into_iter().filter(|part| part.bytes > 0) {
             let length = room * part.bytes as f64 / most as f64;
             let words = format!("stage {}: {} {} bytes", point.stage, part.name, part.bytes);
             let data = [("stage", point.stage.to_string()), (key, part.bytes.to_string())];
             sheet.datum(Frame::new(at, y, length, 20.0), Fill::Plain(part.color), None, &words, &data);
             let label = human::bytes(part.bytes);
-            if part.bytes > 0 && text::width(&label, SMALL_PX, false) + 8.0 <= length {
+            if text::width(&label, SMALL_PX, false) + 8.0 <= length {
                 sheet.write((at + 4.0, y + 14.0), &label, SMALL_PX, part.color.ink_on(), Anchor::Start, false);
             }
             at += length;

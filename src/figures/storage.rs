@@ -43,7 +43,9 @@ pub struct Unit {
 /// More rows than this are summed up.
 const MAX_ROWS: usize = 40;
 const ROW: f64 = 24.0;
-const CELLS_LEFT: f64 = MARGIN + 208.0;
+/// Room for the names, and for a mark behind them.
+const NAMES: f64 = 208.0;
+const MARK: &str = "(whole, too)";
 
 /// One row: a parameter, or a unit summed up.
 struct Row {
@@ -87,10 +89,18 @@ pub fn figure(units: &[Unit], world_size: usize) -> Figure {
         );
     }
     Figure::new("storage", "Storage: which slices a rank keeps between steps", caption.clone(), |sheet| {
-        let y = sheet.subtitle(&format!(
-            "Each parameter is flattened, padded to N x s with s = ceil(elements / N), and cut into N slices; rank r keeps elements \
-             r x s to (r + 1) x s. N\u{a0}=\u{a0}{world_size}. {folded}"
-        ));
+        let rule = match (held(Held::Whole), held(Held::Cut)) {
+            (true, _) => {
+                "Every rank keeps elements 0 to the last one of everything: parameter, gradient and Adam's moments."
+                    .to_string()
+            }
+            (_, cut) => format!(
+                "Each parameter is flattened, padded to N x s with s = ceil(elements / N), and cut into N slices; rank r keeps elements r x s to \
+                 (r + 1) x s{}.",
+                if cut { "" } else { " of the states beside the weights, which are whole on every rank" }
+            ),
+        };
+        let y = sheet.subtitle(&format!("{rule} N\u{a0}=\u{a0}{world_size}. {folded}"));
         let theme = sheet.theme;
         let mut keys = vec![Key::color(theme.color(0), "elements a rank keeps (a colour per rank)")];
         keys.push(Key {
@@ -164,7 +174,10 @@ fn draw_rows(sheet: &mut Sheet<'_>, y: f64, rows: &[Row], n: usize) -> f64 {
     let pick: [fn(&Row, usize) -> usize; 3] = [|r, _| r.numel, |r, _| r.slice, |r, n| r.slice * n - r.numel];
     let widths: Vec<f64> = pick.iter().zip(columns).map(|(&pick, name)| number_width(pick, name)).collect();
     let right = WIDTH - MARGIN - widths.iter().sum::<f64>();
-    let column = (right - CELLS_LEFT) / n as f64;
+    let is_marked = |row: &Row| row.held == Held::WeightsWhole;
+    let marks = rows.iter().any(is_marked) && !rows.iter().all(is_marked);
+    let left = MARGIN + NAMES + if marks { text::width(MARK, SMALL_PX, false) + 8.0 } else { 0.0 };
+    let column = (right - left) / n as f64;
     let gap = if column > 12.0 {
         2.0
     } else if column > 5.0 {
@@ -179,7 +192,7 @@ fn draw_rows(sheet: &mut Sheet<'_>, y: f64, rows: &[Row], n: usize) -> f64 {
     for rank in (0..n).step_by(every) {
         let name = if every == 1 { format!("rank {rank}") } else { rank.to_string() };
         let name = if every > 1 && rank == 0 { "rank 0".into() } else { name };
-        sheet.note((CELLS_LEFT + column * rank as f64 + 1.0, top - 7.0), &name, Anchor::Start);
+        sheet.note((left + column * rank as f64 + 1.0, top - 7.0), &name, Anchor::Start);
     }
     let mut x = right;
     for (name, width) in columns.iter().zip(&widths) {
@@ -188,18 +201,18 @@ fn draw_rows(sheet: &mut Sheet<'_>, y: f64, rows: &[Row], n: usize) -> f64 {
     }
     for (i, row) in rows.iter().enumerate() {
         let y = top + ROW * i as f64;
-        let mark = if row.held == Held::WeightsWhole { "  (whole, too)" } else { "" };
-        let room = CELLS_LEFT - MARGIN - 8.0 - text::width(mark, SMALL_PX, false);
-        let name = text::fitted(&row.name, LABEL_PX, room);
+        let name = text::fitted(&row.name, LABEL_PX, NAMES - 8.0);
         sheet.write((MARGIN, y + 16.0), &name, LABEL_PX, theme.ink, Anchor::Start, false);
-        sheet.write((CELLS_LEFT - 8.0, y + 16.0), mark, SMALL_PX, theme.muted, Anchor::End, false);
+        if marks && is_marked(row) {
+            sheet.write((left - 8.0, y + 16.0), MARK, SMALL_PX, theme.muted, Anchor::End, false);
+        }
         for (rank, &(start, end)) in row.of_rank.iter().enumerate() {
             draw_cell(
                 sheet,
                 row,
                 rank,
                 (start, end),
-                Frame::new(CELLS_LEFT + column * rank as f64, y + 2.0, column - gap, ROW - 5.0),
+                Frame::new(left + column * rank as f64, y + 2.0, column - gap, ROW - 5.0),
             );
         }
         let mut x = right;
@@ -250,8 +263,10 @@ mod tests {
         Unit { name: name.into(), params: numels.iter().enumerate().map(param).collect() }
     }
 
-    /// (param, rank, start, end, kept) of every cell.
-    fn cells(svg: &str) -> Vec<(String, usize, Option<usize>, Option<usize>, usize)> {
+    /// (param, rank, start, end, kept) of a cell.
+    type Cell = (String, usize, Option<usize>, Option<usize>, usize);
+
+    fn cells(svg: &str) -> Vec<Cell> {
         let document = roxmltree::Document::parse(svg).unwrap_or_else(|e| panic!("{e}\n{svg}"));
         let cells = document.descendants().filter(|n| n.has_attribute("data-param"));
         let number = |n: &roxmltree::Node<'_, '_>, name: &str| n.attribute(name).map(|v| v.parse().unwrap());

@@ -154,6 +154,14 @@ impl Timeline {
              whole parameters from the moment they are asked for to their release.",
             self.step
         );
+        let caption = match own.iter().any(|s| s.what == What::StartGather) {
+            true => caption,
+            false => format!(
+                "Step {} as it ran: the weights are whole, so nothing is gathered for a visit; on rank 0 collectives took {comm:.2} ms, and \
+                 compute stood still for {waited:.2} ms (hatched).",
+                self.step
+            ),
+        };
         Figure::new("timeline", "One step: AllGather, compute, ReduceScatter", caption, |sheet| {
             let theme = sheet.theme;
             let all = match self.world_size > self.ranks.len() {
@@ -176,8 +184,12 @@ impl Timeline {
         let mut keys: Vec<Key> =
             [Pass::Forward, Pass::Loss, Pass::Backward].map(|p| Key::color(p.color(theme), p.name())).to_vec();
         keys.push(hatch(theme.ink, "waiting"));
-        keys.push(Key::color(gather_color(theme), "AllGather"));
-        keys.push(Key::color(reduce_color(theme), "ReduceScatter"));
+        let all = [
+            (What::AllGather, gather_color(theme), "AllGather"),
+            (What::ReduceScatter, reduce_color(theme), "ReduceScatter"),
+        ];
+        let there = |what: What| self.ranks.iter().flatten().any(|s| s.what == what);
+        keys.extend(all.into_iter().filter(|(what, ..)| there(*what)).map(|(_, color, name)| Key::color(color, name)));
         keys
     }
 
@@ -198,6 +210,9 @@ impl Timeline {
         let theme = sheet.theme;
         let y = lanes(sheet, y, 0, spans, scale, true) + 6.0;
         let held: Vec<Held> = held(spans).into_iter().filter(|h| h.start_ms < scale.to_ms).collect();
+        if held.is_empty() {
+            return axis(sheet, y, scale) + MARGIN - 8.0;
+        }
         let rows = rows(&held);
         let n_rows = rows.iter().max().map_or(0, |r| r + 1);
         sheet.note((LEFT - 8.0, y + 12.5), "whole in memory", Anchor::End);
@@ -218,12 +233,17 @@ impl Timeline {
                 &data,
             );
             sheet.frame(Frame::new(x1, y, (x2 - x1).max(0.5), LANE - 3.0), Fill::Plain(color), None);
-            let inside = text::width(&h.unit, SMALL_PX, false) + 6.0 <= x2 - x1;
-            if inside {
+            let room = text::width(&h.unit, SMALL_PX, false) + 6.0;
+            if room <= x2 - x1 {
                 sheet.write((x1 + 3.0, y + 11.0), &h.unit, SMALL_PX, color.ink_on(), Anchor::Start, false);
+            } else if room + 4.0 <= x1 - x0 {
+                // On the hatching, on a patch of the page's colour.
+                let patch = Frame::new(x1 - room - 1.0, y + 1.0, room - 1.0, LANE - 5.0);
+                sheet.frame(patch, Fill::Plain(theme.page), None);
+                sheet.write((x1 - room + 2.0, y + 11.0), &h.unit, SMALL_PX, theme.ink, Anchor::Start, false);
             }
         }
-        let y = y + LANE * n_rows.max(1) as f64;
+        let y = y + LANE * n_rows as f64;
         sheet.note(
             (LEFT, y + 13.0),
             "hatched: on its way, prefetched while another unit computes; filled: in use, until its release",

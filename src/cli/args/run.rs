@@ -107,8 +107,8 @@ pub struct ReportArgs {
     #[arg(long, requires = "figures")]
     pub png: bool,
     /// Write a page with the answers and the figures that needs nothing else; without FILE it is RUN/report.html.
-    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "")]
-    pub html: Option<PathBuf>,
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<Option<PathBuf>>,
 }
 
 /// See a run live in the terminal, or how it ended.

@@ -22,7 +22,8 @@ pub struct Planned {
 }
 
 impl Planned {
-    pub(super) fn of(records: &Records) -> Result<Self> {
+    /// Plans.
+    pub fn of(records: &Records) -> Result<Self> {
         let (deck, n) = (&records.deck, records.world_size);
         let (model, plan) = match records.backend.as_str() {
             crate::backend::cuda::Cuda::NAME => planning::of_deck::<CudaDevice>(deck, n)?,
