@@ -81,8 +81,10 @@ fn case_14_train_evaluate_train_resume_keeps_the_order_of_prefetches() {
         case.train(3, "run", words).output().expect_success();
         let text = std::fs::read_to_string(case.path("run/trace.json")).expect("a trace");
         let trace: Value = serde_json::from_str(&text).expect("JSON");
-        let spans =
-            || trace["traceEvents"].as_array().expect("a list").iter().filter(|e| e["tid"] == 0 && e["ph"] == "X");
+        let events = || trace["traceEvents"].as_array().expect("a list").iter();
+        let computes = |e: &Value| e["name"] == "thread_name" && e["args"]["name"] == "compute";
+        let threads: Vec<&Value> = events().filter(|e| computes(e)).map(|e| &e["tid"]).collect();
+        let spans = || events().filter(|e| e["ph"] == "X" && threads.contains(&&e["tid"]));
         let steps: std::collections::BTreeSet<u64> = spans().map(|e| e["args"]["step"].as_u64().unwrap()).collect();
         let of = |pid: u64, step: u64| {
             let own = spans().filter(|e| e["pid"] == pid && e["args"]["step"] == step);

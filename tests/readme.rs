@@ -1,4 +1,5 @@
-//! Every command of the README does what the README says. Long ones are shortened by one more override.
+//! Every command of the README does what the README says. Long ones are shortened by one more override, and limits of
+//! speed are widened.
 
 mod common;
 
@@ -70,6 +71,10 @@ fn every_command_of_the_readme_works() {
             if words[0] == "train" && n_ranks > 0 {
                 trained += 1;
                 words.extend(["train.steps=4", "checkpoint.every=2"]);
+            }
+            if words[0] == "accept" {
+                // Other tests run beside this one: whose core they take is no fault of a rank.
+                words.extend(["device.slow_rank=0.95", "collectives.slow_link=0.95"]);
             }
             let output = Run::new(n_ranks).args(words).dir(dir.path()).output().expect_success();
             assert!(!output.stdout.trim().is_empty(), "{line} says something");

@@ -321,6 +321,34 @@ fn a_running_job_answers_to_sigusr2_and_its_memory_is_flat() {
     }
 }
 
+/// The arena is all the memory a step computes in: what it asks the heap for besides are short lists, the same for a model
+/// of any width, and the packing buffers of crate `gemm`, which grow with it.
+#[test]
+fn what_a_step_asks_the_heap_for_does_not_grow_with_the_model() {
+    let case = Case::tiny();
+    let allocated = |n_ranks: usize, d_model: usize| {
+        let width = format!("model.d_model={d_model}");
+        let words = ["train.steps=4", "train.eval_every=0", "checkpoint.every=0", width.as_str()];
+        let name = format!("{n_ranks}x{d_model}");
+        case.train(n_ranks, &name, &words).output().expect_success();
+        let text = std::fs::read_to_string(case.path(&name).join("summary.json")).expect("a summary");
+        let summary: Value = serde_json::from_str(&text).expect("JSON");
+        let of = |owner: &str| {
+            let all = summary["step_allocations"].as_array().expect("a list");
+            let own = all.iter().find(|a| a["owner"] == owner).expect("counted");
+            ["count", "bytes", "largest_bytes"].map(|figure| own[figure].as_u64().expect("a number"))
+        };
+        (of("program"), of("products"))
+    };
+    for n_ranks in [1, 2, 3] {
+        let ((narrow, narrow_products), (wide, wide_products)) = (allocated(n_ranks, 32), allocated(n_ranks, 256));
+        assert!(narrow[0] > 0 && wide_products[2] > narrow_products[2], "counted: {narrow:?}, {wide_products:?}");
+        assert!(wide[1] * 10 < narrow[1] * 11, "{n_ranks} ranks: {wide:?} against {narrow:?}");
+        // A row of 256 activations of a micro-batch would be more.
+        assert!(wide[2] <= 16 << 10, "{n_ranks} ranks: {wide:?}");
+    }
+}
+
 #[test]
 fn the_first_gradient_that_is_not_finite_is_named() {
     let case = Case::tiny();

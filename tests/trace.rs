@@ -31,7 +31,7 @@ fn every_event_keeps_to_the_format_and_no_two_spans_of_a_line_overlap() {
     let events: Vec<&Map<String, Value>> =
         document["traceEvents"].as_array().expect("a list").iter().map(|e| e.as_object().expect("an object")).collect();
 
-    // (pid, tid) or (pid, counter): the end of what was last there, in us. A nanosecond is what a rounding may cost.
+    // (pid, tid) or (pid, counter): the end of what was last there, in us.
     let mut lines: BTreeMap<(u64, String), f64> = BTreeMap::new();
     let mut processes: BTreeMap<u64, String> = BTreeMap::new();
     let mut threads: BTreeMap<(u64, u64), String> = BTreeMap::new();
@@ -47,7 +47,7 @@ fn every_event_keeps_to_the_format_and_no_two_spans_of_a_line_overlap() {
         let tid = || member(event, "tid").as_u64().expect("a number");
         let mut follows = |line: String, start: f64, end: f64| {
             let before = lines.insert((pid, line), end).unwrap_or(0.0);
-            assert!(start >= before - 1e-3, "starts at {start} us, before {before}: {event:?}");
+            assert!(start >= before, "starts at {start} us, before {before}: {event:?}");
         };
         let members: &[&str] = match kind {
             "M" => {
@@ -64,11 +64,17 @@ fn every_event_keeps_to_the_format_and_no_two_spans_of_a_line_overlap() {
                 let (start, length) = (number(event, "ts"), number(event, "dur"));
                 assert!(length > 0.0, "{event:?}");
                 follows(format!("tid {}", tid()), start, start + length);
+                let cut_off = |us: f64| (us * 1e3) as u64;
+                assert_eq!(
+                    cut_off(start) + cut_off(length),
+                    cut_off(start + length),
+                    "as Perfetto reads it: {event:?}"
+                );
                 let cat = member(event, "cat").as_str().expect("text").to_string();
                 let step = member(args, "step").as_u64().expect("a number");
                 assert!((2..=3).contains(&step), "{event:?}");
                 let carries = matches!(cat.as_str(), "all_gather" | "reduce_scatter");
-                assert_eq!(carries, tid() > 0, "collectives have lines of their own: {event:?}");
+                assert_eq!(carries, tid() >= 2 * RANKS, "collectives have lines of their own: {event:?}");
                 if carries {
                     let (moved, speed) = (number(args, "bytes"), number(args, "gigabytes_per_s"));
                     assert!((speed - moved / (length * 1e3)).abs() <= 1e-6 * speed + 1e-9, "{event:?}");
@@ -99,8 +105,11 @@ fn every_event_keeps_to_the_format_and_no_two_spans_of_a_line_overlap() {
     assert_eq!(threads.len(), 3 * RANKS as usize, "three lines each");
     assert_eq!(named, 4 * RANKS);
     for rank in 0..RANKS {
-        for line in ["tid 0", "tid 1", "tid 2", "counter live bytes"] {
-            assert!(lines.contains_key(&(rank, line.into())), "nothing on {line} of rank {rank}");
+        // Numbers of threads are unique, and none is a process's.
+        let tids = (1..=3).map(|track| RANKS * track + rank);
+        assert!(tids.clone().all(|tid| threads.contains_key(&(rank, tid))), "{threads:?}");
+        for line in tids.map(|tid| format!("tid {tid}")).chain(["counter live bytes".into()]) {
+            assert!(lines.contains_key(&(rank, line.clone())), "nothing on {line} of rank {rank}");
         }
     }
     // What the spans carry is what the log says of those steps.

@@ -2,6 +2,7 @@
 //!
 //! Plain counters and writers; they are told numbers and never ask for them. Must not know: MPI, models, backends, decks.
 
+pub mod allocations;
 pub mod comm_volume;
 pub mod flight;
 pub mod human;

@@ -9,6 +9,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use super::allocations::Allocations;
 use super::human;
 use super::ledger::MemKind;
 use super::replace_file::replace_file;
@@ -46,6 +47,9 @@ pub struct Summary {
     pub tokens_per_s: Option<f64>,
     /// Where the time of this process went.
     pub phases: Vec<PhaseTotal>,
+    /// What the newest training step asked rank 0's heap for, from the first instruction to the optimizer's last.
+    #[serde(default)]
+    pub step_allocations: Vec<Allocations>,
     /// Last training loss in nats per token.
     pub loss: Option<f64>,
     /// Last validation loss in nats per token.

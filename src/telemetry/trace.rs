@@ -141,37 +141,38 @@ pub fn write(
     let begin = begin.unwrap_or(0);
     let mut events = Vec::new();
     for (rank, (own, &offset)) in ranks.iter().zip(offsets_ns).enumerate() {
-        let meta = |name: &str, tid: u8, value: String| json!({"ph": "M", "name": name, "pid": rank, "tid": tid, "args": {"name": value}});
-        events.push(meta("process_name", 0, format!("rank {rank} on {}", hosts[rank])));
+        // A thread's number is no process's and no other thread's: Perfetto takes thread 0, and a thread with its process's
+        // number, for the process itself, and would draw a rank's queues on one line.
+        let tid = |track: Track| ranks.len() * (1 + track as usize) + rank;
+        let meta = |name: &str, tid: usize, value: String| json!({"ph": "M", "name": name, "pid": rank, "tid": tid, "args": {"name": value}});
+        events.push(meta("process_name", tid(Track::Compute), format!("rank {rank} on {}", hosts[rank])));
         for (track, name) in
             [(Track::Compute, "compute"), (Track::Gather, "gather queue"), (Track::Reduce, "reduce queue")]
         {
-            events.push(meta("thread_name", track as u8, name.into()));
+            events.push(meta("thread_name", tid(track), name.into()));
         }
         for e in own {
-            let us = |ns: u64| ns as f64 / 1e3;
-            let ts = us(shifted(e.start_ns, offset).saturating_sub(begin));
+            let start_ns = shifted(e.start_ns, offset).saturating_sub(begin);
+            let (ts, end) = (microseconds(start_ns), microseconds(start_ns + e.ns));
             let unit = e.unit.map_or("", |u| units[u].as_str());
             let name = format!("{} {unit}", e.what);
             let mut args = json!({"unit": unit, "step": e.step});
             if e.bytes > 0 {
                 args["bytes"] = e.bytes.into();
-                if e.ns > 0 && e.track != Track::Compute {
-                    args["gigabytes_per_s"] = (e.bytes as f64 / e.ns as f64).into();
+                if end > ts && e.track != Track::Compute {
+                    args["gigabytes_per_s"] = (e.bytes as f64 / ((end - ts) * 1e3)).into();
                 }
             }
-            let (name, tid) = (name.trim(), e.track as u8);
-            events.push(match e.ns {
-                0 => json!({"ph": "i", "name": name, "cat": e.what, "pid": rank, "tid": tid, "ts": ts, "s": "t", "args": args}),
-                ns => {
-                    let dur = us(ns);
-                    json!({"ph": "X", "name": name, "cat": e.what, "pid": rank, "tid": tid, "ts": ts, "dur": dur, "args": args})
-                }
+            let (name, tid) = (name.trim(), tid(e.track));
+            events.push(if end == ts {
+                json!({"ph": "i", "name": name, "cat": e.what, "pid": rank, "tid": tid, "ts": ts, "s": "t", "args": args})
+            } else {
+                let dur = end - ts;
+                json!({"ph": "X", "name": name, "cat": e.what, "pid": rank, "tid": tid, "ts": ts, "dur": dur, "args": args})
             });
             if e.track == Track::Compute {
-                let at = ts + us(e.ns);
                 events.push(
-                    json!({"ph": "C", "name": "live bytes", "pid": rank, "ts": at, "args": {"bytes": e.live_bytes}}),
+                    json!({"ph": "C", "name": "live bytes", "pid": rank, "ts": end, "args": {"bytes": e.live_bytes}}),
                 );
             }
         }
@@ -181,6 +182,12 @@ pub fn write(
         serde_json::to_writer(&mut *out, &document)?;
         out.write_all(b"\n")
     })
+}
+
+/// A time in the format's unit, in steps of 1/8 µs. These are exact in binary, sums too: Perfetto turns a time into whole
+/// nanoseconds by cutting off, and drops a span that begins a nanosecond before the one ahead of it has ended.
+fn microseconds(ns: u64) -> f64 {
+    ns.saturating_add(62).div_euclid(125) as f64 / 8.0
 }
 
 fn shifted(ns: u64, offset_ns: i64) -> u64 {
@@ -200,6 +207,16 @@ mod tests {
         assert_eq!(steps_of("10..=12").unwrap(), 10..13);
         for bad in ["x", "3..3", "5..2", "1...2", "-1"] {
             assert!(steps_of(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn spans_that_touch_do_not_overlap_for_a_reader_who_cuts_off() {
+        let nanoseconds = |us: f64| (us * 1e3) as u64;
+        for begin in 0..5_000 {
+            let end = begin + 7 * begin % 1_013;
+            let (begin, end) = (microseconds(begin), microseconds(end));
+            assert_eq!(nanoseconds(begin) + nanoseconds(end - begin), nanoseconds(end));
         }
     }
 

@@ -23,6 +23,7 @@ use crate::config::Deck;
 use crate::error::{Error, Exit, Result};
 use crate::params::ModelSpec;
 use crate::plan::Plan;
+use crate::telemetry::allocations;
 use crate::telemetry::summary::SUMMARY_FILE;
 use crate::telemetry::time_limit::{JobClock, parse_seconds, unix_now};
 use crate::telemetry::{
@@ -301,13 +302,16 @@ fn run_steps<B: Backend>(
     let mut skipped_in_a_row = 0;
     let sampler = (t.sample_every > 0).then(|| Sampler::open::<B>(stepper.comm, deck)).transpose()?;
     report.begin_steps(stepper)?;
+    allocations::count_this_thread();
     while at.step < t.steps {
         report.timing.begin_round();
         fault_point("step", stepper.comm.rank(), at.step + 1);
         stepper.trace.set_step(traced.contains(&(at.step + 1)).then_some(at.step + 1));
         let load = |j| source.training_micro_batch(at.samples, j, t.micro_batch_size);
         test_hooks::begin_attempt(at.attempts);
+        allocations::take();
         let outcome = stepper.step(n_micro, at.step + 1, &deck.optim, load)?;
+        report.allocated(allocations::take());
         at.attempts += 1;
         at.samples += t.global_batch_size as u64;
         at.tokens += (t.global_batch_size * deck.model.seq_len) as u64;

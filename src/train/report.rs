@@ -14,6 +14,7 @@ use crate::plan::Plan;
 use crate::plan::memory::Peaks;
 use crate::plan::placement::bytes_per_param;
 use crate::plan::volume::{Volume, micro_steps};
+use crate::telemetry::allocations::Allocations;
 use crate::telemetry::ledger::Label;
 use crate::telemetry::stragglers::Stragglers;
 use crate::telemetry::summary::{KindBytes, PhaseTotal, Planned, RankBytes, Resident, SUMMARY_FILE, UnitRow};
@@ -48,6 +49,8 @@ pub struct Report {
     last_val_loss: Option<f64>,
     /// Which programs of generating text ran.
     sampled: [bool; 2],
+    /// What the newest step asked the heap for.
+    allocated: Vec<Allocations>,
     /// Tokens and slowest rank's time of all steps.
     stepped: (u64, f64),
     /// What a scheduler wants to know.
@@ -101,6 +104,7 @@ impl Report {
             last_ranks: Vec::new(),
             last_val_loss: None,
             sampled: [false; 2],
+            allocated: Vec::new(),
             stepped: (0, 0.0),
             timing,
             records,
@@ -119,6 +123,11 @@ impl Report {
     /// A text was generated, by these programs of the plan.
     pub fn sampled(&mut self, ran: [bool; 2]) {
         self.sampled.iter_mut().zip(ran).for_each(|(sampled, ran)| *sampled |= ran);
+    }
+
+    /// The step that has just ended asked the heap for this.
+    pub fn allocated(&mut self, by_owner: impl Into<Vec<Allocations>>) {
+        self.allocated = by_owner.into();
     }
 
     /// A step was not finite and changed nothing.
@@ -311,6 +320,7 @@ impl Report {
             wall_seconds: job.started.elapsed().as_secs_f64(),
             tokens_per_s: (self.stepped.0 > 0).then(|| self.stepped.0 as f64 / (self.stepped.1 / 1e3)),
             phases: Phase::ALL.iter().enumerate().map(|(i, p)| phase(i, p)).collect(),
+            step_allocations: self.allocated,
             loss: self.last_row.map(|row| row.loss),
             val_loss: self.last_val_loss,
             unigram_entropy: self.unigram_entropy,

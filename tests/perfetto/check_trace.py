@@ -4,10 +4,11 @@
     check_trace.py TRACE RANKS STEPS
 
 Needs the PyPI package `perfetto`, which fetches the trace processor's program when it is first used; on a machine
-that cannot, PERFETTO_BINARY names one (`trace_processor_shell`). Exit code 0: all answers are right; 1: one is not; 2: no
+that cannot, PERFETTO_BINARY names one (`trace_processor_shell`), or PERFETTO_ADDRESS a running one (`host:port`). Exit code 0: all answers are right; 1: one is not; 2: no
 trace processor.
 """
 
+import json
 import os
 import sys
 
@@ -17,7 +18,11 @@ def main() -> int:
     try:
         from perfetto.trace_processor import TraceProcessor, TraceProcessorConfig
 
-        processor = TraceProcessor(trace=path, config=TraceProcessorConfig(bin_path=os.environ.get("PERFETTO_BINARY")))
+        processor = TraceProcessor(
+            trace=path,
+            addr=os.environ.get("PERFETTO_ADDRESS"),
+            config=TraceProcessorConfig(bin_path=os.environ.get("PERFETTO_BINARY")),
+        )
     except Exception as why:  # no package, no download, no program: all the same to us
         print(f"no trace processor: {why}", file=sys.stderr)
         return 2
@@ -36,6 +41,21 @@ def main() -> int:
     expect("processes", [row.pid for row in processes], list(range(n_ranks)))
     errors = ask("select count(*) as n from stats where severity = 'error' and value > 0")
     expect("kinds of import errors", errors[0].n, 0)
+
+    # A rank's compute and its two queues are lines of their own, with nothing of one on another.
+    rows = ask("""
+        select process.pid as pid, thread.name as thread, count(distinct slice.category) as n,
+            sum(slice.category = 'all_gather') as gathers, sum(slice.category = 'reduce_scatter') as reductions, count(*) as spans
+        from slice join thread_track on slice.track_id = thread_track.id join thread using (utid) join process using (upid)
+        group by 1, 2""")
+    lines = {"compute": lambda r: r.gathers == r.reductions == 0, "gather queue": lambda r: r.gathers == r.spans,
+             "reduce queue": lambda r: r.reductions == r.spans}
+    expect("lines with spans", sorted((r.pid, r.thread) for r in rows),
+           sorted((rank, line) for rank in range(n_ranks) for line in (lines if n_ranks > 1 else ["compute"])))
+    expect("lines with another's spans", [(r.pid, r.thread) for r in rows if not lines.get(r.thread, lambda _: False)(r)], [])
+    with open(path) as file:
+        written = [e for e in json.load(file)["traceEvents"] if e["ph"] in "Xi"]
+    expect("spans and moments read", sum(r.spans for r in rows), len(written))
 
     # A unit's forward and backward run once in each micro-step of each rank; all units alike but the two ends.
     for phase in ("forward", "backward"):

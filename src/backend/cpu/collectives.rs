@@ -18,6 +18,7 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::plan::schedule::Bucket;
 use half::bf16;
+use std::cell::Cell;
 use std::os::raw::c_int;
 use std::sync::Arc;
 
@@ -28,6 +29,11 @@ const DONE: c_int = 3;
 
 /// Bytes that are read and then added at once: they stay in the second level cache in between.
 const CHUNK_BYTES: usize = 128 * 1024;
+
+thread_local! {
+    /// The queue's chunk, kept from one reduction to the next.
+    static CHUNK: Cell<Vec<u32>> = const { Cell::new(Vec::new()) };
+}
 
 /// The ranks of a collective and how they are reached.
 pub struct Group {
@@ -127,7 +133,8 @@ pub fn reduce_scatter(group: &Group, pacer: &Pacer, reduce: &mut ReduceScatter) 
     let givers: Vec<usize> = neighbours.iter().copied().filter(|&rank| rank < contributors).collect();
     let takers: &[usize] = if group.rank < contributors { &neighbours } else { &[] };
     let theirs = group.exchange_words(pacer, HERE, &addresses(full), takers, &givers)?;
-    let chunk = vec![0; if givers.is_empty() { 0 } else { CHUNK_BYTES / 4 }];
+    let mut chunk = CHUNK.take();
+    chunk.resize(CHUNK_BYTES / 4, 0);
     let mut sum = Sum { group, full, givers: &givers, theirs: &theirs, chunk, read_bytes: 0 };
     let mut requests = group.requests();
     for bucket in buckets.iter() {
@@ -136,6 +143,7 @@ pub fn reduce_scatter(group: &Group, pacer: &Pacer, reduce: &mut ReduceScatter) 
         sum.add_in_order(bucket, slices, staging.as_ref(), contributors, first)?;
     }
     let read_bytes = sum.read_bytes;
+    CHUNK.set(sum.chunk);
     group.exchange_words(pacer, DONE, &[], &givers, takers)?;
     Ok(requests.received_bytes() + read_bytes)
 }

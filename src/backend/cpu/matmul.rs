@@ -9,6 +9,7 @@
 use super::element::Element;
 use super::host::Shared;
 use crate::dtype::DType;
+use crate::telemetry::allocations::{self, Owner};
 use gemm::Parallelism;
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -141,7 +142,7 @@ pub fn matmul(dst: MatMut<'_>, accumulate: bool, lhs: Mat<'_>, rhs: Mat<'_>, sca
         let n = chunk.min(k - start);
         // SAFETY: `Mat` and `MatMut` checked that every element lies in its slice; the elements of `dst` are exclusive
         // for its lifetime, so it cannot overlap `lhs` or `rhs`; the pointers are used until gemm returns.
-        unsafe {
+        allocations::on_behalf_of(Owner::Products, || unsafe {
             gemm::gemm(
                 dst.rows,
                 dst.cols,
@@ -163,7 +164,7 @@ pub fn matmul(dst: MatMut<'_>, accumulate: bool, lhs: Mat<'_>, rhs: Mat<'_>, sca
                 false,
                 parallelism,
             );
-        }
+        });
         start += n;
         if start >= k {
             break;

@@ -6,6 +6,7 @@
 
 use crate::backend::comm::{CommRecord, Landed, Pending};
 use crate::error::{Error, Result};
+use crate::telemetry::allocations;
 use crate::test_hooks;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
@@ -69,6 +70,7 @@ impl Worker {
         let waiting = Arc::new(AtomicUsize::new(0));
         let pacer = Pacer { waiting: Arc::clone(&waiting) };
         let run = move || {
+            allocations::count_this_thread();
             for (job, mailbox) in inbox {
                 let started = Instant::now();
                 let result = job(&pacer).map(|(mut landed, received_bytes)| {

@@ -42,7 +42,7 @@ Exit codes:
 /// Ranks that can be planned or cut for: more than any machine starts, few enough for a plan to be made at once.
 const MAX_RANKS: i64 = 1 << 20;
 
-/// Trains GPT models with ZeRO-3 over MPI.
+/// Trains GPT-2 and Llama models with ZeRO-3 over MPI.
 ///
 /// Parameters, gradients and optimizer state are cut into one slice per rank; each layer's parameters are gathered just
 /// before they are needed and released right after. The result is the same bits on any number of ranks.
