@@ -96,11 +96,12 @@ impl Compute {
             );
         }
         Figure::new("compute", "Compute: what each rank works on in a step", caption, |sheet| {
-            let (of, plural) = if micro_steps == 1 { ("it", "") } else { ("each of them", "s") };
+            let (of, plural) = if micro_steps == 1 { ("that one", "") } else { ("each of them", "s") };
             let y = sheet.subtitle(&format!(
-                "A step of {} micro-batches on {n} ranks takes {micro_steps} micro-step{plural}; micro-batch j runs on rank j mod {n}. Shown: {of}, \
+                "A step of {} micro-batches on {} takes {micro_steps} micro-step{plural}; micro-batch j runs on rank j mod {n}. Shown: {of}, \
                  from left to right; the order is true, the widths are not times.",
-                self.n_micro
+                self.n_micro,
+                text::ranks(n)
             ));
             let y = sheet.legend(y, &self.keys(sheet.theme));
             self.draw(sheet, y)

@@ -44,16 +44,16 @@ impl Ownership {
     pub fn figure(&self) -> Figure {
         let most = |bytes: &[u64]| human::bytes(bytes.iter().copied().max().unwrap_or(0));
         let caption = format!(
-            "Were whole units owned (left, WRONG), the fullest of {} ranks would keep {} and each unit would come from one rank; cut inside each \
-             parameter (right), every rank keeps {} and all send alike. {}",
-            self.world_size,
+            "Were whole units owned (left, WRONG), the fullest of {} would keep {} and each unit would come from one rank; cut inside each \
+             parameter (right), every rank keeps {} and sends its slices of every unit. {}",
+            text::ranks(self.world_size),
             most(&self.wrong.resident_bytes),
             most(&self.right.resident_bytes),
             self.remark
         );
         let caption = caption.trim_end().to_string();
         Figure::new("ownership", "Not whole layers, but slices of every parameter", caption, |sheet| {
-            let words = "Storage only. Left: the picture that is often drawn, for this model. Right: what is done.";
+            let words = "Left: the picture that is often drawn, for this model. Right: what is done.";
             let y = sheet.subtitle(&format!("{words} N\u{a0}=\u{a0}{}. {}", self.world_size, self.remark)) + 6.0;
             let left = self.panel(sheet, MARGIN, y, true);
             let right = self.panel(sheet, 2.0 * MARGIN + PANEL, y, false);

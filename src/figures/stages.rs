@@ -54,7 +54,8 @@ pub fn figure(here: &[Point], over: &[Point], n_micro: usize, own: u8) -> Figure
     let of = |stage: u8| here.iter().find(|p| p.stage == stage);
     let caption = match (of(0), of(3)) {
         (Some(zero), Some(three)) => format!(
-            "On {n} ranks stage 3 keeps {} where stage 0 keeps {}, and receives {} a step where stage 0 receives {}; this run was of stage {own}.",
+            "On {} stage 3 keeps {} where stage 0 keeps {}, and receives {} a step where stage 0 receives {}; this run was of stage {own}.",
+            text::ranks(n),
             human::bytes(three.resident_bytes()),
             human::bytes(zero.resident_bytes()),
             human::bytes(three.moved_bytes()),
@@ -64,8 +65,9 @@ pub fn figure(here: &[Point], over: &[Point], n_micro: usize, own: u8) -> Figure
     };
     Figure::new("stages", "What each stage keeps and moves", caption, |sheet| {
         let y = sheet.subtitle(&format!(
-            "Bytes of one rank, by the plan of this model with each stage. Above: on {n} ranks. Below: over rank counts, with the same {n_micro} \
-             micro-batches in a step. Movement is payload received in one step."
+            "Bytes of one rank, by the plan of this model with each stage. Above: on {}. Below: over rank counts, with the same {n_micro} \
+             micro-batches in a step. Movement is payload received in one step.",
+            text::ranks(n)
         ));
         let half = (WIDTH - 3.0 * MARGIN) / 2.0;
         let right = 2.0 * MARGIN + half;

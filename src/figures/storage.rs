@@ -43,8 +43,9 @@ pub struct Unit {
 /// More rows than this are summed up.
 const MAX_ROWS: usize = 40;
 const ROW: f64 = 24.0;
-/// Room for the names, and for a mark behind them.
-const NAMES: f64 = 208.0;
+/// The most room that names get.
+const NAMES: f64 = 290.0;
+/// Behind the name of what is whole besides.
 const MARK: &str = "(whole, too)";
 
 /// One row: a parameter, or a unit summed up.
@@ -68,7 +69,7 @@ pub fn figure(units: &[Unit], world_size: usize) -> Figure {
         false => shown.iter().flat_map(|(u, _)| &u.params).map(|p| of_param(p, world_size)).collect(),
         true => shown.iter().filter(|(u, _)| !u.params.is_empty()).map(|(u, _)| of_unit(u, world_size)).collect(),
     };
-    let ranks = if world_size == 1 { "the one rank".to_string() } else { format!("each of {world_size} ranks") };
+    let ranks = format!("each of {}", text::ranks(world_size));
     let held = |held: Held| units.iter().flat_map(|u| &u.params).any(|p| p.held == held);
     let mut caption = match (held(Held::Whole), held(Held::WeightsWhole), held(Held::Cut)) {
         (true, ..) => format!("At rest {ranks} keeps all of every parameter: nothing is cut in stage 0."),
@@ -176,7 +177,9 @@ fn draw_rows(sheet: &mut Sheet<'_>, y: f64, rows: &[Row], n: usize) -> f64 {
     let right = WIDTH - MARGIN - widths.iter().sum::<f64>();
     let is_marked = |row: &Row| row.held == Held::WeightsWhole;
     let marks = rows.iter().any(is_marked) && !rows.iter().all(is_marked);
-    let left = MARGIN + NAMES + if marks { text::width(MARK, SMALL_PX, false) + 8.0 } else { 0.0 };
+    let longest = rows.iter().map(|row| text::width(&row.name, LABEL_PX, false)).fold(60.0, f64::max);
+    let names = (longest + 14.0).min(NAMES);
+    let left = MARGIN + names + if marks { text::width(MARK, SMALL_PX, false) + 8.0 } else { 0.0 };
     let column = (right - left) / n as f64;
     let gap = if column > 12.0 {
         2.0
@@ -201,7 +204,7 @@ fn draw_rows(sheet: &mut Sheet<'_>, y: f64, rows: &[Row], n: usize) -> f64 {
     }
     for (i, row) in rows.iter().enumerate() {
         let y = top + ROW * i as f64;
-        let name = text::fitted(&row.name, LABEL_PX, NAMES - 8.0);
+        let name = text::fitted(&row.name, LABEL_PX, names - 8.0);
         sheet.write((MARGIN, y + 16.0), &name, LABEL_PX, theme.ink, Anchor::Start, false);
         if marks && is_marked(row) {
             sheet.write((left - 8.0, y + 16.0), MARK, SMALL_PX, theme.muted, Anchor::End, false);
