@@ -268,12 +268,12 @@ fn the_limit_of_an_earlier_job_is_not_shown() {
 #[test]
 fn a_snapshot_names_silent_ranks_first_and_memory_over_plan() {
     let made = Made::new().started(3, None).rows(1..=3).sign(0, 3, 0.0).sign(1, 3, 0.0).sign(2, 3, 40.0);
-    let text = made.see(|view| snapshot(view));
+    let text = made.see(snapshot);
     let ranks = text.lines().find(|line| line.starts_with("ranks")).unwrap();
     assert!(ranks.contains("2  no sign of life for 40s: on node2, last at `forward h.1` of step 121"), "{text}");
     assert!(text.contains("1 of 3 ranks gives no sign of life; step 3"), "{text}");
     let made = Made::new().started(4, None).rows(1..=3);
-    let over = (0..4).fold(made, |made, rank| made.sign(rank, 4, 0.0)).see(|view| snapshot(view));
+    let over = (0..4).fold(made, |made, rank| made.sign(rank, 4, 0.0)).see(snapshot);
     let line = over.lines().find(|line| line.contains("activations")).unwrap();
     assert!(line.contains("4.0 MiB") && line.ends_with("3.0 MiB OVER"), "the fullest rank's: {line}");
 }

@@ -4,11 +4,20 @@ use super::Report;
 use crate::figures::chart::Stroke;
 use crate::figures::sheet::{Anchor, Fill, Frame, MARGIN, WIDTH};
 use crate::figures::theme::NOTE_PX;
-use crate::figures::{Axis, Chart, Figure, LineFigure, Series};
+use crate::figures::{Axis, Chart, Figure, LineFigure, Series, Unit};
 
 /// Those of what was measured, in the order of the sections.
 pub fn all(report: &Report) -> Vec<Figure> {
     [busbw(report), steps(report), scaling(report), timeline(report)].into_iter().flatten().collect()
+}
+
+/// An axis for values from `low` to `high`: logarithmic where they are far enough apart for its ticks to be several.
+fn axis(label: &str, low: f64, high: f64) -> Axis {
+    if is_wide(low, high) { Axis::new(format!("{label} (logarithmic)")).log() } else { Axis::new(label) }
+}
+
+fn is_wide(low: f64, high: f64) -> bool {
+    high >= 20.0 * low
 }
 
 /// Bus bandwidth of the collectives of all ranks over the size.
@@ -52,14 +61,16 @@ fn steps(report: &Report) -> Option<Figure> {
     let run = report.reference_run.as_ref().filter(|run| !run.losses.is_empty())?;
     let all = || run.compute_ms.iter().flatten().copied().filter(|ms| *ms > 0.0);
     let (low, high) = all().fold((f64::INFINITY, 0.0), |(low, high): (f64, f64), ms| (low.min(ms), high.max(ms)));
-    let factor = (high / low).max(1.01).powf(1.0 / N_BINS as f64);
+    // Bins are as wide as each other on the axis that is drawn.
+    let (factor, width) = ((high / low).powf(1.0 / N_BINS as f64), ((high - low) / N_BINS as f64).max(1e-6));
+    let bin = |ms: f64| if is_wide(low, high) { (ms / low).ln() / factor.ln() } else { (ms - low) / width };
+    let edge = |i: usize| if is_wide(low, high) { low * factor.powi(i as i32) } else { low + width * i as f64 };
     let histogram = |times: &[f64]| -> Vec<(f64, f64)> {
         let mut bins = [0.0; N_BINS];
         for t in times.iter().filter(|t| **t > 0.0) {
-            bins[(((t / low).ln() / factor.ln()) as usize).min(N_BINS - 1)] += 1.0;
+            bins[(bin(*t) as usize).min(N_BINS - 1)] += 1.0;
         }
         // As outlines: bars of several ranks would hide each other.
-        let edge = |i: usize| low * factor.powi(i as i32);
         let steps = bins.iter().enumerate().flat_map(|(i, &n)| [(edge(i), n), (edge(i + 1), n)]);
         std::iter::once((low, 0.0)).chain(steps).chain([(edge(N_BINS), 0.0)]).collect()
     };
@@ -90,7 +101,7 @@ fn steps(report: &Report) -> Option<Figure> {
             run.losses.len()
         ),
         chart: Chart {
-            x: Axis::new("compute in a step, ms (logarithmic)").log(),
+            x: axis("compute in a step, ms", low, high),
             y: Axis::new("steps").count().spanning(0.0, 1.0),
             series: series.collect(),
             marks: Vec::new(),
@@ -103,6 +114,8 @@ fn steps(report: &Report) -> Option<Figure> {
 fn scaling(report: &Report) -> Option<Figure> {
     let points = &report.scaling;
     let most = points.iter().map(|p| p.n_ranks).max()? as f64;
+    let rates = points.iter().map(|p| p.tokens_per_s);
+    let (least, largest) = rates.fold((f64::INFINITY, 0.0), |(low, high): (f64, f64), v| (low.min(v), high.max(v)));
     let mut series = Vec::new();
     for (i, mode) in ["strong", "weak"].into_iter().enumerate() {
         let of_mode: Vec<(f64, f64)> =
@@ -115,14 +128,17 @@ fn scaling(report: &Report) -> Option<Figure> {
     let figure = LineFigure {
         name: "scaling".into(),
         title: "Scaling over ranks of this job".into(),
-        subtitle: "strong: the same batch on more ranks; weak: the batch grows with the ranks; both axes logarithmic"
-            .into(),
+        subtitle: "strong: the same batch on more ranks; weak: the batch grows with the ranks".into(),
         caption:
             "The distance to the broken line is what is lost: communication, or work that does not divide by the ranks."
                 .into(),
         chart: Chart {
-            x: Axis::new("ranks").count().log(),
-            y: Axis::new("tokens per second").log(),
+            x: Axis { unit: Unit::Count, ..axis("ranks", 1.0, most) },
+            y: if is_wide(least, largest) {
+                axis("tokens per second", least, largest)
+            } else {
+                Axis::new("tokens per second").spanning(0.0, 0.0)
+            },
             series,
             marks: Vec::new(),
         },
