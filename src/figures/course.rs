@@ -1,7 +1,8 @@
 //! Loss, step time and tokens per second over a run, with the moments at which it was restored or skipped a step.
 
 use super::Figure;
-use super::chart::{Axis, Chart, Mark, Point, Series, Spread, Stroke};
+use super::axis::Axis;
+use super::chart::{Chart, Mark, Point, Series, Spread, Stroke};
 use super::sheet::{Key, Look, MARGIN, WIDTH};
 
 /// One step.

@@ -1,7 +1,8 @@
 //! What a rank holds at each instruction of a micro-step, as planned, and what its ledger measured.
 
 use super::Figure;
-use super::chart::{Axis, Chart, Mark, Series, Stroke};
+use super::axis::Axis;
+use super::chart::{Chart, Mark, Series, Stroke};
 use super::sheet::{Anchor, Key, MARGIN, WIDTH};
 use super::theme::NOTE_PX;
 use crate::telemetry::human;

@@ -4,6 +4,7 @@
 //! was given, and every element that stands for something carries it as a `data-` attribute and a tooltip, so that tests (and people
 //! with a mouse) can ask for it. Must not know: run directories, decks, MPI, the clock.
 
+pub mod axis;
 pub mod chart;
 pub mod compute;
 pub mod course;
@@ -17,7 +18,8 @@ pub mod text;
 pub mod theme;
 pub mod timeline;
 
-pub use chart::{Axis, Chart, LineFigure, Series, Unit};
+pub use axis::{Axis, Unit};
+pub use chart::{Chart, LineFigure, Series};
 pub use sheet::Sheet;
 pub use theme::Theme;
 

@@ -1,7 +1,8 @@
 //! What each ZeRO stage keeps and moves: at the run's rank count, and over rank counts.
 
 use super::Figure;
-use super::chart::{Axis, Chart, Series};
+use super::axis::Axis;
+use super::chart::{Chart, Series};
 use super::compute::{gather_color, reduce_color};
 use super::sheet::{Anchor, Fill, Frame, Key, MARGIN, Sheet, WIDTH};
 use super::text;

@@ -1,7 +1,7 @@
 //! One step as it ran: collectives beside compute, and how long each unit's whole parameters were held.
 
 use super::Figure;
-use super::chart::{nice_step, number};
+use super::axis::{nice_step, number};
 use super::compute::{Pass, gather_color, reduce_color};
 use super::sheet::{Anchor, Fill, Frame, Key, Look, MARGIN, Sheet, WIDTH};
 use super::text;

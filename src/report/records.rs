@@ -162,8 +162,6 @@ struct RawEvent {
     ph: String,
     pid: usize,
     #[serde(default)]
-    tid: u64,
-    #[serde(default)]
     cat: String,
     #[serde(default)]
     ts: f64,
@@ -188,10 +186,10 @@ fn trace_of(text: &str, run_dir: &Path) -> Result<Vec<TracedEvent>> {
         .map_err(|e| Error::Input(format!("{}: not a trace of this version: {e}", path.display())))?;
     let mut events: Vec<TracedEvent> = Vec::new();
     for raw in document.events {
-        let track = match raw.tid {
-            0 => Track::Compute,
-            1 => Track::Gather,
-            _ => Track::Reduce,
+        let track = match raw.cat.as_str() {
+            "all_gather" => Track::Gather,
+            "reduce_scatter" => Track::Reduce,
+            _ => Track::Compute,
         };
         match raw.ph.as_str() {
             "X" | "i" => events.push(TracedEvent {
