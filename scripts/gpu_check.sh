@@ -160,11 +160,30 @@ fi
 check two_ranks train 60 2 inputs/tiny.toml "$out/two" "${tiny[@]}" "${two[@]}"
 check two_ranks_losses losses_agree "$out/gpu" "$out/two" 1e-4 && cat "$out/two_ranks_losses.log"
 
+# Bus bandwidth where there are links to measure: the sections of the acceptance benchmark that need no training.
+collectives() {
+    rm -rf "$out/collectives"
+    timeout -k 5 90 "$launcher" -n "$n_gpus" --oversubscribe --bind-to none "$zero3" accept inputs/acceptance.toml \
+        "run.dir=$out/collectives" run.backend=cuda run.sections=inventory,device,collectives collectives.max_bytes=268435456 \
+        collectives.iterations=20 device.seconds=1 device.gemm_n=8192 device.memory_bytes=1073741824
+}
+busbw=null
+if [ "$n_gpus" -ge 2 ]; then
+    if check collectives collectives; then
+        busbw=$(awk '$2 ~ /^collectives\.(all_gather|reduce_scatter|library_reduce_scatter|all_reduce)\.busbw$/ {
+                split($2, part, "."); printf "%s\"%s_gb_per_s\": %s", (n++ ? ", " : "{"), part[2], $3 }
+            END { print n ? "}" : "null" }' "$out/collectives.log")
+        grep -E 'busbw|latency' "$out/collectives.log"
+    fi
+else
+    echo "bus bandwidth: not measured, there is one GPU"
+fi
+
 printf '\n%s\n' "$device"
 printf '%s\n' "${rows[@]}"
 {
-    printf '{"date": "%s", "device": "%s", "peak_bf16_tflops": %s, "tokens_per_s": %s, "mfu": %s, "checks": [' \
-        "$(date -u +%F)" "$device" "$peak" "${tokens_per_s:-null}" "${mfu:-null}"
+    printf '{"date": "%s", "device": "%s", "peak_bf16_tflops": %s, "tokens_per_s": %s, "mfu": %s, "busbw": %s, "checks": [' \
+        "$(date -u +%F)" "$device" "$peak" "${tokens_per_s:-null}" "${mfu:-null}" "$busbw"
     printf '%s\n' "${rows[@]}" | awk '{ printf "%s{\"name\": \"%s\", \"verdict\": \"%s\", \"seconds\": %s}", (NR > 1 ? ", " : ""), $1, $2, $3 }'
     printf ']}\n'
 } >"$out/gpu_check.json"

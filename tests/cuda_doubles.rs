@@ -7,7 +7,7 @@
 mod common;
 
 use common::state::{State, assert_same_state};
-use common::{Case, Steps, assert_same_curve, cuda, summary};
+use common::{Case, Run, Steps, assert_same_curve, cuda, summary};
 use std::collections::BTreeSet;
 use std::fs;
 use std::process::{Command, Output};
@@ -340,4 +340,54 @@ fn each_wait_between_streams_is_missed_where_it_is_left_out() {
         }
     }
     assert!(quiet.is_empty(), "no order of streams shows that these are missing: {quiet:?}; all: {places:?}");
+}
+
+/// The acceptance benchmark on GPUs: every section on NCCL's groups of all ranks, of pairs, and of some. Speed means nothing here.
+#[test]
+fn the_acceptance_benchmark_runs_every_section_on_gpus() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let run_dir = dir.path().join("run");
+    let words = [
+        "run.backend=cuda",
+        "device.seconds=0.02",
+        "device.gemm_n=64",
+        "device.memory_bytes=65536",
+        "device.slow_rank=0.99",
+        "collectives.iterations=3",
+        "collectives.max_bytes=4096",
+        "collectives.slow_link=0.99",
+        "storage.bytes_per_rank=100000",
+        "training.n_layer=1",
+        "training.d_model=16",
+        "training.seq_len=16",
+        "training.global_batch_size=6",
+        "training.steps=6",
+        "scaling.steps=4",
+        "elasticity.soak_minutes=0",
+    ];
+    let deck = concat!(env!("CARGO_MANIFEST_DIR"), "/inputs/acceptance_quick.toml");
+    let words = words.map(String::from).into_iter().chain([format!("run.dir={}", run_dir.display())]);
+    let run = Run::new(3).args(["accept".to_string(), deck.to_string()].into_iter().chain(words));
+    run.on_doubles(3, "7").output().expect_success().expect_text("VALID  ACCEPTED");
+    let text = fs::read_to_string(run_dir.join("report.json")).expect("a report");
+    let report: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    let sections = report["sections"].as_array().expect("sections");
+    assert!(sections.iter().all(|s| s["ending"] == "completed"), "{report:#}");
+    let metrics = sections.iter().flat_map(|s| s["metrics"].as_array().expect("metrics"));
+    let status = |name: &str| metrics.clone().find(|m| m["name"] == name).map(|m| m["status"].clone());
+    for exact in [
+        "inventory.odd_ones_out",
+        "device.gemm_bf16.n_wrong",
+        "collectives.n_wrong",
+        "training.bad_ranks",
+        "elasticity.restore_on_fewer_ranks",
+        "elasticity.stop_and_resume",
+    ] {
+        assert_eq!(status(exact), Some("PASS".into()), "{exact}: {report:#}");
+    }
+    for measured in
+        ["collectives.all_reduce.busbw", "collectives.library_reduce_scatter.busbw", "collectives.latency_us"]
+    {
+        assert_eq!(status(measured), Some("INFO".into()), "{measured}");
+    }
 }

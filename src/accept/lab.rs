@@ -144,7 +144,9 @@ pub fn buffers<B: Backend>(device: &B::Device, comm: &B::Comm, sizes: &[(usize, 
     let mut slots: Vec<Slot> = sizes.iter().map(slot).collect();
     let bytes = lay_in_a_row(&mut slots, 0);
     let mut arena = None;
-    all_or_none(comm, comm.alloc(bytes).map(|a| _ = arena.insert(a)))?;
+    device.release();
+    let allocated = comm.alloc(bytes).and_then(|a| device.reserve(0, 0).map(|()| _ = arena.insert(a)));
+    all_or_none(comm, allocated)?;
     let mut memory = Memory::<B::Device>::new(arena.expect("no rank failed"), false);
     let mut bufs: Vec<Buf> =
         slots.iter().map(|slot| memory.take(device, slot, MemKind::Workspace, Queue::Compute)).collect();

@@ -37,6 +37,9 @@ pub struct Resources {
     pub cores: usize,
 }
 
+/// Cores that a device with memory of its own is taken for: 20 TFLOP/s, what data-centre GPUs surpass in bf16.
+const DEVICE_CORES: usize = 1000;
+
 /// The deck with the largest shape of the ladder whose training on one rank fits into the share of `weakest`'s memory and whose
 /// micro-batch is computed in time; with the smallest where none does. A deck that names its model stays as it is.
 ///
@@ -60,15 +63,21 @@ pub fn fitted<D: Device>(deck: &Deck, weakest: Resources) -> Result<Deck> {
     Ok(deck.with_shape(SHAPES[0]))
 }
 
-/// The least that any rank of the job has, of each. Collective.
+/// The least that any rank of the job has, of each; ranks of a node share what is the node's. Collective.
 ///
 /// # Errors
 /// As of any collective.
-pub fn weakest<C: Comm>(comm: &C, host: &str, cores: usize) -> Result<Resources> {
+pub fn weakest<C: Comm, D: Device>(comm: &C, host: &str, device: &D, threads: usize) -> Result<Resources> {
     let hosts = all_or_none(comm, Ok(host.to_string()))?;
     let n_here = hosts.iter().filter(|h| *h == host).count().max(1) as u64;
-    let memory_bytes = NodeMemory::here().map_or(u64::MAX, |node| node.limit_bytes / n_here);
-    let all = all_or_none(comm, Ok(Resources { memory_bytes, cores }))?;
+    let own = match device.free_bytes() {
+        Some(free) => Resources { memory_bytes: free as u64, cores: DEVICE_CORES },
+        None => {
+            let memory_bytes = NodeMemory::here().map_or(u64::MAX, |node| node.limit_bytes / n_here);
+            Resources { memory_bytes, cores: threads }
+        }
+    };
+    let all = all_or_none(comm, Ok(own))?;
     let least = |a: Resources, b: &Resources| Resources {
         memory_bytes: a.memory_bytes.min(b.memory_bytes),
         cores: a.cores.min(b.cores),

@@ -24,6 +24,7 @@ pub use ops::Ops;
 use crate::error::Result;
 use crate::exact_sum::ExactSum;
 use crate::telemetry::Clock;
+use cpu::MpiComm;
 use std::borrow::Cow;
 use std::time::Instant;
 
@@ -65,6 +66,9 @@ pub trait Device: Ops {
     /// # Errors
     /// There is not so much.
     fn reserve(&self, n_sums: usize, numel: usize) -> Result<()>;
+    /// Gives back what was reserved and lets memory be allocated again, until the next [`Device::reserve`]: another job begins in
+    /// this process.
+    fn release(&self);
     /// Bytes that [`Device::reserve`] takes.
     fn reserved_bytes(n_sums: usize, numel: usize) -> u64
     where
@@ -96,6 +100,13 @@ pub trait Backend {
     type Device: Device;
     /// How slices travel.
     type Comm: Comm<Event = <Self::Device as Device>::Event, Mark = <Self::Device as Device>::Mark>;
+
+    /// Connects some ranks of `comm` as a group of their own: `members` is theirs over MPI, which carries control. Collective
+    /// over the members.
+    ///
+    /// # Errors
+    /// The same on every member: one of them has not come, or the library fails.
+    fn group(comm: &Self::Comm, members: MpiComm) -> Result<Self::Comm>;
 }
 
 /// The time of one queue of a device.

@@ -1,15 +1,16 @@
 //! `zero3 accept`: the deck on every rank, the backend, the lab.
 
 use super::args::AcceptArgs;
+use super::backend_choice::{self, Chosen};
 use super::launch::{self, Launch};
+use super::on_backend::{Work, on_backend};
 use crate::accept::baseline::Baseline;
 use crate::accept::{self, Lab, Record, size};
 use crate::backend::agree::{all_or_none, decided_by_rank_0};
-use crate::backend::cpu::{Cpu, CpuDevice, MpiComm};
 use crate::backend::cuda::probe;
-use crate::config::BackendKind;
+use crate::backend::{Backend, Comm, Device};
 use crate::config::acceptance::Deck;
-use crate::error::{Error, Exit, Result};
+use crate::error::{Exit, Result};
 use crate::telemetry::{logging, signals};
 use std::time::Instant;
 
@@ -27,43 +28,54 @@ pub(super) fn run(launch: &Launch, args: &AcceptArgs, started: Instant) -> Resul
     })?;
     let deck = Deck::parse(&text, &[], "the deck of rank 0")?;
     logging::init(&deck.run.log_level, launch.rank());
-    refuse_gpus(&comm, &deck, launch)?;
+    // Which backend does not depend on how large the model will be.
+    let small = if deck.training.is_unsized() { deck.with_shape(size::SHAPES[0]) } else { deck.clone() };
+    let reference = small.reference("tokens.u16", &deck.run.dir, deck.training.steps)?;
+    let chosen = backend_choice::choose(&comm, &reference, &launch.host())?;
     signals::listen(&signals::numbers_of(STOP_SIGNALS).expect("written above"));
     let threads = launch.threads(deck.run.threads_per_rank);
-    let deck = size::fitted::<CpuDevice>(&deck, size::weakest(&comm, &launch.host(), threads)?)?;
-    let device = CpuDevice::new(threads)?;
-    let comm = comm.reading_peers();
-    let lab: Lab<'_, Cpu> = Lab {
-        device: &device,
-        comm: &comm,
-        split: &|color, key| launch.group(color, key),
-        deck: &deck,
-        baseline: &baseline,
-        hosts: all_or_none(&comm, Ok(launch.host()))?,
-        versions: launch.versions(),
-        poison: cfg!(debug_assertions),
-        started,
-        abort: launch::abort_job,
-    };
     let record = Record { baseline: args.record_baseline.clone(), answers: args.record_answers.clone() };
-    accept::run(&lab, &launch.facts(threads), &record)
+    let acceptance = Acceptance { launch, deck: &deck, baseline: &baseline, record, chosen, threads, started };
+    on_backend(chosen, comm, &reference, threads, acceptance)
 }
 
-/// A machine with GPUs must not be accepted by figures of its CPUs, unless that is what the deck asks for. Collective.
-fn refuse_gpus(comm: &MpiComm, deck: &Deck, launch: &Launch) -> Result<()> {
-    if deck.run.backend != BackendKind::Auto {
-        return Ok(());
+/// All that is known before the backend is open.
+struct Acceptance<'a> {
+    launch: &'a Launch,
+    deck: &'a Deck,
+    baseline: &'a Baseline,
+    record: Record,
+    chosen: Chosen,
+    threads: usize,
+    started: Instant,
+}
+
+impl Work for Acceptance<'_> {
+    type Output = Exit;
+
+    fn on<B: Backend>(self, device: &B::Device, comm: &B::Comm) -> Result<Exit> {
+        let Acceptance { launch, deck, baseline, record, chosen, threads, started } = self;
+        let (mut versions, mut facts) = (launch.versions(), launch.facts(threads));
+        if chosen != Chosen::Cpu {
+            let cuda = probe::versions(comm.size() > 1).into_iter().map(|(name, version)| (name.into(), version));
+            versions.extend(cuda);
+            facts.extend(versions.clone());
+        }
+        facts.insert("device".into(), device.describe());
+        let weakest = size::weakest(comm, &launch.host(), device, threads)?;
+        let deck = &size::fitted::<B::Device>(deck, weakest)?;
+        let lab: Lab<'_, B> = Lab {
+            device,
+            comm,
+            split: &|color, key| B::group(comm, launch.group(color, key)?),
+            deck,
+            baseline,
+            hosts: all_or_none(comm, Ok(launch.host()))?,
+            versions,
+            poison: cfg!(debug_assertions),
+            started,
+            abort: launch::abort_job,
+        };
+        accept::run(&lab, &facts, &record)
     }
-    let n_gpus = probe::devices(false).map_or(0, |gpus| gpus.len());
-    let own = match n_gpus {
-        0 => Ok(()),
-        n => Err(Error::Input(format!(
-            "rank {} on {} sees {n} GPU{}, which `zero3 accept` cannot measure yet; set run.backend=cpu to judge the CPUs, the network \
-             and the storage alone",
-            launch.rank(),
-            launch.host(),
-            if n == 1 { "" } else { "s" }
-        ))),
-    };
-    all_or_none(comm, own).map(|_| ())
 }

@@ -22,8 +22,7 @@ deck! {
         time_limit: String = (default "1h"), Kind::Duration,
             "No section begins after this time; what is under way when half as much again has passed ends the job with code 5.";
         backend: BackendKind = (default "auto"), Kind::Choice(BackendKind::NAMES),
-            "What computes; `auto` is the CPU, and is refused where a rank sees GPUs, which are not measured yet.",
-            today &["auto", "cpu"], "GPUs are not measured yet";
+            "What computes: `auto` is GPUs where every rank has one, and CPUs where none has.";
         threads_per_rank: usize = (default "0"), integer(0, 4096),
             "Compute threads of one rank; 0 = as many as the cores of the rank's cpuset.";
         peak_gflops: f64 = (default "0"), float(0.0, 1e12),
@@ -209,8 +208,9 @@ impl Deck {
     pub fn reference(&self, tokens: &str, dir: &str, steps: u64) -> Result<super::Deck> {
         let t = &self.training;
         let mut text = format!(
-            "[run]\ndir = {}\nthreads_per_rank = {}\npeak_gflops = {:?}\nlocking = \"off\"\n[model]\npreset = {}\ninit_seed = {}\n",
+            "[run]\ndir = {}\nbackend = {}\nthreads_per_rank = {}\npeak_gflops = {:?}\nlocking = \"off\"\n[model]\npreset = {}\ninit_seed = {}\n",
             quoted(dir),
+            quoted(self.run.backend.name()),
             self.run.threads_per_rank,
             self.run.peak_gflops,
             quoted(t.preset.name()),
@@ -225,6 +225,7 @@ impl Deck {
         text += &format!(
             "[data]\ntrain = [{}]\nseed = {}\n[train]\nsteps = {steps}\nmicro_batch_size = {}\nglobal_batch_size = {}\n\
              [optim]\nlr = 1e-3\nwarmup_steps = 5\ndecay_steps = {steps}\n[zero]\nparam_dtype = \"{}\"\n\
+             deterministic = true\n\
              [checkpoint]\nevery = 0\n[log]\nevery = 0\n",
             quoted(tokens),
             t.seed,

@@ -123,6 +123,7 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
     })?;
     flight.appear();
     let mut arena = None;
+    device.release();
     let allocated = budget::check_free::<B::Device>(deck, &plan, device.free_bytes())
         .and_then(|()| Ok(arena.insert(comm.alloc(plan.arena_bytes)?)))
         .and_then(|_| device.reserve(planning::n_sums(deck, comm.size()), model.spec.tokens_per_micro_batch));

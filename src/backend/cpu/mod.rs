@@ -42,6 +42,10 @@ impl Backend for Cpu {
     const NAME: &'static str = "cpu";
     type Device = CpuDevice;
     type Comm = MpiComm;
+
+    fn group(_comm: &MpiComm, members: MpiComm) -> Result<MpiComm> {
+        Ok(members)
+    }
 }
 
 /// The processor cores of one rank.
@@ -112,6 +116,8 @@ impl Device for CpuDevice {
     fn reserve(&self, _n_sums: usize, _numel: usize) -> Result<()> {
         Ok(())
     }
+
+    fn release(&self) {}
 
     fn reserved_bytes(_n_sums: usize, _numel: usize) -> u64 {
         0

@@ -4,11 +4,13 @@
 //! Two communicators of one device may run at once only because every rank launches in one order: the plan's.
 
 use super::nccl::{self, Communicator, Registration};
+use super::streams::CheckId;
 use super::{CudaDevice, Event, Mark, ops};
 use crate::backend::agree::{all_or_none, decided_by_rank_0};
 use crate::backend::buffer::{Arena, Buf, Space};
 use crate::backend::comm::{Comm, CommRecord, Landed, Pending, ReduceScatter};
 use crate::backend::cpu::MpiComm;
+use crate::backend::library::Library;
 use crate::backend::{Device, Queue, View, ViewMut};
 use crate::error::{Error, Result};
 use crate::plan::schedule::Bucket;
@@ -25,6 +27,10 @@ pub struct NcclComm {
     communicators: Option<Communicators>,
     /// Gradients are exchanged and added in one order.
     deterministic: bool,
+    /// How long ranks wait for each other to connect.
+    timeout: Duration,
+    /// Asks the communicators while the host waits for the device.
+    check: Option<CheckId>,
 }
 
 #[derive(Clone)]
@@ -43,23 +49,46 @@ impl NcclComm {
             1 => None,
             _ => Some(Communicators::connect(&device, &control, timeout)?),
         };
-        Ok(NcclComm { device, control, communicators, deterministic })
+        let check = communicators.as_ref().map(|comms| device.streams.add_check(comms.check()));
+        Ok(NcclComm { device, control, communicators, deterministic, timeout, check })
+    }
+
+    /// Connects the ranks of `members` on the same devices. Collective over them.
+    ///
+    /// # Errors
+    /// As [`NcclComm::connect`].
+    pub fn group(&self, members: MpiComm) -> Result<Self> {
+        Self::connect(Rc::clone(&self.device), members, self.deterministic, self.timeout)
     }
 
     /// Ends the communicators together with all ranks. What is dropped without it is aborted.
     pub fn close(self, timeout: Duration) -> Result<()> {
-        self.device.streams.clear_checks();
+        self.forget_check();
         let Some(Communicators { gather, reduce }) = &self.communicators else { return Ok(()) };
         self.control.barrier()?;
         gather.close(timeout)?;
         reduce.close(timeout)
     }
+
+    /// The check holds the communicators.
+    fn forget_check(&self) {
+        self.check.iter().for_each(|&id| self.device.streams.remove_check(id));
+    }
+
+    /// The communicators, where there is anybody to talk to.
+    pub(super) fn gather(&self) -> Option<&Communicator> {
+        self.communicators.as_ref().map(|comms| &*comms.gather)
+    }
+
+    /// Where the communicators' kernels run.
+    pub(super) fn device(&self) -> &CudaDevice {
+        &self.device
+    }
 }
 
 impl Drop for NcclComm {
     fn drop(&mut self) {
-        // The checks hold the communicators.
-        self.device.streams.clear_checks();
+        self.forget_check();
     }
 }
 
@@ -84,13 +113,16 @@ impl Communicators {
         };
         let gather = connect(&ids[0], Queue::Gather)?;
         let reduce = connect(&ids[1], Queue::Reduce)?;
-        let comms = Communicators { gather, reduce };
-        let watched = comms.clone();
-        device.streams.add_check(Box::new(move || {
+        Ok(Communicators { gather, reduce })
+    }
+
+    /// Whether a peer has died; ends both where one has.
+    fn check(&self) -> Box<dyn Fn() -> Result<()>> {
+        let watched = self.clone();
+        Box::new(move || {
             let polled = watched.gather.poll().and_then(|_| watched.reduce.poll());
             polled.map(|_| ()).inspect_err(|_| watched.abort())
-        }));
-        Ok(comms)
+        })
     }
 
     /// Ends both on this rank: what is on their streams ends without effect.
@@ -174,7 +206,7 @@ impl NcclComm {
     }
 
     /// Copies on a queue: what one rank gathers from itself.
-    fn copy(&self, queue: Queue, out: ViewMut<'_>, inp: View<'_>) -> Result<()> {
+    pub(super) fn copy(&self, queue: Queue, out: ViewMut<'_>, inp: View<'_>) -> Result<()> {
         assert_eq!((out.numel(), out.dtype()), (inp.numel(), inp.dtype()), "one slice per rank");
         let bytes = inp.numel() * inp.dtype().bytes();
         // SAFETY: two buffers of one size that the pending collective owns.
@@ -359,6 +391,10 @@ impl Comm for NcclComm {
                 Ok(received + bytes)
             })
         })
+    }
+
+    fn library(&self) -> Option<&dyn Library> {
+        Some(self)
     }
 
     fn barrier(&self) -> Result<()> {

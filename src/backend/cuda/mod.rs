@@ -15,6 +15,7 @@ mod comm;
 mod cublaslt;
 pub mod kernels;
 mod launch;
+mod library;
 mod linear;
 mod module;
 mod nccl;
@@ -29,6 +30,7 @@ pub use ops::attention::MAX_D_HEAD;
 pub use streams::{Event, Mark};
 
 use crate::backend::buffer::{Arena, Buf};
+use crate::backend::cpu::MpiComm;
 use crate::backend::{Backend, Device, Queue, View, ViewMut};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -40,7 +42,7 @@ use cudarc::driver::{result as driver, sys};
 use half::bf16;
 use module::Kernels;
 use std::borrow::Cow;
-use std::cell::{OnceCell, RefCell};
+use std::cell::{Ref, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
@@ -71,12 +73,16 @@ impl Backend for Cuda {
     const NAME: &'static str = "cuda";
     type Device = CudaDevice;
     type Comm = NcclComm;
+
+    fn group(comm: &NcclComm, members: MpiComm) -> Result<NcclComm> {
+        comm.group(members)
+    }
 }
 
 /// One GPU, for the thread that opened it.
 pub struct CudaDevice {
     // Field order is drop order: what lives in the context goes before it.
-    transfers: OnceCell<Transfers>,
+    transfers: RefCell<Option<Transfers>>,
     /// Bins of a sum of squares, (256, 2) u64.
     bins: RefCell<Buf>,
     cublaslt: CublasLt,
@@ -124,7 +130,7 @@ impl CudaDevice {
         let seal = Seal::default();
         // As a view they are twice as many u32.
         let bins = Buf::new(&arena::allocate(&seal, BIN_WORDS * 8)?, 0, BIN_WORDS * 2, DType::U32);
-        let (transfers, bins, cublaslt) = (OnceCell::new(), RefCell::new(bins), CublasLt::open(tf32)?);
+        let (transfers, bins, cublaslt) = (RefCell::default(), RefCell::new(bins), CublasLt::open(tf32)?);
         let device = CudaDevice { transfers, bins, cublaslt, kernels, streams, props, seal, _context: context };
         // The clocks are compared for the first time.
         device.streams.drain(Queue::Compute)?;
@@ -139,8 +145,8 @@ impl CudaDevice {
         arena::allocate(&self.seal, bytes)
     }
 
-    fn transfers(&self) -> &Transfers {
-        self.transfers.get().expect("`reserve` comes before the first transfer")
+    fn transfers(&self) -> Ref<'_, Transfers> {
+        Ref::map(self.transfers.borrow(), |t| t.as_ref().expect("`reserve` comes before the first transfer"))
     }
 
     /// What kernels are sized by.
@@ -193,8 +199,14 @@ impl Device for CudaDevice {
 
     fn reserve(&self, n_sums: usize, numel: usize) -> Result<()> {
         let transfers = Transfers::new(&self.seal, n_sums, numel)?;
-        assert!(self.transfers.set(transfers).is_ok(), "memory for transfers is reserved once");
+        let before = self.transfers.replace(Some(transfers));
+        assert!(before.is_none(), "memory for transfers is reserved once");
         Ok(())
+    }
+
+    fn release(&self) {
+        self.transfers.replace(None);
+        self.seal.open();
     }
 
     fn reserved_bytes(n_sums: usize, numel: usize) -> u64 {

@@ -241,6 +241,27 @@ impl Group<'_> {
         })
     }
 
+    /// `out` becomes the sum of every rank's `inp`.
+    pub fn all_reduce(&self, inp: View<'_>, out: ViewMut<'_>) -> Result<()> {
+        assert_eq!((inp.numel(), inp.dtype()), (out.numel(), out.dtype()), "as many elements as every rank has");
+        let (send, recv) = (inp.addr() as usize as *const _, out.addr() as usize as *mut _);
+        let (comm, dtype, sum) = (self.comm.raw, datatype(inp.dtype()), sys::ncclRedOp_t::ncclSum);
+        // SAFETY: as above.
+        self.check("ncclAllReduce", unsafe {
+            sys::ncclAllReduce(send, recv, inp.numel(), dtype, sum, comm, self.stream())
+        })
+    }
+
+    /// `buf` becomes what it is on rank `root`.
+    pub fn broadcast(&self, buf: ViewMut<'_>, root: usize) -> Result<()> {
+        let addr = buf.addr() as usize as *mut _;
+        let (comm, dtype) = (self.comm.raw, datatype(buf.dtype()));
+        // SAFETY: as above; NCCL takes one place for both.
+        self.check("ncclBroadcast", unsafe {
+            sys::ncclBroadcast(addr, addr, buf.numel(), dtype, root as i32, comm, self.stream())
+        })
+    }
+
     /// Sends `inp` to `peer`.
     pub fn send(&self, inp: View<'_>, peer: usize) -> Result<()> {
         let (from, comm, dtype) = (inp.addr() as usize as *const _, self.comm.raw, datatype(inp.dtype()));

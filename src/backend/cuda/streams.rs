@@ -32,11 +32,15 @@ pub struct Streams {
     /// The moment of one mark on the host's clock.
     base: RefCell<Option<(Mark, Instant)>>,
     n_marks: Cell<u64>,
-    checks: RefCell<Vec<Check>>,
+    checks: RefCell<Vec<(CheckId, Check)>>,
+    n_checks: Cell<CheckId>,
 }
 
 /// Says what went wrong where a stream cannot know it.
 type Check = Box<dyn Fn() -> Result<()>>;
+
+/// Names a check; checks are numbered in the order they were added.
+pub type CheckId = u64;
 
 /// Events that nobody holds.
 struct Pool {
@@ -113,6 +117,7 @@ impl Streams {
             base: RefCell::new(None),
             n_marks: Cell::new(0),
             checks: RefCell::default(),
+            n_checks: Cell::new(0),
         })
     }
 
@@ -122,13 +127,16 @@ impl Streams {
     }
 
     /// Lets every wait of the host ask `check`, too.
-    pub fn add_check(&self, check: Check) {
-        self.checks.borrow_mut().push(check);
+    pub fn add_check(&self, check: Check) -> CheckId {
+        let id = self.n_checks.get();
+        self.n_checks.set(id + 1);
+        self.checks.borrow_mut().push((id, check));
+        id
     }
 
-    /// Forgets all checks: what they look at is about to go.
-    pub fn clear_checks(&self) {
-        self.checks.borrow_mut().clear();
+    /// Forgets a check: what it looks at is about to go.
+    pub fn remove_check(&self, id: CheckId) {
+        self.checks.borrow_mut().retain(|(other, _)| *other != id);
     }
 
     /// Marks the point after everything put on `queue` so far.
@@ -207,7 +215,7 @@ impl Streams {
             }
             polls += 1;
             if polls.is_multiple_of(POLLS_PER_CHECK) {
-                self.checks.borrow().iter().try_for_each(|check| check())?;
+                self.checks.borrow().iter().try_for_each(|(_, check)| check())?;
             }
             if polls > EAGER_POLLS {
                 std::thread::sleep(REST);

@@ -130,6 +130,7 @@ pub fn with_weights<B: Backend, T>(
         decoders.plan::<B::Device>(&mut plan)?;
     }
     let mut arena = None;
+    device.release();
     let allocated = comm.alloc(plan.arena_bytes).map(|a| _ = arena.insert(a));
     let allocated = allocated.and_then(|()| device.reserve(0, model.spec.tokens_per_micro_batch));
     all_or_none(comm, allocated)?;
