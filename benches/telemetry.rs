@@ -7,8 +7,9 @@
 use std::hint::black_box;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
-use zero3::telemetry::{Flight, Trace, Track};
+use zero3::telemetry::{Flight, Ledger, MemKind, Trace, Track};
 
 /// Calls that one figure is the mean of.
 const N_CALLS: u32 = 100_000;
@@ -89,16 +90,24 @@ fn per_step(dir: &Path, trace: &str) -> f64 {
     (run(2 * N_STEPS) - run(N_STEPS)) / f64::from(N_STEPS)
 }
 
+/// A ledger with something of every kind: the longest sign of life.
+fn full_ledger() -> Arc<Ledger> {
+    let ledger = Arc::new(Ledger::new());
+    MemKind::ALL.into_iter().for_each(|kind| ledger.take(kind, 1 << 29));
+    ledger
+}
+
 fn main() {
     let n_rounds = std::env::var("ROUNDS").map_or(9, |text| text.parse().expect("ROUNDS is a whole number"));
     let dir = tempfile::tempdir().expect("a temporary directory");
-    let flight = |timeout| {
-        let hosts = vec!["here".to_string(); 2];
-        Flight::start(dir.path(), 0, hosts, vec!["embed".into()], timeout, || {}).expect("a thread")
+    let flight = |hosts: &[&str]| {
+        let hosts = hosts.iter().map(|host| host.to_string()).collect();
+        Flight::start(dir.path(), 0, hosts, vec!["embed".into()], TIMEOUT, || {}).expect("a thread")
     };
 
     println!("per instruction of a step, CPU time of the thread");
-    let recorder = flight(Duration::ZERO);
+    // Without ranks to tell it writes nothing beside what is measured.
+    let recorder = flight(&[]);
     let (mut off, mut on) = (Trace::default(), Trace::default());
     on.set_step(Some(1));
     let now = Instant::now();
@@ -111,13 +120,20 @@ fn main() {
             ("a span, trace off", &mut || span(&mut off)),
             ("what time is it?", &mut || _ = black_box(Instant::now())),
             ("note for the watchdog", &mut || black_box(&recorder).at(1, "forward", Some(0))),
+            ("note of a gather, in three", &mut || {
+                let recorder = black_box(&recorder);
+                recorder.gathering(0);
+                recorder.gathered(0);
+                recorder.released(0);
+            }),
         ],
     );
     per_call(n_rounds, &mut [("a span, trace on", &mut || span(&mut on))]);
 
     println!("\nper beat of the watchdog: its file written and renamed, CPU time of its thread");
     let mut beats = Vec::new();
-    let watched = flight(TIMEOUT);
+    let watched = flight(&["here"; 2]);
+    watched.show_memory(full_ledger(), MemKind::ALL.map(|kind| (kind, 1 << 30)).into(), 1 << 34);
     watched.appear();
     for _ in 0..n_rounds {
         let others = |process: Duration| process - cpu_time(libc::CLOCK_THREAD_CPUTIME_ID);

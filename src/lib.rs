@@ -10,7 +10,7 @@
 //! | L3 | [`model`], [`zero`] | transformer math; shards, gathers, reductions (neither knows the other) |
 //! | L4 | [`optim`] | AdamW, clipping, schedule |
 //! | L5 | [`train`] | the step, the loop, restore |
-//! | L6 | [`accept`], [`calibrate`], [`report`], [`hf`], [`device_check`] | the acceptance benchmark; the planner's figures of this machine; what a run's records say; weights of other programs; kernels against their naive siblings |
+//! | L6 | [`accept`], [`calibrate`], [`report`], [`watch`], [`hf`], [`device_check`] | the acceptance benchmark; the planner's figures of this machine; what a run's records say, and live; weights of other programs; kernels against their naive siblings |
 //! | L7 | [`cli`] and `main` | arguments, MPI start, exit code |
 #![warn(missing_docs)]
 
@@ -36,5 +36,6 @@ pub mod telemetry;
 pub mod test_hooks;
 pub mod text;
 pub mod train;
+pub mod watch;
 pub mod work;
 pub mod zero;

@@ -67,9 +67,10 @@ pub const SAVE_POINTS: [(&str, Passes); 22] = [
 ];
 
 /// Points that are none of a save: before the deck is read, before the data are read, before a training step, before MPI
-/// ends; after a batch of tokens was written, and after the last one; before each chunk that the acceptance benchmark writes.
-pub const OTHER_POINTS: [&str; 7] =
-    ["deck", "scan", "step", "leave", "tokenize.batch", "tokenize.finished", "storage.write"];
+/// ends; after a batch of tokens was written, and after the last one; before each chunk that the acceptance benchmark writes;
+/// before a live view is drawn anew, its looks counted from 0.
+pub const OTHER_POINTS: [&str; 8] =
+    ["deck", "scan", "step", "leave", "tokenize.batch", "tokenize.finished", "storage.write", "watch.draw"];
 
 /// The kind of fault asked for here, if one is.
 fn fault_here(point: &str, rank: usize, step: u64) -> Option<&'static str> {

@@ -276,9 +276,9 @@ fn a_disk_that_fills_up_is_seen_before_anything_is_written() {
 #[test]
 fn a_full_disk_in_the_middle_of_a_save_leaves_the_older_checkpoint_and_the_run_goes_on() {
     let case = Case::tiny();
-    // Files run out while bytes do not: what `statvfs` says of the free space holds nobody back. Root, two logs, timing.json,
+    // Files run out while bytes do not: what `statvfs` says of the free space holds nobody back. Root, two logs, timing.json, events.jsonl, deck.toml,
     // two flight records in their directory, the checkpoints directory, a step directory with four files, the link; the second step directory takes the rest.
-    let said = on_small_disk(&case, "size=8m,nr_inodes=17", "checkpoint.on_error=continue").expect_code(5);
+    let said = on_small_disk(&case, "size=8m,nr_inodes=19", "checkpoint.on_error=continue").expect_code(5);
     let said = said.expect_text("the checkpoint of step 4 failed").expect_text("No space left on device");
     said.expect_text("could not be saved");
     assert_eq!((steps_of(&case.path("kept")), entries(&case.path("kept"))), (vec![2], 1));

@@ -7,6 +7,7 @@ use crate::backend::{Backend, Comm, Ops};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::telemetry::quantile::median;
+use std::collections::BTreeMap;
 
 /// Values of the operands repeat after so many rows: few different results to know, each of small whole numbers and so
 /// exact in f32 in any order of addition.
@@ -65,7 +66,8 @@ pub fn slow_ranks(rates: &[f64], slow: f64) -> Vec<usize> {
 /// The section. Collective.
 pub fn run<B: Backend>(lab: &Lab<'_, B>) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
-    let mut slow = Vec::new();
+    // Of each rank, in what it is slow: a rank that is slow in everything is one slow rank.
+    let mut slow: BTreeMap<usize, Vec<String>> = BTreeMap::new();
     let mut add = |what: &str, key: &str, unit: &str, rate: f64, n_wrong: u64| -> Result<()> {
         let all = lab.comm.all_gather_f64(&[rate, n_wrong as f64])?;
         let rates: Vec<f64> = all.iter().step_by(2).copied().collect();
@@ -80,12 +82,8 @@ pub fn run<B: Backend>(lab: &Lab<'_, B>) -> Result<Vec<Metric>> {
         metrics.push(lab.judged(&name("slowest"), key, rates[slowest], unit, None).because(lab.name(slowest)));
         metrics.push(Metric::info(&name("median"), median(&rates), unit));
         for r in slow_ranks(&rates, lab.deck.device.slow_rank) {
-            slow.push(format!(
-                "{}: {what} {} {unit}, the median rank {}",
-                lab.name(r),
-                show(rates[r]),
-                show(median(&rates))
-            ));
+            let words = format!("{what} {} {unit}, the median rank {}", show(rates[r]), show(median(&rates)));
+            slow.entry(r).or_default().push(words);
         }
         Ok(())
     };
@@ -97,6 +95,8 @@ pub fn run<B: Backend>(lab: &Lab<'_, B>) -> Result<Vec<Metric>> {
     }
     let (rate, n_wrong) = memory(lab)?;
     add("memory", "memory_gb_per_s", "GB/s", rate, n_wrong)?;
+    let slow: Vec<String> =
+        slow.into_iter().map(|(r, words)| format!("{}: {}", lab.name(r), words.join(", "))).collect();
     metrics.push(match lab.n() {
         1 => Metric::skipped("device.slow_ranks", "one rank has no peers"),
         _ => Metric::none_of("device.slow_ranks", &slow),

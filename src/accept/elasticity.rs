@@ -9,12 +9,13 @@ use crate::backend::{Backend, Comm};
 use crate::config;
 use crate::error::{Exit, Result};
 use crate::telemetry::quantile::median;
-use crate::telemetry::signals;
-use crate::telemetry::stragglers::{Stragglers, WINDOW};
+use crate::telemetry::signals::{self, Stop};
+use crate::telemetry::stragglers::{Class, Straggler, Stragglers, WINDOW};
 use crate::train::state::Start;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::path::Path;
 use std::rc::Rc;
+use std::time::Instant;
 
 /// The signal that schedulers send before they end a job.
 const STOP_SIGNAL: libc::c_int = libc::SIGUSR1;
@@ -90,24 +91,39 @@ fn soak<B: Backend>(lab: &Lab<'_, B>, work: &Path, reference: &Reference) -> Res
     if minutes == 0.0 {
         return Ok(names.iter().map(|name| Metric::skipped(name, "elasticity.soak_minutes is 0")).collect());
     }
-    let step_s = median(reference.trained.settled_ms()) / 1e3;
     let mut deck =
         lab.deck.reference(&reference.tokens, &work.join("soak").display().to_string(), lab.deck.training.steps)?;
-    deck.train.steps = ((minutes * 60.0 / step_s).ceil() as u64).max(4);
+    // Time ends it: how long a step takes may change on the way.
+    deck.train.steps = u64::from(u32::MAX);
     let n_micro_batches = deck.train.global_batch_size / deck.train.micro_batch_size;
     let stragglers = RefCell::new(Stragglers::new(lab.hosts.clone(), n_micro_batches));
-    let lines = Rc::new(RefCell::new(Vec::new()));
-    let said = Rc::clone(&lines);
+    let found = Rc::new(RefCell::new(Vec::new()));
+    let asked = Rc::new(Cell::new(false));
+    let (said, has_asked) = (Rc::clone(&found), Rc::clone(&asked));
+    let (began, speaks) = (Instant::now(), lab.rank() == 0);
     let eye = move |row: &crate::telemetry::StepRow, ranks: &[crate::telemetry::RankStep]| {
         said.borrow_mut().extend(stragglers.borrow_mut().step(row.step, ranks));
+        // A wish of somebody else's is not covered up.
+        if speaks && began.elapsed().as_secs_f64() > minutes * 60.0 && signals::stop_code() == 0 {
+            signals::ask_to_stop(Stop::TimeLimit);
+            has_asked.set(true);
+        }
     };
-    let trained = train_on_all(lab, deck, Start::Scratch, Exit::Finished, Some(Box::new(eye)))?;
+    let trained = train_on_all(lab, deck, Start::Scratch, Exit::StoppedEarly, Some(Box::new(eye)));
+    lab.comm.barrier()?;
+    if asked.get() {
+        signals::withdraw_stop();
+    }
+    let trained = trained?;
     let total_s = trained.step_ms.iter().sum::<f64>() / 1e3;
     let n_steps = trained.step_ms.len();
     let goodput = n_steps as f64 * median(&trained.step_ms) / 1e3 / total_s;
-    let lines = lines.take();
-    let (chronic, one_off): (Vec<String>, Vec<String>) = lines.into_iter().partition(|line| line.contains("chronic"));
-    let words = format!("{n_steps} steps in {total_s:.1} s, of {:.1} s with start and end", trained.seconds);
+    let found: Vec<Straggler> = found.take();
+    let of_class = |class| -> Vec<String> {
+        found.iter().filter(|straggler| straggler.class == class).map(Straggler::to_string).collect()
+    };
+    let (chronic, one_off) = (of_class(Class::Chronic), of_class(Class::OneOff));
+    let words = format!("{n_steps} steps that take {total_s:.1} s in all, in a run of {:.1} s", trained.seconds);
     Ok(vec![
         lab.judged(names[0], "goodput", goodput.min(1.0), "", Some(1.0)).because(words),
         match (lab.n(), n_steps) {

@@ -4,6 +4,7 @@ use super::lab::Lab;
 use super::metric::Metric;
 use crate::backend::agree::all_or_none;
 use crate::backend::{Backend, Comm, Device};
+use crate::config::Preset;
 use crate::error::Result;
 use crate::train::planning;
 use std::collections::{BTreeMap, BTreeSet};
@@ -110,6 +111,12 @@ pub fn run<B: Backend>(lab: &Lab<'_, B>, own: &Facts) -> Result<(Vec<Metric>, Ve
         Metric::info("inventory.n_ranks", lab.n() as f64, ""),
         Metric::info("inventory.n_hosts", n_hosts as f64, ""),
     ];
+    let t = &lab.deck.training;
+    let shape = match t.preset {
+        Preset::None => format!("{} layers, {} heads, width {}", t.n_layer, t.n_head, t.d_model),
+        preset => preset.name().into(),
+    };
+    metrics.push(Metric::info("inventory.reference_params", lab.reference_spec()?.numel() as f64, "").because(shape));
     let plan_digest = plan_digest(lab)?;
     let digests = lab.comm.all_gather_bytes(&plan_digest.to_le_bytes())?;
     let differs: Vec<String> = (0..lab.n()).filter(|&r| digests[r] != digests[0]).map(|r| lab.name(r)).collect();

@@ -19,6 +19,7 @@ pub mod lab;
 pub mod metric;
 mod report;
 mod scaling;
+pub mod size;
 mod storage;
 mod training;
 pub mod verdict;

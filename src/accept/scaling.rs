@@ -61,8 +61,7 @@ pub fn run<B: Backend>(lab: &Lab<'_, B>, work: &Path, reference: &Reference) -> 
     let metric = |mode: &str| {
         let of_mode = || points.iter().filter(|p| p.mode == mode);
         let last = of_mode().next_back().expect("n ranks ran");
-        let all: Vec<String> =
-            of_mode().map(|p| format!("{} ranks {:.0} tokens/s", p.n_ranks, p.tokens_per_s)).collect();
+        let all: Vec<String> = of_mode().map(|p| format!("{:.0} tokens/s on {}", p.tokens_per_s, p.n_ranks)).collect();
         let name = format!("scaling.{mode}_efficiency");
         lab.judged(&name, &format!("{mode}_efficiency"), last.efficiency, "", Some(1.0)).because(all.join(", "))
     };

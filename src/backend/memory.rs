@@ -19,7 +19,7 @@ pub struct Memory<D: Device> {
     live: BTreeMap<usize, usize>,
     /// Regions given back, with the last use of each; a later taker waits for it.
     freed: Vec<(Range<usize>, D::Event)>,
-    ledger: Ledger,
+    ledger: Arc<Ledger>,
     /// Bytes in the ledger that lie outside the arena, in host memory.
     outside_bytes: Cell<u64>,
     /// Fill what is given back with NaN, so that a use after release shows.
@@ -33,7 +33,7 @@ impl<D: Device> Memory<D> {
             arena,
             live: BTreeMap::new(),
             freed: Vec::new(),
-            ledger: Ledger::default(),
+            ledger: Arc::default(),
             outside_bytes: Cell::new(0),
             poison,
         }
@@ -92,6 +92,11 @@ impl<D: Device> Memory<D> {
     /// Bytes by kind, now and at peak.
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
+    }
+
+    /// The same, for another thread to look at.
+    pub fn share_ledger(&self) -> Arc<Ledger> {
+        Arc::clone(&self.ledger)
     }
 
     /// The ledger and the arena agree.

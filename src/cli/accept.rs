@@ -5,7 +5,7 @@ use super::backend_choice::{self, Chosen};
 use super::launch::{self, Launch};
 use super::on_backend::{Work, on_backend};
 use crate::accept::baseline::Baseline;
-use crate::accept::{self, Lab, Record};
+use crate::accept::{self, Lab, Record, size};
 use crate::backend::agree::{all_or_none, decided_by_rank_0};
 use crate::backend::cuda::probe;
 use crate::backend::{Backend, Comm, Device};
@@ -28,7 +28,9 @@ pub(super) fn run(launch: &Launch, args: &AcceptArgs, started: Instant) -> Resul
     })?;
     let deck = Deck::parse(&text, &[], "the deck of rank 0")?;
     logging::init(&deck.run.log_level, launch.rank());
-    let reference = deck.reference("tokens.u16", &deck.run.dir, deck.training.steps)?;
+    // Which backend does not depend on how large the model will be.
+    let small = if deck.training.is_unsized() { deck.with_shape(size::SHAPES[0]) } else { deck.clone() };
+    let reference = small.reference("tokens.u16", &deck.run.dir, deck.training.steps)?;
     let chosen = backend_choice::choose(&comm, &reference, &launch.host())?;
     signals::listen(&signals::numbers_of(STOP_SIGNALS).expect("written above"));
     let threads = launch.threads(deck.run.threads_per_rank);
@@ -60,6 +62,8 @@ impl Work for Acceptance<'_> {
             facts.extend(versions.clone());
         }
         facts.insert("device".into(), device.describe());
+        let weakest = size::weakest(comm, &launch.host(), device, threads)?;
+        let deck = &size::fitted::<B::Device>(deck, weakest)?;
         let lab: Lab<'_, B> = Lab {
             device,
             comm,

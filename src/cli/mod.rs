@@ -1,7 +1,7 @@
 //! From arguments to an exit code: which command, on which backend.
 //!
-//! Commands that need one process only (`plan`, `data ...`, `ckpt ...`, `report`, `device check`, `train --dry-run`) never start
-//! MPI.
+//! Commands that need one process only (`plan`, `data ...`, `ckpt ...`, `report`, `watch`, `device check`, `train --dry-run`)
+//! never start MPI.
 
 mod accept;
 mod args;
@@ -31,7 +31,8 @@ use crate::test_hooks::fault_point;
 use crate::train::source::data_config;
 use crate::train::state::{self, Start};
 use crate::train::{self, Job};
-use args::{Command, DeviceCommand, ReportArgs, Resume, TrainArgs};
+use crate::watch;
+use args::{Command, DeviceCommand, ReportArgs, Resume, TrainArgs, WatchArgs};
 use backend_choice::Chosen;
 use launch::Launch;
 use on_backend::{Work, on_backend};
@@ -68,6 +69,7 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> Exit {
         Command::Data(command) => alone(|| data::run(&command)),
         Command::Device(DeviceCommand::Check(args)) => alone(|| device::check(&args)),
         Command::Report(args) => alone(|| report_on(&args)),
+        Command::Watch(args) => alone(|| watch_run(&args)),
         Command::Ckpt(command) => alone(|| ckpt::run(&command)),
     };
     match outcome {
@@ -109,8 +111,19 @@ fn show_usage(usage: &clap::Error) {
     }
 }
 
-/// What was asked for, on standard output. A pipe that was closed is no error: whoever read it has had enough.
+/// A live view says nothing when it is left.
+fn watch_run(args: &WatchArgs) -> Result<String> {
+    if args.once || !std::io::stdout().is_terminal() {
+        return watch::once(&args.run);
+    }
+    watch::live(&args.run).map(|()| String::new())
+}
+
+/// What was asked for, on standard output; nothing where it has been shown by then. A pipe that was closed is no error: whoever read it has had enough.
 fn say(text: &str) -> std::io::Result<()> {
+    if text.is_empty() {
+        return Ok(());
+    }
     let mut out = std::io::stdout().lock();
     match writeln!(out, "{text}").and_then(|()| out.flush()) {
         Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),

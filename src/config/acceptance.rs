@@ -69,11 +69,11 @@ deck! {
     training: TrainingSection {
         preset: Preset = (default "none"), Kind::Choice(Preset::NAMES),
             "A published size instead of the size keys.";
-        n_layer: usize = (default "4"), integer(1, 4096),
-            "Transformer blocks (L).";
-        n_head: usize = (default "4"), integer(1, 4096),
+        n_layer: usize = (default "0"), integer(0, 4096),
+            "Transformer blocks (L); 0 = as many as suit the devices, with `training.n_head` and `training.d_model` 0 too.";
+        n_head: usize = (default "0"), integer(0, 4096),
             "Attention heads; divides `training.d_model`.";
-        d_model: usize = (default "128"), integer(1, 1 << 20),
+        d_model: usize = (default "0"), integer(0, 1 << 20),
             "Width (C).";
         seq_len: usize = (default "128"), integer(1, 1 << 20),
             "Tokens per sequence (T).";
@@ -133,7 +133,31 @@ deck! {
     }
 }
 
+/// Sizes of a reference model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    /// Transformer blocks.
+    pub n_layer: usize,
+    /// Attention heads.
+    pub n_head: usize,
+    /// Width.
+    pub d_model: usize,
+}
+
+impl TrainingSection {
+    /// Neither a preset nor sizes say how large the reference model is.
+    pub fn is_unsized(&self) -> bool {
+        self.preset == Preset::None && self.n_layer == 0
+    }
+}
+
 impl Deck {
+    /// The same with a reference model of these sizes.
+    pub fn with_shape(&self, Shape { n_layer, n_head, d_model }: Shape) -> Self {
+        let training = TrainingSection { n_layer, n_head, d_model, ..self.training.clone() };
+        Deck { training, ..self.clone() }
+    }
+
     /// Resolves a deck's text; `origin` names it in syntax errors.
     ///
     /// # Errors
@@ -146,9 +170,20 @@ impl Deck {
             resolver
                 .refuse("run.sections", format!("\"all\" or some of {}; there is no `{unknown}`", STAGES.join(",")));
         }
+        let sizes = ["training.n_layer", "training.n_head", "training.d_model"];
+        let is_zero = |name: &&&str| resolver.choice::<usize>(name) == Some(0);
+        let is_preset = resolver.choice::<String>("training.preset").is_some_and(|name| name != Preset::None.name());
+        if !is_preset && (1..sizes.len()).contains(&sizes.iter().filter(is_zero).count()) {
+            let wants = "above 0, or 0 for all of n_layer, n_head and d_model: then the model is sized to the devices";
+            let missing: Vec<&'static str> = sizes.iter().filter(is_zero).copied().collect();
+            missing.into_iter().for_each(|name| resolver.refuse(name, wants.into()));
+        }
         let deck: Deck = resolver.finish()?;
-        // The reference model and its training are checked by the deck that they become.
-        let reference = deck.reference("tokens.u16", "reference", deck.training.steps);
+        // The reference model and its training are checked by the deck that they become; where the devices are to say how large it
+        // is, all else is.
+        let small = Shape { n_layer: 1, n_head: 1, d_model: 2 };
+        let checked = if deck.training.is_unsized() { deck.with_shape(small) } else { deck.clone() };
+        let reference = checked.reference("tokens.u16", "reference", deck.training.steps);
         reference.map_err(|error| match error {
             Error::Deck(faults) => Error::Deck(faults.into_iter().map(as_written_here).collect()),
             other => other,
@@ -169,7 +204,7 @@ impl Deck {
     /// The training deck of the reference run in `dir`, on the token file `tokens`, whose schedule is of `steps` steps.
     ///
     /// # Errors
-    /// The keys of `[training]` make no training deck.
+    /// The keys of `[training]` make no training deck; neither they nor the devices have said how large the model is.
     pub fn reference(&self, tokens: &str, dir: &str, steps: u64) -> Result<super::Deck> {
         let t = &self.training;
         let mut text = format!(
@@ -235,7 +270,9 @@ mod tests {
     fn the_smallest_deck_has_every_default_and_makes_a_reference_run() {
         let deck = parse("run.dir = \"r\"").unwrap();
         assert!(STAGES.iter().all(|stage| deck.runs(stage)));
-        let reference = deck.reference("t.u16", "d", 20).unwrap();
+        assert!(deck.training.is_unsized() && deck.reference("t.u16", "d", 20).is_err());
+        let shape = Shape { n_layer: 2, n_head: 4, d_model: 64 };
+        let reference = deck.with_shape(shape).reference("t.u16", "d", 20).unwrap();
         assert_eq!((reference.model.vocab_size, reference.train.steps, reference.checkpoint.every), (512, 20, 0));
         assert_eq!(parse(&deck.to_toml()).unwrap(), deck, "what is printed reads back");
     }
@@ -243,7 +280,11 @@ mod tests {
     #[test]
     fn faults_name_the_keys_of_this_deck() {
         for (line, says) in [
-            ("training.n_head = 3", "training.n_head = 3: a divisor of training.d_model"),
+            (
+                "training.n_layer = 2\ntraining.n_head = 3\ntraining.d_model = 64",
+                "training.n_head = 3: a divisor of training.d_model",
+            ),
+            ("training.n_layer = 2", "training.d_model = 0: above 0, or 0 for all of n_layer, n_head and d_model"),
             ("training.global_batch_size = 33", "a multiple of training.micro_batch_size"),
             ("run.sections = \"device,training,stroage\"", "there is no `stroage`"),
             ("limits.mfu = \"0.4\"", "a reference and how far"),

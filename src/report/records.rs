@@ -101,7 +101,7 @@ impl Records {
         let events = read_events(run_dir)?.unwrap_or_default();
         let start = events.iter().rev().find_map(|event| match event {
             RunEvent::Start { ranks, backend, .. } => Some((*ranks as usize, backend.clone())),
-            RunEvent::Skip { .. } => None,
+            RunEvent::Skip { .. } | RunEvent::Straggler(_) | RunEvent::End { .. } => None,
         });
         let (Some(deck), Some((world_size, backend))) = (text_of(&path)?, start) else {
             return Err(Error::Input(format!(

@@ -2,25 +2,32 @@
 //!
 //! Every rank runs the same list of operations, so their number tells who is behind whom; within a long operation a rank ticks
 //! as it gets on, and the others wait for it however long it takes. A rank's main thread notes each
-//! operation in memory; a second thread writes the newest to `RUN/flight/rank_N.progress` now and then. When the main thread
-//! has not moved for `timeout`, that thread reads the files of all ranks (the stuck communicator is of no use), and the lowest
+//! operation in memory; a second thread writes the newest to `RUN/flight/rank_N.progress` now and then, with what the rank
+//! holds. When the main thread has not moved for `timeout`, that thread reads the files of all ranks (the stuck communicator is
+//! of no use), and the lowest
 //! rank that is alive says who has not arrived where. Each rank leaves its last events in `RUN/flight/rank_N.jsonl`, and the
 //! job ends.
 //!
 //! Must not know: MPI. How the job is ended is told.
 
-use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use super::ledger::{Ledger, MemKind};
+use super::sign_of_life::{FLIGHT_DIR, Held, KindNow, SignOfLife};
 use super::time_limit::unix_now;
 
 /// Events kept.
 const N_EVENTS: usize = 256;
+/// The slowest beat.
+const SLOWEST_BEAT: Duration = Duration::from_secs(10);
+/// Signs of life that all ranks together write in a second, before their beat is as slow as it gets: a file system serves more than
+/// one run.
+const SIGNS_PER_SECOND: f64 = 10.0;
 /// Beats between two looks at the others, after which a file that has not changed is of a rank that does not live.
 const BEATS_TO_LIVE: u32 = 3;
 /// What the lowest live rank may take to say who is late before another one ends the job in its place.
@@ -42,7 +49,17 @@ struct State {
     ticks: u64,
     ticked: Instant,
     past: VecDeque<Event>,
+    /// Gathers of each unit that are on their way, and those that are whole.
+    gathers: Vec<(u32, u32)>,
     closed: bool,
+}
+
+/// Memory to show.
+struct Memory {
+    ledger: Arc<Ledger>,
+    /// Most bytes that the plan holds of each kind, and of all together.
+    planned: Vec<(MemKind, u64)>,
+    planned_total: u64,
 }
 
 struct Shared {
@@ -52,25 +69,15 @@ struct Shared {
     hosts: Vec<String>,
     units: Vec<String>,
     state: Mutex<State>,
+    /// What is held and what may be, once memory is there.
+    memory: OnceLock<Memory>,
+    /// Unix time at which recording began.
+    started_unix: f64,
+    /// Between two signs of life, at most.
+    beat: Duration,
     /// Signs of life so far. Held while one is written, which both threads do.
     beats: Mutex<u64>,
     closing: Condvar,
-}
-
-/// What a rank says of itself.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-struct Progress {
-    rank: usize,
-    host: String,
-    pid: u32,
-    /// Counts up as long as the process lives.
-    beat: u64,
-    ordinal: u64,
-    ticks: u64,
-    step: u64,
-    what: String,
-    /// Unix time at which the operation began.
-    since_unix: f64,
 }
 
 /// The recorder of this rank. Dropped, it stops watching.
@@ -80,8 +87,9 @@ pub struct Flight {
 }
 
 impl Flight {
-    /// Starts recording for `rank`, of as many as there are `hosts`, into `RUN/flight`; with a `timeout` above zero also watching. `abort` ends the job. A run directory that is
-    /// not there yet is left to come, unless this rank begins to wait long: bad data leave none behind.
+    /// Starts recording for `rank`, of as many as there are `hosts`, into `RUN/flight`; nothing is written where there are none.
+    /// With a `timeout` above zero it also watches over the others, and `abort` ends the job. A run directory that is not there yet
+    /// is left to come, unless this rank begins to wait long: bad data leave none behind.
     pub fn start(
         run_dir: &Path,
         rank: usize,
@@ -91,28 +99,33 @@ impl Flight {
         abort: impl Fn() + Send + 'static,
     ) -> std::io::Result<Self> {
         let now = Event { ordinal: 0, step: 0, what: "start", unit: None, began: Instant::now() };
+        let watches = !timeout.is_zero() && hosts.len() > 1;
         let shared = Arc::new(Shared {
-            dir: run_dir.join("flight"),
+            dir: run_dir.join(FLIGHT_DIR),
             rank,
+            beat: beat(hosts.len(), if watches { look_every(timeout) } else { SLOWEST_BEAT }),
             hosts,
-            units,
             state: Mutex::new(State {
                 now,
                 ticks: 0,
                 ticked: now.began,
                 past: VecDeque::with_capacity(N_EVENTS),
+                gathers: vec![(0, 0); units.len()],
                 closed: false,
             }),
+            units,
+            memory: OnceLock::new(),
+            started_unix: unix_now(),
             beats: Mutex::new(0),
             closing: Condvar::new(),
         });
         let mut watchdog = None;
-        if !timeout.is_zero() && shared.hosts.len() > 1 {
+        if !shared.hosts.is_empty() {
             // What an earlier job left is not this rank's sign of life.
-            std::fs::remove_file(shared.progress_path(rank)).ok();
+            std::fs::remove_file(SignOfLife::path(&shared.dir, rank)).ok();
             std::fs::remove_file(shared.events_path()).ok();
             let watched = Arc::clone(&shared);
-            let run = move || watched.watch(timeout, abort);
+            let run = move || watched.watch(watches.then_some(timeout), abort);
             watchdog = Some(std::thread::Builder::new().name("watchdog".into()).spawn(run)?);
         }
         Ok(Flight { shared, watchdog })
@@ -124,6 +137,27 @@ impl Flight {
             self.shared.make_dir();
             self.shared.publish();
         }
+    }
+
+    /// Memory is there: signs of life say what of it is held, beside what the plan holds at most of each kind, and together.
+    pub fn show_memory(&self, ledger: Arc<Ledger>, planned: Vec<(MemKind, u64)>, planned_total: u64) {
+        let shown = self.shared.memory.set(Memory { ledger, planned, planned_total });
+        assert!(shown.is_ok(), "a rank has one arena");
+    }
+
+    /// Parameters of `unit` are on their way.
+    pub fn gathering(&self, unit: usize) {
+        self.shared.lock().count_gathers(unit, 1, 0);
+    }
+
+    /// Parameters of `unit` have become whole.
+    pub fn gathered(&self, unit: usize) {
+        self.shared.lock().count_gathers(unit, -1, 1);
+    }
+
+    /// Parameters of `unit` are whole no more.
+    pub fn released(&self, unit: usize) {
+        self.shared.lock().count_gathers(unit, 0, -1);
     }
 
     /// The main thread begins an operation that every rank begins in the same order.
@@ -156,12 +190,25 @@ impl State {
     fn place(&self) -> (u64, u64) {
         (self.now.ordinal, self.ticks)
     }
+
+    fn count_gathers(&mut self, unit: usize, on_their_way: i32, whole: i32) {
+        // A recorder that writes nothing knows no units.
+        if let Some(gathers) = self.gathers.get_mut(unit) {
+            let changed = (gathers.0.checked_add_signed(on_their_way), gathers.1.checked_add_signed(whole));
+            let (Some(a), Some(b)) = changed else { panic!("unit {unit}: a gather ends that had not begun") };
+            *gathers = (a, b);
+        }
+    }
 }
 
-impl Progress {
-    fn place(&self) -> (u64, u64) {
-        (self.ordinal, self.ticks)
-    }
+/// Between two looks at whether this rank has stood still for too long.
+fn look_every(timeout: Duration) -> Duration {
+    (timeout / 60).clamp(Duration::from_millis(200), SLOWEST_BEAT)
+}
+
+/// Between two signs of life of a rank: a second where ranks are few, for whoever watches, and no longer than `longest`.
+fn beat(n_ranks: usize, longest: Duration) -> Duration {
+    Duration::from_secs_f64((n_ranks as f64 / SIGNS_PER_SECOND).clamp(1.0, SLOWEST_BEAT.as_secs_f64())).min(longest)
 }
 
 impl Drop for Flight {
@@ -170,7 +217,7 @@ impl Drop for Flight {
         self.shared.closing.notify_all();
         if let Some(watchdog) = self.watchdog.take() {
             watchdog.join().ok();
-            std::fs::remove_file(self.shared.progress_path(self.shared.rank)).ok();
+            std::fs::remove_file(SignOfLife::path(&self.shared.dir, self.shared.rank)).ok();
             // Of an operation that took long and came to its end.
             std::fs::remove_file(self.shared.events_path()).ok();
             // The last rank takes the empty directory away.
@@ -182,10 +229,6 @@ impl Drop for Flight {
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn progress_path(&self, rank: usize) -> PathBuf {
-        self.dir.join(format!("rank_{rank}.progress"))
     }
 
     fn events_path(&self) -> PathBuf {
@@ -210,32 +253,53 @@ impl Shared {
     fn publish(&self) {
         let mut beats = self.beats.lock().unwrap_or_else(PoisonError::into_inner);
         *beats += 1;
-        let (now, ticks) = {
+        let (now, ticks, gathers) = {
             let state = self.lock();
-            (state.now, state.ticks)
+            (state.now, state.ticks, state.gathers.clone())
         };
-        let progress = Progress {
+        let names = |wanted: fn(&(u32, u32)) -> bool| {
+            let units = self.units.iter().zip(&gathers).filter(|(_, counts)| wanted(counts));
+            units.map(|(name, _)| name.clone()).collect()
+        };
+        let (memory, memory_total) = self.held();
+        let sign = SignOfLife {
             rank: self.rank,
+            world_size: self.hosts.len(),
             host: self.hosts[self.rank].clone(),
             pid: std::process::id(),
+            started_unix: self.started_unix,
             beat: *beats,
+            beat_seconds: self.beat.as_secs_f64(),
+            updated_unix: unix_now(),
             ordinal: now.ordinal,
             ticks,
             step: now.step,
             what: self.words(&now),
             since_unix: unix_now() - now.began.elapsed().as_secs_f64(),
+            gathered: names(|&(_, whole)| whole > 0),
+            gathering: names(|&(on_their_way, _)| on_their_way > 0),
+            memory,
+            memory_total,
         };
-        let temporary = self.dir.join(format!(".rank_{}.tmp", self.rank));
-        let text = serde_json::to_vec(&progress).expect("plain data");
-        let written = std::fs::write(&temporary, text);
-        if let Err(error) = written.and_then(|()| std::fs::rename(&temporary, self.progress_path(self.rank))) {
-            log::debug!("{}: {error}", self.progress_path(self.rank).display());
+        if let Err(error) = sign.write(&self.dir) {
+            log::debug!("{}: {error}", SignOfLife::path(&self.dir, self.rank).display());
         }
     }
 
-    fn read_all(&self) -> Vec<Option<Progress>> {
-        let read = |rank| serde_json::from_slice(&std::fs::read(self.progress_path(rank)).ok()?).ok();
-        (0..self.hosts.len()).map(read).collect()
+    /// What the ledger holds beside the plan: each kind that is ever held, and all together.
+    fn held(&self) -> (Vec<KindNow>, Held) {
+        let Some(Memory { ledger, planned, planned_total }) = self.memory.get() else { return Default::default() };
+        let (by_kind, (now, peak)) = ledger.since_start();
+        let kinds = MemKind::ALL.into_iter().zip(by_kind).map(|(kind, (now, peak))| {
+            let planned = planned.iter().find(|(k, _)| *k == kind).map_or(0, |(_, bytes)| *bytes);
+            KindNow { kind, held: Held { now, peak, planned } }
+        });
+        let kinds = kinds.filter(|k| k.held != Held::default()).collect();
+        (kinds, Held { now, peak, planned: *planned_total })
+    }
+
+    fn read_all(&self) -> Vec<Option<SignOfLife>> {
+        (0..self.hosts.len()).map(|rank| SignOfLife::read(&self.dir, rank)).collect()
     }
 
     /// Waits for a beat; true when the recorder has been closed.
@@ -246,8 +310,8 @@ impl Shared {
         state.closed
     }
 
-    fn watch(&self, timeout: Duration, abort: impl Fn()) {
-        let beat = (timeout / 60).clamp(Duration::from_millis(200), Duration::from_secs(10));
+    /// Writes signs of life, and with a `timeout` also looks whether this rank has stood still for too long.
+    fn watch(&self, timeout: Option<Duration>, abort: impl Fn()) {
         let mut dumped_at = u64::MAX;
         loop {
             let (place, waited) = {
@@ -255,20 +319,21 @@ impl Shared {
                 (state.place(), state.now.began.max(state.ticked).elapsed())
             };
             let has_run_dir = self.dir.parent().is_some_and(Path::exists);
-            if has_run_dir || waited > timeout / 2 {
+            let waits_long = timeout.is_some_and(|timeout| waited > timeout / 2);
+            if has_run_dir || waits_long {
                 self.make_dir();
             }
             self.publish();
             // Ahead of the end, which may come from another rank.
-            if waited > timeout / 2 && dumped_at != place.0 {
+            if waits_long && dumped_at != place.0 {
                 dumped_at = place.0;
                 self.dump();
             }
-            if waited > timeout && self.judge(beat, place) {
+            if timeout.is_some_and(|timeout| waited > timeout && self.judge(look_every(timeout), place)) {
                 abort();
                 return;
             }
-            if self.rest(beat) {
+            if self.rest(self.beat) {
                 return;
             }
         }
@@ -289,12 +354,12 @@ impl Shared {
             return false;
         }
         let after = self.read_all();
-        let place_of = |progress: &Option<Progress>| progress.as_ref().map(Progress::place);
+        let place_of = |sign: &Option<SignOfLife>| sign.as_ref().map(SignOfLife::place);
         if before.iter().zip(&after).any(|(b, a)| b.is_some() && place_of(b) != place_of(a)) {
             return false;
         }
         let lives = |rank: usize| {
-            let beat_of = |all: &[Option<Progress>]| all[rank].as_ref().map(|p| p.beat);
+            let beat_of = |all: &[Option<SignOfLife>]| all[rank].as_ref().map(|p| p.beat);
             rank == self.rank || beat_of(&before) != beat_of(&after)
         };
         let lowest = (0..self.hosts.len()).find(|&r| lives(r)).expect("this one lives");
@@ -335,7 +400,7 @@ impl Shared {
 
 /// Who has not arrived, one line per late rank: those without a sign of life; without such, those furthest behind.
 fn verdict(
-    all: &[Option<Progress>],
+    all: &[Option<SignOfLife>],
     live: &[bool],
     hosts: &[String],
     own_rank: usize,
@@ -394,14 +459,15 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    fn progress(rank: usize, ordinal: u64) -> Option<Progress> {
+    fn progress(rank: usize, ordinal: u64) -> Option<SignOfLife> {
         let (host, what) = (format!("n{rank}"), "forward h.0".to_string());
-        Some(Progress { rank, host, pid: 7, beat: 1, ordinal, ticks: 0, step: 3, what, since_unix: unix_now() })
+        let since_unix = unix_now();
+        Some(SignOfLife { rank, host, pid: 7, beat: 1, ordinal, step: 3, what, since_unix, ..SignOfLife::default() })
     }
 
     #[test]
     fn the_late_rank_is_the_one_without_a_sign_of_life_else_the_one_behind() {
-        let late = |all: &[Option<Progress>], live: &[bool]| {
+        let late = |all: &[Option<SignOfLife>], live: &[bool]| {
             let hosts: Vec<String> = (0..all.len()).map(|rank| format!("n{rank}")).collect();
             verdict(all, live, &hosts, 0, "wait h.1", 3, Duration::from_secs(9))[1..].join("\n")
         };
@@ -473,5 +539,41 @@ mod tests {
         }
         drop((reads, waits));
         assert!(!dir.path().join("flight").exists(), "a run that ends by itself leaves nothing");
+    }
+
+    #[test]
+    fn a_sign_of_life_says_what_is_gathered_and_held_beside_the_plan() {
+        let dir = tempfile::tempdir().unwrap();
+        let units = ["embed", "h.0", "h.1"].map(String::from).into();
+        let flight = Flight::start(dir.path(), 0, vec!["here".into()], units, Duration::ZERO, || {}).unwrap();
+        let ledger = Arc::new(Ledger::new());
+        flight.show_memory(Arc::clone(&ledger), vec![(MemKind::Gathered, 50), (MemKind::Master, 0)], 70);
+        ledger.take(MemKind::Gathered, 40);
+        ledger.reset_peaks();
+        ledger.give(MemKind::Gathered, 30);
+        ledger.reset_peaks();
+        flight.gathering(0);
+        flight.gathered(0);
+        flight.gathering(2);
+        flight.at(7, "forward", Some(0));
+        flight.appear();
+        let read = || SignOfLife::read(&dir.path().join(FLIGHT_DIR), 0).unwrap();
+        let sign = read();
+        assert_eq!((sign.step, sign.what.as_str(), sign.world_size), (7, "forward embed", 1));
+        assert_eq!((sign.gathered, sign.gathering), (vec!["embed".to_string()], vec!["h.1".to_string()]));
+        let held = Held { now: 10, peak: 40, planned: 50 };
+        assert_eq!(sign.memory, [KindNow { kind: MemKind::Gathered, held }], "the peak outlives the step");
+        assert_eq!(sign.memory_total, Held { now: 10, peak: 40, planned: 70 });
+        flight.released(0);
+        flight.gathered(2);
+        flight.shared.publish();
+        assert_eq!((read().gathered, read().gathering), (vec!["h.1".to_string()], vec![]));
+    }
+
+    #[test]
+    fn few_ranks_beat_every_second_and_many_as_slowly_as_the_watchdog_looks() {
+        let seconds = |n, timeout| beat(n, look_every(Duration::from_secs(timeout))).as_secs_f64();
+        assert_eq!([seconds(2, 600), seconds(50, 600), seconds(4096, 600)], [1.0, 5.0, 10.0]);
+        assert_eq!([seconds(2, 12), seconds(4096, 60)], [0.2, 1.0], "a short timeout");
     }
 }

@@ -120,6 +120,9 @@ struct State {
     total_peak: u64,
     /// The kinds' bytes when the total was at its highest.
     at_total_peak: [u64; N_KINDS],
+    /// Peaks of the steps before, of each kind and of the total.
+    peak_before: [u64; N_KINDS],
+    total_peak_before: u64,
     label: Label,
     peak_label: Label,
 }
@@ -209,8 +212,24 @@ impl Ledger {
     /// Peaks begin anew from what is held now. Once per step.
     pub fn reset_peaks(&self) {
         let mut state = self.state();
+        (state.peak_before, state.total_peak_before) = state.peaks_since_start();
         state.peak = state.now;
         state.set_total_peak();
+    }
+
+    /// The first step comes next: what was held before it counts no more.
+    pub fn begin_steps(&self) {
+        let mut state = self.state();
+        state.peak = state.now;
+        state.set_total_peak();
+        (state.peak_before, state.total_peak_before) = (state.now, state.total_now);
+    }
+
+    /// Bytes now, and most over the steps so far: of each kind, in the order of [`MemKind::ALL`], and of all together.
+    pub fn since_start(&self) -> (Vec<(u64, u64)>, (u64, u64)) {
+        let state = *self.state();
+        let (peaks, total_peak) = state.peaks_since_start();
+        (state.now.into_iter().zip(peaks).collect(), (state.total_now, total_peak))
     }
 }
 
@@ -225,6 +244,11 @@ impl State {
         let held = self.now[kind as usize];
         assert!(bytes <= held, "{bytes} bytes of {kind} given back while {held} are held, during {}", self.label);
         self.now[kind as usize] = held - bytes;
+    }
+
+    fn peaks_since_start(&self) -> ([u64; N_KINDS], u64) {
+        let peaks = std::array::from_fn(|i| self.peak_before[i].max(self.peak[i]));
+        (peaks, self.total_peak_before.max(self.total_peak))
     }
 
     fn set_total_peak(&mut self) {

@@ -15,6 +15,7 @@ pub mod quantile;
 mod replace_file;
 pub mod run_records;
 mod scontrol;
+pub mod sign_of_life;
 pub mod signals;
 pub mod step_log;
 pub mod stragglers;

@@ -1,10 +1,11 @@
 //! What a run directory keeps for those who look at the run later: the deck as it was resolved, and the moments at which the run
-//! started, went on from a checkpoint, or skipped a step.
+//! started, went on from a checkpoint, skipped a step, found a straggler, or ended.
 //!
 //! `RUN/events.jsonl` is history: lines are added and never taken back, also where a resume makes steps again. Must not know: decks
 //! (it is handed text), MPI.
 
 use super::replace_file::replace_file;
+use super::stragglers::Straggler;
 use super::time_limit::unix_now;
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -44,15 +45,30 @@ pub enum RunEvent {
         loss: Option<f64>,
         /// Norm of the gradient; null where it was not finite.
         grad_norm: Option<f64>,
+        /// Attempts skipped one after another, this one included.
+        in_a_row: u64,
+    },
+    /// A rank held the others up.
+    Straggler(Straggler),
+    /// The process ends; missing where it was killed.
+    End {
+        /// Step reached.
+        step: u64,
+        /// Its exit code.
+        exit_code: i32,
+        /// Why, in words.
+        reason: String,
     },
 }
 
 /// A line of the file.
-#[derive(Serialize)]
-struct Line<'a> {
-    unix: f64,
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Line {
+    /// When.
+    pub unix: f64,
+    /// What.
     #[serde(flatten)]
-    event: &'a RunEvent,
+    pub event: RunEvent,
 }
 
 /// Writer of both files; rank 0 has one.
@@ -86,7 +102,7 @@ impl RunRecords {
 
     /// Adds an event.
     pub fn add(&mut self, event: &RunEvent) -> Result<()> {
-        let mut line = serde_json::to_string(&Line { unix: unix_now(), event }).expect("plain data");
+        let mut line = serde_json::to_string(&Line { unix: unix_now(), event: event.clone() }).expect("plain data");
         line.push('\n');
         self.file.write_all(line.as_bytes()).map_err(|err| Error::io("write", &self.path, &err))
     }
@@ -114,7 +130,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(read_events(dir.path()).unwrap(), None);
         let start = |step| RunEvent::Start { step, attempts: step, ranks: 3, backend: "cpu".into(), from: None };
-        let skip = RunEvent::Skip { step: 4, attempts: 5, loss: None, grad_norm: Some(2.5) };
+        let skip = RunEvent::Skip { step: 4, attempts: 5, loss: None, grad_norm: Some(2.5), in_a_row: 1 };
         RunRecords::open(dir.path(), "[run]").unwrap().add(&start(0)).unwrap();
         let path = dir.path().join(EVENTS_FILE);
         let mut text = std::fs::read_to_string(&path).unwrap();

@@ -4,6 +4,8 @@
 
 use super::quantile::median;
 use super::step_log::RankStep;
+use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// Steps that are judged together; at most one line is said for each such window.
 pub const WINDOW: usize = 50;
@@ -49,6 +51,68 @@ impl StepShares {
     }
 }
 
+/// What is known of a rank that held the others up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Class {
+    /// The slowest in most steps of a window.
+    Chronic,
+    /// In one step alone.
+    OneOff,
+}
+
+/// A rank that held the others up, over a window of steps or in a single one.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Straggler {
+    /// How often it happens.
+    pub class: Class,
+    /// The single step; of a window its last one.
+    pub step: u64,
+    /// Which rank.
+    pub rank: usize,
+    /// Its node.
+    pub host: String,
+    /// Steps in which it was the slowest and slow ...
+    pub n_slow: usize,
+    /// ... of so many.
+    pub n_steps: usize,
+    /// What it computes in a step, in ms: the mean of the window, or of the single step.
+    pub compute_ms: f64,
+    /// What it waits for others.
+    pub wait_ms: f64,
+    /// What the median of the other ranks would compute for as many micro-batches.
+    pub others_compute_ms: f64,
+    /// What the median of the other ranks waits.
+    pub others_wait_ms: f64,
+}
+
+impl Straggler {
+    /// How many times longer it computes than the others do.
+    fn factor(&self) -> f64 {
+        self.compute_ms / self.others_compute_ms.max(1e-3)
+    }
+}
+
+impl fmt::Display for Straggler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Straggler { step, rank, host, n_slow, n_steps, compute_ms, wait_ms, .. } = self;
+        let (others_ms, others_wait_ms) = (self.others_compute_ms, self.others_wait_ms);
+        match self.class {
+            Class::Chronic => write!(
+                f,
+                "straggler, chronic: rank {rank} on {host} was the slowest in {n_slow} of the last {n_steps} steps; it computes \
+                 {compute_ms:.1} ms a step and waits {wait_ms:.1} ms, the median rank computes {others_ms:.1} ms and waits \
+                 {others_wait_ms:.1} ms"
+            ),
+            Class::OneOff => write!(
+                f,
+                "straggler, one-off: in step {step} rank {rank} on {host} computed {compute_ms:.0} ms, the median rank \
+                 {others_ms:.0} ms"
+            ),
+        }
+    }
+}
+
 /// Judges step after step.
 #[derive(Debug, Default)]
 pub struct Stragglers {
@@ -59,8 +123,8 @@ pub struct Stragglers {
     n_steps: usize,
     /// Per rank: steps in which it was the slowest and slow, and its sums of compute and wait in this window.
     slow: Vec<(usize, f64, f64)>,
-    /// The worst single step of this window: factor, line.
-    worst: Option<(f64, String)>,
+    /// The worst single step of this window.
+    worst: Option<Straggler>,
 }
 
 impl Stragglers {
@@ -83,33 +147,44 @@ impl Stragglers {
         median(&self.judged().filter(|&r| r != rank).map(pace).collect::<Vec<_>>()) * self.n_micro_batches[rank] as f64
     }
 
-    /// A step is done; a line about it or the window that ends with it.
-    pub fn step(&mut self, step: u64, ranks: &[RankStep]) -> Option<String> {
+    /// What the median of the other ranks waits.
+    fn median_wait_of_others(&self, rank: usize, wait: impl Fn(usize) -> f64) -> f64 {
+        median(&self.judged().filter(|&r| r != rank).map(wait).collect::<Vec<_>>())
+    }
+
+    /// A step is done; who held the others up in the window that ends with it, if anybody.
+    pub fn step(&mut self, step: u64, ranks: &[RankStep]) -> Option<Straggler> {
         if self.judged().count() < 2 || ranks.len() != self.slow.len() {
             return None;
         }
         let compute = |r: usize| compute_and_wait_ms(&ranks[r]).0;
         let pace = |r: usize| compute(r) / self.n_micro_batches[r] as f64;
         let slowest = self.judged().max_by(|&a, &b| pace(a).total_cmp(&pace(b))).expect("two ranks");
-        let middle = self.median_of_others(slowest, compute);
+        let this_step = Straggler {
+            class: Class::OneOff,
+            step,
+            rank: slowest,
+            host: self.hosts[slowest].clone(),
+            n_slow: 1,
+            n_steps: 1,
+            compute_ms: compute(slowest),
+            wait_ms: ranks[slowest].exposed_comm_ms,
+            others_compute_ms: self.median_of_others(slowest, compute),
+            others_wait_ms: self.median_wait_of_others(slowest, |r| ranks[r].exposed_comm_ms),
+        };
         for (rank, sums) in ranks.iter().zip(&mut self.slow) {
             let (compute_ms, wait_ms) = compute_and_wait_ms(rank);
             (sums.1, sums.2) = (sums.1 + compute_ms, sums.2 + wait_ms);
         }
-        let factor = compute(slowest) / middle.max(1e-3);
+        let factor = this_step.factor();
         if factor > SLOW {
             self.slow[slowest].0 += 1;
         }
         if factor > ONE_OFF
-            && compute(slowest) - middle > ONE_OFF_MS
-            && self.worst.as_ref().is_none_or(|w| w.0 < factor)
+            && this_step.compute_ms - this_step.others_compute_ms > ONE_OFF_MS
+            && self.worst.as_ref().is_none_or(|worst| worst.factor() < factor)
         {
-            let line = format!(
-                "straggler, one-off: in step {step} rank {slowest} on {} computed {:.0} ms, the median rank {middle:.0} ms",
-                self.hosts[slowest],
-                compute(slowest)
-            );
-            self.worst = Some((factor, line));
+            self.worst = Some(this_step);
         }
         self.n_steps += 1;
         if self.n_steps < WINDOW {
@@ -117,20 +192,22 @@ impl Stragglers {
         }
         let n = self.n_steps as f64;
         let chronic = (0..self.slow.len()).find(|&r| self.slow[r].0 as f64 >= CHRONIC * n);
-        let line = chronic.map(|rank| {
-            let others = self.median_of_others(rank, |r| self.slow[r].1 / n);
-            let waits = median(&self.judged().filter(|&r| r != rank).map(|r| self.slow[r].2 / n).collect::<Vec<_>>());
-            format!(
-                "straggler, chronic: rank {rank} on {} was the slowest in {} of the last {} steps; it computes {:.1} ms a step and \
-                 waits {:.1} ms, the median rank computes {others:.1} ms and waits {waits:.1} ms",
-                self.hosts[rank], self.slow[rank].0, self.n_steps, self.slow[rank].1 / n, self.slow[rank].2 / n
-            )
+        let chronic = chronic.map(|rank| Straggler {
+            class: Class::Chronic,
+            step,
+            rank,
+            host: self.hosts[rank].clone(),
+            n_slow: self.slow[rank].0,
+            n_steps: self.n_steps,
+            compute_ms: self.slow[rank].1 / n,
+            wait_ms: self.slow[rank].2 / n,
+            others_compute_ms: self.median_of_others(rank, |r| self.slow[r].1 / n),
+            others_wait_ms: self.median_wait_of_others(rank, |r| self.slow[r].2 / n),
         });
-        let line = line.or_else(|| self.worst.take().map(|w| w.1));
+        let worst = self.worst.take();
         self.n_steps = 0;
         self.slow.fill((0, 0.0, 0.0));
-        self.worst = None;
-        line
+        chronic.or(worst)
     }
 }
 
@@ -142,9 +219,13 @@ mod tests {
         RankStep { step_ms: compute_ms + wait_ms, exposed_comm_ms: wait_ms, ..RankStep::default() }
     }
 
+    fn said(straggler: Option<Straggler>) -> Option<String> {
+        straggler.map(|s| s.to_string())
+    }
+
     fn lines(step: impl Fn(u64) -> Vec<RankStep>) -> Vec<String> {
         let mut stragglers = Stragglers::new(["n1", "n1", "n2"].map(String::from).into(), 3);
-        (1..=2 * WINDOW as u64).filter_map(|s| stragglers.step(s, &step(s))).collect()
+        (1..=2 * WINDOW as u64).filter_map(|s| said(stragglers.step(s, &step(s)))).collect()
     }
 
     #[test]
@@ -170,7 +251,7 @@ mod tests {
         let lines = |step: &dyn Fn(u64) -> f64| -> Vec<String> {
             let mut stragglers = Stragglers::new(["n1", "n2"].map(String::from).into(), 8);
             let ranks = |s| vec![rank(50.0, 1.0), rank(step(s), 1.0)];
-            (1..=WINDOW as u64).filter_map(|s| stragglers.step(s, &ranks(s))).collect()
+            (1..=WINDOW as u64).filter_map(|s| said(stragglers.step(s, &ranks(s)))).collect()
         };
         let chronic = lines(&|_| 70.0);
         assert!(chronic[0].contains("chronic: rank 1 on n2"), "{chronic:?}");
@@ -186,7 +267,7 @@ mod tests {
         assert_eq!(micro_batches_of(4, 3), [1, 1, 1, 0]);
         let lines = |n_micro_batches: usize, ranks: [f64; 3]| -> Vec<String> {
             let mut stragglers = Stragglers::new(["n1", "n1", "n2"].map(String::from).into(), n_micro_batches);
-            (1..=WINDOW as u64).filter_map(|s| stragglers.step(s, &ranks.map(|ms| rank(ms, 1.0)))).collect()
+            (1..=WINDOW as u64).filter_map(|s| said(stragglers.step(s, &ranks.map(|ms| rank(ms, 1.0))))).collect()
         };
         assert!(lines(4, [100.0, 50.0, 50.0]).is_empty(), "two micro-batches take twice as long as one");
         assert!(lines(2, [50.0, 50.0, 1.0]).is_empty(), "a rank without any is no measure");

@@ -130,6 +130,8 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
     all_or_none(comm, allocated)?;
     let mut memory = Memory::new(arena.expect("no rank failed"), job.poison);
     memory.count_outside(MemKind::Staging, plan.pinned_bytes);
+    let planned = report::peaks_of_run(deck, &plan);
+    flight.show_memory(memory.share_ledger(), planned.by_kind.clone(), planned.total);
     let shards = Shards::allocate(device, &mut memory, &plan, comm.rank());
     let timer = PhaseTimer::new(QueueClock { device, queue: Queue::Compute });
     let mut stepper: Stepper<'_, B> = Stepper {
@@ -180,6 +182,8 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
         report.timing.comment_in_job();
     }
     report.timing.begin_steps(position.step, deck.train.steps, job.started.elapsed().as_secs_f64(), restore_seconds);
+    // What an earlier job left says nothing of this one's end.
+    report.timing.write(true);
     let ending = train(&mut stepper, job, &source, position, log.as_mut(), &mut report)?;
     let exit = report.finish(job, &stepper, ending)?;
     Ok((exit, Some(stepper.flight)))

@@ -10,6 +10,7 @@ use crate::backend::{Backend, Comm, Device};
 use crate::config::Deck;
 use crate::error::{Exit, Result};
 use crate::params::ModelSpec;
+use crate::plan::Plan;
 use crate::plan::memory::Peaks;
 use crate::plan::placement::bytes_per_param;
 use crate::plan::volume::{Volume, micro_steps};
@@ -114,7 +115,7 @@ impl Report {
     /// Start-up is over: times, counters and peaks begin here.
     pub fn begin_steps<B: Backend>(&mut self, stepper: &Stepper<'_, B>) -> Result<()> {
         stepper.timer.take()?;
-        stepper.memory.ledger().reset_peaks();
+        stepper.memory.ledger().begin_steps();
         self.counted = stepper.volume.counts();
         Ok(())
     }
@@ -146,6 +147,7 @@ impl Report {
                 attempts: at.attempts,
                 loss: finite(outcome.loss),
                 grad_norm: finite(outcome.grad_norm),
+                in_a_row,
             })?;
         }
         if let Some(progress) = &self.progress {
@@ -204,8 +206,11 @@ impl Report {
             .collect();
         if stepper.comm.rank() == 0 {
             self.timing.step(at.step, &ranks, times.ms(Phase::Evaluation) / 1e3, times.ms(Phase::Checkpoint) / 1e3);
-            if let Some(line) = self.stragglers.step(at.step, &ranks) {
-                log::warn!("{line}");
+            if let Some(straggler) = self.stragglers.step(at.step, &ranks) {
+                log::warn!("{straggler}");
+                if let Some(records) = &mut self.records {
+                    records.add(&RunEvent::Straggler(straggler))?;
+                }
             }
         }
         let mut row = StepRow {
@@ -352,6 +357,10 @@ impl Report {
             hints,
         };
         summary.write(Path::new(&job.deck.run.dir))?;
+        if let Some(records) = &mut self.records {
+            let (step, exit_code, reason) = (summary.step, summary.exit_code, summary.exit_reason.clone());
+            records.add(&RunEvent::End { step, exit_code, reason })?;
+        }
         if let Some(progress) = &self.progress {
             progress.finish();
             progress.note(&format!("\n{summary}"));
@@ -365,6 +374,13 @@ pub fn origin(spec: &ModelSpec, outcome: &StepOutcome) -> String {
     outcome.not_finite.map_or(String::new(), |(unit, param)| {
         format!(", first in the gradient of {} of unit {}", spec.params[param].name, spec.units[unit].name)
     })
+}
+
+/// The peaks of whatever programs a run of this deck has.
+pub fn peaks_of_run(deck: &Deck, plan: &Plan) -> Peaks {
+    let (evaluates, samples) = (deck.train.eval_every > 0, deck.train.sample_every > 0);
+    let others = [evaluates.then(|| plan.evaluation_peaks()), plan.generation_peaks(&[samples; 2])];
+    planned_peaks(plan.training_peaks(), others)
 }
 
 /// The peaks of whichever programs ran.

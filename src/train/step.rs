@@ -259,7 +259,7 @@ impl<B: Backend> Stepper<'_, B> {
                     }
                 }
                 Instr::Release(g) => {
-                    gathers.release(g);
+                    self.release_gather(program, g, &mut gathers);
                     released_bytes = program.gathered[g].iter().map(|&id| program.slots[id].bytes() as u64).sum();
                     if let Some(used) = &last_use[g] {
                         let unit = program.schedule.gathers[g].unit;
@@ -331,6 +331,7 @@ impl<B: Backend> Stepper<'_, B> {
     ) {
         let outs = take(live, &program.gathered[g]);
         let after = self.device.record(Queue::Compute);
+        self.flight.gathering(program.schedule.gathers[g].unit);
         gathers.start(g, &program.schedule.gathers[g], self.comm, after, &mut self.shards, outs);
     }
 
@@ -348,6 +349,7 @@ impl<B: Backend> Stepper<'_, B> {
         let (bufs, records) = gathers.wait(g, &program.schedule.gathers[g], &mut self.shards)?;
         self.timer.switch(outer);
         let unit = program.schedule.gathers[g].unit;
+        self.flight.gathered(unit);
         for record in records {
             self.volume.add(purpose.gathering(), record.received_bytes);
             self.note_comm(Track::Gather, unit, record, purpose);
@@ -358,6 +360,12 @@ impl<B: Backend> Stepper<'_, B> {
         }
         put(live, &program.gathered[g], bufs);
         Ok(())
+    }
+
+    /// The parameters of gather `g` are used no more.
+    pub(super) fn release_gather(&self, program: &Program, g: GatherId, gathers: &mut Gathers<B::Comm>) {
+        gathers.release(g);
+        self.flight.released(program.schedule.gathers[g].unit);
     }
 
     /// Takes the buffers whose life begins with instruction `at`.

@@ -25,6 +25,8 @@ use serde::Serialize;
 const FIRST_BYTES: u64 = 8;
 /// From one size to the next.
 const GROWTH: u64 = 8;
+/// Sizes and collectives with wrong values that are named.
+const N_BLAMED: usize = 4;
 /// Message of the bandwidth between two ends, at most.
 const PAIR_BYTES: u64 = 4 << 20;
 
@@ -91,9 +93,13 @@ pub fn run<B: Backend>(lab: &Lab<'_, B>) -> Result<(Vec<Metric>, Measured)> {
             let ranks: Vec<String> = p.wrong_ranks.iter().map(|&r| lab.name(r)).collect();
             format!("{} of {} bytes: {} wrong on {}", p.op.name(), p.bytes, p.n_wrong, ranks.join(", "))
         })
-        .take(4)
         .collect();
-    metrics.push(Metric::exactly("collectives.n_wrong", n_wrong as f64, 0.0, "", blame.join("; ")));
+    let more = match blame.len().saturating_sub(N_BLAMED) {
+        0 => String::new(),
+        n => format!("; and {n} more sizes and collectives (report.json has all)"),
+    };
+    let blame = blame[..blame.len().min(N_BLAMED)].join("; ") + &more;
+    metrics.push(Metric::exactly("collectives.n_wrong", n_wrong as f64, 0.0, "", blame));
     if lab.deck.collectives.pairs && lab.comm.library().is_some() {
         measured.links = links::measure(lab, largest.min(PAIR_BYTES))?;
         links::judge(lab, &measured.links, &mut metrics);

@@ -4,6 +4,7 @@ mod csv;
 mod html;
 mod junit;
 mod mllog;
+mod plots;
 pub mod screen;
 
 use super::collectives::Measured;

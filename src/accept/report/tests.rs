@@ -134,6 +134,13 @@ fn every_mllog_line_is_one_that_the_parser_reads() {
 #[test]
 fn the_page_has_four_plots_and_escapes_what_ranks_say() {
     let page = html::page(&report()).unwrap();
-    assert_eq!(page.matches("<svg").count(), 4);
+    assert_eq!(page.matches("<figure ").count(), 4);
+    let outside = page.replace("http://www.w3.org/2000/svg", "");
+    for word in ["http:", "https:", "<script", "src="] {
+        assert!(!outside.contains(word), "{word}");
+    }
+    // Figures of what cannot be drawn: the tables may say so.
+    let figures = &page[page.find("<figure ").unwrap()..page.rfind("</figure>").unwrap()];
+    assert!(!figures.contains("NaN") && !figures.contains(">inf"), "{figures}");
     assert!(page.contains("n&lt;1&gt;") && !page.contains("n<1>"));
 }

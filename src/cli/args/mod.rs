@@ -15,7 +15,7 @@ pub use ckpt::{
 pub use data::{DataCommand, DataFilesArgs, DataInfoArgs, TokenizeArgs};
 pub use infer::{EvalArgs, SampleArgs};
 pub use machine::{AcceptArgs, DeviceCheckArgs, DeviceCommand};
-pub use run::{PlanArgs, ReportArgs, Resume, TrainArgs};
+pub use run::{PlanArgs, ReportArgs, Resume, TrainArgs, WatchArgs};
 pub use words::{DeckArgs, PlanSubject, Planned};
 
 use clap::builder::TypedValueParser;
@@ -68,6 +68,7 @@ pub enum Command {
     #[command(subcommand)]
     Device(DeviceCommand),
     Report(ReportArgs),
+    Watch(WatchArgs),
     #[command(subcommand)]
     Ckpt(CkptCommand),
 }
@@ -253,6 +254,8 @@ mod tests {
             ("data tokenize --tokenizer gpt2 o.bin a --val-fraction 1", "below 1"),
             ("data tokenize --tokenizer gpt2 o.bin a --separator x --json-key y", "cannot be used"),
             ("data tokenize --tokenizer gpt2 o.bin a --shard-tokens 0", "0"),
+            ("watch", "<RUN>"),
+            ("watch a b", "unexpected argument 'b'"),
             ("ckpt inspect", "PATH"),
             ("ckpt verify", "PATH"),
             ("ckpt diff a", "<B>"),
@@ -282,6 +285,7 @@ mod tests {
             "data info",
             "data tokenize",
             "report",
+            "watch",
             "ckpt",
             "ckpt inspect",
             "ckpt verify",

@@ -52,6 +52,14 @@ A timeline needs a trace: zero3 train ... log.trace=10 writes one of step 10.
 
 Exit codes: 0 finished; 2 no run there, or without what is asked for; 5 a file cannot be written; 70 internal error.";
 
+const WATCH_HELP: &str = "\
+Examples:
+  zero3 watch runs/tiny
+  zero3 watch runs/tiny --once | head -3
+  ssh login zero3 watch /scratch/me/runs/tiny --once
+
+Exit codes: 0 finished; 2 no run there (--once), or no directory; 70 internal error.";
+
 /// Train as a deck says, or go on where the last run stopped.
 ///
 /// Reads a deck (a TOML file; docs/deck.md lists its keys), trains, validates, and writes logs and checkpoints
@@ -141,6 +149,22 @@ pub struct ReportArgs {
     /// Write a page with the answers and the figures that needs nothing else; without FILE it is RUN/report.html.
     #[arg(long, value_name = "FILE")]
     pub html: Option<Option<PathBuf>>,
+}
+
+/// See a run live in the terminal, or how it ended.
+///
+/// Shows loss, step time, tokens/s, memory by kind against the plan, the units each rank has gathered and its last operation,
+/// stragglers, restores and skipped steps, the time limit and the time the run still needs. Reads the run directory alone, from any
+/// machine that sees it: no port, no question to the job, nothing written. Waits where the run has not begun. q, Esc or
+/// Ctrl-C leave.
+#[derive(clap::Args, Debug, Clone, PartialEq, Eq)]
+#[command(after_help = WATCH_HELP)]
+pub struct WatchArgs {
+    /// A run directory (run.dir of the deck).
+    pub run: PathBuf,
+    /// Print one plain snapshot and end; so it is without a terminal too.
+    #[arg(long)]
+    pub once: bool,
 }
 
 /// Where a run starts from.

@@ -172,7 +172,7 @@ pub fn course(records: &Records) -> Figure {
         .iter()
         .filter_map(|event| match event {
             RunEvent::Skip { step, attempts, .. } => Some((*attempts, step + 1)),
-            RunEvent::Start { .. } => None,
+            RunEvent::Start { .. } | RunEvent::Straggler(_) | RunEvent::End { .. } => None,
         })
         .collect();
     skipped.sort_unstable();

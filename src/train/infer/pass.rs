@@ -26,7 +26,7 @@ pub fn run<B: Backend>(
                 assert!(gather.is_none_or(|g| gathers.is_live(g)), "unit {unit} is used after its gather landed");
                 visit(stepper, Visit { unit, pass, gather }, &mut live)?;
             }
-            Instr::Release(g) => gathers.release(g),
+            Instr::Release(g) => stepper.release_gather(program, g, &mut gathers),
             other => panic!("a forward program has no {other:?}"),
         }
         stepper.end(program, at, &mut live);

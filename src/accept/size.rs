@@ -1,0 +1,120 @@
+//! How large the reference model is where the deck does not say: as large as the weakest rank of the job trains in a short time.
+//!
+//! The rule is pure and coarse, so that nodes of one kind get one model, whose losses can be stored and compared. It knows memory and
+//! cores alone: a measured speed would give another model on another day.
+
+use crate::backend::agree::all_or_none;
+use crate::backend::{Comm, Device};
+use crate::config::acceptance::{Deck, Shape};
+use crate::error::Result;
+use crate::train::node_memory::NodeMemory;
+use crate::train::planning;
+use serde::{Deserialize, Serialize};
+
+/// The ladder, the smallest first: from 3 million parameters to GPT-2's published widths and on.
+pub const SHAPES: [Shape; 7] = [
+    Shape { n_layer: 4, n_head: 4, d_model: 256 },
+    Shape { n_layer: 6, n_head: 6, d_model: 384 },
+    Shape { n_layer: 12, n_head: 12, d_model: 768 },
+    Shape { n_layer: 24, n_head: 16, d_model: 1024 },
+    Shape { n_layer: 36, n_head: 20, d_model: 1280 },
+    Shape { n_layer: 48, n_head: 25, d_model: 1600 },
+    Shape { n_layer: 32, n_head: 32, d_model: 4096 },
+];
+/// What a core is taken for, in GFLOP/s: about a third of what AVX2 cores reach in matrix products.
+const GFLOPS_PER_CORE: f64 = 20.0;
+/// What one micro-batch may take at that rate.
+const MICRO_BATCH_SECONDS: f64 = 1.0;
+/// Share of a rank's memory that the whole model may take: a run of `scaling` has it on one rank alone.
+const MEMORY_SHARE: f64 = 0.5;
+
+/// What a rank has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Resources {
+    /// Its share of the node's memory.
+    pub memory_bytes: u64,
+    /// Cores it computes on.
+    pub cores: usize,
+}
+
+/// Cores that a device with memory of its own is taken for: 20 TFLOP/s, what data-centre GPUs surpass in bf16.
+const DEVICE_CORES: usize = 1000;
+
+/// The deck with the largest shape of the ladder whose training on one rank fits into the share of `weakest`'s memory and whose
+/// micro-batch is computed in time; with the smallest where none does. A deck that names its model stays as it is.
+///
+/// # Errors
+/// The deck's other keys make no training deck.
+pub fn fitted<D: Device>(deck: &Deck, weakest: Resources) -> Result<Deck> {
+    if !deck.training.is_unsized() {
+        return Ok(deck.clone());
+    }
+    for shape in SHAPES.into_iter().rev() {
+        let sized = deck.with_shape(shape);
+        let reference = sized.reference("tokens.u16", "reference", sized.training.steps)?;
+        let (model, plan) = planning::of_deck::<D>(&reference, 1)?;
+        let flops = model.spec.flops_per_token * model.spec.tokens_per_micro_batch as f64;
+        let seconds = flops / (GFLOPS_PER_CORE * 1e9 * weakest.cores as f64);
+        let room = MEMORY_SHARE * weakest.memory_bytes as f64;
+        if seconds <= MICRO_BATCH_SECONDS && plan.arena_bytes as f64 <= room {
+            return Ok(sized);
+        }
+    }
+    Ok(deck.with_shape(SHAPES[0]))
+}
+
+/// The least that any rank of the job has, of each; ranks of a node share what is the node's. Collective.
+///
+/// # Errors
+/// As of any collective.
+pub fn weakest<C: Comm, D: Device>(comm: &C, host: &str, device: &D, threads: usize) -> Result<Resources> {
+    let hosts = all_or_none(comm, Ok(host.to_string()))?;
+    let n_here = hosts.iter().filter(|h| *h == host).count().max(1) as u64;
+    let own = match device.free_bytes() {
+        Some(free) => Resources { memory_bytes: free as u64, cores: DEVICE_CORES },
+        None => {
+            let memory_bytes = NodeMemory::here().map_or(u64::MAX, |node| node.limit_bytes / n_here);
+            Resources { memory_bytes, cores: threads }
+        }
+    };
+    let all = all_or_none(comm, Ok(own))?;
+    let least = |a: Resources, b: &Resources| Resources {
+        memory_bytes: a.memory_bytes.min(b.memory_bytes),
+        cores: a.cores.min(b.cores),
+    };
+    Ok(all.iter().fold(all[0], least))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::cpu::CpuDevice;
+
+    fn d_model(text: &str, memory_gib: f64, cores: usize) -> usize {
+        let deck = Deck::parse(&format!("run.dir = \"r\"\n{text}"), &[], "test.toml").unwrap();
+        let memory_bytes = (memory_gib * f64::from(1 << 30)) as u64;
+        fitted::<CpuDevice>(&deck, Resources { memory_bytes, cores }).unwrap().training.d_model
+    }
+
+    #[test]
+    fn the_model_grows_with_cores_until_memory_ends_it() {
+        let by_cores = [1, 2, 16, 64, 256].map(|cores| d_model("", 512.0, cores));
+        assert!(by_cores.is_sorted() && by_cores[0] == 256 && by_cores[4] >= 1024, "{by_cores:?}");
+        let by_memory = [0.001, 0.5, 4.0, 64.0].map(|gib| d_model("", gib, 64));
+        assert!(by_memory.is_sorted() && by_memory[0] == 256 && by_memory[3] == by_cores[3], "{by_memory:?}");
+        assert!(by_memory[1] < by_memory[3], "half a GiB is not enough for what 64 cores could train: {by_memory:?}");
+        // A little more memory, as firmware leaves it, is no other model.
+        assert_eq!(d_model("", 250.0, 64), d_model("", 251.3, 64));
+    }
+
+    #[test]
+    fn longer_micro_batches_leave_room_for_a_smaller_model() {
+        assert!(d_model("training.seq_len = 2048", 512.0, 64) < d_model("", 512.0, 64));
+    }
+
+    #[test]
+    fn a_named_model_is_left_alone() {
+        assert_eq!(d_model("training.n_layer = 2\ntraining.n_head = 2\ntraining.d_model = 64", 512.0, 256), 64);
+        assert_eq!(d_model("training.preset = \"gpt2-124m\"", 0.001, 1), 0);
+    }
+}

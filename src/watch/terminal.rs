@@ -1,0 +1,69 @@
+//! The terminal: taken over, drawn on, asked for keys, and given back as it was, also after a panic or a signal.
+
+use super::draw::{Colors, draw};
+use super::records::Records;
+use super::view::View;
+use crate::telemetry::signals;
+use crate::telemetry::time_limit::unix_now;
+use crate::test_hooks::fault_point;
+use ratatui::DefaultTerminal;
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+use std::io::Result;
+use std::time::{Duration, Instant};
+
+/// Between two looks at the records.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Between two looks at the keyboard, signals included.
+const LISTEN: Duration = Duration::from_millis(100);
+/// Signals that end a view; a raw terminal sends none for Ctrl-C.
+const ENDING: &str = "TERM, INT, HUP, QUIT";
+
+/// Shows the run until somebody wants to leave.
+///
+/// # Errors
+/// Standard output is no terminal that can be drawn on.
+pub fn show(records: &mut Records) -> Result<()> {
+    signals::listen(&signals::numbers_of(ENDING).expect("names of signals"));
+    // Its panic hook gives the terminal back before the message is printed.
+    let mut terminal = ratatui::try_init()?;
+    let outcome = until_left(&mut terminal, records);
+    let restored = ratatui::try_restore();
+    outcome.and(restored)
+}
+
+fn until_left(terminal: &mut DefaultTerminal, records: &mut Records) -> Result<()> {
+    let colors = Colors(std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()));
+    for n_looks in 0.. {
+        let now = unix_now();
+        records.look(now);
+        let looked = Instant::now();
+        let mut drawn = false;
+        while looked.elapsed() < LOOK_EVERY {
+            if !drawn {
+                fault_point("watch.draw", 0, n_looks);
+                let view = View::of(records, unix_now());
+                terminal.draw(|frame| draw(frame, &view, colors))?;
+                drawn = true;
+            }
+            if signals::stop_code() != 0 {
+                return Ok(());
+            }
+            if !event::poll(LISTEN)? {
+                continue;
+            }
+            match event::read()? {
+                Event::Key(key) if key.kind == KeyEventKind::Press => {
+                    let control = key.modifiers.contains(KeyModifiers::CONTROL);
+                    match key.code {
+                        KeyCode::Char('q' | 'Q') | KeyCode::Esc => return Ok(()),
+                        KeyCode::Char('c' | 'd') if control => return Ok(()),
+                        _ => {}
+                    }
+                }
+                Event::Resize(..) => drawn = false,
+                _ => {}
+            }
+        }
+    }
+    unreachable!("a view is left long before")
+}
