@@ -71,7 +71,7 @@ pub fn weakest<C: Comm, D: Device>(comm: &C, host: &str, device: &D, threads: us
     let hosts = all_or_none(comm, Ok(host.to_string()))?;
     let n_here = hosts.iter().filter(|h| *h == host).count().max(1) as u64;
     let own = match device.free_bytes() {
-        Some(free) => Resources { memory_bytes: free as u64, cores: DEVICE_CORES },
+        Some(free) => Resources { memory_bytes: free, cores: DEVICE_CORES },
         None => {
             let memory_bytes = NodeMemory::here().map_or(u64::MAX, |node| node.limit_bytes / n_here);
             Resources { memory_bytes, cores: threads }
