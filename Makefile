@@ -53,10 +53,10 @@ test-slurm: setup-test ## the tests on Slurm alone, with the one that waits a mi
 test-cuda-orders: setup-test ## the CUDA path on doubles: 1 to 5 ranks in 22 orders of streams, some minutes
 	$(CARGO) test --test cuda_doubles -- --ignored
 
-slurm-figures: build ## docs/figures/, the pictures of docs/zero3.md, from a run on 3 ranks made for them
+figures: build ## docs/figures/, the pictures of docs/zero3.md, from a run on 3 ranks made for them
 	scripts/figures.sh "$(RELEASE)"
 
-lint: setup-test ## sbatch --test-only of every script, on the test cluster; with SLURM_CONF or on a cluster: on that one
+slurm-lint: setup-test ## sbatch --test-only of every script, on the test cluster; with SLURM_CONF or on a cluster: on that one
 	tests/slurm/lint.sh
 
 gpu-pack: build ## target/gpu-check.tar.gz for a node with a GPU: program, MPI, HDF5, decks, the check
