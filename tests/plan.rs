@@ -150,6 +150,11 @@ fn any_key_can_be_swept_and_what_cannot_be_planned_says_why() {
         &["say --ranks N"],
     );
     expect_refusal(plan(&[&deck[..], &["--sweep", "ranks=0,1"]].concat()), &["ranks=0", "a count from 1"]);
+    let case = Case::tiny();
+    let png = case.path("s.PNG");
+    let figure = ["--sweep", "ranks=1,2", "--figure", &png.display().to_string()];
+    plan(&[&deck[..], &figure].concat()).expect_success();
+    assert!(std::fs::read(&png).unwrap().starts_with(b"\x89PNG"), "a picture of its name's kind");
     expect_refusal(
         plan(&[&deck[..], &["--sweep", "zero.param_dtype=f32,bf16", "--figure", "/dev/null"]].concat()),
         &["not numbers"],
@@ -184,6 +189,17 @@ fn bad_hardware_files_are_refused_with_key_value_and_what_would_do() {
         plan(&["--model", "llama-1b", "--ranks", "2", "--hardware", "h100", "run.backend=cpu"]),
         &["run.backend = cpu", "cuda"],
     );
+}
+
+#[test]
+fn a_calibration_removes_no_directory_that_it_has_not_made() {
+    let case = Case::tiny();
+    let mine = case.path("this.work/mine");
+    std::fs::create_dir(case.path("this.work")).unwrap();
+    std::fs::write(&mine, "mine").unwrap();
+    let run = Run::new(2).dir(&case.path("")).args(["plan", "--calibrate", "--out", "this.toml"]);
+    expect_refusal(run.timeout(Duration::from_secs(60)).output(), &["this.work: is there already"]);
+    assert!(mine.exists() && !case.path("this.toml").exists());
 }
 
 #[test]

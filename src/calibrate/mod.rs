@@ -18,11 +18,13 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::plan::forecast::cost;
 use crate::plan::forecast::traffic::Layout;
+use crate::telemetry::human;
 use crate::work::Kernel;
 use kernels::Measured;
 use links::{Link, fit_link};
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
+use std::io::ErrorKind;
 use std::path::Path;
 use trials::Trial;
 
@@ -40,45 +42,59 @@ pub struct Machine {
 }
 
 /// Measures, writes the hardware file to `out`, holds `rounds` of runs against it, and says what it came to. Collective; the text is rank 0's.
+///
+/// # Errors
+/// Beside `out` there is no room for a directory to train in, or already one of its name; a measurement or a run fails.
 pub fn run<B: Backend>(lab: &Lab<'_, B>, machine: Machine, rounds: usize, out: &Path) -> Result<String> {
+    let work = out.with_extension("work");
+    decided_by_rank_0(lab.comm, || std::fs::create_dir(&work).map_err(|e| no_work_dir(&work, &e)))?;
+    let outcome = measured(lab, machine, rounds, out, &work);
+    decided_by_rank_0(lab.comm, || std::fs::remove_dir_all(&work).map_err(|e| Error::io("remove", &work, &e)))?;
+    outcome
+}
+
+/// What is in that directory may be somebody's, and will be removed.
+fn no_work_dir(work: &Path, error: &std::io::Error) -> Error {
+    match error.kind() {
+        ErrorKind::AlreadyExists => Error::Input(format!(
+            "{}: is there already, and --calibrate would train in it and remove it; remove it, or write to another --out",
+            work.display()
+        )),
+        _ => Error::io("mkdir", work, error),
+    }
+}
+
+fn measured<B: Backend>(lab: &Lab<'_, B>, machine: Machine, rounds: usize, out: &Path, work: &Path) -> Result<String> {
     let load_before = load();
     let n_at_once = lab.n().min(machine.devices).max(1);
     let group = (lab.split)(usize::from(lab.rank() >= n_at_once), lab.rank())?;
     let own = if lab.rank() < n_at_once { kernels::measure::<B>(lab.device, &group)? } else { Vec::new() };
     wait_quietly(lab)?;
-    let mut samples = (Vec::new(), Vec::new());
+    let (mut gathers, mut reductions) = (Vec::new(), Vec::new());
     for n in 2..=n_at_once.max(lab.n().min(2)) {
         let group = (lab.split)(usize::from(lab.rank() >= n), lab.rank())?;
         if lab.rank() < n {
-            samples.0.extend(links::measure(lab, &group, Op::AllGather)?);
-            samples.1.extend(links::measure(lab, &group, Op::ReduceScatter)?);
+            gathers.extend(links::measure(lab, &group, Op::AllGather)?);
+            reductions.extend(links::measure(lab, &group, Op::ReduceScatter)?);
         }
         wait_quietly(lab)?;
     }
     // Rank 0 is in every group and knows all.
     let (file, fits) = decided_by_rank_0(lab.comm, || {
-        let (hardware, fits) = fitted(lab, machine, &own, &samples);
+        let (hardware, fits) = fitted(lab, machine, &own, &gathers, &reductions);
         let file = hardware.to_commented_toml();
         std::fs::write(out, &file).map_err(|e| Error::io("write", out, &e))?;
         Ok((file, fits))
     })?;
     let hardware = Hardware::parse(&file, &[], "the file that was written")?;
-    let work = out.with_extension("work");
-    let tried = trials::run(lab, &hardware, machine, rounds, &work);
-    decided_by_rank_0(lab.comm, || {
-        std::fs::remove_dir_all(&work).ok();
-        Ok(())
-    })?;
+    let tried = trials::run(lab, &hardware, machine, rounds, work)?;
     let mut text = format!(
-        "calibrated on {} rank{} of {} thread{} each, {} of them with cores of their own; load {load_before} before, {} after\n\n{fits}",
-        lab.n(),
-        if lab.n() == 1 { "" } else { "s" },
-        machine.threads,
-        if machine.threads == 1 { "" } else { "s" },
-        n_at_once,
+        "calibrated on {} of {} each, {n_at_once} of them with cores of their own; load {load_before} before, {} after\n\n{fits}",
+        human::counted(lab.n(), "rank"),
+        human::counted(machine.threads, "thread"),
         load()
     );
-    report(&mut text, &tried?);
+    report(&mut text, &tried);
     write!(
         text,
         "\nwritten: {}; `zero3 plan DECK --ranks N --hardware {}` predicts with it",
@@ -108,7 +124,8 @@ fn fitted<B: Backend>(
     lab: &Lab<'_, B>,
     machine: Machine,
     kernels: &[Measured],
-    (gathers, reductions): &(Vec<links::Sample>, Vec<links::Sample>),
+    gathers: &[links::Sample],
+    reductions: &[links::Sample],
 ) -> (Hardware, String) {
     let of = |kernel: Kernel, dtype: DType| kernels.iter().find(|m| m.kernel == kernel && m.dtype == dtype);
     let best = |dtype: DType| {
@@ -213,8 +230,8 @@ fn report(text: &mut String, trials: &[Trial]) {
         let (mean, worst) =
             (errors.iter().sum::<f64>() / errors.len() as f64, errors.iter().copied().fold(0.0, f64::max));
         line(format!(
-            "  {n} rank{}: mean error {:.1} %, worst {:.1} %",
-            if n == 1 { "" } else { "s" },
+            "  {}: mean error {:.1} %, worst {:.1} %",
+            human::counted(n, "rank"),
             100.0 * mean,
             100.0 * worst
         ));

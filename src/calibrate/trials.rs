@@ -3,8 +3,8 @@
 use super::Machine;
 use crate::accept::groups::{train_on, write_tokens};
 use crate::accept::lab::Lab;
+use crate::backend::Backend;
 use crate::backend::agree::all_or_none;
-use crate::backend::{Backend, Comm};
 use crate::config::Deck;
 use crate::config::hardware::Hardware;
 use crate::error::Result;
@@ -16,15 +16,27 @@ use crate::train::state::Start;
 use serde::Serialize;
 use std::path::Path;
 
-/// Name and keys of each model. Other widths, depths, families and types than the fitted shapes.
-const MODELS: [(&str, &str); 4] = [
-    ("gpt2 4x128", "n_layer = 4\nn_head = 4\nd_model = 128\nseq_len = 128\nvocab_size = 512"),
-    ("gpt2 4x256", "n_layer = 4\nn_head = 8\nd_model = 256\nseq_len = 128\nvocab_size = 512"),
-    (
-        "llama 3x384",
-        "family = \"llama\"\nn_layer = 3\nn_head = 6\nn_kv_head = 2\nd_model = 384\nd_ff = 1024\nseq_len = 192\nvocab_size = 3000",
-    ),
-    ("gpt2 4x256 bf16", "n_layer = 4\nn_head = 8\nd_model = 256\nseq_len = 128\nvocab_size = 512"),
+/// A model that is tried.
+struct Tried {
+    name: &'static str,
+    /// Keys of `[model]`.
+    sizes: &'static str,
+    /// Keys of `[zero]`.
+    dtypes: &'static str,
+}
+
+const F32: &str = "";
+const BF16: &str = "param_dtype = \"bf16\"\nreduce_dtype = \"bf16\"\n";
+const GPT2_4X128: &str = "n_layer = 4\nn_head = 4\nd_model = 128\nseq_len = 128\nvocab_size = 512";
+const GPT2_4X256: &str = "n_layer = 4\nn_head = 8\nd_model = 256\nseq_len = 128\nvocab_size = 512";
+const LLAMA_3X384: &str = "family = \"llama\"\nn_layer = 3\nn_head = 6\nn_kv_head = 2\nd_model = 384\nd_ff = 1024\nseq_len = 192\nvocab_size = 3000";
+
+/// Other widths, depths, families and types than the fitted shapes.
+const MODELS: [Tried; 4] = [
+    Tried { name: "gpt2 4x128", sizes: GPT2_4X128, dtypes: F32 },
+    Tried { name: "gpt2 4x256", sizes: GPT2_4X256, dtypes: F32 },
+    Tried { name: "llama 3x384", sizes: LLAMA_3X384, dtypes: F32 },
+    Tried { name: "gpt2 4x256 bf16", sizes: GPT2_4X256, dtypes: BF16 },
 ];
 /// Micro-batches of each rank in a step.
 const MICRO_BATCHES: usize = 2;
@@ -61,9 +73,7 @@ impl Trial {
     }
 }
 
-fn deck(model: &(&str, &str), tokens: &str, dir: &Path, n_ranks: usize) -> Result<Deck> {
-    let (name, sizes) = model;
-    let dtypes = if name.ends_with("bf16") { "param_dtype = \"bf16\"\nreduce_dtype = \"bf16\"\n" } else { "" };
+fn deck(Tried { sizes, dtypes, .. }: &Tried, tokens: &str, dir: &Path, n_ranks: usize) -> Result<Deck> {
     let text = format!(
         "[run]\ndir = {:?}\nlocking = \"off\"\n[model]\n{sizes}\n[data]\ntrain = [{tokens:?}]\n[train]\nsteps = {STEPS}\n\
          micro_batch_size = {MICRO_BATCH_SIZE}\nglobal_batch_size = {}\n[optim]\nwarmup_steps = 2\n[zero]\n{dtypes}[checkpoint]\nevery = 0\n\
@@ -98,9 +108,7 @@ pub fn run<B: Backend>(
                     None
                 };
                 // Ranks of no group leave their cores to those that train.
-                if let Some(library) = lab.comm.library() {
-                    library.quiet_barrier()?;
-                }
+                super::wait_quietly(lab)?;
                 let said = all_or_none(lab.comm, Ok(own.filter(|_| lab.rank() == 0)))?;
                 let trained =
                     said[0].clone().expect("rank 0 is in every group").map_err(crate::accept::groups::all_know)?;
@@ -109,7 +117,7 @@ pub fn run<B: Backend>(
                 if round == 0 {
                     let forecast = predict::<B>(&deck, n_ranks, hardware, machine)?;
                     trials.push(Trial {
-                        model: model.0,
+                        model: model.name,
                         n_ranks,
                         shared_cores: n_ranks > machine.devices,
                         measured_s: 0.0,
