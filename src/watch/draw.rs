@@ -2,8 +2,9 @@
 //!
 //! Must not know: files, keys.
 
+use super::records::Row;
 use super::text::{Columns, headline, memory_head, memory_rows, rank_in_words, speed};
-use super::view::{Mood, View};
+use super::view::{Counts, Mood, RankLine, View};
 use crate::telemetry::human;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -58,9 +59,11 @@ pub fn draw(frame: &mut Frame<'_>, view: &View<'_>, colors: Colors) {
     draw_loss(frame, view, colors, loss);
     draw_pace(frame, view, colors, pace);
     draw_memory(frame, view, colors, memory);
-    let title = format!("ranks ({}): last operation, units gathered", view.ranks.len());
-    let lines: Vec<Line<'_>> = view.ranks.iter().map(|rank| rank_line(rank, colors)).collect();
-    panel(frame, &title, lines, ranks);
+    let mut lines: Vec<Line<'_>> = view.ranks.iter().map(|rank| rank_line(rank, colors)).collect();
+    if lines.is_empty() {
+        lines.push(Line::raw("none gives a sign of life"));
+    }
+    panel(frame, &format!("ranks ({}): last operation, units gathered", view.world_size), lines, ranks);
     let faults = view.faults.iter().map(|fault| Line::styled(fault.clone(), colors.of(Mood::Odd)));
     let title = format!("events: {}", view.counts_in_words());
     panel(frame, &title, faults.chain(event_lines(view)).collect(), events);
@@ -145,14 +148,7 @@ fn draw_pace(frame: &mut Frame<'_>, view: &View<'_>, colors: Colors, area: Rect)
     }
 }
 
-fn draw_line(
-    frame: &mut Frame<'_>,
-    view: &View<'_>,
-    title: &str,
-    of: fn(&super::records::Row) -> f64,
-    style: Style,
-    area: Rect,
-) {
+fn draw_line(frame: &mut Frame<'_>, view: &View<'_>, title: &str, of: fn(&Row) -> f64, style: Style, area: Rect) {
     let width = area.width.saturating_sub(2) as usize;
     let newest = &view.rows[view.rows.len().saturating_sub(width)..];
     // Bars are whole numbers.
@@ -184,7 +180,7 @@ fn draw_memory(frame: &mut Frame<'_>, view: &View<'_>, colors: Colors, area: Rec
     panel(frame, "memory by kind", std::iter::once(head).chain(rows).collect(), area);
 }
 
-fn rank_line(rank: &super::view::RankLine, colors: Colors) -> Line<'static> {
+fn rank_line(rank: &RankLine, colors: Colors) -> Line<'static> {
     let style = if rank.is_live == Some(false) { colors.of(Mood::Bad) } else { Style::default() };
     Line::styled(rank_in_words(rank), style)
 }
@@ -210,7 +206,7 @@ fn few_lines<'v>(view: &'v View<'_>, colors: Colors) -> Vec<Line<'v>> {
         let (peak, planned) = (human::bytes(total.peak), human::bytes(total.planned));
         lines.push(Line::raw(format!("memory peak {peak} of {planned}")));
     }
-    let [restores, skipped, chronic, one_off] = view.counts;
+    let Counts { restores, skipped, chronic, one_off } = view.counts;
     lines.push(Line::raw(format!("{restores} restored {skipped} skipped {} slow", chronic + one_off)));
     lines.extend(view.faults.iter().map(|fault| Line::styled(fault.clone(), colors.of(Mood::Odd))));
     lines.extend(view.ranks.iter().map(|rank| rank_line(rank, colors)));

@@ -57,8 +57,7 @@ fn more(line: &mut impl FnMut(&str, &str), n: usize, what: &str) {
 pub fn headline(view: &View<'_>) -> String {
     let ranks = match view.world_size {
         0 => "no rank seen yet".into(),
-        1 => "1 rank".into(),
-        n => format!("{n} ranks"),
+        n => human::counted(n, "rank"),
     };
     view.job_id.map_or(ranks.clone(), |job| format!("{ranks}, job {job}"))
 }

@@ -13,6 +13,8 @@ use crate::telemetry::stragglers::Class;
 
 /// Steps whose median and p95 are shown.
 const N_RECENT: usize = 100;
+/// A rank stands still that is so long at one operation: signs of life of the same moment differ by a few.
+const STANDS_SECONDS: f64 = 5.0;
 
 /// How a run is.
 #[derive(Debug, Clone, PartialEq)]
@@ -83,6 +85,19 @@ pub struct Memory {
     pub is_live: bool,
 }
 
+/// How often what happened so far, over all jobs of the run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counts {
+    /// Starts from a checkpoint.
+    pub restores: usize,
+    /// Attempts at a step that were not finite.
+    pub skipped: usize,
+    /// Stragglers that are slow again and again.
+    pub chronic: usize,
+    /// Stragglers of a single step.
+    pub one_off: usize,
+}
+
 /// Everything that is shown.
 #[derive(Debug)]
 pub struct View<'a> {
@@ -116,8 +131,8 @@ pub struct View<'a> {
     pub memory: Memory,
     /// Every rank, the worst news first.
     pub ranks: Vec<RankLine>,
-    /// Restores, skipped steps, chronic and one-off stragglers so far.
-    pub counts: [usize; 4],
+    /// How often what happened.
+    pub counts: Counts,
     /// What happened, newest first: seconds ago, words.
     pub happened: Vec<(f64, String)>,
     /// What cannot be read.
@@ -228,10 +243,9 @@ impl<'a> View<'a> {
 
     /// Restores, skipped steps and stragglers in words.
     pub fn counts_in_words(&self) -> String {
-        let [restores, skipped, chronic, one_off] = self.counts;
-        let plural = |n: usize, word: &str| format!("{n} {word}{}", if n == 1 { "" } else { "s" });
-        let restores = plural(restores, "restore");
-        format!("{restores}, {}, stragglers: {chronic} chronic, {one_off} one-off", plural(skipped, "skipped step"))
+        let Counts { restores, skipped, chronic, one_off } = self.counts;
+        let (restores, skipped) = (human::counted(restores, "restore"), human::counted(skipped, "skipped step"));
+        format!("{restores}, {skipped}, stragglers: {chronic} chronic, {one_off} one-off")
     }
 }
 
@@ -293,14 +307,14 @@ fn memory(records: &Records, signs: &[&Sign]) -> Memory {
     }
 }
 
-/// Ranks that are not seen or silent first, then those furthest behind.
+/// Ranks that are not seen or silent first, then those that stand still behind others; else in the order of ranks, which is easy to read.
 fn rank_lines(signs: &[&Sign], world_size: usize, now_unix: f64) -> Vec<RankLine> {
     if signs.is_empty() {
         return Vec::new();
     }
     let line = |rank: usize| match signs.iter().find(|sign| sign.said.rank == rank) {
         Some(Sign { said, is_live, .. }) => (
-            said.place(),
+            said.ordinal,
             RankLine {
                 rank,
                 host: said.host.clone(),
@@ -314,7 +328,7 @@ fn rank_lines(signs: &[&Sign], world_size: usize, now_unix: f64) -> Vec<RankLine
             },
         ),
         None => (
-            (0, 0),
+            0,
             RankLine {
                 rank,
                 host: String::new(),
@@ -328,22 +342,22 @@ fn rank_lines(signs: &[&Sign], world_size: usize, now_unix: f64) -> Vec<RankLine
             },
         ),
     };
-    let mut lines: Vec<_> = (0..world_size).map(line).collect();
-    // Ranks run the same list: within a second of each other they are level, and then the order of ranks is easier to read.
-    let furthest = lines.iter().map(|(place, _)| place.0).max().unwrap_or(0);
-    let stands = |line: &RankLine| line.seconds > 5.0;
-    lines.sort_by_key(|(place, line)| (line.is_live == Some(true), !(stands(line) && place.0 < furthest), line.rank));
+    // All ranks run the same list of operations: whoever is at a later one is further.
+    let mut lines: Vec<(u64, RankLine)> = (0..world_size).map(line).collect();
+    let furthest = lines.iter().map(|(ordinal, _)| *ordinal).max().unwrap_or(0);
+    let lags = |ordinal: u64, line: &RankLine| line.seconds > STANDS_SECONDS && ordinal < furthest;
+    lines.sort_by_key(|(ordinal, line)| (line.is_live == Some(true), !lags(*ordinal, line), line.rank));
     lines.into_iter().map(|(_, line)| line).collect()
 }
 
-fn counts(happened: &[Line]) -> [usize; 4] {
-    let mut counts = [0; 4];
+fn counts(happened: &[Line]) -> Counts {
+    let mut counts = Counts::default();
     for line in happened {
         match &line.event {
-            RunEvent::Start { from: Some(_), .. } => counts[0] += 1,
-            RunEvent::Skip { .. } => counts[1] += 1,
-            RunEvent::Straggler(s) if s.class == Class::Chronic => counts[2] += 1,
-            RunEvent::Straggler(_) => counts[3] += 1,
+            RunEvent::Start { from: Some(_), .. } => counts.restores += 1,
+            RunEvent::Skip { .. } => counts.skipped += 1,
+            RunEvent::Straggler(s) if s.class == Class::Chronic => counts.chronic += 1,
+            RunEvent::Straggler(_) => counts.one_off += 1,
             RunEvent::Start { .. } | RunEvent::End { .. } => {}
         }
     }
@@ -353,10 +367,10 @@ fn counts(happened: &[Line]) -> [usize; 4] {
 fn in_words(event: &RunEvent) -> String {
     match event {
         RunEvent::Start { step, ranks, from, .. } => {
-            let plural = if *ranks == 1 { "" } else { "s" };
+            let ranks = human::counted(*ranks as usize, "rank");
             match from {
-                Some(from) => format!("restored step {step} on {ranks} rank{plural}, from {from}"),
-                None => format!("started on {ranks} rank{plural}"),
+                Some(from) => format!("restored step {step} on {ranks}, from {from}"),
+                None => format!("started on {ranks}"),
             }
         }
         RunEvent::Skip { step, attempts, loss, grad_norm, in_a_row } => {
