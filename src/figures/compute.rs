@@ -6,6 +6,7 @@ use super::Figure;
 use super::sheet::{Anchor, Fill, Frame, Key, Look, MARGIN, Sheet, WIDTH};
 use super::text;
 use super::theme::{Color, LABEL_PX, NOTE_PX, SMALL_PX, Theme};
+use crate::telemetry::human;
 
 /// What a unit is visited for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,12 +97,13 @@ impl Compute {
             );
         }
         Figure::new("compute", "Compute: what each rank works on in a step", caption, |sheet| {
-            let (of, plural) = if micro_steps == 1 { ("that one", "") } else { ("each of them", "s") };
+            let of = if micro_steps == 1 { "that one" } else { "each of them" };
             let y = sheet.subtitle(&format!(
-                "A step of {} micro-batches on {} takes {micro_steps} micro-step{plural}; micro-batch j runs on rank j mod {n}. Shown: {of}, \
+                "A step of {} micro-batches on {} takes {}; micro-batch j runs on rank j mod {n}. Shown: {of}, \
                  from left to right; the order is true, the widths are not times.",
                 self.n_micro,
-                text::ranks(n)
+                human::counted(n, "rank"),
+                human::counted(micro_steps, "micro-step")
             ));
             let y = sheet.legend(y, &self.keys(sheet.theme));
             self.draw(sheet, y)

@@ -4,6 +4,7 @@ use super::Figure;
 use super::axis::Axis;
 use super::chart::{Chart, Mark, Point, Series, Spread, Stroke};
 use super::sheet::{Key, Look, MARGIN, WIDTH};
+use crate::telemetry::human;
 
 /// One step.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -59,20 +60,19 @@ impl Course {
     /// Draws it.
     pub fn figure(&self) -> Figure {
         let n = self.steps.len();
-        let plural = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
         let mut caption = match (self.steps.first(), self.steps.last()) {
             (Some(first), Some(last)) => format!(
                 "The training loss went from {:.3} to {:.3} nats/token over {}",
                 first.loss,
                 last.loss,
-                plural(n, "step")
+                human::counted(n, "step")
             ),
             _ => "No step is in the log yet".into(),
         };
         caption += &format!(
             "; {}, {}.",
-            plural(self.restored_at.len(), "restore"),
-            plural(self.skipped_at.len(), "skipped attempt")
+            human::counted(self.restored_at.len(), "restore"),
+            human::counted(self.skipped_at.len(), "skipped attempt")
         );
         Figure::new("course", "The course of the run", caption, |sheet| {
             let theme = sheet.theme;

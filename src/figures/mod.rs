@@ -8,6 +8,7 @@ pub mod axis;
 pub mod chart;
 pub mod compute;
 pub mod course;
+pub mod html;
 pub mod memory;
 pub mod ownership;
 pub mod png;

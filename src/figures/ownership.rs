@@ -46,7 +46,7 @@ impl Ownership {
         let caption = format!(
             "Were whole units owned (left, WRONG), the fullest of {} would keep {} and each unit would come from one rank; cut inside each \
              parameter (right), every rank keeps {} and sends its slices of every unit. {}",
-            text::ranks(self.world_size),
+            human::counted(self.world_size, "rank"),
             most(&self.wrong.resident_bytes),
             most(&self.right.resident_bytes),
             self.remark

@@ -56,7 +56,7 @@ pub fn figure(here: &[Point], over: &[Point], n_micro: usize, own: u8) -> Figure
     let caption = match (of(0), of(3)) {
         (Some(zero), Some(three)) => format!(
             "On {} stage 3 keeps {} where stage 0 keeps {}, and receives {} a step where stage 0 receives {}; this run was of stage {own}.",
-            text::ranks(n),
+            human::counted(n, "rank"),
             human::bytes(three.resident_bytes()),
             human::bytes(zero.resident_bytes()),
             human::bytes(three.moved_bytes()),
@@ -68,7 +68,7 @@ pub fn figure(here: &[Point], over: &[Point], n_micro: usize, own: u8) -> Figure
         let y = sheet.subtitle(&format!(
             "Bytes of one rank, by the plan of this model with each stage. Above: on {}. Below: over rank counts, with the same {n_micro} \
              micro-batches in a step. Movement is payload received in one step.",
-            text::ranks(n)
+            human::counted(n, "rank")
         ));
         let half = (WIDTH - 3.0 * MARGIN) / 2.0;
         let right = 2.0 * MARGIN + half;

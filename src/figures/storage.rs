@@ -8,6 +8,7 @@ use super::sheet::{Anchor, Fill, Frame, Key, MARGIN, Sheet, WIDTH};
 use super::text;
 use super::theme::{LABEL_PX, NOTE_PX, SMALL_PX};
 use crate::plan::partition::Partition;
+use crate::telemetry::human;
 
 /// How a parameter's states are held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,7 +70,7 @@ pub fn figure(units: &[Unit], world_size: usize) -> Figure {
         false => shown.iter().flat_map(|(u, _)| &u.params).map(|p| of_param(p, world_size)).collect(),
         true => shown.iter().filter(|(u, _)| !u.params.is_empty()).map(|(u, _)| of_unit(u, world_size)).collect(),
     };
-    let ranks = format!("each of {}", text::ranks(world_size));
+    let ranks = format!("each of {}", human::counted(world_size, "rank"));
     let held = |held: Held| units.iter().flat_map(|u| &u.params).any(|p| p.held == held);
     let mut caption = match (held(Held::Whole), held(Held::WeightsWhole), held(Held::Cut)) {
         (true, ..) => format!("At rest {ranks} keeps all of every parameter: nothing is cut in stage 0."),

@@ -23,11 +23,6 @@ pub fn width(text: &str, px: f64, bold: bool) -> f64 {
     text.chars().map(|c| f64::from(advance(c))).sum::<f64>() * px / f64::from(face.units_per_em())
 }
 
-/// `1 rank`, `3 ranks`.
-pub fn ranks(n: usize) -> String {
-    format!("{n} rank{}", if n == 1 { "" } else { "s" })
-}
-
 /// `text` if it fits into `room` px, else its beginning and an ellipsis, else nothing.
 pub fn fitted(text: &str, px: f64, room: f64) -> String {
     if width(text, px, false) <= room {

@@ -25,8 +25,8 @@ pub struct Answer {
 
 /// What run it was and how it ended.
 pub fn heading(s: &Summary) -> String {
-    let ranks = if s.world_size == 1 { "rank" } else { "ranks" };
-    format!("{}: {} (step {} of {}, {} {ranks})", s.run_dir, s.exit_reason, s.step, s.total_steps, s.world_size)
+    let ranks = human::counted(s.world_size as usize, "rank");
+    format!("{}: {} (step {} of {}, {ranks})", s.run_dir, s.exit_reason, s.step, s.total_steps)
 }
 
 /// The answers for a finished (or stopped) run.

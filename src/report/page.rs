@@ -3,6 +3,7 @@
 
 use super::answers::{Answer, Table};
 use crate::figures::Figure;
+use crate::figures::html::{self, escape};
 use std::fmt::Write;
 
 const STYLE: &str = "\
@@ -15,15 +16,10 @@ nav a{margin-right:14px;color:inherit}\
 table{border-collapse:collapse;margin:8px 0;font-size:14px;font-variant-numeric:tabular-nums}\
 th,td{padding:2px 14px 2px 0;text-align:right;border-bottom:1px solid var(--grid)}\
 th:first-child,td:first-child{text-align:left}th{font-weight:normal;color:var(--muted)}\
-.wide{overflow-x:auto}\
 figure{margin:28px 0 0;padding:0}figcaption{padding:6px 0 0;font-size:15px}\
-svg{max-width:100%;height:auto;display:block}\
-.dark{display:none}\
 pre{background:var(--wash);padding:12px;overflow-x:auto;font-size:13px}\
 @media (prefers-color-scheme:dark){\
-:root{--page:#14171c;--ink:#ececec;--muted:#aaaeb4;--grid:#3e434b;--wash:#1d2127}\
-.dark{display:block}.light{display:none}}\
-@media print{.dark{display:none}.light{display:block}figure{break-inside:avoid}}";
+:root{--page:#14171c;--ink:#ececec;--muted:#aaaeb4;--grid:#3e434b;--wash:#1d2127}}";
 
 /// Nothing may be loaded, whatever stands in the page (the icon is an empty one, lest a browser ask a server for it).
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; img-src data:";
@@ -59,7 +55,8 @@ impl Page<'_> {
             "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
              <meta http-equiv=\"Content-Security-Policy\" content=\"{POLICY}\">\
              <meta name=\"viewport\" content=\"width=device-width\"><meta name=\"color-scheme\" content=\"light dark\">\
-             <link rel=\"icon\" href=\"data:,\"><title>zero3 report: {heading}</title><style>{STYLE}</style></head>\n<body><main>"
+             <link rel=\"icon\" href=\"data:,\"><title>zero3 report: {heading}</title><style>{STYLE}{}</style></head>\n<body><main>",
+            html::STYLE
         )?;
         write!(
             out,
@@ -69,7 +66,7 @@ impl Page<'_> {
             write!(out, "<a href=\"#{0}\">{0}</a>", figure.name)?;
         }
         out.push_str("<a href=\"#deck\">deck</a></nav>\n");
-        self.table(out, &["", ""], self.facts.iter().map(|(name, value)| vec![name.clone(), value.clone()]))?;
+        write_table(out, &["", ""], self.facts.iter().map(|(name, value)| vec![name.clone(), value.clone()]))?;
         out.push_str("<h2 id=\"answers\">Five answers</h2>\n");
         match self.answers {
             Err(why) => writeln!(out, "<p>{}</p>", escape(why))?,
@@ -80,7 +77,7 @@ impl Page<'_> {
                         writeln!(out, "<p>{}</p>", escape(sentence))?;
                     }
                     if let Some(Table { head, rows }) = table.as_ref().filter(|t| !t.rows.is_empty()) {
-                        self.table(out, head, rows.iter().cloned())?;
+                        write_table(out, head, rows.iter().cloned())?;
                     }
                     out.push_str("</section>\n");
                 }
@@ -90,34 +87,25 @@ impl Page<'_> {
         for missing in self.missing {
             writeln!(out, "<p class=\"muted\">Not drawn: {}.</p>", escape(missing))?;
         }
-        for Figure { name, caption, light, dark, .. } in self.figures {
-            writeln!(
-                out,
-                "<figure id=\"{name}\"><div class=\"light wide\">{light}</div><div class=\"dark wide\">{dark}</div>\
-                 <figcaption>{}</figcaption></figure>",
-                escape(caption)
-            )?;
+        for figure in self.figures {
+            out.push_str(&html::element(figure));
         }
         writeln!(out, "<h2 id=\"deck\">Deck</h2><pre>{}</pre></main></body></html>", escape(self.deck))
     }
-
-    fn table(&self, out: &mut String, head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> std::fmt::Result {
-        out.push_str("<div class=\"wide\"><table>");
-        if head.iter().any(|name| !name.is_empty()) {
-            let cells: String = head.iter().map(|name| format!("<th>{}</th>", escape(name))).collect();
-            write!(out, "<tr>{cells}</tr>")?;
-        }
-        for row in rows {
-            let cells: String = row.iter().map(|cell| format!("<td>{}</td>", escape(cell))).collect();
-            write!(out, "<tr>{cells}</tr>")?;
-        }
-        out.push_str("</table></div>\n");
-        Ok(())
-    }
 }
 
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+fn write_table(out: &mut String, head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> std::fmt::Result {
+    out.push_str("<div class=\"wide\"><table>");
+    if head.iter().any(|name| !name.is_empty()) {
+        let cells: String = head.iter().map(|name| format!("<th>{}</th>", escape(name))).collect();
+        write!(out, "<tr>{cells}</tr>")?;
+    }
+    for row in rows {
+        let cells: String = row.iter().map(|cell| format!("<td>{}</td>", escape(cell))).collect();
+        write!(out, "<tr>{cells}</tr>")?;
+    }
+    out.push_str("</table></div>\n");
+    Ok(())
 }
 
 #[cfg(test)]

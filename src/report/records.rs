@@ -60,7 +60,7 @@ pub struct Records {
     pub world_size: usize,
     /// Its backend.
     pub backend: String,
-    /// Starts and skipped attempts, oldest first.
+    /// What happened besides steps, oldest first.
     pub events: Vec<RunEvent>,
     /// Whole rows of the log.
     pub steps: Vec<LoggedStep>,

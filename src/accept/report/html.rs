@@ -4,6 +4,7 @@
 use super::{Report, plots};
 use crate::accept::metric::{Source, show};
 use crate::accept::verdict::Ending;
+use crate::figures::html::{self, escape};
 use std::fmt::{Error, Write};
 
 const STYLE: &str = "\
@@ -14,12 +15,10 @@ table{border-collapse:collapse;font-size:14px;font-variant-numeric:tabular-nums}
 td,th{padding:.2em .7em .2em 0;border-bottom:1px solid var(--grid);text-align:left;vertical-align:top}\
 th{font-weight:normal;color:var(--muted)}td.n{text-align:right}\
 .PASS{color:var(--good)}.FAIL{color:var(--bad);font-weight:bold}.SKIPPED,.INFO{color:var(--muted)}\
-figure{margin:20px 0 0}figcaption{color:var(--muted);max-width:960px}svg{max-width:100%;height:auto;display:block}\
-.wide{overflow-x:auto}pre{overflow-x:auto;font-size:13px}.dark{display:none}\
+figure{margin:20px 0 0}figcaption{color:var(--muted);max-width:960px}\
+pre{overflow-x:auto;font-size:13px}\
 @media (prefers-color-scheme:dark){\
-:root{--page:#14171c;--ink:#ececec;--muted:#aaaeb4;--grid:#3e434b;--good:#6fcf8b;--bad:#ff8a80}\
-.dark{display:block}.light{display:none}}\
-@media print{.dark{display:none}.light{display:block}}";
+:root{--page:#14171c;--ink:#ececec;--muted:#aaaeb4;--grid:#3e434b;--good:#6fcf8b;--bad:#ff8a80}}";
 
 /// The whole page.
 pub fn page(report: &Report) -> Result<String, Error> {
@@ -29,7 +28,8 @@ pub fn page(report: &Report) -> Result<String, Error> {
         out,
         "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\">\
          <meta name=\"viewport\" content=\"width=device-width\"><meta name=\"color-scheme\" content=\"light dark\"><link rel=\"icon\" href=\"data:,\">\
-         <title>zero3 accept: {line}</title><style>{STYLE}</style></head><body><main>"
+         <title>zero3 accept: {line}</title><style>{STYLE}{}</style></head><body><main>",
+        html::STYLE
     )?;
     let class = if report.verdict.accepted { "PASS" } else { "FAIL" };
     write!(out, "<h1 class=\"{class}\">{line}</h1><p>{} ranks, {:.0} s</p><ul>", report.n_ranks, report.seconds)?;
@@ -38,14 +38,7 @@ pub fn page(report: &Report) -> Result<String, Error> {
     }
     out += "</ul>";
     for figure in plots::all(report) {
-        write!(
-            out,
-            "<figure id=\"{}\"><div class=\"light wide\">{}</div><div class=\"dark wide\">{}</div><figcaption>{}</figcaption></figure>",
-            figure.name,
-            figure.light,
-            figure.dark,
-            escape(&figure.caption)
-        )?;
+        out += &html::element(&figure);
     }
     for section in &report.sections {
         write!(out, "<h2>{}</h2>", section.name)?;
@@ -73,8 +66,4 @@ pub fn page(report: &Report) -> Result<String, Error> {
     }
     write!(out, "</table></div><h2>Deck</h2><pre>{}</pre></main></body></html>", escape(&report.deck))?;
     Ok(out + "\n")
-}
-
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
