@@ -10,6 +10,7 @@ use crate::config::BackendKind;
 use crate::config::Deck;
 use crate::config::hardware::Hardware;
 use crate::error::{Error, Result};
+use crate::figures::png;
 use crate::model::Model;
 use crate::plan::Plan;
 use crate::plan::forecast::Forecast;
@@ -146,9 +147,8 @@ fn formula(planner: &Planner<'_>, planned: &PlannedDeck) -> Formula {
 fn brief(planner: &Planner<'_>, planned: &PlannedDeck, paper: &Paper) -> Result<String> {
     let (m, train, zero) = (&planned.deck.model, &planned.deck.train, &planned.deck.zero);
     let mut text = format!(
-        "plan for {} rank{}: {} with {} parameters; {} blocks, width {}, {} heads, {} tokens a sequence, vocabulary {}",
-        paper.world_size,
-        if paper.world_size == 1 { "" } else { "s" },
+        "plan for {}: {} with {} parameters; {} blocks, width {}, {} heads, {} tokens a sequence, vocabulary {}",
+        human::counted(paper.world_size, "rank"),
         m.family,
         paper.n_params,
         m.n_layer,
@@ -214,13 +214,15 @@ fn sweep(args: &PlanArgs, planner: &Planner<'_>, sweep: &Sweep) -> Result<String
             })
         }
     };
-    let write = |path: &Path, text: &str| std::fs::write(path, text).map_err(|e| Error::io("write", path, &e));
+    let write = |path: &Path, bytes: &[u8]| std::fs::write(path, bytes).map_err(|e| Error::io("write", path, &e));
     if let Some(path) = &args.csv {
-        write(path, &table.to_csv()?)?;
+        write(path, table.to_csv()?.as_bytes())?;
     }
     let hardware = planner.hardware(&[])?.expect("--sweep asks for --hardware");
     if let Some(path) = &args.figure {
-        write(path, &table.figure(&hardware.hardware.name, hardware.hardware.measured)?.light)?;
+        let svg = table.figure(&hardware.hardware.name, hardware.hardware.measured)?.light;
+        let is_png = path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("png"));
+        write(path, &if is_png { png::of_svg(&svg)? } else { svg.into_bytes() })?;
     }
     if args.json {
         return Ok(serde_json::to_string_pretty(&table).expect("plain data"));

@@ -11,6 +11,7 @@ use crate::config::{BackendKind, Deck, DeviceKind, Preset};
 use crate::error::{Error, Fault, Result};
 use crate::model::{self, Model, work};
 use crate::plan::Plan;
+use crate::plan::forecast::advice::Overrides;
 use crate::plan::forecast::shape::{self, Shape};
 use crate::plan::forecast::{Forecast, Subject};
 use crate::train::{budget, planning};
@@ -20,9 +21,6 @@ const TOKENS_OF_MICRO_BATCH: usize = 8192;
 /// Sizes of a model of a number of parameters, where no key says them: GPT-2's.
 const VOCAB_SIZE: usize = 50257;
 const SEQ_LEN: usize = 1024;
-
-/// Keys and values as overrides have them.
-type Overrides = Vec<(String, String)>;
 
 /// A subject, and everything the command line says of it.
 pub struct Planner<'a> {

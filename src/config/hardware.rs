@@ -54,14 +54,14 @@ deck! {
         gb_per_s: f64 = (required), rate(), "From one device to the others of its node, one way, 10^9 bytes a second.";
         reduce_gb_per_s: f64 = (default "0"), float(0.0, 1e9), "The same where received gradients are added, too, if it was measured; 0 = `node.gb_per_s` and a pass over memory.";
         latency_us: f64 = (required), float(0.0, 1e9), "From the call of a collective to its first byte, within a node, microseconds.";
-        message_us: f64 = (default "0"), float(0.0, 1e9), "Further microseconds for each peer of a collective in which each rank talks to each.";
+        message_us: f64 = (default "0"), float(0.0, 1e9), "Further microseconds for each step of a ring, or for each peer where each rank talks to each.";
     }
 
     /// The links between nodes.
     network: NetworkSection {
         gb_per_s: f64 = (required), rate(), "Out of a node for each of its devices, one way, 10^9 bytes a second.";
         latency_us: f64 = (required), float(0.0, 1e9), "From node to node, microseconds.";
-        message_us: f64 = (default "0"), float(0.0, 1e9), "As `node.message_us`, for a peer on another node.";
+        message_us: f64 = (default "0"), float(0.0, 1e9), "As `node.message_us`, for a step or a peer on another node.";
         gather: GatherRoute = (default "ring"), Kind::Choice(GatherRoute::NAMES),
             "`ring`: all-gathers enter and leave a node once. `direct`: each rank fetches each slice itself.";
     }
@@ -76,7 +76,7 @@ deck! {
         contention: f64 = (default "0.1"), float(0.0, 1.0), "Share of a device that a collective under way takes from its kernels.";
     }
 
-    /// Measured kernels: `\"1.5 us, 210 GFLOP/s, 55 GB/s\"` is the time of a call that does nothing, and what FLOPs and bytes add to it; parts can be missing. Empty = from the figures above.
+    /// Measured kernels: `"1.5 us, 210 GFLOP/s, 55 GB/s"` is the time of a call that does nothing, and what FLOPs and bytes add to it; parts can be missing. Empty = from the figures above.
     kernels: KernelsSection {
         linear_forward_f32: String = (default ""), RATE, "`out = inp * weight^T`, f32.";
         linear_forward_bf16: String = (default ""), RATE, "`out = inp * weight^T`, bf16.";
@@ -113,7 +113,7 @@ deck! {
     }
 }
 
-/// Sections of a hardware file, for words on the command line.
+/// Whether a dotted key is of a section of hardware files, for words on the command line.
 pub fn is_key(name: &str) -> bool {
     name.split_once('.').is_some_and(|(section, _)| SECTIONS.iter().any(|(known, _)| *known == section))
 }
@@ -178,7 +178,7 @@ impl Deck {
                     known.join(", ")
                 )));
             }
-            None => (read_text(Path::new(name))?, name.to_owned()),
+            None => (read_text(Path::new(name), "hardware file")?, name.to_owned()),
         };
         Deck::parse(&text, overrides, &origin)
     }

@@ -129,7 +129,7 @@ macro_rules! deck {
             /// # Errors
             /// [`Error::Input`] when the file cannot be read or is not TOML, [`Error::Deck`] with every fault otherwise.
             pub fn load(path: &Path, overrides: &[(String, String)]) -> Result<Deck> {
-                Deck::parse(&read_text(path)?, overrides, &path.display().to_string())
+                Deck::parse(&read_text(path, "deck")?, overrides, &path.display().to_string())
             }
 
             /// The whole deck as TOML, every key written out; it parses back to the same deck.
@@ -373,9 +373,10 @@ impl Deck {
     }
 }
 
-/// The text of a deck.
-fn read_text(path: &Path) -> Result<String> {
-    let no = |why: &str| Error::Input(format!("cannot read the deck {}: {why}; a deck is a TOML file", path.display()));
+/// The text of a deck, or of another file of keys: `what` says which.
+fn read_text(path: &Path, what: &str) -> Result<String> {
+    let no =
+        |why: &str| Error::Input(format!("cannot read the {what} {}: {why}; a {what} is a TOML file", path.display()));
     let mut text = String::new();
     std::fs::File::open(path)
         .and_then(|file| file.take(MAX_DECK_BYTES + 1).read_to_string(&mut text))

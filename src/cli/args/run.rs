@@ -115,8 +115,8 @@ pub struct PlanArgs {
     /// Write the sweep as CSV.
     #[arg(long, value_name = "FILE", requires = "sweep")]
     pub csv: Option<PathBuf>,
-    /// Draw the sweep as SVG.
-    #[arg(long, value_name = "FILE.svg", requires = "sweep")]
+    /// Draw the sweep: as PNG where FILE ends in .png, else as SVG.
+    #[arg(long, value_name = "FILE", requires = "sweep")]
     pub figure: Option<PathBuf>,
     /// Where --calibrate writes the hardware file.
     #[arg(long, value_name = "FILE", requires = "calibrate", default_value = "hardware.toml")]

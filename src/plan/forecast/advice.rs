@@ -83,9 +83,7 @@ impl Advice {
         let gives = |turn: &&Turn| turn.gain > SMALLEST_GAIN;
         self.fits.iter().filter(gives).find(|turn| turn.costs.is_empty()).or_else(|| self.fits.iter().find(gives))
     }
-}
 
-impl Advice {
     /// A change that does not fit by itself and what makes it fit, where both together give more than the first knob.
     pub fn pair(&self) -> Option<(&Turn, &Remedy)> {
         let least = self.first().map_or(0.0, |turn| turn.gain) + SMALLEST_GAIN;
@@ -168,7 +166,7 @@ fn candidates(deck: &Deck, n_ranks: usize) -> Vec<Candidate> {
     if zero.gather_bucket_bytes > 0 {
         add("", &[("zero.gather_bucket_bytes", "0".into())]);
     }
-    let costs = if zero.deterministic { "bits depend on the rank count" } else { "" };
+    let costs = if zero.deterministic { "bits depend on the rank count" } else { OTHER_BITS };
     add(costs, &[("zero.deterministic", (!zero.deterministic).to_string())]);
     all
 }

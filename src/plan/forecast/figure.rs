@@ -13,12 +13,14 @@ impl Table {
     pub fn figure(&self, hardware: &str, measured: bool) -> Result<Figure> {
         let planned: Option<Vec<(f64, &Forecast)>> =
             self.planned().map(|(value, f)| Some((value.parse().ok().filter(|x: &f64| *x > 0.0)?, f))).collect();
-        let Some(points) = planned.filter(|points| !points.is_empty()) else {
+        let Some(mut points) = planned.filter(|points| !points.is_empty()) else {
             return Err(Error::Input(format!(
                 "--figure: the values of {} that can be planned are not numbers above 0; --csv takes any",
                 self.key
             )));
         };
+        // A list may name its values in any order.
+        points.sort_by(|a, b| a.0.total_cmp(&b.0));
         let over = |ms: fn(&Forecast) -> f64| points.iter().map(|(x, f)| (*x, 1e3 * ms(f))).collect();
         let x = Axis::new(self.key.clone()).log();
         let x = if self.key.starts_with("ranks") || self.key.ends_with("_size") { x.count() } else { x };

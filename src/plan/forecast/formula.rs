@@ -45,7 +45,8 @@ impl Formula {
 impl fmt::Display for Formula {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Formula { n_params, world_size, .. } = *self;
-        writeln!(f, "by formula, for exactly {n_params} parameters on {world_size} ranks (1 GB = 10^9 bytes)")?;
+        let ranks = human::counted(world_size, "rank");
+        writeln!(f, "by formula, for exactly {n_params} parameters on {ranks} (1 GB = 10^9 bytes)")?;
         for (stage, (bytes, &per_param)) in self.at_rest_bytes.iter().zip(&self.bytes_per_param).enumerate() {
             let terms = human::stage_formula(per_param, n_params, world_size as u64);
             writeln!(f, "  stage {stage} at rest {:>12.1} GB  {terms}", bytes / 1e9)?;
@@ -53,8 +54,10 @@ impl fmt::Display for Formula {
         let (gathers, reductions) = self.gathers_and_reductions;
         write!(
             f,
-            "  moved in a step {:>11.1} GB  received by a rank: {gathers} all-gathers and {reductions} reductions, (N-1)/N of each",
-            self.moved_bytes / 1e9
+            "  moved in a step {:>11.1} GB  received by a rank: {} and {}, (N-1)/N of each",
+            self.moved_bytes / 1e9,
+            human::counted(gathers, "all-gather"),
+            human::counted(reductions, "reduction")
         )
     }
 }

@@ -15,25 +15,20 @@ impl fmt::Display for Forecast {
             false => "data sheets and assumptions, not verified on such a machine",
         };
         writeln!(f, "forecast for {}: {basis}", self.hardware)?;
-        let plural = |n: usize| if n == 1 { "" } else { "s" };
         writeln!(
             f,
-            "  {} rank{} on {} node{} of {}; {} micro-step{}, {} tokens a step",
-            self.world_size,
-            plural(self.world_size),
-            self.n_nodes,
-            plural(self.n_nodes),
+            "  {} on {} of {}; {}, {} tokens a step",
+            human::counted(self.world_size, "rank"),
+            human::counted(self.n_nodes, "node"),
             self.ranks_per_node,
-            self.micro_steps,
-            plural(self.micro_steps),
+            human::counted(self.micro_steps, "micro-step"),
             self.tokens_per_step
         )?;
         if self.idle_ranks > 0 {
             writeln!(
                 f,
-                "  {} rank{} without a micro-batch in the last micro-step: a larger train.global_batch_size, or fewer ranks",
-                self.idle_ranks,
-                plural(self.idle_ranks)
+                "  {} without a micro-batch in the last micro-step: a larger train.global_batch_size, or fewer ranks",
+                human::counted(self.idle_ranks, "rank")
             )?;
         }
         writeln!(f, "\nmemory of one rank")?;
