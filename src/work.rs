@@ -99,7 +99,7 @@ pub struct Work {
     pub bytes: f64,
 }
 
-/// Rows, columns and depth of a matrix product; how many bytes an element of operands and result has.
+/// Sizes of a matrix product.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Product {
     /// Rows of the input (B * T).

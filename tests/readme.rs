@@ -49,6 +49,19 @@ fn zero3(line: &str) -> Option<(usize, Vec<&str>)> {
 }
 
 #[test]
+fn every_target_of_the_makefile_is_there_once_and_says_what_it_is_for() {
+    let text = std::fs::read_to_string(root().join("Makefile")).expect("a Makefile");
+    let phony = text.lines().find_map(|line| line.strip_prefix(".PHONY: ")).expect("a list of targets");
+    let rules = |target: &str| text.lines().filter(|line| line.starts_with(&format!("{target}:"))).collect::<Vec<_>>();
+    for target in phony.split_whitespace() {
+        let rules = rules(target);
+        assert!(rules.len() == 1 && rules[0].contains(" ## "), "{target}: {rules:?}");
+    }
+    let helped = text.lines().filter(|line| line.contains(": ") && line.contains(" ## ")).count();
+    assert_eq!(helped, phony.split_whitespace().count(), "a target is missing from .PHONY");
+}
+
+#[test]
 fn every_command_of_the_readme_works() {
     let dir = stage();
     let mut trained = 0;

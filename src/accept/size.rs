@@ -21,8 +21,11 @@ pub const SHAPES: [Shape; 7] = [
     Shape { n_layer: 48, n_head: 25, d_model: 1600 },
     Shape { n_layer: 32, n_head: 32, d_model: 4096 },
 ];
-/// What a core is taken for, in GFLOP/s: about a third of what AVX2 cores reach in matrix products.
+/// What a core is taken for, in GFLOP/s: a quarter of the f32 peak of two 256-bit FMA units at 2.5 GHz (8 lanes * 2 FLOPs * 2 units).
+/// Assumed, not measured: it places the ladder's steps, and no figure of a report comes from it.
 const GFLOPS_PER_CORE: f64 = 20.0;
+/// Cores that a device with memory of its own is taken for: 20 TFLOP/s, below the dense bf16 peak of every file of inputs/hardware/.
+const DEVICE_CORES: usize = 1000;
 /// What one micro-batch may take at that rate.
 const MICRO_BATCH_SECONDS: f64 = 1.0;
 /// Share of a rank's memory that the whole model may take: a run of `scaling` has it on one rank alone.
@@ -36,9 +39,6 @@ pub struct Resources {
     /// Cores it computes on.
     pub cores: usize,
 }
-
-/// Cores that a device with memory of its own is taken for: 20 TFLOP/s, what data-centre GPUs surpass in bf16.
-const DEVICE_CORES: usize = 1000;
 
 /// The deck with the largest shape of the ladder whose training on one rank fits into the share of `weakest`'s memory and whose
 /// micro-batch is computed in time; with the smallest where none does. A deck that names its model stays as it is.

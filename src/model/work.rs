@@ -10,20 +10,14 @@ use crate::work::{Attention, Kernel, Product, UnitWork, Work};
 
 /// The kernels of each unit's visits.
 pub fn of_model(model: &Model, precision: Precision) -> Vec<UnitWork> {
-    let unit = |role: UnitRole| match role {
-        UnitRole::Embedding => embedding(model, precision),
-        UnitRole::Block => block(model, precision),
-        UnitRole::Head => self::head(model, precision),
-    };
-    let units = &model.spec.units;
     // Blocks are alike.
-    let (first, middle, last) = (unit(UnitRole::Embedding), unit(UnitRole::Block), unit(UnitRole::Head));
+    let (embedding, block, head) = (embedding(model, precision), block(model, precision), head(model, precision));
     let of = |role: UnitRole| match role {
-        UnitRole::Embedding => first.clone(),
-        UnitRole::Block => middle.clone(),
-        UnitRole::Head => last.clone(),
+        UnitRole::Embedding => &embedding,
+        UnitRole::Block => &block,
+        UnitRole::Head => &head,
     };
-    units.iter().map(|u| of(u.role)).collect()
+    model.spec.units.iter().map(|unit| of(unit.role).clone()).collect()
 }
 
 fn embedding(model: &Model, precision: Precision) -> UnitWork {
