@@ -16,7 +16,8 @@ use crate::train::node_memory::NodeMemory;
 use std::time::Instant;
 
 /// What the lab asks of an acceptance deck; its sections do not run.
-const LAB_DECK: &str = "[run]\ndir = \"calibration\"\n[training]\nvocab_size = 512\n";
+const LAB_DECK: &str =
+    "[run]\ndir = \"calibration\"\n[training]\nn_layer = 4\nn_head = 4\nd_model = 128\nvocab_size = 512\n";
 
 /// Measures on all ranks. GPUs are not looked at: there is no measuring of them yet.
 pub(super) fn run(launch: &Launch, args: &PlanArgs, started: Instant) -> Result<Exit> {
