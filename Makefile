@@ -37,6 +37,7 @@ test: setup-test ## all tests but those of the targets below: units, documents, 
 test-slow: setup-test ## fifty kills, which take minutes; and an error of a real device, which takes root
 	$(CARGO) test --test checkpoint_faults -- --ignored
 	$(CARGO) test --test kill_rounds -- --ignored --nocapture
+	$(CARGO) test --test plan -- --ignored
 
 test-perfetto: build ## Perfetto's own trace processor reads a trace; fetches it from PyPI and the network (PERFETTO_BINARY: none of the latter)
 	tests/perfetto/run.sh

