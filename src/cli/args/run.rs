@@ -87,10 +87,8 @@ pub struct TrainArgs {
 /// the peak memory and the bytes each rank receives per step; with --hardware also how long a step takes, and what each
 /// knob would give. Needs no MPI: it plans 4096 ranks on a laptop.
 #[derive(clap::Args, Debug, Clone, PartialEq)]
-#[command(
-    override_usage = "zero3 plan DECK|--model NAME|--params COUNT --ranks N [--ranks-per-node K] [--hardware FILE|NAME] \
-    [--sweep KEY=VALUES] [--json] [KEY=VALUE ...]\n       mpirun -n N zero3 plan --calibrate [--out FILE]"
-)]
+#[command(override_usage = "zero3 plan DECK|--model NAME|--params COUNT --ranks N [--ranks-per-node K] \
+    [--hardware FILE|NAME]\n           [--sweep KEY=VALUES] [--json] [KEY=VALUE ...]\n       mpirun -n N zero3 plan --calibrate [--out FILE]")]
 #[command(after_help = PLAN_HELP)]
 pub struct PlanArgs {
     #[command(flatten)]
