@@ -52,7 +52,7 @@ impl Accepted {
             "device.slow_rank=0.9".into(),
             "collectives.iterations=5".into(),
             "collectives.max_bytes=4096".into(),
-            "collectives.slow_link=0.98".into(),
+            "collectives.slow_link=0.9999".into(),
             "storage.bytes_per_rank=100000".into(),
             "elasticity.soak_minutes=0".into(),
         ];

@@ -355,7 +355,7 @@ fn the_acceptance_benchmark_runs_every_section_on_gpus() {
         "device.slow_rank=0.99",
         "collectives.iterations=3",
         "collectives.max_bytes=4096",
-        "collectives.slow_link=0.99",
+        "collectives.slow_link=0.9999",
         "storage.bytes_per_rank=100000",
         "training.n_layer=1",
         "training.d_model=16",

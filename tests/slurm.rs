@@ -214,7 +214,7 @@ fn the_acceptance_benchmark_sees_two_nodes_and_its_verdict_is_the_exit_code() {
             "device.memory_bytes=1048576".into(),
             "device.seconds=0.02".into(),
             "collectives.max_bytes=4096".into(),
-            "collectives.slow_link=0.999".into(),
+            "collectives.slow_link=0.9999".into(),
             "storage.bytes_per_rank=100000".into(),
             "elasticity.soak_minutes=0".into(),
         ]
