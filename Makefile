@@ -1,11 +1,12 @@
 # zero3: build, run, test. `make` lists the targets and what was found on this machine.
-# Variables: NP ranks, DECK and ARGS (key=value overrides, flags) of `make run`; MPICC, MPIRUN, HDF5_DIR of the machine.
+# Variables: NP ranks, DECK and ARGS (key=value overrides, flags) of `make run`; PROFILE=dev for a quick build; MPICC, MPIRUN, HDF5_DIR of the machine.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 NP ?= 2
 DECK ?= inputs/tiny.toml
 ARGS ?=
-RELEASE = $${CARGO_TARGET_DIR:-target}/release/zero3
+PROFILE ?= release
+RELEASE = $${CARGO_TARGET_DIR:-target}/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))/zero3
 # Read by the shell of each recipe, not by make: `setup` may have changed what there is to find.
 CARGO = . scripts/env.sh && cargo
 # Private items are documented too, so links to them lead somewhere.
@@ -26,7 +27,7 @@ setup-test: ## the same, and what the tests need: Slurm, shellcheck, h5dump, chr
 	@scripts/nccl_library.sh
 
 build: setup ## target/release/zero3
-	$(CARGO) build --release
+	$(CARGO) build --profile $(PROFILE)
 
 run: build ## train inputs/tiny.toml: make run NP=3 ARGS="train.steps=500 optim.lr=2e-3"
 	@scripts/mpirun.sh $(NP) "$(RELEASE)" train $(DECK) $(ARGS)

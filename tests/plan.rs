@@ -201,14 +201,9 @@ fn a_calibration_removes_no_directory_that_it_has_not_made() {
 }
 
 #[test]
+#[ignore = "minutes of training on one and two ranks: make test-slow"]
 fn a_calibrated_machine_is_a_hardware_file_that_predictions_read() {
-    calibrates(2);
-}
-
-#[test]
-#[ignore = "another minute of the same without a link: make test-slow"]
-fn one_rank_calibrates_too() {
-    calibrates(1);
+    [1, 2].into_iter().for_each(calibrates);
 }
 
 #[track_caller]
