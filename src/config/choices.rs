@@ -1,6 +1,6 @@
 //! The closed sets of values some keys take. Names in decks, checkpoints and messages are these and no others.
 //!
-//! Must not know: the keys that use them, nor which values work today (`mod.rs` says both).
+//! Must not know: the keys that use them (`mod.rs` says).
 
 use serde::{Deserialize, Serialize};
 use std::fmt;

@@ -30,10 +30,6 @@ pub struct Key {
     pub origin: Origin,
     /// What it means, with its unit.
     pub help: &'static str,
-    /// The values this release can run, in deck words; empty = all of them.
-    pub today: &'static [&'static str],
-    /// Said when a value outside `today` is refused; empty where all values run.
-    pub later: &'static str,
 }
 
 /// Where the value of an absent key comes from.
@@ -119,13 +115,7 @@ impl Key {
 
     /// Says what would do instead of `value`, or `None` when it is right. `None` for a value is one of the wrong type.
     pub fn complaint(&self, value: Option<&Value>) -> Option<String> {
-        let Some(value) = value.filter(|v| self.kind.admits(v)) else { return Some(self.kind.wants()) };
-        if self.today.is_empty() || self.today.iter().any(|t| self.kind.read_override(t).as_ref() == Some(value)) {
-            return None;
-        }
-        let words: Vec<String> =
-            self.today.iter().filter_map(|t| self.kind.read_override(t)).map(|v| render(&v)).collect();
-        Some(format!("not available yet: {}; use {}", self.later, words.join(" or ")))
+        value.is_none_or(|v| !self.kind.admits(v)).then(|| self.kind.wants())
     }
 }
 

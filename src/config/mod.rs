@@ -80,14 +80,13 @@ macro_rules! origin_doc {
 }
 
 /// Makes the section structs, [`Deck`] with what every deck can do, [`SECTIONS`] and [`KEYS`] from the table below. A row
-/// is `field: type = (origin), kind, help [, today values, reason];`.
+/// is `field: type = (origin), kind, help;`.
 macro_rules! deck {
     ($(
         #[doc = $section_help:literal]
         $section:ident: $Section:ident {
             $(
-                $field:ident: $ty:ty = ($($origin:tt)+), $kind:expr, $help:literal
-                $(, today $today:expr, $later:expr)?;
+                $field:ident: $ty:ty = ($($origin:tt)+), $kind:expr, $help:literal;
             )+
         }
     )+) => {
@@ -156,8 +155,6 @@ macro_rules! deck {
                 kind: $kind,
                 origin: origin!($($origin)+),
                 help: $help,
-                today: { #[allow(unused)] let today: &[&str] = &[]; $(let today: &[&str] = $today;)? today },
-                later: { #[allow(unused)] let later = ""; $(let later = $later;)? later },
             },
         )+)+];
     };

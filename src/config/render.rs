@@ -46,13 +46,7 @@ pub fn markdown_table(table: &Table) -> String {
         out.push_str(&format!("### [{section}]\n\n{}\n\n", help.trim()));
         out.push_str("| key | value | default | meaning |\n| --- | --- | --- | --- |\n");
         for key in table.keys.iter().filter(|k| k.section() == *section) {
-            out.push_str(&format!(
-                "| `{}` | {} | {} | {} |\n",
-                key.field(),
-                key.kind.wants(),
-                default(key),
-                meaning(key)
-            ));
+            out.push_str(&format!("| `{}` | {} | {} | {} |\n", key.field(), key.kind.wants(), default(key), key.help));
         }
         out.push('\n');
     }
@@ -67,13 +61,4 @@ fn default(key: &Key) -> String {
         (Origin::Derived(words), _) => words.into(),
         (Origin::Fixed(_), value) => value.map_or_else(String::new, |v| format!("`{}`", render(&v))),
     }
-}
-
-fn meaning(key: &Key) -> String {
-    if key.today.is_empty() {
-        return key.help.into();
-    }
-    let words: Vec<String> =
-        key.today.iter().filter_map(|t| key.kind.read_override(t)).map(|v| format!("`{}`", render(&v))).collect();
-    format!("{} Available now: {}.", key.help, words.join(", "))
 }

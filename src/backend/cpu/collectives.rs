@@ -134,7 +134,9 @@ pub fn reduce_scatter(group: &Group, pacer: &Pacer, reduce: &mut ReduceScatter) 
     let takers: &[usize] = if group.rank < contributors { &neighbours } else { &[] };
     let theirs = group.exchange_words(pacer, HERE, &addresses(full), takers, &givers)?;
     let mut chunk = CHUNK.take();
-    chunk.resize(CHUNK_BYTES / 4, 0);
+    if !givers.is_empty() {
+        chunk.resize(CHUNK_BYTES / 4, 0);
+    }
     let mut sum = Sum { group, full, givers: &givers, theirs: &theirs, chunk, read_bytes: 0 };
     let mut requests = group.requests();
     for bucket in buckets.iter() {
