@@ -193,7 +193,7 @@ fn elementwise(suite: &mut Suite) {
     let other = if a == F32 { Bf16 } else { F32 };
     suite.case("cast", n, [Zeros(other, n), inp], |d, [out, inp]| d.cast(out.view_mut(), inp.view()));
     suite.case("sum_of_squares", n, [inp], |d, [inp]| {
-        black_box(d.sum_of_squares(&[inp.view()]).expect("a sum"));
+        black_box(d.sum_of_squares([inp.view()]).expect("a sum"));
     });
 }
 

@@ -4,12 +4,17 @@
 //! computes; `zero/` moves the parameters. Must not know: ranks, buffers, kernels.
 
 use crate::dtype::DType;
+use smallvec::SmallVec;
 
 /// Index into [`ModelSpec::params`].
 pub type ParamId = usize;
 
 /// Index into [`ModelSpec::units`].
 pub type UnitId = usize;
+
+/// One thing for each of a unit's parameters, gradients or other tensors. No family has more than sixteen, so that a step hands
+/// such lists about without asking the heap for any; longer ones work too.
+pub type PerTensor<T> = SmallVec<[T; 16]>;
 
 /// How a parameter starts. Values are a function of (seed, name, element), never of the rank count.
 #[derive(Debug, Clone, Copy, PartialEq)]

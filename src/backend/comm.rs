@@ -7,6 +7,7 @@
 use super::buffer::{Arena, Buf};
 use super::library::Library;
 use crate::error::Result;
+use crate::params::PerTensor;
 use crate::plan::schedule::Bucket;
 use std::sync::Arc;
 
@@ -27,9 +28,9 @@ pub type RecordOf<C> = CommRecord<<C as Comm>::Mark>;
 /// The buffers of a finished collective, back in the caller's hands.
 pub struct Landed<M> {
     /// Inputs: shards of a gather, full gradients of a reduction.
-    pub inputs: Vec<Buf>,
+    pub inputs: PerTensor<Buf>,
     /// Outputs: whole parameters of a gather, gradient slices of a reduction.
-    pub outputs: Vec<Buf>,
+    pub outputs: PerTensor<Buf>,
     /// Receive staging of a reduction.
     pub staging: Option<Buf>,
     /// What it moved.
@@ -50,9 +51,9 @@ pub trait Pending {
 /// One gradient reduction, ready to start.
 pub struct ReduceScatter {
     /// Full gradients, padded to N slices each.
-    pub full: Vec<Buf>,
+    pub full: PerTensor<Buf>,
     /// This rank's gradient slices. Overwritten where `first`, else accumulated into.
-    pub slices: Vec<Buf>,
+    pub slices: PerTensor<Buf>,
     /// Receive staging for the largest bucket: (N-1) times its elements. None where N = 1.
     pub staging: Option<Buf>,
     /// The exchange, bucket by bucket (planned).
@@ -81,7 +82,7 @@ pub trait Comm {
     fn alloc(&self, bytes: usize) -> Result<Arc<Arena>>;
 
     /// Starts gathering whole parameters after `after`: `outs[i]` is the concatenation of every rank's `shards[i]`.
-    fn all_gather(&self, after: Self::Event, shards: Vec<Buf>, outs: Vec<Buf>) -> Self::Pending;
+    fn all_gather(&self, after: Self::Event, shards: PerTensor<Buf>, outs: PerTensor<Buf>) -> Self::Pending;
 
     /// Starts an exchange of slices and adds the contributions to the owner's slice in the order of the micro-batch
     /// index (rule 8: one left fold, whatever the rank count); with `zero.deterministic = false` in NCCL's.
@@ -91,8 +92,14 @@ pub trait Comm {
     fn barrier(&self) -> Result<()>;
     /// Element-wise sum of every rank's integers. Control.
     fn all_reduce_sum(&self, values: &mut [i64]) -> Result<()>;
+    /// `all` becomes every rank's values, in rank order; all ranks pass the same count. Control.
+    fn all_gather_f64_into(&self, values: &[f64], all: &mut [f64]) -> Result<()>;
     /// Every rank's values, in rank order; all ranks pass the same count. Control.
-    fn all_gather_f64(&self, values: &[f64]) -> Result<Vec<f64>>;
+    fn all_gather_f64(&self, values: &[f64]) -> Result<Vec<f64>> {
+        let mut all = vec![0.0; values.len() * self.size()];
+        self.all_gather_f64_into(values, &mut all)?;
+        Ok(all)
+    }
     /// Every rank's bytes, in rank order; lengths may differ. Control.
     fn all_gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>>;
     /// Every rank's bytes on rank 0, in rank order; nothing elsewhere. Control.

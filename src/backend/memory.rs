@@ -8,15 +8,14 @@ use super::{Device, Queue};
 use crate::plan::memory::Slot;
 use crate::telemetry::ledger::{Ledger, MemKind};
 use std::cell::Cell;
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
 /// The arena at run time.
 pub struct Memory<D: Device> {
     arena: Arc<Arena>,
-    /// Living regions: start -> end, in bytes.
-    live: BTreeMap<usize, usize>,
+    /// Living regions in bytes, ascending. A list, not a tree: it keeps its room from step to step.
+    live: Vec<Range<usize>>,
     /// Regions given back, with the last use of each; a later taker waits for it.
     freed: Vec<(Range<usize>, D::Event)>,
     ledger: Arc<Ledger>,
@@ -31,7 +30,7 @@ impl<D: Device> Memory<D> {
     pub fn new(arena: Arc<Arena>, poison: bool) -> Self {
         Memory {
             arena,
-            live: BTreeMap::new(),
+            live: Vec::new(),
             freed: Vec::new(),
             ledger: Arc::default(),
             outside_bytes: Cell::new(0),
@@ -46,10 +45,11 @@ impl<D: Device> Memory<D> {
     pub fn take(&mut self, device: &D, slot: &Slot, kind: MemKind, queue: Queue) -> Buf {
         let range = slot.offset..slot.offset + slot.bytes();
         if !range.is_empty() {
-            if let Some((start, end)) = self.live.range(..range.end).next_back() {
-                assert!(*end <= range.start, "{} at {range:?} overlaps a living buffer at {start}..{end}", slot.name);
+            let at = self.live.partition_point(|living| living.start < range.end);
+            if let Some(before) = self.live[..at].last() {
+                assert!(before.end <= range.start, "{} at {range:?} overlaps a living buffer at {before:?}", slot.name);
             }
-            self.live.insert(range.start, range.end);
+            self.live.insert(at, range.clone());
             self.freed.retain(|(freed, last_use)| {
                 if freed.start < range.end && range.start < freed.end {
                     device.wait(queue, last_use);
@@ -70,8 +70,9 @@ impl<D: Device> Memory<D> {
         }
         let range = buf.offset()..buf.offset() + buf.bytes();
         if !range.is_empty() {
-            let end = self.live.remove(&range.start);
-            assert_eq!(end, Some(range.end), "a buffer given back was taken from this arena");
+            let at = self.live.binary_search_by_key(&range.start, |living| living.start);
+            let at = at.expect("a buffer given back was taken from this arena");
+            assert_eq!(self.live.remove(at), range, "a buffer is given back whole");
             self.freed.push((range, device.record(Queue::Compute)));
         }
         self.ledger.give(kind, buf.bytes() as u64);
@@ -102,7 +103,7 @@ impl<D: Device> Memory<D> {
     /// The ledger and the arena agree.
     fn check(&self) {
         if cfg!(debug_assertions) {
-            let living: usize = self.live.iter().map(|(start, end)| end - start).sum();
+            let living: usize = self.live.iter().map(Range::len).sum();
             let counted = self.ledger.total_now() - self.outside_bytes.get();
             assert_eq!(counted, living as u64, "ledger against living buffers of the arena");
         }

@@ -85,7 +85,7 @@ pub trait Device: Ops {
     /// Its result. Blocks the host.
     fn finish_sum(&self, sum: Self::Sum) -> Result<f64>;
     /// Exact sum of the squares of all elements. Blocks the host.
-    fn sum_of_squares(&self, inps: &[View<'_>]) -> Result<ExactSum>;
+    fn sum_of_squares<'a>(&self, inps: impl IntoIterator<Item = View<'a>>) -> Result<ExactSum>;
     /// Sets every byte of `dst`: 0 for zeros, 0xff for f32/bf16 NaN (use after release then shows).
     fn fill_bytes(&self, dst: ViewMut<'_>, byte: u8);
     /// What the device is, for banners and logs.

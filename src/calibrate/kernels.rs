@@ -278,7 +278,7 @@ impl<B: Backend> Bench<'_, B> {
         for numel in [1 << 8, 1 << 12, 1 << 16, 1 << 19, 1 << 21] {
             let work = Work::pass(Kernel::SumOfSquares, a, numel * a.bytes());
             self.sample(work, &[(numel, a)], 0, |dev, bufs| {
-                std::hint::black_box(dev.sum_of_squares(&[bufs[0].view()])).ok();
+                std::hint::black_box(dev.sum_of_squares([bufs[0].view()])).ok();
             })?;
             let mixed = a == DType::Bf16;
             let f32s = (numel, DType::F32);

@@ -5,7 +5,7 @@
 pub mod lr_schedule;
 
 use crate::backend::ops::AdamwStep;
-use crate::backend::{Comm, Device, View};
+use crate::backend::{Comm, Device};
 use crate::config::OptimSection;
 use crate::error::Result;
 use crate::exact_sum::{DIGITS, ExactSum};
@@ -16,8 +16,8 @@ use crate::zero::Shards;
 /// The global gradient norm: the exact sum of the squares of every owned element, rounded once, then its square
 /// root. NaN where any gradient is not finite. The same bits for every rank count.
 pub fn grad_norm<D: Device, C: Comm>(device: &D, comm: &C, shards: &Shards, spec: &ModelSpec) -> Result<f64> {
-    let grads: Vec<View<'_>> = (0..spec.params.len()).map(|p| shards.owned(p, State::Grad)).collect();
-    let mut words: [i64; DIGITS + 1] = device.sum_of_squares(&grads)?.to_words();
+    let grads = (0..spec.params.len()).map(|p| shards.owned(p, State::Grad));
+    let mut words: [i64; DIGITS + 1] = device.sum_of_squares(grads)?.to_words();
     comm.all_reduce_sum(&mut words)?;
     Ok(ExactSum::from_words(&words).to_f64().sqrt())
 }
@@ -29,7 +29,7 @@ pub fn first_non_finite<D: Device, C: Comm>(
     shards: &Shards,
     spec: &ModelSpec,
 ) -> Result<Option<(UnitId, ParamId)>> {
-    let not_finite = |p| Ok(device.sum_of_squares(&[shards.owned(p, State::Grad)])?.to_f64().is_nan());
+    let not_finite = |p| Ok(device.sum_of_squares([shards.owned(p, State::Grad)])?.to_f64().is_nan());
     let mut flags = (0..spec.params.len()).map(|p| not_finite(p).map(i64::from)).collect::<Result<Vec<i64>>>()?;
     comm.all_reduce_sum(&mut flags)?;
     let backward = spec.units.iter().enumerate().rev().flat_map(|(u, unit)| unit.params.iter().map(move |&p| (u, p)));

@@ -5,6 +5,7 @@
 pub mod budget;
 pub mod changes;
 pub mod infer;
+mod kept;
 pub mod node_memory;
 pub mod planning;
 pub mod report;
@@ -33,6 +34,7 @@ use crate::telemetry::{
 use crate::test_hooks::{self, fault_point};
 use crate::zero::Shards;
 use infer::Sampler;
+use kept::Kept;
 use node_memory::NodeMemory;
 use report::Report;
 use run_lock::{Holder, RunLock};
@@ -146,6 +148,7 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
         trace: Trace::default(),
         units: vec![UnitTimes::default(); model.spec.units.len()],
         notes: Vec::new(),
+        kept: Kept::default(),
         flight,
         step_now: 0,
     };
@@ -308,7 +311,7 @@ fn run_steps<B: Backend>(
         report.timing.begin_round();
         fault_point("step", stepper.comm.rank(), at.step + 1);
         stepper.trace.set_step(traced.contains(&(at.step + 1)).then_some(at.step + 1));
-        let load = |j| source.training_micro_batch(at.samples, j, t.micro_batch_size);
+        let load = |j, into: &mut _| source.training_micro_batch(at.samples, j, t.micro_batch_size, into);
         test_hooks::begin_attempt(at.attempts);
         allocations::take();
         let outcome = stepper.step(n_micro, at.step + 1, &deck.optim, load)?;
@@ -384,5 +387,5 @@ fn run_steps<B: Backend>(
 /// Mean validation loss in nats per token.
 fn validate<B: Backend>(stepper: &mut Stepper<'_, B>, deck: &Deck, source: &Source) -> Result<f64> {
     let b = deck.train.micro_batch_size;
-    stepper.evaluate(deck.train.eval_batches as usize, |i| source.validation_micro_batch(i, b))
+    stepper.evaluate(deck.train.eval_batches as usize, |i, into| source.validation_micro_batch(i, b, into))
 }

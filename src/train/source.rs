@@ -86,20 +86,20 @@ impl Source {
     }
 
     /// Micro-batch `j` of the step that starts at global sample `step_base`.
-    pub fn training_micro_batch(&self, step_base: u64, j: usize, micro_batch_size: usize) -> MicroBatch {
-        self.fill(self.dataset.train(), step_base, j, micro_batch_size)
+    pub fn training_micro_batch(&self, step_base: u64, j: usize, micro_batch_size: usize, into: &mut MicroBatch) {
+        self.fill(self.dataset.train(), step_base, j, micro_batch_size, into);
     }
 
     /// Validation micro-batch `i`, in file order.
-    pub fn validation_micro_batch(&self, i: usize, micro_batch_size: usize) -> MicroBatch {
+    pub fn validation_micro_batch(&self, i: usize, micro_batch_size: usize, into: &mut MicroBatch) {
         let val = self.dataset.val().expect("eval_every needs validation data, which the deck's check saw to");
-        self.fill(val, 0, i, micro_batch_size)
+        self.fill(val, 0, i, micro_batch_size, into);
     }
 
-    fn fill(&self, space: &SampleSpace, base: u64, j: usize, micro_batch_size: usize) -> MicroBatch {
+    fn fill(&self, space: &SampleSpace, base: u64, j: usize, micro_batch_size: usize, into: &mut MicroBatch) {
         let numel = micro_batch_size * self.seq_len;
-        let mut batch = MicroBatch { tokens: vec![0; numel], targets: vec![0; numel] };
-        space.fill(micro_batch_samples(base, j, micro_batch_size), &mut batch.tokens, &mut batch.targets);
-        batch
+        let MicroBatch { tokens, targets } = into;
+        [&mut *tokens, targets].into_iter().for_each(|ids| ids.resize(numel, 0));
+        space.fill(micro_batch_samples(base, j, micro_batch_size), tokens, targets);
     }
 }

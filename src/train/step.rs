@@ -4,6 +4,7 @@
 //! AllGather again, compute gradients, ReduceScatter them to the owners of the slices. Then the optimizer updates
 //! the local slices. `Stepper::run` executes the planned instructions from top to bottom and decides nothing.
 
+use super::kept::{InHand, Kept};
 use super::tracing::{Note, Noted, describe};
 use super::visit::{Live, Visit, get, get_mut, put, take, travelling_ids};
 use crate::backend::memory::Memory;
@@ -22,9 +23,10 @@ use crate::telemetry::{CommClass, CommVolume, Flight, MemKind, Phase, PhaseTimer
 use crate::test_hooks;
 use crate::zero::reduce::Contributions;
 use crate::zero::refresh::refresh;
-use crate::zero::{Gathers, Reductions, Shards};
+use crate::zero::{Gathers, Shards};
 
 /// Token and target ids of one micro-batch, (B, T) each.
+#[derive(Default)]
 pub struct MicroBatch {
     /// Inputs.
     pub tokens: Vec<u32>,
@@ -98,10 +100,10 @@ pub struct StepOutcome {
 }
 
 /// A point on a queue of the backend's device, with its time.
-type Mark<B> = <<B as Backend>::Device as Device>::Mark;
+pub(super) type Mark<B> = <<B as Backend>::Device as Device>::Mark;
 
 /// A sum that the backend's device may not have finished.
-type Sum<B> = <<B as Backend>::Device as Device>::Sum;
+pub(super) type Sum<B> = <<B as Backend>::Device as Device>::Sum;
 
 /// One rank's executor: everything it needs to run a step.
 pub struct Stepper<'a, B: Backend> {
@@ -127,6 +129,8 @@ pub struct Stepper<'a, B: Backend> {
     pub units: Vec<UnitTimes>,
     /// What the step under way has to tell to `units` and `trace`, once its times are known.
     pub notes: Vec<Note<Mark<B>>>,
+    /// Lists, for their room.
+    pub kept: Kept<B>,
     /// What this rank is at, for ranks that wait for it.
     pub flight: Flight,
     /// The step that is under way.
@@ -134,13 +138,13 @@ pub struct Stepper<'a, B: Backend> {
 }
 
 impl<B: Backend> Stepper<'_, B> {
-    /// One optimizer step over `n_micro` micro-batches; `load(j)` reads micro-batch `j`. `update` counts from 1.
+    /// One optimizer step over `n_micro` micro-batches; `load(j, batch)` reads micro-batch `j`. `update` counts from 1.
     pub fn step(
         &mut self,
         n_micro: usize,
         update: u64,
         o: &OptimSection,
-        mut load: impl FnMut(usize) -> MicroBatch,
+        mut load: impl FnMut(usize, &mut MicroBatch),
     ) -> Result<StepOutcome> {
         let (rank, n) = (self.comm.rank(), self.comm.size());
         let n_tokens = n_micro * self.model.spec.tokens_per_micro_batch;
@@ -151,7 +155,6 @@ impl<B: Backend> Stepper<'_, B> {
         self.shards.begin_step(self.device, &mut self.memory, &plan.step);
         // Micro-batch j is computed by rank j mod N in micro-step j div N. In the last micro-step some ranks may
         // have none: they join the collectives and add nothing.
-        let mut losses = Vec::new();
         let n_micro_steps = micro_steps(n_micro, n);
         for a in 0..n_micro_steps {
             let first = a == 0;
@@ -160,14 +163,18 @@ impl<B: Backend> Stepper<'_, B> {
                 first: first || plan.train_hold.is_some(),
             };
             let j = a * n + rank;
-            let batch = (j < n_micro).then(|| self.timer.time(Phase::Data, || load(j)));
+            let has_batch = j < n_micro;
+            if has_batch {
+                self.timer.time(Phase::Data, || load(j, &mut self.kept.batch));
+            }
             let dlogits_scale = test_hooks::spoilt(rank, (1.0 / n_tokens as f64) as f32);
             let purpose = Purpose::Train { dlogits_scale, who, first };
-            losses.push(self.run(plan.micro_step(a, n_micro_steps), batch.as_ref(), purpose)?);
+            let loss = self.run(plan.micro_step(a, n_micro_steps), has_batch, purpose)?;
+            self.kept.losses.push(loss);
         }
         self.shards.end_step(self.device, &mut self.memory, &plan.step);
         // The wishes to stop ride along: all ranks learn of them at the same step.
-        let (sum, stop) = self.sum_in_order(losses, signals::stop_code(), n_micro)?;
+        let (sum, stop) = self.sum_in_order(signals::stop_code(), n_micro)?;
         let loss = sum / n_tokens as f64;
 
         let outer = self.timer.switch(Phase::Optimizer);
@@ -199,59 +206,62 @@ impl<B: Backend> Stepper<'_, B> {
     /// Makes what is kept whole of `state` whole again from its owners' slices.
     pub fn refresh(&mut self, state: State, class: CommClass) -> Result<()> {
         let outer = self.timer.switch(Phase::ExposedComm);
-        let Stepper { device, comm, plan, memory, shards, volume, flight, step_now, .. } = self;
+        let Stepper { device, comm, plan, memory, shards, volume, flight, step_now, kept, .. } = self;
         memory.ledger().set_label("refresh", None);
         flight.at(*step_now, "refresh", None);
-        refresh::<B>(device, comm, memory, plan, shards, state, (volume, class))?;
+        refresh::<B>(device, comm, memory, plan, shards, state, (volume, class), &mut kept.refresh)?;
         self.timer.switch(outer);
         Ok(())
     }
 
     /// Mean loss of `n_batches` evaluation micro-batches: batch `i` runs on rank `i mod N`, summed in the order of `i`.
-    pub fn evaluate(&mut self, n_batches: usize, mut load: impl FnMut(usize) -> MicroBatch) -> Result<f64> {
+    pub fn evaluate(&mut self, n_batches: usize, mut load: impl FnMut(usize, &mut MicroBatch)) -> Result<f64> {
         let (rank, n) = (self.comm.rank(), self.comm.size());
         let plan = self.plan;
-        let mut losses = Vec::new();
         for a in 0..micro_steps(n_batches, n) {
             let i = a * n + rank;
-            let batch = (i < n_batches).then(|| load(i));
-            losses.push(self.run(&plan.eval, batch.as_ref(), Purpose::Evaluate)?);
+            let has_batch = i < n_batches;
+            if has_batch {
+                load(i, &mut self.kept.batch);
+            }
+            let loss = self.run(&plan.eval, has_batch, Purpose::Evaluate)?;
+            self.kept.losses.push(loss);
         }
         let n_tokens = n_batches * self.model.spec.tokens_per_micro_batch;
-        let loss = self.sum_in_order(losses, 0, n_batches)?.0 / n_tokens as f64;
+        let loss = self.sum_in_order(0, n_batches)?.0 / n_tokens as f64;
         self.settle()?;
         Ok(loss)
     }
 
-    /// Executes a program once. Without a batch the rank joins the collectives only. Returns the sum of the losses.
-    fn run(&mut self, program: &Program, batch: Option<&MicroBatch>, purpose: Purpose) -> Result<Option<Sum<B>>> {
-        let mut live: Live = (0..program.slots.len()).map(|_| None).collect();
-        let mut gathers = Gathers::<B::Comm>::new(program.schedule.gathers.len());
-        let mut reductions = Reductions::<B::Comm>::new(program.schedule.reduces.len());
+    /// Executes a program once, on the micro-batch that was loaded; without one the rank joins the collectives only. Returns the
+    /// sum of the losses.
+    fn run(&mut self, program: &Program, has_batch: bool, purpose: Purpose) -> Result<Option<Sum<B>>> {
+        let mut pass = std::mem::take(&mut self.kept.pass);
+        pass.begin(program);
+        let InHand { live, gathers, reductions, last_use } = &mut pass;
         let held = self.plan.train_hold.is_some();
-        let mut last_use: Vec<Option<Mark<B>>> = vec![None; program.schedule.gathers.len()];
         let mut loss = None;
 
         for (at, instr) in program.schedule.instrs.iter().enumerate() {
             if signals::report_wanted() {
-                self.answer(program, at, &gathers);
+                self.answer(program, at, gathers);
             }
             let began = self.device.mark(Queue::Compute);
             let mut released_bytes = 0;
-            self.begin(program, at, *instr, &mut live);
-            if let (0, Some(batch)) = (at, batch) {
-                let (tokens, targets) = (bytemuck::cast_slice(&batch.tokens), bytemuck::cast_slice(&batch.targets));
-                self.device.upload(get_mut(&mut live, program.tokens).view_mut(), tokens)?;
-                self.device.upload(get_mut(&mut live, program.targets).view_mut(), targets)?;
+            self.begin(program, at, *instr, live);
+            if at == 0 && has_batch {
+                let MicroBatch { tokens, targets } = &self.kept.batch;
+                self.device.upload(get_mut(live, program.tokens).view_mut(), bytemuck::cast_slice(tokens))?;
+                self.device.upload(get_mut(live, program.targets).view_mut(), bytemuck::cast_slice(targets))?;
             }
             match *instr {
-                Instr::Gather(g) => self.start_gather(program, g, &mut gathers, &mut live),
-                Instr::Wait(g) => self.land_gather(program, g, &mut gathers, &mut live, &began, purpose)?,
+                Instr::Gather(g) => self.start_gather(program, g, gathers, live),
+                Instr::Wait(g) => self.land_gather(program, g, gathers, live, &began, purpose)?,
                 Instr::Compute { unit, pass, gather } => {
                     assert!(gather.is_none_or(|g| gathers.is_live(g)), "unit {unit} is used after its gather landed");
-                    if batch.is_some() {
+                    if has_batch {
                         let outer = self.timer.switch(purpose.computing(pass));
-                        self.compute(self.model, program, Visit { unit, pass, gather }, purpose, None, &mut live);
+                        self.compute(self.model, program, Visit { unit, pass, gather }, purpose, None, live);
                         self.timer.switch(outer);
                     }
                     if let Some(g) = gather {
@@ -259,7 +269,7 @@ impl<B: Backend> Stepper<'_, B> {
                     }
                 }
                 Instr::Release(g) => {
-                    self.release_gather(program, g, &mut gathers);
+                    self.release_gather(program, g, gathers);
                     released_bytes = program.gathered[g].iter().map(|&id| program.slots[id].bytes() as u64).sum();
                     if let Some(used) = &last_use[g] {
                         let unit = program.schedule.gathers[g].unit;
@@ -268,17 +278,17 @@ impl<B: Backend> Stepper<'_, B> {
                 }
                 Instr::Accumulate(r) => {
                     let Purpose::Train { first, .. } = purpose else { panic!("evaluation has no gradients") };
-                    for &p in program.schedule.reduces[r].params.iter().filter(|_| batch.is_some()) {
-                        self.shards.hold_gradient(self.device, p, get(&live, program.grads[p]), first);
+                    for &p in program.schedule.reduces[r].params.iter().filter(|_| has_batch) {
+                        self.shards.hold_gradient(self.device, p, get(live, program.grads[p]), first);
                     }
                 }
                 Instr::Round(r) => {
-                    for &p in program.schedule.reduces[r].params.iter().filter(|_| batch.is_some()) {
+                    for &p in program.schedule.reduces[r].params.iter().filter(|_| has_batch) {
                         let Some(id) = program.rounded[p] else { continue };
                         let mut rounded = live[id].take().expect("what travels is live");
                         let n = self.model.spec.params[p].numel();
                         self.device
-                            .cast(rounded.view_mut().range(0..n), get(&live, program.grads[p]).view().range(0..n));
+                            .cast(rounded.view_mut().range(0..n), get(live, program.grads[p]).view().range(0..n));
                         live[id] = Some(rounded);
                     }
                 }
@@ -287,7 +297,7 @@ impl<B: Backend> Stepper<'_, B> {
                     let reduce = &program.schedule.reduces[r];
                     let full = match held {
                         true => reduce.params.iter().map(|&p| self.shards.lend_held(p)).collect(),
-                        false => take(&mut live, &travelling_ids(program, &reduce.params)),
+                        false => take(live, &travelling_ids(program, &reduce.params)),
                     };
                     let staging = program.staging[r].map(|id| live[id].take().expect("staging is live"));
                     let after = self.device.record(Queue::Compute);
@@ -305,19 +315,20 @@ impl<B: Backend> Stepper<'_, B> {
                         true => {
                             full.into_iter().zip(&reduce.params).for_each(|(buf, &p)| self.shards.restore_held(p, buf))
                         }
-                        false => put(&mut live, &travelling_ids(program, &reduce.params), full),
+                        false => put(live, &travelling_ids(program, &reduce.params), full),
                     }
                     if let (Some(id), staging) = (program.staging[r], staging) {
                         live[id] = staging;
                     }
                 }
             }
-            if at + 1 == program.schedule.instrs.len() && batch.is_some() {
-                loss = Some(self.device.start_sum(get(&live, program.losses).view()));
+            if at + 1 == program.schedule.instrs.len() && has_batch {
+                loss = Some(self.device.start_sum(get(live, program.losses).view()));
             }
-            self.end(program, at, &mut live);
+            self.end(program, at, live);
             self.note_instr(program, *instr, began, released_bytes);
         }
+        self.kept.pass = pass;
         Ok(loss)
     }
 
@@ -392,15 +403,19 @@ impl<B: Backend> Stepper<'_, B> {
         }
     }
 
-    /// Sum of the losses of all micro-batches in the order of their index (`own[a]` is that of `a * N + rank`), and the
-    /// largest `word` of any rank.
-    fn sum_in_order(&self, own: Vec<Option<Sum<B>>>, word: i32, n_micro: usize) -> Result<(f64, i32)> {
+    /// Sum of the losses of all micro-batches in the order of their index (`kept.losses[a]` is that of `a * N + rank`), and
+    /// the largest `word` of any rank.
+    fn sum_in_order(&mut self, word: i32, n_micro: usize) -> Result<(f64, i32)> {
         self.flight.at(self.step_now, "losses", None);
         let n = self.comm.size();
-        let finished = own.into_iter().map(|sum| sum.map_or(Ok(0.0), |sum| self.device.finish_sum(sum)));
-        let mut own = finished.collect::<Result<Vec<f64>>>()?;
+        let Kept { losses, own, all, .. } = &mut self.kept;
+        own.clear();
+        for sum in losses.drain(..) {
+            own.push(sum.map_or(Ok(0.0), |sum| self.device.finish_sum(sum))?);
+        }
         own.push(f64::from(word));
-        let all = self.comm.all_gather_f64(&own)?;
+        all.resize(n * own.len(), 0.0);
+        self.comm.all_gather_f64_into(own, all)?;
         let sum = (0..n_micro).map(|j| all[(j % n) * own.len() + j / n]).sum();
         let word = all.chunks_exact(own.len()).map(|rank| rank[own.len() - 1] as i32).max();
         Ok((sum, word.unwrap_or(0)))

@@ -5,7 +5,7 @@
 use super::step::{Purpose, Stepper};
 use crate::backend::{Backend, Buf, View};
 use crate::model::{BackwardIo, Cached, ForwardIo, LossGrad, LossIo, Model};
-use crate::params::{ParamId, UnitId, UnitRole};
+use crate::params::{ParamId, PerTensor, UnitId, UnitRole};
 use crate::plan::Program;
 use crate::plan::memory::SlotId;
 use crate::plan::schedule::{GatherId, Pass};
@@ -38,7 +38,7 @@ impl<B: Backend> Stepper<'_, B> {
         let gathered = gather.map_or(&[][..], |g| &program.schedule.gathers[g].params);
         // A visit that needs no parameters gets none.
         let needs_none = pass == Pass::Backward && spec.units[unit].role == UnitRole::Embedding;
-        let params = if needs_none { Vec::new() } else { self.params_of(unit, gathered, &whole) };
+        let params = if needs_none { PerTensor::new() } else { self.params_of(unit, gathered, &whole) };
         let work_ids = if pass == Pass::Forward { &program.forward_work[unit] } else { &program.backward_work[unit] };
         let mut work = take(live, work_ids);
         match pass {
@@ -111,13 +111,14 @@ impl<B: Backend> Stepper<'_, B> {
             }
         }
         put(live, work_ids, work);
+        drop(params);
         if let Some(g) = gather {
             put(live, &program.gathered[g], whole);
         }
     }
 
     /// The whole parameters of a unit, gathered or kept so. Padding never reaches a kernel.
-    fn params_of<'a>(&'a self, unit: UnitId, gathered: &[ParamId], whole: &'a [Buf]) -> Vec<View<'a>> {
+    fn params_of<'a>(&'a self, unit: UnitId, gathered: &[ParamId], whole: &'a [Buf]) -> PerTensor<View<'a>> {
         let spec = &self.model.spec;
         let view = |&p: &ParamId| match gathered.iter().position(|&q| q == p) {
             Some(i) => whole[i].view().range(0..spec.params[p].numel()),
@@ -128,12 +129,12 @@ impl<B: Backend> Stepper<'_, B> {
 }
 
 /// The full gradients of some parameters, in their order; none in evaluation.
-pub(super) fn grad_ids(program: &Program, params: &[ParamId]) -> Vec<SlotId> {
+pub(super) fn grad_ids(program: &Program, params: &[ParamId]) -> PerTensor<SlotId> {
     params.iter().filter_map(|&p| program.grads.get(p).copied()).collect()
 }
 
 /// What of some parameters' gradients travels: the full gradient, or its rounding where it has added up from parts.
-pub(super) fn travelling_ids(program: &Program, params: &[ParamId]) -> Vec<SlotId> {
+pub(super) fn travelling_ids(program: &Program, params: &[ParamId]) -> PerTensor<SlotId> {
     params.iter().map(|&p| program.rounded[p].unwrap_or(program.grads[p])).collect()
 }
 
@@ -148,11 +149,11 @@ pub(super) fn get_mut(live: &mut Live, id: SlotId) -> &mut Buf {
     live[id].as_mut().expect("the planned life covers this use")
 }
 
-pub(super) fn take(live: &mut Live, ids: &[SlotId]) -> Vec<Buf> {
+pub(super) fn take(live: &mut Live, ids: &[SlotId]) -> PerTensor<Buf> {
     ids.iter().map(|&id| live[id].take().expect("the planned life covers this use")).collect()
 }
 
-pub(super) fn put(live: &mut Live, ids: &[SlotId], bufs: Vec<Buf>) {
+pub(super) fn put(live: &mut Live, ids: &[SlotId], bufs: PerTensor<Buf>) {
     for (&id, buf) in ids.iter().zip(bufs) {
         live[id] = Some(buf);
     }

@@ -3,6 +3,7 @@
 use super::Shards;
 use crate::backend::{Buf, Comm, Pending, RecordOf};
 use crate::error::Result;
+use crate::params::PerTensor;
 use crate::plan::State;
 use crate::plan::schedule::{Gather, GatherId};
 
@@ -11,7 +12,7 @@ enum UnitState<P> {
     /// Only slices, one on each rank.
     Sharded,
     /// On their way, in one or more calls.
-    Gathering(Vec<P>),
+    Gathering(PerTensor<P>),
     /// Whole, in the executor's hands.
     Live,
 }
@@ -24,7 +25,15 @@ pub struct Gathers<C: Comm> {
 impl<C: Comm> Gathers<C> {
     /// Nothing is gathered.
     pub fn new(n_gathers: usize) -> Self {
-        Gathers { states: (0..n_gathers).map(|_| UnitState::Sharded).collect() }
+        let mut gathers = Gathers { states: Vec::new() };
+        gathers.reset(n_gathers);
+        gathers
+    }
+
+    /// Nothing is gathered, of another program.
+    pub fn reset(&mut self, n_gathers: usize) {
+        self.states.clear();
+        self.states.resize_with(n_gathers, || UnitState::Sharded);
     }
 
     /// Starts gathering: the slices and the output buffers belong to the collectives until [`Gathers::wait`].
@@ -35,7 +44,7 @@ impl<C: Comm> Gathers<C> {
         comm: &C,
         after: C::Event,
         shards: &mut Shards,
-        outs: Vec<Buf>,
+        outs: PerTensor<Buf>,
     ) {
         assert!(matches!(self.states[g], UnitState::Sharded), "gather {g} starts once");
         let mut outs = outs.into_iter();
@@ -47,11 +56,16 @@ impl<C: Comm> Gathers<C> {
     }
 
     /// Waits until the parameters are whole; gives them out in the order of `gather.params`, with a record per call.
-    pub fn wait(&mut self, g: GatherId, gather: &Gather, shards: &mut Shards) -> Result<(Vec<Buf>, Vec<RecordOf<C>>)> {
+    pub fn wait(
+        &mut self,
+        g: GatherId,
+        gather: &Gather,
+        shards: &mut Shards,
+    ) -> Result<(PerTensor<Buf>, PerTensor<RecordOf<C>>)> {
         let UnitState::Gathering(calls) = std::mem::replace(&mut self.states[g], UnitState::Live) else {
             panic!("gather {g} is waited for after its start, once");
         };
-        let (mut outs, mut records) = (Vec::with_capacity(gather.params.len()), Vec::with_capacity(calls.len()));
+        let (mut outs, mut records) = (PerTensor::with_capacity(gather.params.len()), PerTensor::with_capacity(calls.len()));
         let mut params = gather.params.iter();
         for call in calls {
             let landed = call.wait()?;

@@ -4,6 +4,7 @@ use super::Shards;
 use crate::backend::comm::ReduceScatter;
 use crate::backend::{Buf, Comm, Pending, RecordOf};
 use crate::error::Result;
+use crate::params::PerTensor;
 use crate::plan::Plan;
 use crate::plan::schedule::{Reduce, ReduceId};
 
@@ -24,7 +25,15 @@ pub struct Contributions {
 impl<C: Comm> Reductions<C> {
     /// Nothing is on its way.
     pub fn new(n_reduces: usize) -> Self {
-        Reductions { in_flight: (0..n_reduces).map(|_| None).collect() }
+        let mut reductions = Reductions { in_flight: Vec::new() };
+        reductions.reset(n_reduces);
+        reductions
+    }
+
+    /// Nothing is on its way, of another program.
+    pub fn reset(&mut self, n_reduces: usize) {
+        self.in_flight.clear();
+        self.in_flight.resize_with(n_reduces, || None);
     }
 
     /// Starts a reduction: full gradients, gradient slices and staging belong to it until [`Reductions::wait`].
@@ -36,7 +45,7 @@ impl<C: Comm> Reductions<C> {
         comm: &C,
         after: C::Event,
         shards: &mut Shards,
-        full: Vec<Buf>,
+        full: PerTensor<Buf>,
         staging: Option<Buf>,
         who: Contributions,
     ) {
@@ -54,7 +63,7 @@ impl<C: Comm> Reductions<C> {
         reduce: &Reduce,
         shards: &mut Shards,
         plan: &Plan,
-    ) -> Result<(Vec<Buf>, Option<Buf>, RecordOf<C>)> {
+    ) -> Result<(PerTensor<Buf>, Option<Buf>, RecordOf<C>)> {
         let pending = self.in_flight[r].take().expect("a reduction is waited for after its start, once");
         let landed = pending.wait()?;
         for (&p, slice) in reduce.params.iter().zip(landed.outputs) {

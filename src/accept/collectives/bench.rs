@@ -9,6 +9,7 @@ use crate::plan::schedule::{Bucket, Piece};
 use crate::telemetry::quantile::quantile;
 use crate::test_hooks;
 use serde::{Deserialize, Serialize};
+use smallvec::smallvec;
 use std::time::Instant;
 
 /// What is measured.
@@ -134,7 +135,7 @@ impl Bench {
         match self.op {
             Op::AllGather => {
                 let (inp, out) = (self.inp.take().expect("at rest"), self.out.take().expect("at rest"));
-                let landed = comm.all_gather(after, vec![inp], vec![out]).wait()?;
+                let landed = comm.all_gather(after, smallvec![inp], smallvec![out]).wait()?;
                 (self.inp, self.out) = (landed.inputs.into_iter().next(), landed.outputs.into_iter().next());
             }
             Op::ReduceScatter => {

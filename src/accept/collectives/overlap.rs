@@ -9,6 +9,7 @@ use crate::backend::{Backend, Comm, Device, Ops, Queue};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::telemetry::quantile::median;
+use smallvec::smallvec;
 use std::time::Instant;
 
 /// How much of an AllGather hides behind a product of matrices that takes about as long. Collective.
@@ -43,7 +44,7 @@ pub fn measure<B: Backend>(lab: &Lab<'_, B>, bytes: u64) -> Result<Metric> {
             let started = Instant::now();
             let pending = with_comm.then(|| {
                 let (inp, out) = (bench.inp.take().expect("at rest"), bench.out.take().expect("at rest"));
-                lab.comm.all_gather(lab.device.record(Queue::Compute), vec![inp], vec![out])
+                lab.comm.all_gather(lab.device.record(Queue::Compute), smallvec![inp], smallvec![out])
             });
             for _ in 0..n_products {
                 lab.device.linear_forward(out.view_mut(), inp.view(), weight.view(), None, work.view_mut(), shape);

@@ -11,16 +11,18 @@ use super::host::{bytes, bytes_mut, elements, f32s_mut};
 use super::peers::Peers;
 use super::requests::{RawComm, Requests};
 use super::simd::simd;
-use super::worker::Pacer;
+use super::worker::{self, Pacer};
 use crate::backend::buffer::{Buf, View};
-use crate::backend::comm::ReduceScatter;
+use crate::backend::comm::{CommRecord, Landed, ReduceScatter};
 use crate::dtype::DType;
 use crate::error::Result;
+use crate::params::PerTensor;
 use crate::plan::schedule::Bucket;
 use half::bf16;
-use std::cell::Cell;
+use mpi::ffi;
 use std::os::raw::c_int;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Tag of the words that say where bytes lie.
 const HERE: c_int = 2;
@@ -30,9 +32,63 @@ const DONE: c_int = 3;
 /// Bytes that are read and then added at once: they stay in the second level cache in between.
 const CHUNK_BYTES: usize = 128 * 1024;
 
-thread_local! {
-    /// The queue's chunk, kept from one reduction to the next.
-    static CHUNK: Cell<Vec<u32>> = const { Cell::new(Vec::new()) };
+/// What a queue keeps from one collective to the next.
+#[derive(Default)]
+pub struct Kept {
+    /// Calls in flight.
+    pending: Vec<ffi::MPI_Request>,
+    words: Words,
+    /// What a reduction reads before it adds, [`CHUNK_BYTES`] where it does.
+    chunk: Vec<u32>,
+}
+
+/// Where buffers lie.
+#[derive(Default)]
+struct Words {
+    /// Those of this rank.
+    own: Vec<u64>,
+    /// As many of each rank that was asked, one rank after the other.
+    theirs: Vec<u64>,
+}
+
+/// A collective of a group, with all it needs.
+pub struct Job {
+    /// The ranks.
+    pub group: Group,
+    /// What they do.
+    pub call: Call,
+}
+
+/// One of the two collectives of a step.
+pub enum Call {
+    /// `outs[i]` becomes the concatenation of every rank's `shards[i]`.
+    AllGather {
+        /// This rank's slices.
+        shards: PerTensor<Buf>,
+        /// Whole tensors.
+        outs: PerTensor<Buf>,
+    },
+    /// Adds this rank's part of the contributors' full gradients to its slices.
+    ReduceScatter(ReduceScatter),
+}
+
+impl worker::Job for Job {
+    type Kept = Kept;
+
+    fn run(&mut self, pacer: &Pacer<'_>, kept: &mut Kept) -> Result<u64> {
+        match &mut self.call {
+            Call::AllGather { shards, outs } => all_gather(&self.group, pacer, kept, shards, outs),
+            Call::ReduceScatter(reduce) => reduce_scatter(&self.group, pacer, kept, reduce),
+        }
+    }
+
+    fn land(self, record: CommRecord<Instant>) -> Landed<Instant> {
+        let (inputs, outputs, staging) = match self.call {
+            Call::AllGather { shards, outs } => (shards, outs, None),
+            Call::ReduceScatter(reduce) => (reduce.full, reduce.slices, reduce.staging),
+        };
+        Landed { inputs, outputs, staging, record }
+    }
 }
 
 /// The ranks of a collective and how they are reached.
@@ -50,62 +106,80 @@ pub struct Group {
 }
 
 impl Group {
-    fn requests(&self) -> Requests {
-        Requests::new(self.comm, self.rank, self.size, self.max_message_numel)
+    fn requests<'a>(&self, pending: &'a mut Vec<ffi::MPI_Request>) -> Requests<'a> {
+        Requests::new(self.comm, self.rank, self.size, self.max_message_numel, pending)
     }
 
-    /// The ranks whose memory is read, but this one.
-    fn neighbours(&self) -> Vec<usize> {
-        (0..self.size).filter(|&rank| rank != self.rank && self.reads(rank)).collect()
+    /// The ranks whose memory is read, but this one, ascending.
+    fn neighbours(&self) -> &[usize] {
+        self.peers.as_ref().map_or(&[], |peers| peers.others())
     }
 
     fn reads(&self, rank: usize) -> bool {
         self.peers.as_ref().is_some_and(|peers| peers.reads(rank))
     }
+}
 
-    /// Tells `own` to each rank of `to` and gives back what those of `from` told, one after the other.
-    fn exchange_words(&self, pacer: &Pacer, tag: c_int, own: &[u64], to: &[usize], from: &[usize]) -> Result<Vec<u64>> {
-        let mut told = vec![0; own.len() * from.len()];
-        let mut requests = self.requests();
+impl Words {
+    /// This rank's words are where `bufs` lie.
+    fn point_at(&mut self, bufs: &[Buf]) {
+        self.own.clear();
+        self.own.extend(bufs.iter().map(|buf| buf.view().addr()));
+    }
+
+    /// Tells this rank's words to each rank of `to`, and hears as many of each of `from`.
+    fn exchange(&mut self, requests: &mut Requests<'_>, pacer: &Pacer<'_>, to: &[usize], from: &[usize]) -> Result<()> {
+        let n = self.own.len();
+        self.theirs.clear();
+        self.theirs.resize(n * from.len(), 0);
         for (i, &rank) in from.iter().enumerate() {
-            let words = &mut told[i * own.len()..(i + 1) * own.len()];
-            // SAFETY: `told` and `own` outlive the wait below.
-            unsafe { requests.receive_words(words, rank, tag)? };
+            // SAFETY: both lists stay as they are until the wait below is over.
+            unsafe { requests.receive_words(&mut self.theirs[i * n..(i + 1) * n], rank, HERE)? };
         }
         for &rank in to {
             // SAFETY: as above.
-            unsafe { requests.send_words(own, rank, tag)? };
+            unsafe { requests.send_words(&self.own, rank, HERE)? };
         }
-        pacer.until(|| requests.test_all())?;
-        Ok(told)
+        pacer.until(|| requests.test_all())
     }
 }
 
-/// Where the bytes of each buffer lie.
-fn addresses(bufs: &[Buf]) -> Vec<u64> {
-    bufs.iter().map(|buf| buf.view().addr()).collect()
+/// Tells each rank of `to` that its bytes have been read, and waits until each of `from` has said so.
+fn read_by_all(requests: &mut Requests<'_>, pacer: &Pacer<'_>, to: &[usize], from: &[usize]) -> Result<()> {
+    for &rank in from {
+        // SAFETY: nothing is written or read.
+        unsafe { requests.receive_words(&mut [], rank, DONE)? };
+    }
+    for &rank in to {
+        // SAFETY: as above.
+        unsafe { requests.send_words(&[], rank, DONE)? };
+    }
+    pacer.until(|| requests.test_all())
 }
 
 /// `outs[i]` becomes the concatenation of every rank's `shards[i]`. Returns the payload bytes received from others.
-pub fn all_gather(group: &Group, pacer: &Pacer, shards: &[Buf], outs: &mut [Buf]) -> Result<u64> {
+fn all_gather(group: &Group, pacer: &Pacer<'_>, kept: &mut Kept, shards: &[Buf], outs: &mut [Buf]) -> Result<u64> {
     assert_eq!(shards.len(), outs.len(), "one output per shard");
-    match &group.peers {
-        Some(peers) if peers.are_all() => gather_by_reading(group, peers, pacer, shards, outs),
-        _ => {
-            let mut requests = group.requests();
-            for (shard, out) in shards.iter().zip(outs) {
-                // SAFETY: both buffers are borrowed until the wait below is over.
-                unsafe { requests.all_gather(shard.view(), out.view_mut())? };
-            }
-            pacer.until(|| requests.test_all())?;
-            Ok(requests.received_bytes())
-        }
+    let mut requests = group.requests(&mut kept.pending);
+    if let Some(peers) = group.peers.as_ref().filter(|peers| peers.are_all()) {
+        let others = peers.others();
+        kept.words.point_at(shards);
+        kept.words.exchange(&mut requests, pacer, others, others)?;
+        let read_bytes = read_slices(group, peers, &kept.words.theirs, shards, outs)?;
+        read_by_all(&mut requests, pacer, others, others)?;
+        return Ok(read_bytes);
     }
+    for (shard, out) in shards.iter().zip(outs) {
+        // SAFETY: both buffers are borrowed until the wait below is over.
+        unsafe { requests.all_gather(shard.view(), out.view_mut())? };
+    }
+    pacer.until(|| requests.test_all())?;
+    Ok(requests.received_bytes())
 }
 
-fn gather_by_reading(group: &Group, peers: &Peers, pacer: &Pacer, shards: &[Buf], outs: &mut [Buf]) -> Result<u64> {
-    let others = group.neighbours();
-    let theirs = group.exchange_words(pacer, HERE, &addresses(shards), &others, &others)?;
+/// Copies this rank's slices and reads those of the others, which lie at `theirs`. Returns the bytes read.
+fn read_slices(group: &Group, peers: &Peers, theirs: &[u64], shards: &[Buf], outs: &mut [Buf]) -> Result<u64> {
+    let others = peers.others();
     let mut read_bytes = 0;
     for (i, (shard, out)) in shards.iter().zip(outs).enumerate() {
         let s = shard.numel();
@@ -121,32 +195,31 @@ fn gather_by_reading(group: &Group, peers: &Peers, pacer: &Pacer, shards: &[Buf]
             read_bytes += slice.len() as u64;
         }
     }
-    group.exchange_words(pacer, DONE, &[], &others, &others)?;
     Ok(read_bytes)
 }
 
 /// Adds this rank's part of the contributors' full gradients to its slices. Returns the payload bytes received from others.
-pub fn reduce_scatter(group: &Group, pacer: &Pacer, reduce: &mut ReduceScatter) -> Result<u64> {
+fn reduce_scatter(group: &Group, pacer: &Pacer<'_>, kept: &mut Kept, reduce: &mut ReduceScatter) -> Result<u64> {
     let ReduceScatter { full, slices, staging, buckets, contributors, first } = reduce;
     let (contributors, first) = (*contributors, *first);
+    let Kept { pending, words, chunk } = kept;
+    let mut requests = group.requests(pending);
     let neighbours = group.neighbours();
-    let givers: Vec<usize> = neighbours.iter().copied().filter(|&rank| rank < contributors).collect();
-    let takers: &[usize] = if group.rank < contributors { &neighbours } else { &[] };
-    let theirs = group.exchange_words(pacer, HERE, &addresses(full), takers, &givers)?;
-    let mut chunk = CHUNK.take();
+    let givers = &neighbours[..neighbours.partition_point(|&rank| rank < contributors)];
+    let takers = if group.rank < contributors { neighbours } else { &[] };
+    words.point_at(full);
+    words.exchange(&mut requests, pacer, takers, givers)?;
     if !givers.is_empty() {
         chunk.resize(CHUNK_BYTES / 4, 0);
     }
-    let mut sum = Sum { group, full, givers: &givers, theirs: &theirs, chunk, read_bytes: 0 };
-    let mut requests = group.requests();
+    let mut sum = Sum { group, full, givers, theirs: &words.theirs, chunk, read_bytes: 0 };
     for bucket in buckets.iter() {
         exchange(&mut requests, group, bucket, full, staging.as_mut(), contributors)?;
         pacer.until(|| requests.test_all())?;
         sum.add_in_order(bucket, slices, staging.as_ref(), contributors, first)?;
     }
     let read_bytes = sum.read_bytes;
-    CHUNK.set(sum.chunk);
-    group.exchange_words(pacer, DONE, &[], &givers, takers)?;
+    read_by_all(&mut requests, pacer, givers, takers)?;
     Ok(requests.received_bytes() + read_bytes)
 }
 
@@ -157,7 +230,7 @@ fn staging_index(contributor: usize, rank: usize) -> usize {
 
 /// Starts the messages of one bucket: every contributor sends each owner that cannot read it its part of the owner's slice.
 fn exchange(
-    requests: &mut Requests,
+    requests: &mut Requests<'_>,
     group: &Group,
     bucket: &Bucket,
     full: &[Buf],
@@ -198,7 +271,7 @@ struct Sum<'a> {
     /// Where their full gradients lie: one word per gradient and giver.
     theirs: &'a [u64],
     /// What is read before it is added, [`CHUNK_BYTES`].
-    chunk: Vec<u32>,
+    chunk: &'a mut [u32],
     read_bytes: u64,
 }
 
@@ -252,7 +325,7 @@ impl Sum<'_> {
     ) -> Result<()> {
         let peers = self.group.peers.as_ref().expect("givers are peers");
         let addr = self.theirs[giver * self.full.len() + param] + (start * dtype.bytes()) as u64;
-        let read = &mut bytemuck::cast_slice_mut(&mut self.chunk)[..sum.len() * dtype.bytes()];
+        let read = &mut bytemuck::cast_slice_mut(self.chunk)[..sum.len() * dtype.bytes()];
         peers.read(self.givers[giver], addr, read)?;
         self.read_bytes += read.len() as u64;
         match dtype {

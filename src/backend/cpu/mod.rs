@@ -149,9 +149,9 @@ impl Device for CpuDevice {
         Ok(sum)
     }
 
-    fn sum_of_squares(&self, inps: &[View<'_>]) -> Result<ExactSum> {
+    fn sum_of_squares<'a>(&self, inps: impl IntoIterator<Item = View<'a>>) -> Result<ExactSum> {
         let mut sum = ExactSum::default();
-        for &inp in inps {
+        for inp in inps {
             sum.merge(&match inp.dtype() {
                 DType::Bf16 => ops::reduce::sum_of_squares(self, host::elements::<bf16>(inp)),
                 _ => ops::reduce::sum_of_squares(self, host::f32s(inp)),

@@ -1,27 +1,29 @@
 //! [`Comm`] over MPI: gathers and reductions on two queues with a communicator each, control on a third.
 
 use super::Done;
-use super::collectives::{self, Group};
+use super::collectives::{Call, Group, Job};
 use super::host;
 use super::peers::Peers;
 use super::requests::{self, MAX_MESSAGE_NUMEL, RawComm, check};
 use super::worker::{InFlight, Worker};
 use crate::backend::buffer::{Arena, Buf};
-use crate::backend::comm::{Comm, CommRecord, Landed, ReduceScatter};
+use crate::backend::comm::{Comm, ReduceScatter};
 use crate::backend::library::Library;
 use crate::error::{Error, Result};
+use crate::params::PerTensor;
 use mpi::ffi;
 use mpi::raw::AsRaw;
 use mpi::topology::{Color, Communicator, SimpleCommunicator};
 use mpi::traits::*;
+use smallvec::SmallVec;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A group of ranks over MPI.
 pub struct MpiComm {
     // Field order is drop order: the threads end before their communicators are freed.
-    gather_queue: Worker,
-    reduce_queue: Worker,
+    gather_queue: Worker<Job>,
+    reduce_queue: Worker<Job>,
     gather: SimpleCommunicator,
     reduce: SimpleCommunicator,
     control: SimpleCommunicator,
@@ -109,15 +111,10 @@ fn unpadded(all: &[u8], counts: &[u64]) -> Vec<Vec<u8>> {
     counts.iter().enumerate().map(|(r, &n)| all[r * longest..r * longest + n as usize].to_vec()).collect()
 }
 
-fn landed(inputs: Vec<Buf>, outputs: Vec<Buf>, staging: Option<Buf>) -> Landed<Instant> {
-    let now = Instant::now();
-    Landed { inputs, outputs, staging, record: CommRecord { received_bytes: 0, started: now, finished: now } }
-}
-
 impl Comm for MpiComm {
     type Event = Done;
     type Mark = Instant;
-    type Pending = InFlight;
+    type Pending = InFlight<Job>;
 
     fn rank(&self) -> usize {
         self.rank
@@ -131,20 +128,12 @@ impl Comm for MpiComm {
         host::arena(bytes)
     }
 
-    fn all_gather(&self, _after: Done, shards: Vec<Buf>, mut outs: Vec<Buf>) -> InFlight {
-        let group = self.group(&self.gather);
-        self.gather_queue.submit(move |pacer| {
-            let received_bytes = collectives::all_gather(&group, pacer, &shards, &mut outs)?;
-            Ok((landed(shards, outs, None), received_bytes))
-        })
+    fn all_gather(&self, _after: Done, shards: PerTensor<Buf>, outs: PerTensor<Buf>) -> InFlight<Job> {
+        self.gather_queue.submit(Job { group: self.group(&self.gather), call: Call::AllGather { shards, outs } })
     }
 
-    fn reduce_scatter(&self, _after: Done, mut reduce: ReduceScatter) -> InFlight {
-        let group = self.group(&self.reduce);
-        self.reduce_queue.submit(move |pacer| {
-            let received_bytes = collectives::reduce_scatter(&group, pacer, &mut reduce)?;
-            Ok((landed(reduce.full, reduce.slices, reduce.staging), received_bytes))
-        })
+    fn reduce_scatter(&self, _after: Done, reduce: ReduceScatter) -> InFlight<Job> {
+        self.reduce_queue.submit(Job { group: self.group(&self.reduce), call: Call::ReduceScatter(reduce) })
     }
 
     fn library(&self) -> Option<&dyn Library> {
@@ -157,15 +146,15 @@ impl Comm for MpiComm {
     }
 
     fn all_reduce_sum(&self, values: &mut [i64]) -> Result<()> {
-        let own = values.to_vec();
-        self.control.all_reduce_into(&own, values, mpi::collective::SystemOperation::sum());
+        let own: SmallVec<[i64; 16]> = SmallVec::from_slice(values);
+        self.control.all_reduce_into(&own[..], values, mpi::collective::SystemOperation::sum());
         Ok(())
     }
 
-    fn all_gather_f64(&self, values: &[f64]) -> Result<Vec<f64>> {
-        let mut all = vec![0.0; values.len() * self.size];
-        self.control.all_gather_into(values, &mut all);
-        Ok(all)
+    fn all_gather_f64_into(&self, values: &[f64], all: &mut [f64]) -> Result<()> {
+        assert_eq!(all.len(), values.len() * self.size, "one value of each rank");
+        self.control.all_gather_into(values, all);
+        Ok(())
     }
 
     fn all_gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {

@@ -22,6 +22,8 @@ const OTHERS_FIRST: Duration = Duration::from_secs(5);
 pub struct Peers {
     /// Process of each rank of this node, by rank; none for those of other nodes.
     processes: Vec<Option<libc::pid_t>>,
+    /// Ranks of this node but this one, ascending.
+    others: Vec<usize>,
 }
 
 impl Peers {
@@ -35,13 +37,15 @@ impl Peers {
         let mut all = vec![0u64; own.len() * comm.size() as usize];
         comm.all_gather_into(&own, &mut all);
         let process = |word: &[u64]| (word[0] == own[0]).then_some(word[1] as libc::pid_t);
-        let peers = Peers { processes: all.chunks_exact(own.len()).map(process).collect() };
+        let processes: Vec<_> = all.chunks_exact(own.len()).map(process).collect();
+        let others = (0..processes.len()).filter(|&other| other != rank && processes[other].is_some()).collect();
+        let peers = Peers { processes, others };
         let readable =
             all.chunks_exact(own.len()).enumerate().filter(|&(rank, _)| peers.reads(rank)).all(|(rank, word)| {
                 let mut seen = [0u8; 8];
                 peers.try_read(rank, word[2], &mut seen).is_ok() && u64::from_ne_bytes(seen) == word[3]
             });
-        let has_peers = peers.processes.iter().flatten().count() > 1;
+        let has_peers = !peers.others.is_empty();
         let (mut all_can, mut some_have) = (0u8, 0u8);
         comm.all_reduce_into(&u8::from(readable), &mut all_can, SystemOperation::min());
         comm.all_reduce_into(&u8::from(has_peers), &mut some_have, SystemOperation::max());
@@ -52,6 +56,11 @@ impl Peers {
     /// Whether the rank's memory can be read.
     pub fn reads(&self, rank: usize) -> bool {
         self.processes[rank].is_some()
+    }
+
+    /// The ranks whose memory can be read, but this one, ascending.
+    pub fn others(&self) -> &[usize] {
+        &self.others
     }
 
     /// Whether that of every rank can.

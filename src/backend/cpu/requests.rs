@@ -23,12 +23,12 @@ pub struct RawComm(pub ffi::MPI_Comm);
 unsafe impl Send for RawComm {}
 
 /// Calls in flight and the payload they receive.
-pub struct Requests {
+pub struct Requests<'a> {
     comm: RawComm,
     rank: usize,
     size: usize,
     max_message_numel: usize,
-    pending: Vec<ffi::MPI_Request>,
+    pending: &'a mut Vec<ffi::MPI_Request>,
     received_bytes: u64,
 }
 
@@ -56,11 +56,18 @@ pub fn check(call: &str, code: c_int) -> Result<()> {
     Err(Error::Comm(format!("{call} failed with code {code}: {}", String::from_utf8_lossy(&text))))
 }
 
-impl Requests {
-    /// No call in flight yet.
-    pub fn new(comm: RawComm, rank: usize, size: usize, max_message_numel: usize) -> Self {
+impl<'a> Requests<'a> {
+    /// No call in flight yet; `pending` is room for them.
+    pub fn new(
+        comm: RawComm,
+        rank: usize,
+        size: usize,
+        max_message_numel: usize,
+        pending: &'a mut Vec<ffi::MPI_Request>,
+    ) -> Self {
         assert!((1..=MAX_MESSAGE_NUMEL).contains(&max_message_numel));
-        Requests { comm, rank, size, max_message_numel, pending: Vec::new(), received_bytes: 0 }
+        assert!(pending.is_empty(), "one job's calls at a time");
+        Requests { comm, rank, size, max_message_numel, pending, received_bytes: 0 }
     }
 
     /// Payload received from other ranks by the calls so far.
@@ -224,7 +231,7 @@ fn null_request() -> ffi::MPI_Request {
     unsafe { ffi::RSMPI_REQUEST_NULL }
 }
 
-impl Drop for Requests {
+impl Drop for Requests<'_> {
     /// MPI may still write into buffers of calls in flight: the job cannot go on.
     fn drop(&mut self) {
         if !self.pending.is_empty() {

@@ -8,9 +8,9 @@ use crate::backend::comm::{CommRecord, Landed, Pending};
 use crate::error::{Error, Result};
 use crate::telemetry::allocations;
 use crate::test_hooks;
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
@@ -22,15 +22,23 @@ const REST_LONGEST: Duration = Duration::from_micros(200);
 const EAGER_POLLS: usize = 500;
 
 /// Work of a queue: owns its buffers, runs to completion, yields them.
-type Job = Box<dyn FnOnce(&Pacer) -> Result<(Landed<Instant>, u64)> + Send>;
+pub trait Job: Send + 'static {
+    /// What the queue's thread keeps from one job to the next.
+    type Kept: Default;
 
-/// Decides how a job polls.
-pub struct Pacer {
-    /// Host threads blocked on this queue.
-    waiting: Arc<AtomicUsize>,
+    /// Runs it; returns the payload bytes that came from others.
+    fn run(&mut self, pacer: &Pacer<'_>, kept: &mut Self::Kept) -> Result<u64>;
+    /// Its buffers, after it has run.
+    fn land(self, record: CommRecord<Instant>) -> Landed<Instant>;
 }
 
-impl Pacer {
+/// Decides how a job polls.
+pub struct Pacer<'a> {
+    /// Host threads blocked on this queue.
+    waiting: &'a AtomicUsize,
+}
+
+impl Pacer<'_> {
     /// Calls `poll` until it returns true.
     pub fn until(&self, mut poll: impl FnMut() -> Result<bool>) -> Result<()> {
         let (mut eager_polls, mut idle_rest) = (0, REST_FIRST);
@@ -49,59 +57,90 @@ impl Pacer {
     }
 }
 
-/// Where a finished job leaves its result.
-#[derive(Default)]
-struct Mailbox {
-    result: Mutex<Option<Result<Landed<Instant>>>>,
-    arrived: Condvar,
+/// What the host and the thread of a queue share. Jobs are known by their number, and the lists keep their room, so that a job
+/// asks the heap for nothing.
+struct Shared<J> {
+    state: Mutex<State<J>>,
+    /// A job was put, or the queue was closed.
+    put: Condvar,
+    /// A job has landed.
+    landed: Condvar,
+    /// Host threads blocked on this queue.
+    waiting: AtomicUsize,
+}
+
+struct State<J> {
+    /// Number of the next job.
+    next: u64,
+    jobs: VecDeque<(u64, J)>,
+    landed: Vec<(u64, Result<Landed<Instant>>)>,
+    closed: bool,
+}
+
+impl<J: Job> Shared<J> {
+    fn lock(&self) -> MutexGuard<'_, State<J>> {
+        self.state.lock().expect("nobody panics with it")
+    }
+
+    /// The next job, when there is one; none once the queue is closed.
+    fn next(&self) -> Option<(u64, J)> {
+        let idle = |state: &mut State<J>| state.jobs.is_empty() && !state.closed;
+        self.put.wait_while(self.lock(), idle).expect("nobody panics with it").jobs.pop_front()
+    }
+
+    /// The thread of the queue.
+    fn run(&self) {
+        allocations::count_this_thread();
+        let pacer = Pacer { waiting: &self.waiting };
+        let mut kept = J::Kept::default();
+        while let Some((number, mut job)) = self.next() {
+            let started = Instant::now();
+            let landed = job.run(&pacer, &mut kept).map(|received_bytes| {
+                test_hooks::delay_collective();
+                job.land(CommRecord { received_bytes, started, finished: Instant::now() })
+            });
+            self.lock().landed.push((number, landed));
+            self.landed.notify_all();
+        }
+    }
 }
 
 /// A queue with its thread.
-pub struct Worker {
-    jobs: Option<Sender<(Job, Arc<Mailbox>)>>,
+pub struct Worker<J: Job> {
+    shared: Arc<Shared<J>>,
     thread: Option<JoinHandle<()>>,
-    waiting: Arc<AtomicUsize>,
 }
 
-impl Worker {
+impl<J: Job> Worker<J> {
     /// Starts the thread.
     pub fn start(name: &str) -> Result<Self> {
-        let (jobs, inbox) = channel::<(Job, Arc<Mailbox>)>();
-        let waiting = Arc::new(AtomicUsize::new(0));
-        let pacer = Pacer { waiting: Arc::clone(&waiting) };
-        let run = move || {
-            allocations::count_this_thread();
-            for (job, mailbox) in inbox {
-                let started = Instant::now();
-                let result = job(&pacer).map(|(mut landed, received_bytes)| {
-                    test_hooks::delay_collective();
-                    landed.record = CommRecord { received_bytes, started, finished: Instant::now() };
-                    landed
-                });
-                *mailbox.result.lock().expect("no holder of the mailbox panics") = Some(result);
-                mailbox.arrived.notify_all();
-            }
-        };
+        let state = State { next: 0, jobs: VecDeque::new(), landed: Vec::new(), closed: false };
+        let (put, landed) = (Condvar::new(), Condvar::new());
+        let shared = Arc::new(Shared { state: Mutex::new(state), put, landed, waiting: AtomicUsize::new(0) });
+        let own = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name(name.into())
-            .spawn(run)
+            .spawn(move || own.run())
             .map_err(|e| Error::Comm(format!("cannot start the {name} thread: {e}")))?;
-        Ok(Worker { jobs: Some(jobs), thread: Some(thread), waiting })
+        Ok(Worker { shared, thread: Some(thread) })
     }
 
     /// Puts a job at the end of the queue.
-    pub fn submit(&self, job: impl FnOnce(&Pacer) -> Result<(Landed<Instant>, u64)> + Send + 'static) -> InFlight {
-        let mailbox = Arc::new(Mailbox::default());
-        let jobs = self.jobs.as_ref().expect("the queue is open until it is dropped");
-        jobs.send((Box::new(job), Arc::clone(&mailbox))).expect("the queue's thread lives until it is dropped");
-        let thread = self.thread.as_ref().expect("as above").thread().clone();
-        InFlight { mailbox, waiting: Arc::clone(&self.waiting), thread }
+    pub fn submit(&self, job: J) -> InFlight<J> {
+        let mut state = self.shared.lock();
+        let number = state.next;
+        state.next += 1;
+        state.jobs.push_back((number, job));
+        self.shared.put.notify_one();
+        let thread = self.thread.as_ref().expect("the thread lives until the queue is dropped").thread().clone();
+        InFlight { shared: Arc::clone(&self.shared), number, thread }
     }
 }
 
-impl Drop for Worker {
+impl<J: Job> Drop for Worker<J> {
     fn drop(&mut self) {
-        self.jobs = None;
+        self.shared.lock().closed = true;
+        self.shared.put.notify_one();
         if let Some(thread) = self.thread.take() {
             // A panic in the thread has already aborted the job through the panic hook.
             let _ = thread.join();
@@ -110,23 +149,26 @@ impl Drop for Worker {
 }
 
 /// A job on its way.
-pub struct InFlight {
-    mailbox: Arc<Mailbox>,
-    waiting: Arc<AtomicUsize>,
+pub struct InFlight<J> {
+    shared: Arc<Shared<J>>,
+    number: u64,
     thread: Thread,
 }
 
-impl Pending for InFlight {
+impl<J: Job> Pending for InFlight<J> {
     type Mark = Instant;
 
     fn wait(self) -> Result<Landed<Instant>> {
-        self.waiting.fetch_add(1, Ordering::AcqRel);
+        self.shared.waiting.fetch_add(1, Ordering::AcqRel);
         self.thread.unpark();
-        let mut result = self.mailbox.result.lock().expect("no holder of the mailbox panics");
-        while result.is_none() {
-            result = self.mailbox.arrived.wait(result).expect("no holder of the mailbox panics");
-        }
-        self.waiting.fetch_sub(1, Ordering::AcqRel);
-        result.take().expect("checked above")
+        let mut state = self.shared.lock();
+        let (_, landed) = loop {
+            match state.landed.iter().position(|&(number, _)| number == self.number) {
+                Some(at) => break state.landed.swap_remove(at),
+                None => state = self.shared.landed.wait(state).expect("nobody panics with it"),
+            }
+        };
+        self.shared.waiting.fetch_sub(1, Ordering::AcqRel);
+        landed
     }
 }

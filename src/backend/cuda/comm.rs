@@ -13,6 +13,7 @@ use crate::backend::cpu::MpiComm;
 use crate::backend::library::Library;
 use crate::backend::{Device, Queue, View, ViewMut};
 use crate::error::{Error, Result};
+use crate::params::PerTensor;
 use crate::plan::schedule::Bucket;
 use cudarc::driver::result as driver;
 use std::rc::Rc;
@@ -327,8 +328,8 @@ fn staging_index(contributor: usize, rank: usize) -> usize {
 
 /// What a collective owns.
 struct Buffers {
-    inputs: Vec<Buf>,
-    outputs: Vec<Buf>,
+    inputs: PerTensor<Buf>,
+    outputs: PerTensor<Buf>,
     staging: Option<Buf>,
 }
 
@@ -355,7 +356,7 @@ impl Comm for NcclComm {
         Ok(Arena::new(base, bytes, Space::Device, Box::new(owner)))
     }
 
-    fn all_gather(&self, after: Event, shards: Vec<Buf>, outs: Vec<Buf>) -> InFlight {
+    fn all_gather(&self, after: Event, shards: PerTensor<Buf>, outs: PerTensor<Buf>) -> InFlight {
         assert_eq!(shards.len(), outs.len(), "one output per shard");
         let bufs = Buffers { inputs: shards, outputs: outs, staging: None };
         self.launch(Queue::Gather, &after, bufs, |bufs| {
@@ -405,8 +406,8 @@ impl Comm for NcclComm {
         self.control.all_reduce_sum(values)
     }
 
-    fn all_gather_f64(&self, values: &[f64]) -> Result<Vec<f64>> {
-        self.control.all_gather_f64(values)
+    fn all_gather_f64_into(&self, values: &[f64], all: &mut [f64]) -> Result<()> {
+        self.control.all_gather_f64_into(values, all)
     }
 
     fn gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {

@@ -246,10 +246,10 @@ impl Device for CudaDevice {
         self.transfers().finish_sum(&self.streams, sum)
     }
 
-    fn sum_of_squares(&self, inps: &[View<'_>]) -> Result<ExactSum> {
+    fn sum_of_squares<'a>(&self, inps: impl IntoIterator<Item = View<'a>>) -> Result<ExactSum> {
         let mut bins = self.bins.borrow_mut();
         self.fill_bytes(bins.view_mut(), 0);
-        for &inp in inps.iter().filter(|inp| inp.numel() > 0) {
+        for inp in inps.into_iter().filter(|inp| inp.numel() > 0) {
             self.launch(&ops::kernel("sum_of_squares", inp.dtype()), self.grid_over(inp.numel()))
                 .write(bins.view_mut())
                 .read(inp)

@@ -17,6 +17,7 @@ use crate::model::Model;
 use crate::plan::{Knobs, Plan, State};
 use crate::telemetry::{CommVolume, Flight, Phase, PhaseTimer, Trace, UnitTimes};
 use crate::text::tokenizer::TextTokenizer;
+use crate::train::kept::Kept;
 use crate::train::step::Stepper;
 use crate::zero::Shards;
 use generate::{Choice, Decoders, generate};
@@ -149,6 +150,7 @@ pub fn with_weights<B: Backend, T>(
         trace: Trace::default(),
         units: vec![UnitTimes::default(); model.spec.units.len()],
         notes: Vec::new(),
+        kept: Kept::default(),
         flight,
         step_now: 0,
     };

@@ -4,9 +4,9 @@ use crate::backend::{Backend, Device, Queue};
 use crate::error::Result;
 use crate::plan::Program;
 use crate::plan::schedule::Instr;
+use crate::train::kept::InHand;
 use crate::train::step::{Purpose, Stepper};
 use crate::train::visit::{Live, Visit};
-use crate::zero::Gathers;
 
 /// Executes a program, calling `visit` where it computes. Collective: every rank runs the same programs.
 pub fn run<B: Backend>(
@@ -14,22 +14,24 @@ pub fn run<B: Backend>(
     program: &Program,
     mut visit: impl FnMut(&Stepper<'_, B>, Visit, &mut Live) -> Result<()>,
 ) -> Result<()> {
-    let mut live: Live = (0..program.slots.len()).map(|_| None).collect();
-    let mut gathers = Gathers::<B::Comm>::new(program.schedule.gathers.len());
+    let mut pass = std::mem::take(&mut stepper.kept.pass);
+    pass.begin(program);
+    let InHand { live, gathers, .. } = &mut pass;
     for (at, &instr) in program.schedule.instrs.iter().enumerate() {
         let began = stepper.device.mark(Queue::Compute);
-        stepper.begin(program, at, instr, &mut live);
+        stepper.begin(program, at, instr, live);
         match instr {
-            Instr::Gather(g) => stepper.start_gather(program, g, &mut gathers, &mut live),
-            Instr::Wait(g) => stepper.land_gather(program, g, &mut gathers, &mut live, &began, Purpose::Evaluate)?,
+            Instr::Gather(g) => stepper.start_gather(program, g, gathers, live),
+            Instr::Wait(g) => stepper.land_gather(program, g, gathers, live, &began, Purpose::Evaluate)?,
             Instr::Compute { unit, pass, gather } => {
                 assert!(gather.is_none_or(|g| gathers.is_live(g)), "unit {unit} is used after its gather landed");
-                visit(stepper, Visit { unit, pass, gather }, &mut live)?;
+                visit(stepper, Visit { unit, pass, gather }, live)?;
             }
-            Instr::Release(g) => stepper.release_gather(program, g, &mut gathers),
+            Instr::Release(g) => stepper.release_gather(program, g, gathers),
             other => panic!("a forward program has no {other:?}"),
         }
-        stepper.end(program, at, &mut live);
+        stepper.end(program, at, live);
     }
+    stepper.kept.pass = pass;
     stepper.settle()
 }

@@ -374,11 +374,11 @@ fn sums_of_squares_of_bf16_are_exact() {
         let xs = random_of(Bf16, n, 1);
         let want = ExactSum::of_squares(&xs).to_f64();
         for threads in [1, 2, 3] {
-            let got = device(threads).sum_of_squares(&[buf_of(Bf16, &xs).view()]).unwrap().to_f64();
+            let got = device(threads).sum_of_squares([buf_of(Bf16, &xs).view()]).unwrap().to_f64();
             assert_eq!(got.to_bits(), want.to_bits(), "{n} elements on {threads} threads");
         }
     }
-    assert!(device(2).sum_of_squares(&[buf_of(Bf16, &[f32::INFINITY; 3]).view()]).unwrap().to_f64().is_nan());
+    assert!(device(2).sum_of_squares([buf_of(Bf16, &[f32::INFINITY; 3]).view()]).unwrap().to_f64().is_nan());
 }
 
 #[test]

@@ -57,11 +57,11 @@ mod tests {
             let xs = random(n, 1);
             let want = ExactSum::of_squares(&xs).to_f64();
             for threads in [1, 2, 3] {
-                let got = device(threads).sum_of_squares(&[buf_f32(&xs).view()]).unwrap().to_f64();
+                let got = device(threads).sum_of_squares([buf_f32(&xs).view()]).unwrap().to_f64();
                 assert_eq!(got.to_bits(), want.to_bits(), "{n} elements on {threads} threads");
             }
         }
-        assert!(device(2).sum_of_squares(&[buf_f32(&vec![f32::NAN; 100_000]).view()]).unwrap().to_f64().is_nan());
+        assert!(device(2).sum_of_squares([buf_f32(&vec![f32::NAN; 100_000]).view()]).unwrap().to_f64().is_nan());
     }
 
     #[test]
