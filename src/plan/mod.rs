@@ -226,7 +226,7 @@ impl Plan {
         let mut peaks = self.train.peaks.clone();
         let always = self.resident.clone(); // the step's own buffers are back by then
         // Other states are refreshed after a restore only.
-        let buckets = self.refreshed_states().into_iter().flat_map(|state| self.refresh.of(state));
+        let buckets = self.refreshed_state().into_iter().flat_map(|state| self.refresh.of(state));
         let slots: Vec<Slot> = buckets.flat_map(|b| &b.staging).map(|&id| self.refresh.slots[id].clone()).collect();
         let refresh = memory::peaks(&always, &slots, self.refresh.buckets.len());
         for other in self.train_hold.iter().map(|p| &p.peaks).chain([&refresh]) {

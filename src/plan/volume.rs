@@ -65,15 +65,13 @@ impl Plan {
         schedule.gathers.iter().map(|g| peers * shards(g)).sum()
     }
 
-    /// States that every step makes whole again: the updated parameters, and in stage 0 the gradients instead.
-    pub fn refreshed_states(&self) -> Vec<State> {
+    /// The state that every step makes whole again: the updated parameters, in stage 0 the gradients instead.
+    pub fn refreshed_state(&self) -> Option<State> {
         let whole = |state: State| self.placements.iter().any(|p| p.hold(state) == Hold::Whole);
         if whole(State::ExpAvg) {
-            vec![State::Grad]
-        } else if whole(State::Param) {
-            vec![State::Param]
+            Some(State::Grad)
         } else {
-            Vec::new()
+            whole(State::Param).then_some(State::Param)
         }
     }
 
@@ -87,7 +85,7 @@ impl Plan {
         let n = self.world_size;
         let a = micro_steps(n_micro, n);
         let gathered = (0..a).map(|a_i| self.gather_bytes(&self.micro_step(a_i, a).schedule)).sum::<u64>();
-        let refreshed = self.refreshed_states().iter().map(|&s| self.refresh.received_bytes(s, n)).sum::<u64>();
+        let refreshed = self.refreshed_state().map_or(0, |s| self.refresh.received_bytes(s, n));
         // A rank without a gradient takes part in a reduce-scatter all the same, with zeros.
         let arriving = |k: usize| if self.knobs.deterministic { k - usize::from(rank < k) } else { n - 1 };
         let contributions: usize = self.reductions(n_micro).map(arriving).sum();

@@ -15,15 +15,17 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Owner {
-    /// This program: lists of buffers, jobs of the queues.
+    /// This program.
     Program,
     /// Crate `gemm`: the packing buffers of a matrix product, and their bookkeeping.
     Products,
+    /// Crate `rayon`: its list of tasks for the compute threads.
+    Tasks,
 }
 
 impl Owner {
-    /// Both, in the order of the counters.
-    const ALL: [Owner; 2] = [Owner::Program, Owner::Products];
+    /// All, in the order of the counters.
+    const ALL: [Owner; 3] = [Owner::Program, Owner::Products, Owner::Tasks];
 }
 
 /// What one owner asked for.

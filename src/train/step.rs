@@ -187,15 +187,15 @@ impl<B: Backend> Stepper<'_, B> {
             true => None,
             false => optim::first_non_finite(self.device, self.comm, &self.shards, &self.model.spec)?,
         };
-        let refreshed = plan.refreshed_states();
-        if refreshed.contains(&State::Grad) {
+        let refreshed = plan.refreshed_state();
+        if refreshed == Some(State::Grad) {
             self.refresh(State::Grad, CommClass::TrainAllGather)?;
         }
         if updated {
             let grad_scale = optim::clip_factor(grad_norm, o.grad_clip);
             optim::adamw(self.device, &mut self.shards, &self.model.spec, o, update, lr, grad_scale);
         }
-        if refreshed.contains(&State::Param) {
+        if refreshed == Some(State::Param) {
             self.refresh(State::Param, CommClass::TrainAllGather)?;
         }
         self.timer.switch(outer);

@@ -28,6 +28,7 @@ use crate::backend::{Backend, Device, Queue, View, ViewMut};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::exact_sum::ExactSum;
+use crate::telemetry::allocations::{self, Owner};
 use element::Element;
 use gemm::Parallelism;
 use half::bf16;
@@ -80,7 +81,10 @@ impl CpuDevice {
     /// Runs `task(0)` to `task(n_tasks - 1)`, in any order and at once where there is a pool.
     fn for_each_task(&self, n_tasks: usize, task: impl Fn(usize) + Sync + Send) {
         match &self.pool {
-            Some(pool) if n_tasks > 1 => pool.install(|| (0..n_tasks).into_par_iter().for_each(task)),
+            Some(pool) if n_tasks > 1 => {
+                let run = || pool.install(|| (0..n_tasks).into_par_iter().for_each(task));
+                allocations::on_behalf_of(Owner::Tasks, run)
+            }
             _ => (0..n_tasks).for_each(task),
         }
     }
@@ -88,7 +92,10 @@ impl CpuDevice {
     /// Runs `product` with the parallelism of this device.
     fn with_parallelism(&self, product: impl FnOnce(Parallelism) + Send) {
         match &self.pool {
-            Some(pool) => pool.install(|| product(Parallelism::Rayon(self.threads))),
+            Some(pool) => {
+                let run = || pool.install(|| product(Parallelism::Rayon(self.threads)));
+                allocations::on_behalf_of(Owner::Tasks, run)
+            }
             None => product(Parallelism::None),
         }
     }

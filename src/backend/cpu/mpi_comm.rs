@@ -146,7 +146,7 @@ impl Comm for MpiComm {
     }
 
     fn all_reduce_sum(&self, values: &mut [i64]) -> Result<()> {
-        let own: SmallVec<[i64; 16]> = SmallVec::from_slice(values);
+        let own: SmallVec<[i64; 32]> = SmallVec::from_slice(values);
         self.control.all_reduce_into(&own[..], values, mpi::collective::SystemOperation::sum());
         Ok(())
     }

@@ -214,7 +214,7 @@ impl Sums {
             let update = shard * (3 * 8 + grad + beside_master);
             kernels_s += machine.kernel_s(&Work::pass(Kernel::Adamw, plan.knobs.param_dtype, update));
         }
-        for state in plan.refreshed_states() {
+        if let Some(state) = plan.refreshed_state() {
             for bucket in plan.refresh.of(state) {
                 let slices: u64 = bucket.staging.iter().map(|&s| plan.refresh.slots[s].bytes() as u64).sum();
                 comm_s += machine.stream_s(2 * slices) + machine.all_gather_s(slices);
