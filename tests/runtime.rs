@@ -328,7 +328,8 @@ fn a_step_asks_the_heap_for_nothing() {
     let case = Case::tiny();
     let allocated = |n_ranks: usize, name: &str, words: &[&str]| {
         let name = format!("{n_ranks}_{name}");
-        let words = [&["train.steps=4", "train.eval_every=0", "checkpoint.every=0", "run.threads_per_rank=1"], words].concat();
+        let words =
+            [&["train.steps=4", "train.eval_every=0", "checkpoint.every=0", "run.threads_per_rank=1"], words].concat();
         case.train(n_ranks, &name, &words).output().expect_success();
         let text = std::fs::read_to_string(case.path(&name).join("summary.json")).expect("a summary");
         let summary: Value = serde_json::from_str(&text).expect("JSON");
@@ -351,7 +352,12 @@ fn a_step_asks_the_heap_for_nothing() {
     ];
     let [_, narrow, wide, ..] = knobs.map(|(n_ranks, name, words)| {
         let allocated = allocated(n_ranks, name, words);
-        assert_eq!(allocated("program", "count"), 0, "{name} on {n_ranks} ranks: {} bytes", allocated("program", "bytes"));
+        assert_eq!(
+            allocated("program", "count"),
+            0,
+            "{name} on {n_ranks} ranks: {} bytes",
+            allocated("program", "bytes")
+        );
         allocated
     });
     let largest = |of: &dyn Fn(&str, &str) -> u64| of("products", "largest_bytes");

@@ -68,11 +68,7 @@ impl Plan {
     /// The state that every step makes whole again: the updated parameters, in stage 0 the gradients instead.
     pub fn refreshed_state(&self) -> Option<State> {
         let whole = |state: State| self.placements.iter().any(|p| p.hold(state) == Hold::Whole);
-        if whole(State::ExpAvg) {
-            Some(State::Grad)
-        } else {
-            whole(State::Param).then_some(State::Param)
-        }
+        if whole(State::ExpAvg) { Some(State::Grad) } else { whole(State::Param).then_some(State::Param) }
     }
 
     /// Bytes of one rank's slices of all parameters in `dtype`, padding included.

@@ -65,7 +65,8 @@ impl<C: Comm> Gathers<C> {
         let UnitState::Gathering(calls) = std::mem::replace(&mut self.states[g], UnitState::Live) else {
             panic!("gather {g} is waited for after its start, once");
         };
-        let (mut outs, mut records) = (PerTensor::with_capacity(gather.params.len()), PerTensor::with_capacity(calls.len()));
+        let (mut outs, mut records) =
+            (PerTensor::with_capacity(gather.params.len()), PerTensor::with_capacity(calls.len()));
         let mut params = gather.params.iter();
         for call in calls {
             let landed = call.wait()?;

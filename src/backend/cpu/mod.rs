@@ -81,10 +81,7 @@ impl CpuDevice {
     /// Runs `task(0)` to `task(n_tasks - 1)`, in any order and at once where there is a pool.
     fn for_each_task(&self, n_tasks: usize, task: impl Fn(usize) + Sync + Send) {
         match &self.pool {
-            Some(pool) if n_tasks > 1 => {
-                let run = || pool.install(|| (0..n_tasks).into_par_iter().for_each(task));
-                allocations::on_behalf_of(Owner::Tasks, run)
-            }
+            Some(pool) if n_tasks > 1 => install(pool, || (0..n_tasks).into_par_iter().for_each(task)),
             _ => (0..n_tasks).for_each(task),
         }
     }
@@ -92,13 +89,15 @@ impl CpuDevice {
     /// Runs `product` with the parallelism of this device.
     fn with_parallelism(&self, product: impl FnOnce(Parallelism) + Send) {
         match &self.pool {
-            Some(pool) => {
-                let run = || pool.install(|| product(Parallelism::Rayon(self.threads)));
-                allocations::on_behalf_of(Owner::Tasks, run)
-            }
+            Some(pool) => install(pool, || product(Parallelism::Rayon(self.threads))),
             None => product(Parallelism::None),
         }
     }
+}
+
+/// Runs `work` on the threads of `pool`.
+fn install<T: Send>(pool: &rayon::ThreadPool, work: impl FnOnce() -> T + Send) -> T {
+    allocations::on_behalf_of(Owner::Tasks, || pool.install(work))
 }
 
 impl Device for CpuDevice {

@@ -1,8 +1,8 @@
 //! Sums over a whole slice. Must not know: views.
 
-use crate::backend::cpu::CpuDevice;
 use crate::backend::cpu::element::Element;
 use crate::backend::cpu::simd::convert;
+use crate::backend::cpu::{CpuDevice, install};
 use crate::exact_sum::ExactSum;
 use rayon::prelude::*;
 
@@ -24,7 +24,7 @@ pub fn sum_of_squares<T: Element>(device: &CpuDevice, inp: &[T]) -> ExactSum {
         a
     };
     match &device.pool {
-        Some(pool) => pool.install(|| inp.par_chunks(TASK_NUMEL).map(of_squares).reduce(ExactSum::default, merged)),
+        Some(pool) => install(pool, || inp.par_chunks(TASK_NUMEL).map(of_squares).reduce(ExactSum::default, merged)),
         None => inp.chunks(TASK_NUMEL).map(of_squares).fold(ExactSum::default(), merged),
     }
 }
