@@ -321,8 +321,7 @@ fn a_running_job_answers_to_sigusr2_and_its_memory_is_flat() {
     }
 }
 
-/// The arena is all the memory a step computes in: this program asks the heap for nothing, whatever the knobs; crate `gemm`
-/// does, for packing buffers that grow with the model.
+/// The arena is all the memory a step computes in, whatever the knobs: the first steps make lists and packing buffers, which are kept.
 #[test]
 fn a_step_asks_the_heap_for_nothing() {
     let case = Case::tiny();

@@ -1,9 +1,13 @@
-//! How often a step asks the heap for memory, and who asks: counted, so that "the arena is all there is" can be held against
-//! a number.
+//! The program's allocator, [`Counting`]: the system's, with two additions.
 //!
-//! [`Counting`] is the program's allocator: the system's, with two counters in front. Only threads that say so are counted (a
-//! rank's main thread and its queues), so writers in the background do not show. Compute threads beside the main one are
-//! not counted.
+//! It counts how often a step asks the heap for memory, and on whose behalf, so that "the arena is all there is" can be held
+//! against a number. Only threads that say so are counted (a rank's main thread, its queues and its compute threads), so writers in
+//! the background do not show.
+//!
+//! And each of these threads keeps what crate `gemm` packs in: it wants a buffer for nearly every product, some of megabytes, and
+//! takes none from its caller. Out of the heap it would come from another place each time, and what lies between would make the
+//! heap grow long after the first step.
+//!
 //! Must not know: what a step does.
 
 use serde::{Deserialize, Serialize};
@@ -17,7 +21,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 pub enum Owner {
     /// This program.
     Program,
-    /// Crate `gemm`: the packing buffers of a matrix product, and their bookkeeping.
+    /// Crate `gemm`: packing buffers of matrix products that are larger than any before on that thread.
     Products,
     /// Crate `rayon`: its list of tasks for the compute threads.
     Tasks,
@@ -57,9 +61,9 @@ thread_local! {
     static OWNER: Cell<Option<Owner>> = const { Cell::new(None) };
 }
 
-/// Counts this thread from now on.
-pub fn count_this_thread() {
-    OWNER.set(Some(Owner::Program));
+/// Counts this thread from now on; what it asks for is put down to `owner` where nobody says otherwise.
+pub fn count_this_thread(owner: Owner) {
+    OWNER.set(Some(owner));
 }
 
 /// Runs `work` with what it allocates on this thread put down to `owner`; where the thread is not counted nothing is.
@@ -80,7 +84,38 @@ pub fn take() -> [Allocations; Owner::ALL.len()] {
     })
 }
 
-/// The system's allocator, counted.
+/// A buffer that a thread keeps for packing.
+#[derive(Clone, Copy)]
+struct Piece {
+    start: *mut u8,
+    /// Its size and alignment; none before there is one.
+    layout: Option<Layout>,
+    /// Somebody has it.
+    lent: bool,
+}
+
+impl Piece {
+    const NONE: Piece = Piece { start: std::ptr::null_mut(), layout: None, lent: false };
+
+    fn size(&self) -> usize {
+        self.layout.map_or(0, |kept| kept.size())
+    }
+
+    fn fits(&self, layout: Layout) -> bool {
+        self.layout.is_some_and(|kept| kept.size() >= layout.size() && kept.align() >= layout.align())
+    }
+}
+
+thread_local! {
+    /// `gemm` has one for as long as the thread lives, and some for the time of a product. As [`OWNER`] without a destructor: they
+    /// are kept to the end of the process.
+    static PACKING: Cell<[Piece; N_PIECES]> = const { Cell::new([Piece::NONE; N_PIECES]) };
+}
+
+/// What a product has at once; were it more, the heap would be asked, and that counted.
+const N_PIECES: usize = 4;
+
+/// The system's allocator, counted, with a kept piece for packing.
 pub struct Counting;
 
 impl Counting {
@@ -92,30 +127,159 @@ impl Counting {
             of.largest.fetch_max(bytes as u64, Relaxed);
         }
     }
+
+    /// One of the thread's pieces, where it is for packing and one is free: the smallest that fits, or another made larger.
+    fn lend(layout: Layout) -> Option<*mut u8> {
+        if OWNER.get() != Some(Owner::Products) {
+            return None;
+        }
+        let mut pieces = PACKING.get();
+        let free = pieces.iter_mut().filter(|piece| !piece.lent);
+        let piece = free.min_by_key(|piece| (!piece.fits(layout), piece.size()))?;
+        if !piece.fits(layout) {
+            if let Some(kept) = piece.layout {
+                // SAFETY: it was allocated below with this layout, and nobody has it.
+                unsafe { System.dealloc(piece.start, kept) };
+            }
+            Self::note(layout.size());
+            // SAFETY: not of size 0.
+            piece.start = unsafe { System.alloc(layout) };
+            piece.layout = (!piece.start.is_null()).then_some(layout);
+        }
+        piece.lent = piece.layout.is_some();
+        let lent = piece.lent.then_some(piece.start);
+        PACKING.set(pieces);
+        lent
+    }
+
+    /// The thread's piece that begins at `start`, if one does and is lent.
+    fn lent(pieces: &mut [Piece; N_PIECES], start: *mut u8) -> Option<&mut Piece> {
+        pieces.iter_mut().find(|piece| piece.lent && piece.start == start)
+    }
+
+    /// Whether `start` was one of the thread's pieces, which is now kept for the next product.
+    fn take_back(start: *mut u8) -> bool {
+        let mut pieces = PACKING.get();
+        let piece = Self::lent(&mut pieces, start);
+        let is_ours = piece.map(|piece| piece.lent = false).is_some();
+        if is_ours {
+            PACKING.set(pieces);
+        }
+        is_ours
+    }
 }
 
-// SAFETY: every call is the system allocator's own; counting neither allocates nor unwinds.
+// SAFETY: every block is the system allocator's own, and handed out once until it comes back; counting and lending neither allocate
+// from here nor unwind. A piece comes back on the thread it was lent to: it is a local variable of a matrix product, or the thread's own.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if let Some(start) = Self::lend(layout) {
+            return start;
+        }
         Self::note(layout.size());
         // SAFETY: the caller keeps to the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        if let Some(start) = Self::lend(layout) {
+            // SAFETY: the piece is as large as the layout says, and the caller's alone.
+            unsafe { start.write_bytes(0, layout.size()) };
+            return start;
+        }
         Self::note(layout.size());
         // SAFETY: as above.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, old: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
+        if Self::lent(&mut PACKING.get(), old).is_some() {
+            // SAFETY: the caller keeps to the contract of `realloc`: the new size is one, and the old block is as large as `layout` says.
+            return unsafe {
+                let new = self.alloc(Layout::from_size_align_unchecked(new_size, layout.align()));
+                if !new.is_null() {
+                    new.copy_from_nonoverlapping(old, layout.size().min(new_size));
+                    self.dealloc(old, layout);
+                }
+                new
+            };
+        }
         Self::note(new_size);
         // SAFETY: as above.
         unsafe { System.realloc(old, layout, new_size) }
     }
 
     unsafe fn dealloc(&self, old: *mut u8, layout: Layout) {
-        // SAFETY: as above.
-        unsafe { System.dealloc(old, layout) }
+        if !Self::take_back(old) {
+            // SAFETY: as above.
+            unsafe { System.dealloc(old, layout) }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn on_a_counted_thread(work: impl FnOnce() + Send) {
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                count_this_thread(Owner::Program);
+                work();
+            });
+            thread.join().expect("the work does not panic");
+        });
+    }
+
+    fn layout(bytes: usize) -> Layout {
+        Layout::from_size_align(bytes, 64).expect("a power of two")
+    }
+
+    #[test]
+    fn packing_gets_the_same_piece_until_it_is_too_small() {
+        on_a_counted_thread(|| {
+            // SAFETY: each block is written within its size and given back once.
+            on_behalf_of(Owner::Products, || unsafe {
+                let first = Counting.alloc(layout(8000));
+                first.write_bytes(1, 8000);
+                Counting.dealloc(first, layout(8000));
+                let smaller = Counting.alloc(layout(5000));
+                assert_eq!(first, smaller);
+                let others = [(); N_PIECES].map(|()| Counting.alloc(layout(5000)));
+                for other in others {
+                    assert_ne!(other, smaller, "lent once at a time");
+                    other.write_bytes(2, 5000);
+                }
+                assert_eq!(*smaller, 1);
+                others.into_iter().chain([smaller]).for_each(|block| Counting.dealloc(block, layout(5000)));
+                let growing = Counting.alloc(layout(100));
+                growing.write_bytes(4, 100);
+                let grown = Counting.realloc(growing, layout(100), 9000);
+                assert!(std::slice::from_raw_parts(grown, 100).iter().all(|&byte| byte == 4));
+                Counting.dealloc(grown, layout(9000));
+                let larger = Counting.alloc(layout(1 << 20));
+                larger.write_bytes(3, 1 << 20);
+                Counting.dealloc(larger, layout(1 << 20));
+                assert_eq!(Counting.alloc(layout(1 << 19)), larger, "the one that fits");
+                Counting.dealloc(larger, layout(1 << 19));
+            });
+        });
+    }
+
+    #[test]
+    fn nobody_else_gets_it() {
+        on_a_counted_thread(|| {
+            // SAFETY: as above.
+            unsafe {
+                let kept = on_behalf_of(Owner::Products, || {
+                    let kept = Counting.alloc(layout(8000));
+                    Counting.dealloc(kept, layout(8000));
+                    kept
+                });
+                let other = Counting.alloc(layout(8000));
+                assert_ne!(other, kept);
+                Counting.dealloc(other, layout(8000));
+            }
+        });
     }
 }

@@ -24,7 +24,7 @@ use crate::config::Deck;
 use crate::error::{Error, Exit, Result};
 use crate::params::ModelSpec;
 use crate::plan::Plan;
-use crate::telemetry::allocations;
+use crate::telemetry::allocations::{self, Owner};
 use crate::telemetry::summary::SUMMARY_FILE;
 use crate::telemetry::time_limit::{JobClock, parse_seconds, unix_now};
 use crate::telemetry::{
@@ -306,7 +306,7 @@ fn run_steps<B: Backend>(
     let mut skipped_in_a_row = 0;
     let sampler = (t.sample_every > 0).then(|| Sampler::open::<B>(stepper.comm, deck)).transpose()?;
     report.begin_steps(stepper)?;
-    allocations::count_this_thread();
+    allocations::count_this_thread(Owner::Program);
     while at.step < t.steps {
         report.timing.begin_round();
         fault_point("step", stepper.comm.rank(), at.step + 1);

@@ -71,7 +71,11 @@ impl CpuDevice {
         }
         let pool = (threads > 1)
             .then(|| {
-                rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("compute-{i}")).build()
+                rayon::ThreadPoolBuilder::new()
+                    .num_threads(threads)
+                    .thread_name(|i| format!("compute-{i}"))
+                    .start_handler(|_| allocations::count_this_thread(Owner::Tasks))
+                    .build()
             })
             .transpose()
             .map_err(|err| Error::Io(format!("starting {threads} compute threads: {err}")))?;

@@ -6,7 +6,7 @@
 
 use crate::backend::comm::{CommRecord, Landed, Pending};
 use crate::error::{Error, Result};
-use crate::telemetry::allocations;
+use crate::telemetry::allocations::{self, Owner};
 use crate::test_hooks;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -57,6 +57,9 @@ impl Pacer<'_> {
     }
 }
 
+/// Jobs that a queue has room for from the start: how many are on their way at once depends on the moment.
+const ROOM: usize = 64;
+
 /// What the host and the thread of a queue share. Jobs are known by their number, and the lists keep their room, so that a job
 /// asks the heap for nothing.
 struct Shared<J> {
@@ -90,7 +93,7 @@ impl<J: Job> Shared<J> {
 
     /// The thread of the queue.
     fn run(&self) {
-        allocations::count_this_thread();
+        allocations::count_this_thread(Owner::Program);
         let pacer = Pacer { waiting: &self.waiting };
         let mut kept = J::Kept::default();
         while let Some((number, mut job)) = self.next() {
@@ -114,7 +117,8 @@ pub struct Worker<J: Job> {
 impl<J: Job> Worker<J> {
     /// Starts the thread.
     pub fn start(name: &str) -> Result<Self> {
-        let state = State { next: 0, jobs: VecDeque::new(), landed: Vec::new(), closed: false };
+        let (jobs, landed) = (VecDeque::with_capacity(ROOM), Vec::with_capacity(ROOM));
+        let state = State { next: 0, jobs, landed, closed: false };
         let (put, landed) = (Condvar::new(), Condvar::new());
         let shared = Arc::new(Shared { state: Mutex::new(state), put, landed, waiting: AtomicUsize::new(0) });
         let own = Arc::clone(&shared);
