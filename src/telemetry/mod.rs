@@ -25,6 +25,7 @@ pub mod timer;
 pub mod timing;
 pub mod trace;
 pub mod units;
+mod watchdog;
 
 pub use comm_volume::{CommClass, CommVolume};
 pub use flight::Flight;
