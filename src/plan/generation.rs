@@ -3,8 +3,9 @@
 //! It runs between steps, so it lies where their transient memory lies.
 
 use super::memory::{self, Peaks, Slot, aligned};
+use super::program::{Lifetimes, Program};
 use super::schedule::{self, Gradients};
-use super::{Lifetimes, Plan, Program, packing};
+use super::{Plan, packing};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::params::ModelSpec;
