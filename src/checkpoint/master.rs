@@ -11,7 +11,8 @@ use std::path::Path;
 
 use hdf5::{Hyperslab, SliceOrIndex};
 
-use super::manifest::{ExtraFile, Manifest, Param, Placed};
+use super::manifest::{ExtraFile, Manifest, Param};
+use super::placed::Placed;
 use super::weights_file::boxes;
 use super::{Kind, MASTER_FILE, commit, h5, write};
 use crate::error::{Error, Result};

@@ -13,7 +13,8 @@ use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::lock::{self, Access};
-use super::manifest::{self, DIGEST_BLOCK, Manifest, Part, Placed};
+use super::manifest::{self, DIGEST_BLOCK, Manifest};
+use super::placed::{Part, Placed, ranges};
 use super::{Kind, find, h5, write};
 use crate::config::Locking;
 use crate::error::{Error, Result};
@@ -98,7 +99,7 @@ impl Reader {
             stored.numel
         );
         assert_eq!(out.len(), range.len(), "output for {range:?} of {param}");
-        for part in manifest::ranges(&self.placed[&stored.name], range) {
+        for part in ranges(&self.placed[&stored.name], range) {
             let out = &mut out[part.out_range.clone()];
             self.read_part(&part, kind, out).map_err(|why| self.damaged(&part, kind, &why))?;
         }

@@ -10,7 +10,7 @@ use hdf5::types::{FloatSize, H5Type, TypeDescriptor};
 use hdf5::{Hyperslab, SliceOrIndex};
 
 use super::h5;
-use super::manifest::checked_numel;
+use super::validate::checked_numel;
 use crate::error::{Error, Result};
 
 /// Elements read at once.
