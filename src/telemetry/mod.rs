@@ -19,6 +19,7 @@ pub mod sign_of_life;
 pub mod signals;
 pub mod step_columns;
 pub mod step_log;
+pub mod step_reader;
 pub mod step_row;
 pub mod stragglers;
 pub mod summary;

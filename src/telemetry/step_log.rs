@@ -12,6 +12,9 @@ use super::step_columns::{Column, columns, push_csv, push_json};
 use super::step_row::StepRow;
 use crate::error::{Error, Result};
 
+/// The rows for spreadsheets, under the run directory.
+pub const STEPS_FILE: &str = "steps.csv";
+
 /// Writer of both files; rank 0 has one.
 #[derive(Debug)]
 pub struct StepLog {
@@ -37,7 +40,7 @@ impl StepLog {
         let columns = columns();
         let header = columns.iter().map(|c| c.name.as_str()).collect::<Vec<_>>().join(",") + "\n";
         let keep_csv = |line: &[u8]| csv_step(line, columns.len());
-        let csv = LogFile::open(dir.join("steps.csv"), Some(&header), resume_after, keep_csv)?;
+        let csv = LogFile::open(dir.join(STEPS_FILE), Some(&header), resume_after, keep_csv)?;
         let json = LogFile::open(dir.join("steps.jsonl"), None, resume_after, json_step)?;
         Ok(StepLog { columns, csv, json, line: String::new() })
     }

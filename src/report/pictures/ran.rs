@@ -13,6 +13,7 @@ use crate::plan::volume::micro_steps;
 use crate::report::records::{Records, TracedEvent};
 use crate::telemetry::MemKind;
 use crate::telemetry::run_records::RunEvent;
+use crate::telemetry::step_reader::LoggedStep;
 use crate::telemetry::trace::Track;
 use crate::train::tracing::describe;
 
@@ -155,7 +156,7 @@ pub fn memory(records: &Records, planned: &Planned) -> Figure {
 
 /// Loss and speed over the run.
 pub fn course(records: &Records) -> Figure {
-    let step = |s: &crate::report::records::LoggedStep| Step {
+    let step = |s: &LoggedStep| Step {
         step: s.step,
         loss: s.loss,
         val_loss: s.val_loss,
