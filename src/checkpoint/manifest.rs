@@ -16,6 +16,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::Kind;
 use crate::error::{Error, Result};
+use crate::telemetry::human;
 
 /// The format this program writes, and the newest it reads.
 pub const FORMAT_VERSION: u32 = 1;
@@ -366,9 +367,9 @@ impl Manifest {
             header.required_features.iter().map(String::as_str).filter(|f| !KNOWN_FEATURES.contains(f)).collect();
         if !unknown.is_empty() {
             return Err(format!(
-                "requires the feature{} {}, unknown to this program (version {}); read it with the program that wrote it, or \
+                "requires the {} {}, unknown to this program (version {}); read it with the program that wrote it, or \
                  a newer one",
-                if unknown.len() == 1 { "" } else { "s" },
+                human::of_number(unknown.len(), "feature"),
                 unknown.iter().map(|f| format!("{f:?}")).collect::<Vec<_>>().join(", "),
                 env!("CARGO_PKG_VERSION"),
             ));

@@ -11,6 +11,7 @@ use super::info::{Decode, FileInfo};
 use super::scan::{self, ScanProgress, entropy_nats, histogram};
 use super::token_stream::TokenStream;
 use crate::error::{Error, Result};
+use crate::telemetry::human;
 
 /// Largest token id that is counted; a larger one says that the file is read in the wrong way.
 const MAX_COUNTED_ID: u64 = 1 << 26;
@@ -84,7 +85,7 @@ impl TokenFilesInfo {
 
 impl fmt::Display for TokenFilesInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{} tokens in {} file(s), {}", self.n_tokens, self.files.len(), self.format)?;
+        writeln!(f, "{} tokens in {}, {}", self.n_tokens, human::counted(self.files.len(), "file"), self.format)?;
         for FileInfo { path, n_bytes, n_tokens } in &self.files {
             writeln!(f, "  {n_bytes:>14} bytes  {n_tokens:>14} tokens  {path}")?;
         }

@@ -27,6 +27,7 @@ pub use scan::{DIGEST, ScanProgress};
 pub use token_stream::{StreamFile, TokenStream};
 
 use crate::error::{Error, Result};
+use crate::telemetry::human;
 use samples::Order;
 
 /// What a data set is made of; the deck's `[data]` section and the two model sizes it needs.
@@ -236,8 +237,7 @@ fn first_and_more(stream: &TokenStream) -> String {
     let first = stream.files().first().map_or(Path::new("(no file)"), StreamFile::path).display();
     match stream.files().len().saturating_sub(1) {
         0 => first.to_string(),
-        1 => format!("{first} and 1 more file"),
-        n => format!("{first} and {n} more files"),
+        n => format!("{first} and {}", human::counted(n, "more file")),
     }
 }
 

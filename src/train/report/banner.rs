@@ -15,7 +15,8 @@ pub(super) fn banner<B: Backend>(job: &Job, stepper: &Stepper<'_, B>, source: &S
     let t = &deck.train;
     let dims = &stepper.model.dims;
     let n_micro = t.global_batch_size / t.micro_batch_size;
-    log::info!("{n} rank{}, each {}", if n == 1 { "" } else { "s" }, stepper.device.describe());
+    let ranks = human::counted(n, "rank");
+    log::info!("{ranks}, each {}", stepper.device.describe());
     log::info!(
         "model: {} parameters, {} layers, {} heads, width {}, {} tokens, vocabulary {}",
         spec.numel(),
@@ -32,12 +33,10 @@ pub(super) fn banner<B: Backend>(job: &Job, stepper: &Stepper<'_, B>, source: &S
         source.digest
     );
     log::info!(
-        "step: {} sequences = {n_micro} micro-batches of {}, in {} micro-step{} of {n} rank{}",
+        "step: {} sequences = {n_micro} micro-batches of {}, in {} of {ranks}",
         t.global_batch_size,
         t.micro_batch_size,
-        micro_steps(n_micro, n),
-        if micro_steps(n_micro, n) == 1 { "" } else { "s" },
-        if n == 1 { "" } else { "s" },
+        human::counted(micro_steps(n_micro, n), "micro-step"),
     );
     let volume = plan.step_volume(0, n_micro);
     log::info!(
