@@ -37,6 +37,13 @@ pub(super) struct Event {
     pub(super) began: Instant,
 }
 
+/// Gathers of a unit.
+#[derive(Debug, Clone, Copy, Default)]
+struct Gathers {
+    on_their_way: u32,
+    whole: u32,
+}
+
 /// Where the main thread is.
 struct State {
     now: Event,
@@ -44,8 +51,8 @@ struct State {
     ticks: u64,
     ticked: Instant,
     past: VecDeque<Event>,
-    /// Gathers of each unit that are on their way, and those that are whole.
-    gathers: Vec<(u32, u32)>,
+    /// Of each unit.
+    gathers: Vec<Gathers>,
     closed: bool,
 }
 
@@ -107,7 +114,7 @@ impl Flight {
                 ticks: 0,
                 ticked: now.began,
                 past: VecDeque::with_capacity(N_EVENTS),
-                gathers: vec![(0, 0); units.len()],
+                gathers: vec![Gathers::default(); units.len()],
                 closed: false,
             }),
             units,
@@ -190,9 +197,11 @@ impl State {
     fn count_gathers(&mut self, unit: usize, on_their_way: i32, whole: i32) {
         // A recorder that writes nothing knows no units.
         if let Some(gathers) = self.gathers.get_mut(unit) {
-            let changed = (gathers.0.checked_add_signed(on_their_way), gathers.1.checked_add_signed(whole));
-            let (Some(a), Some(b)) = changed else { panic!("unit {unit}: a gather ends that had not begun") };
-            *gathers = (a, b);
+            let changed = |count: u32, by: i32| {
+                count.checked_add_signed(by).unwrap_or_else(|| panic!("unit {unit}: a gather ends that had not begun"))
+            };
+            gathers.on_their_way = changed(gathers.on_their_way, on_their_way);
+            gathers.whole = changed(gathers.whole, whole);
         }
     }
 }
@@ -265,7 +274,7 @@ impl Recording {
             let state = self.lock();
             (state.now, state.ticks, state.gathers.clone())
         };
-        let names = |wanted: fn(&(u32, u32)) -> bool| {
+        let names = |wanted: fn(&Gathers) -> bool| {
             let units = self.units.iter().zip(&gathers).filter(|(_, counts)| wanted(counts));
             units.map(|(name, _)| name.clone()).collect()
         };
@@ -284,8 +293,8 @@ impl Recording {
             step: now.step,
             what: self.words(&now),
             since_unix: unix_now() - now.began.elapsed().as_secs_f64(),
-            gathered: names(|&(_, whole)| whole > 0),
-            gathering: names(|&(on_their_way, _)| on_their_way > 0),
+            gathered: names(|counts| counts.whole > 0),
+            gathering: names(|counts| counts.on_their_way > 0),
             memory,
             memory_total,
         };

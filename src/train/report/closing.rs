@@ -7,6 +7,7 @@ use crate::backend::{Backend, Comm};
 use crate::config::Deck;
 use crate::error::{Exit, Result};
 use crate::plan::Plan;
+use crate::plan::generation::Ran;
 use crate::plan::memory::Peaks;
 use crate::plan::placement::bytes_per_param;
 use crate::telemetry::summary::{KindBytes, PhaseTotal, Planned, RankBytes, Resident, SUMMARY_FILE, UnitRow};
@@ -55,7 +56,7 @@ impl Report {
             return Ok(ending.exit);
         }
         let evaluated = self.last_val_loss.is_some();
-        let others = [evaluated.then(|| plan.evaluation_peaks()), plan.generation_peaks(&self.sampled)];
+        let others = [evaluated.then(|| plan.evaluation_peaks()), plan.generation_peaks(self.sampled)];
         let planned = planned_peaks(plan.training_peaks(), others);
         // Everything the ledger holds now, the copy for asynchronous saves apart: nothing gathered, no gradient whole.
         let at_rest = stepper.memory.ledger().total_now() - plan.outside_bytes();
@@ -83,7 +84,7 @@ impl Report {
             start_step: self.start.step,
             tokens: ending.position.tokens - self.start.tokens,
             wall_seconds: job.started.elapsed().as_secs_f64(),
-            tokens_per_s: (self.stepped.0 > 0).then(|| self.stepped.0 as f64 / (self.stepped.1 / 1e3)),
+            tokens_per_s: (self.stepped_tokens > 0).then(|| self.stepped_tokens as f64 / (self.stepped_ms / 1e3)),
             phases: Phase::ALL.iter().enumerate().map(|(i, p)| phase(i, p)).collect(),
             step_allocations: self.allocated,
             loss: self.last_row.map(|row| row.loss),
@@ -137,7 +138,8 @@ impl Report {
 /// The peaks of whatever programs a run of this deck has.
 pub fn peaks_of_run(deck: &Deck, plan: &Plan) -> Peaks {
     let (evaluates, samples) = (deck.train.eval_every > 0, deck.train.sample_every > 0);
-    let others = [evaluates.then(|| plan.evaluation_peaks()), plan.generation_peaks(&[samples; 2])];
+    let others =
+        [evaluates.then(|| plan.evaluation_peaks()), plan.generation_peaks(Ran { prompt: samples, row: samples })];
     planned_peaks(plan.training_peaks(), others)
 }
 

@@ -15,6 +15,7 @@ use crate::backend::{Backend, Comm};
 use crate::config::Deck;
 use crate::error::Result;
 use crate::params::ModelSpec;
+use crate::plan::generation::Ran;
 use crate::plan::volume::Volume;
 use crate::telemetry::allocations::Allocations;
 use crate::telemetry::comm_volume::CommCounts;
@@ -47,11 +48,12 @@ pub struct Report {
     last_ranks: Vec<RankStep>,
     last_val_loss: Option<f64>,
     /// Which programs of generating text ran.
-    sampled: [bool; 2],
+    sampled: Ran,
     /// What the newest step asked the heap for.
     allocated: Vec<Allocations>,
-    /// Tokens and slowest rank's time of all steps.
-    stepped: (u64, f64),
+    /// Tokens of all steps, and the slowest rank's times together.
+    stepped_tokens: u64,
+    stepped_ms: f64,
     /// What a scheduler wants to know.
     pub timing: Timing,
     /// Rank 0 notes what happens to the run.
@@ -91,9 +93,10 @@ impl Report {
             last_row: None,
             last_ranks: Vec::new(),
             last_val_loss: None,
-            sampled: [false; 2],
+            sampled: Ran::default(),
             allocated: Vec::new(),
-            stepped: (0, 0.0),
+            stepped_tokens: 0,
+            stepped_ms: 0.0,
             timing,
             records,
             stragglers: Stragglers::new(hosts, t.global_batch_size / t.micro_batch_size),
@@ -109,8 +112,8 @@ impl Report {
     }
 
     /// A text was generated, by these programs of the plan.
-    pub fn sampled(&mut self, ran: [bool; 2]) {
-        self.sampled.iter_mut().zip(ran).for_each(|(sampled, ran)| *sampled |= ran);
+    pub fn sampled(&mut self, ran: Ran) {
+        self.sampled.add(ran);
     }
 
     /// The step that has just ended asked the heap for this.
@@ -215,8 +218,8 @@ impl Report {
             let peak = deck.run.peak_gflops * 1e9 * stepper.comm.size() as f64;
             row.mfu = Some(row.tokens_per_s() * stepper.model.spec.flops_per_token / peak);
         }
-        self.stepped.0 += row.tokens;
-        self.stepped.1 += row.ranks.max.step_ms;
+        self.stepped_tokens += row.tokens;
+        self.stepped_ms += row.ranks.max.step_ms;
         self.last_val_loss = val_loss.or(self.last_val_loss);
         self.last_row = Some(row);
         self.last_ranks = ranks;
