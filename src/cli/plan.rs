@@ -81,8 +81,11 @@ pub fn run(args: &PlanArgs) -> Result<String> {
     let planned = planner.plan(n_ranks, hardware.as_ref(), &[])?;
     check_budget(&planned)?;
     let per_node = per_node(args.ranks_per_node, hardware.as_ref(), n_ranks);
-    let paper =
-        Paper::new(&planned.model.spec, &planned.plan, Shape { n_micro: planned.n_micro(), ranks_per_node: per_node });
+    let paper = Paper::new(
+        &planned.model.spec,
+        &planned.plan,
+        Shape { n_micro: planned.deck.train.n_micro(), ranks_per_node: per_node },
+    );
     let formula = formula(&planner, &planned);
     let forecast = hardware.as_ref().map(|hardware| planned.forecast(hardware, per_node)).transpose()?;
     let advice = match (&hardware, &forecast) {
@@ -138,7 +141,7 @@ fn per_node(said: Option<usize>, hardware: Option<&Hardware>, n_ranks: usize) ->
 
 fn formula(planner: &Planner<'_>, planned: &PlannedDeck) -> Formula {
     let PlannedDeck { model, plan, .. } = planned;
-    let bound = plan.bound(planned.n_micro());
+    let bound = plan.bound(planned.deck.train.n_micro());
     let n_params = planner.count().unwrap_or(model.spec.numel() as u64);
     Formula::new(n_params, plan.world_size, &plan.knobs, bound.all_gathers, bound.reductions)
 }

@@ -44,11 +44,6 @@ pub struct PlannedDeck {
 }
 
 impl PlannedDeck {
-    /// Micro-batches of a step.
-    pub fn n_micro(&self) -> usize {
-        self.deck.train.global_batch_size / self.deck.train.micro_batch_size
-    }
-
     /// What a step of it takes.
     pub fn forecast(&self, hardware: &Hardware, per_node: usize) -> Result<Forecast> {
         let works = work::of_model(&self.model, model::precision(&self.deck));
@@ -56,7 +51,7 @@ impl PlannedDeck {
             spec: &self.model.spec,
             works: &works,
             plan: &self.plan,
-            n_micro: self.n_micro(),
+            n_micro: self.deck.train.n_micro(),
             per_node,
             tf32: self.deck.run.tf32,
         };

@@ -376,6 +376,13 @@ impl Deck {
     }
 }
 
+impl TrainSection {
+    /// Micro-batches of a step, over all ranks.
+    pub fn n_micro(&self) -> usize {
+        self.global_batch_size / self.micro_batch_size
+    }
+}
+
 /// The text of a deck, or of another file of keys: `what` says which.
 fn read_text(path: &Path, what: &str) -> Result<String> {
     let no =

@@ -299,7 +299,7 @@ fn run_steps<B: Backend>(
     let deck = &job.deck;
     let t = &deck.train;
     let traced = trace::steps_of(&deck.log.trace).expect("the deck was checked");
-    let n_micro = t.global_batch_size / t.micro_batch_size;
+    let n_micro = t.n_micro();
     let mut skipped_in_a_row = 0;
     let sampler = (t.sample_every > 0).then(|| Sampler::open::<B>(stepper.comm, deck)).transpose()?;
     report.begin_steps(stepper)?;

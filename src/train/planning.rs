@@ -26,7 +26,6 @@ pub fn of_deck<D: Device>(deck: &Deck, n_ranks: usize) -> Result<(Model, Plan)> 
 /// Sums of losses that may be on their way at once: one of each micro-step, of a step or of a validation.
 pub fn n_sums(deck: &Deck, n_ranks: usize) -> usize {
     let train = &deck.train;
-    let n_micro = train.global_batch_size / train.micro_batch_size;
     let n_eval = if train.eval_every > 0 { train.eval_batches as usize } else { 0 };
-    micro_steps(n_micro.max(n_eval), n_ranks)
+    micro_steps(train.n_micro().max(n_eval), n_ranks)
 }

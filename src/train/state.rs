@@ -326,7 +326,7 @@ pub(super) fn owned<'a, B: Backend>(stepper: &'a Stepper<'_, B>) -> Result<Vec<[
 /// How a step of this deck adds gradient contributions on `world_size` ranks. A rank that has one micro-batch at most has nothing
 /// to add up of its own.
 fn reduction_order(deck: &Deck, world_size: usize) -> &'static str {
-    let n_micro = deck.train.global_batch_size / deck.train.micro_batch_size;
+    let n_micro = deck.train.n_micro();
     let ranks_first = deck.zero.reduce == ReduceWhen::LastMicroStep && world_size < n_micro;
     match (deck.zero.deterministic, world_size) {
         (_, 1) => IN_ORDER,

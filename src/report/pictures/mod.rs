@@ -29,7 +29,7 @@ impl RunPlan {
             crate::backend::cuda::Cuda::NAME => planning::of_deck::<CudaDevice>(deck, n)?,
             _ => planning::of_deck::<CpuDevice>(deck, n)?,
         };
-        Ok(RunPlan { spec: model.spec, plan, n_micro: deck.train.global_batch_size / deck.train.micro_batch_size })
+        Ok(RunPlan { spec: model.spec, plan, n_micro: deck.train.n_micro() })
     }
 }
 

@@ -14,7 +14,7 @@ pub(super) fn banner<B: Backend>(job: &Job, stepper: &Stepper<'_, B>, source: &S
     let n = stepper.comm.size();
     let t = &deck.train;
     let dims = &stepper.model.dims;
-    let n_micro = t.global_batch_size / t.micro_batch_size;
+    let n_micro = t.n_micro();
     let ranks = human::counted(n, "rank");
     log::info!("{ranks}, each {}", stepper.device.describe());
     log::info!(

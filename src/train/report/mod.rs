@@ -81,7 +81,7 @@ impl Report {
             progress: (rank == 0 && !job.quiet).then(|| Progress::new(t.steps, start.step, job.is_terminal)),
             start,
             unigram_entropy: source.unigram_entropy,
-            planned: stepper.plan.step_volume(rank, t.global_batch_size / t.micro_batch_size),
+            planned: stepper.plan.step_volume(rank, t.n_micro()),
             counted: CommCounts::default(),
             last_step: Volume::default(),
             usage: Usage::now(),
@@ -99,7 +99,7 @@ impl Report {
             stepped_ms: 0.0,
             timing,
             records,
-            stragglers: Stragglers::new(hosts, t.global_batch_size / t.micro_batch_size),
+            stragglers: Stragglers::new(hosts, t.n_micro()),
         })
     }
 
