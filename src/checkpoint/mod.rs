@@ -23,7 +23,8 @@
 //!
 //! The format and the commit protocol are specified in `docs/checkpoint_format.md`.
 //!
-//! Must not know: MPI, devices, decks, plans. It takes and gives host slices, and the deck is an opaque string.
+//! Must not know: MPI, devices, plans; of decks only how files are locked. It takes and gives host slices, and the deck is an opaque
+//! string.
 
 pub mod aside;
 pub mod commit;

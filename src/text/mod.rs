@@ -8,7 +8,7 @@
 //! | [`job`] | what is to be made of what, and what of it is there already |
 //! | [`tokenize`](mod@tokenize) | the whole way: read, encode on all cores, split, write, go on after a kill |
 //!
-//! Must not know: MPI, models, decks.
+//! Must not know: MPI, models; of decks only the word that names a tokenizer.
 
 pub mod documents;
 pub mod job;

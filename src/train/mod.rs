@@ -1,6 +1,8 @@
 //! The training run: where it starts from, the loop, what it writes, why it ends.
 //!
 //! Reading order: [`step`] (the algorithm), then [`run`] here, then `state.rs` (restore) and `save.rs`.
+//!
+//! Must not know: which backend it runs on, what a family of models computes, the command line.
 
 pub mod budget;
 pub mod changes;
