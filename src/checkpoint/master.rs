@@ -32,6 +32,9 @@ const BYTES_PER_FILE: u64 = 16 << 10;
 
 /// The last act of a save, by rank 0, when every rank's file is durable: writes the master file, then commits
 /// ([`commit`](mod@super::commit)). Returns the step directory.
+///
+/// # Errors
+/// Failures of the file system.
 pub fn finish(run_dir: &Path, mut manifest: Manifest) -> Result<PathBuf> {
     let partial = super::partial_dir(run_dir, manifest.step);
     manifest.extra_files.clear();

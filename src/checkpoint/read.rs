@@ -43,6 +43,9 @@ impl Reader {
     }
 
     /// The same; each file is locked for reading while it is open.
+    ///
+    /// # Errors
+    /// As of [`Reader::open`].
     pub fn open_with(step_dir: &Path, locking: Locking) -> Result<Self> {
         Ok(Reader::of(step_dir, find::check_complete(step_dir)?, locking))
     }
@@ -107,6 +110,9 @@ impl Reader {
     }
 
     /// Checks size and digest of one whole file, values and structure alike.
+    ///
+    /// # Errors
+    /// The file cannot be read, or its size or its digest is another one.
     pub fn verify_file(&self, file_idx: usize) -> Result<()> {
         let record = &self.manifest.files[file_idx];
         let path = self.dir.join(&record.name);

@@ -110,6 +110,9 @@ impl ResolvedFiles {
     }
 
     /// The reverse of [`ResolvedFiles::to_bytes`].
+    ///
+    /// # Errors
+    /// They are no such list.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let broken = || Error::Internal(format!("a broadcast file list of {} bytes is not one", bytes.len()));
         let mut files = ResolvedFiles::default();

@@ -76,11 +76,18 @@ pub struct ScanReport {
 
 impl Dataset {
     /// Resolves the globs and opens the files: what a single process does. Reads no token; see [`Dataset::scan`].
+    ///
+    /// # Errors
+    /// A glob without a file, and what [`Dataset::open_files`] finds.
     pub fn open(cfg: &DataConfig) -> Result<Self> {
         Self::open_files(cfg, &ResolvedFiles::resolve(&cfg.train, &cfg.val)?)
     }
 
     /// Opens a list of files that was resolved before, on this rank or another.
+    ///
+    /// # Errors
+    /// All files that cannot be read or have a torn last token; no data at all; two formats; too few tokens for one sample
+    /// of a split.
     pub fn open_files(cfg: &DataConfig, files: &ResolvedFiles) -> Result<Self> {
         assert!(cfg.seq_len > 0 && cfg.vocab_size > 0, "seq_len {} vocab_size {}", cfg.seq_len, cfg.vocab_size);
         assert!((0.0..1.0).contains(&cfg.val_fraction), "val_fraction {}", cfg.val_fraction);
@@ -202,6 +209,9 @@ impl Dataset {
     }
 
     /// Reads every page once: the digest, and every file with a token that the vocabulary lacks, at once. One rank does it.
+    ///
+    /// # Errors
+    /// Every file with a token that the vocabulary lacks: where the first one is, and how many there are.
     pub fn scan(&self, progress: ScanProgress) -> Result<ScanReport> {
         let done = AtomicU64::new(0);
         let mut faults = Vec::new();

@@ -139,6 +139,9 @@ pub fn is_rounded(spec: &ModelSpec, param: ParamId, knobs: &Knobs) -> bool {
 }
 
 /// The training order of one micro-step.
+///
+/// # Errors
+/// `zero.max_live_bytes` is too small: says what would do.
 pub fn training(
     spec: &ModelSpec,
     partitions: &[Partition],
@@ -154,6 +157,9 @@ pub fn training(
 }
 
 /// The order of one evaluation pass: forward only.
+///
+/// # Errors
+/// As of [`training`].
 pub fn evaluation(
     spec: &ModelSpec,
     partitions: &[Partition],

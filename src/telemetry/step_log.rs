@@ -46,6 +46,9 @@ impl StepLog {
     }
 
     /// Appends a row to both files and hands it to the operating system.
+    ///
+    /// # Errors
+    /// A file cannot be written.
     pub fn write(&mut self, row: &StepRow) -> Result<()> {
         self.line.clear();
         push_csv(&mut self.line, &self.columns, row);

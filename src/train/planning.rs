@@ -12,6 +12,9 @@ use crate::plan::volume::micro_steps;
 use crate::plan::{Knobs, Plan};
 
 /// The model of a deck and its plan on `n_ranks` ranks, for devices of type `D`.
+///
+/// # Errors
+/// A cap in the deck cannot be kept.
 pub fn of_deck<D: Device>(deck: &Deck, n_ranks: usize) -> Result<(Model, Plan)> {
     let model = Model::of_deck::<D>(deck);
     let mut plan = Plan::new(&model.spec, n_ranks, &Knobs::from_deck(&deck.zero))?;
