@@ -1,6 +1,7 @@
 //! What a run says about itself: timers, the memory ledger, byte counters, the step log, progress and the summary.
 //!
-//! Plain counters and writers; they are told numbers and never ask for them. Must not know: MPI, models, backends, decks.
+//! Plain counters, and writers and readers of what a run leaves. They are told numbers, and ask nobody but the system (usage, heap, time
+//! limit). Must not know: MPI, models, backends, decks.
 
 pub mod allocations;
 pub mod comm_volume;
