@@ -13,6 +13,7 @@ pub mod logging;
 pub mod process;
 pub mod progress;
 pub mod quantile;
+mod recording;
 mod replace_file;
 pub mod run_records;
 mod scontrol;

@@ -8,7 +8,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use super::flight::{Recording, SLOWEST_BEAT};
+use super::recording::{Recording, SLOWEST_BEAT};
 use super::sign_of_life::{Place, SignOfLife};
 use super::time_limit::unix_now;
 
