@@ -6,7 +6,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::files::TokenFormat;
+use super::format::TokenFormat;
 use super::scan::{ScanProgress, entropy_nats, histogram};
 use super::{Dataset, SampleSpace, StreamFile};
 use crate::error::Result;

@@ -3,8 +3,10 @@
 //! Every rank opens the same files and can read every sample; which rank computes which micro-batch is arithmetic on
 //! indices ([`micro_batch_samples`]; rule 8 of the design). Must not know: MPI, models, backends.
 
+pub mod decide;
 pub mod file_info;
 pub mod files;
+pub mod format;
 pub mod info;
 pub mod llmc;
 pub mod order;
@@ -19,8 +21,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+pub use decide::CONTAINERS;
 pub use file_info::TokenFilesInfo;
-pub use files::{CONTAINERS, ResolvedFiles, TokenFormat};
+pub use files::ResolvedFiles;
+pub use format::TokenFormat;
 pub use info::DataInfo;
 pub use samples::{SampleSpace, micro_batch_samples};
 pub use scan::{DIGEST, ScanProgress};
@@ -93,7 +97,7 @@ impl Dataset {
         assert!((0.0..1.0).contains(&cfg.val_fraction), "val_fraction {}", cfg.val_fraction);
         let vocab_size = cfg.vocab_size as u64;
         let open = |key: &str, paths: &[PathBuf]| -> Result<Arc<TokenStream>> {
-            let format = files::decide_format(key, &cfg.format, paths, vocab_size)?;
+            let format = decide::decide_format(key, &cfg.format, paths, vocab_size)?;
             let stream = TokenStream::open(key, paths, format)?;
             if stream.is_empty() {
                 let files = first_and_more(&stream);
