@@ -44,7 +44,7 @@ pub struct Column {
     source: Source,
 }
 
-/// Name, unit and definition of the numbers of a [`RankStep`], in the order of [`RankStep::to_array`].
+/// Name, unit and definition of the numbers of a [`RankStep`](super::step_row::RankStep), in the order of its array.
 const MEASURES: [(&str, &str, &str); N_MEASURES] = [
     ("step_ms", "ms", "time of the step on the host's monotonic clock, evaluation and checkpoint apart"),
     ("data_ms", "ms", "reading token files into micro-batches"),
