@@ -20,8 +20,7 @@ pub mod tracing;
 mod visit;
 
 use crate::backend::agree::{all_or_none, decided_by_rank_0};
-use crate::backend::memory::Memory;
-use crate::backend::{Backend, Comm, Device, Queue, QueueClock};
+use crate::backend::{Backend, Comm, Device};
 use crate::config::Deck;
 use crate::error::{Error, Exit, Result};
 use crate::params::ModelSpec;
@@ -29,14 +28,9 @@ use crate::plan::Plan;
 use crate::telemetry::allocations::{self, Owner};
 use crate::telemetry::summary::SUMMARY_FILE;
 use crate::telemetry::time_limit::{JobClock, parse_seconds, unix_now};
-use crate::telemetry::{
-    CommVolume, Flight, MemKind, PhaseTimer, RankStep, RunEvent, RunRecords, StepLog, StepRow, Timing, Trace,
-    UnitTimes, trace,
-};
+use crate::telemetry::{Flight, MemKind, RankStep, RunEvent, RunRecords, StepLog, StepRow, Timing, trace};
 use crate::test_hooks::{self, fault_point};
-use crate::zero::Shards;
 use infer::Sampler;
-use kept::Kept;
 use node_memory::NodeMemory;
 use report::{Report, closing};
 use run_lock::{Holder, RunLock};
@@ -126,34 +120,13 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
         Ok(())
     })?;
     flight.appear();
-    let mut arena = None;
     device.release();
-    let allocated = budget::check_free::<B::Device>(deck, &plan, device.free_bytes())
-        .and_then(|()| Ok(arena.insert(comm.alloc(plan.arena_bytes)?)))
-        .and_then(|_| device.reserve(planning::n_sums(deck, comm.size()), model.spec.tokens_per_micro_batch));
-    all_or_none(comm, allocated)?;
-    let mut memory = Memory::new(arena.expect("no rank failed"), job.poison);
-    memory.count_outside(MemKind::Staging, plan.pinned_bytes);
+    all_or_none(comm, budget::check_free::<B::Device>(deck, &plan, device.free_bytes()))?;
+    let n_sums = planning::n_sums(deck, comm.size());
+    let mut stepper: Stepper<'_, B> = Stepper::allocate((device, comm), &model, &plan, flight, n_sums, job.poison)?;
+    stepper.memory.count_outside(MemKind::Staging, plan.pinned_bytes);
     let planned = closing::peaks_of_run(deck, &plan);
-    flight.show_memory(memory.share_ledger(), planned.by_kind.clone(), planned.total);
-    let shards = Shards::allocate(device, &mut memory, &plan, comm.rank());
-    let timer = PhaseTimer::new(QueueClock { device, queue: Queue::Compute });
-    let mut stepper: Stepper<'_, B> = Stepper {
-        device,
-        comm,
-        model: &model,
-        plan: &plan,
-        memory,
-        shards,
-        timer,
-        volume: CommVolume::new(),
-        trace: Trace::default(),
-        units: vec![UnitTimes::default(); model.spec.units.len()],
-        notes: Vec::new(),
-        kept: Kept::default(),
-        flight,
-        step_now: 0,
-    };
+    stepper.flight.show_memory(stepper.memory.share_ledger(), planned.by_kind.clone(), planned.total);
     let began = Instant::now();
     stepper.flight.at(0, "restore", None);
     let position = match &restored {

@@ -7,6 +7,7 @@
 use super::kept::{InHand, Kept};
 use super::tracing::{Note, Noted, describe};
 use super::visit::{Live, Visit, get, get_mut, put, take, travelling_ids};
+use crate::backend::agree::all_or_none;
 use crate::backend::memory::Memory;
 use crate::backend::{Backend, Comm, Device, Ops, Queue, QueueClock};
 use crate::config::OptimSection;
@@ -137,7 +138,43 @@ pub struct Stepper<'a, B: Backend> {
     pub step_now: u64,
 }
 
-impl<B: Backend> Stepper<'_, B> {
+impl<'a, B: Backend> Stepper<'a, B> {
+    /// Takes the memory of `plan`, filled with zeros, and room for `n_sums` sums of losses at once: on every rank or on none.
+    /// `poison` fills what is given back with NaN. Collective.
+    ///
+    /// # Errors
+    /// Memory is not to be had on some rank.
+    pub fn allocate(
+        (device, comm): (&'a B::Device, &'a B::Comm),
+        model: &'a Model,
+        plan: &'a Plan,
+        flight: Flight,
+        n_sums: usize,
+        poison: bool,
+    ) -> Result<Self> {
+        let mut arena = None;
+        let allocated = comm.alloc(plan.arena_bytes).map(|a| _ = arena.insert(a));
+        all_or_none(comm, allocated.and_then(|()| device.reserve(n_sums, model.spec.tokens_per_micro_batch)))?;
+        let mut memory = Memory::new(arena.expect("no rank failed"), poison);
+        let shards = Shards::allocate(device, &mut memory, plan, comm.rank());
+        Ok(Stepper {
+            device,
+            comm,
+            model,
+            plan,
+            memory,
+            shards,
+            timer: PhaseTimer::new(QueueClock { device, queue: Queue::Compute }),
+            volume: CommVolume::new(),
+            trace: Trace::default(),
+            units: vec![UnitTimes::default(); model.spec.units.len()],
+            notes: Vec::new(),
+            kept: Kept::default(),
+            flight,
+            step_now: 0,
+        })
+    }
+
     /// One optimizer step over `n_micro` micro-batches; `load(j, batch)` reads micro-batch `j`. `update` counts from 1.
     pub fn step(
         &mut self,
@@ -209,7 +246,7 @@ impl<B: Backend> Stepper<'_, B> {
         let Stepper { device, comm, plan, memory, shards, volume, flight, step_now, kept, .. } = self;
         memory.ledger().set_label("refresh", None);
         flight.at(*step_now, "refresh", None);
-        refresh::<B>(device, comm, memory, plan, shards, state, (volume, class), &mut kept.refresh)?;
+        refresh::<B>((device, comm), memory, plan, shards, state, (volume, class), &mut kept.refresh)?;
         self.timer.switch(outer);
         Ok(())
     }

@@ -18,8 +18,7 @@ pub struct Lists {
 
 /// All-gathers every tensor of `state` that is kept whole, bucket by bucket, and counts the bytes as `class`.
 pub fn refresh<B: Backend>(
-    device: &B::Device,
-    comm: &B::Comm,
+    (device, comm): (&B::Device, &B::Comm),
     memory: &mut Memory<B::Device>,
     plan: &Plan,
     shards: &mut Shards,

@@ -7,8 +7,7 @@ pub mod generate;
 mod pass;
 
 use crate::backend::agree::all_or_none;
-use crate::backend::memory::Memory;
-use crate::backend::{Backend, Comm, Device, Queue, QueueClock};
+use crate::backend::{Backend, Comm, Device};
 use crate::checkpoint::{Kind, Reader};
 use crate::config::Deck;
 use crate::dtype::DType;
@@ -16,11 +15,9 @@ use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::plan::generation::Ran;
 use crate::plan::{Knobs, Plan, State};
-use crate::telemetry::{CommVolume, Flight, Phase, PhaseTimer, Trace, UnitTimes};
+use crate::telemetry::{Flight, Phase};
 use crate::text::tokenizer::TextTokenizer;
-use crate::train::kept::Kept;
 use crate::train::step::Stepper;
-use crate::zero::Shards;
 use generate::{Choice, Decoders, generate};
 use std::path::Path;
 use std::time::Duration;
@@ -131,30 +128,10 @@ pub fn with_weights<B: Backend, T>(
     if let Some(decoders) = decoders {
         decoders.plan::<B::Device>(&mut plan)?;
     }
-    let mut arena = None;
     device.release();
-    let allocated = comm.alloc(plan.arena_bytes).map(|a| _ = arena.insert(a));
-    let allocated = allocated.and_then(|()| device.reserve(0, model.spec.tokens_per_micro_batch));
-    all_or_none(comm, allocated)?;
-    let mut memory = Memory::new(arena.expect("no rank failed"), cfg!(debug_assertions));
-    let shards = Shards::allocate(device, &mut memory, &plan, comm.rank());
     let flight = silent_flight(comm)?;
-    let mut stepper: Stepper<'_, B> = Stepper {
-        device,
-        comm,
-        model: &model,
-        plan: &plan,
-        memory,
-        shards,
-        timer: PhaseTimer::new(QueueClock { device, queue: Queue::Compute }),
-        volume: CommVolume::new(),
-        trace: Trace::default(),
-        units: vec![UnitTimes::default(); model.spec.units.len()],
-        notes: Vec::new(),
-        kept: Kept::default(),
-        flight,
-        step_now: 0,
-    };
+    let poison = cfg!(debug_assertions);
+    let mut stepper: Stepper<'_, B> = Stepper::allocate((device, comm), &model, &plan, flight, 0, poison)?;
     let loaded = load(&mut stepper, deck, dir);
     all_or_none(comm, loaded)?;
     work(&mut stepper)
