@@ -29,7 +29,7 @@ ZERO3 = {
     "zero3 1 rank": (1, 1, []),
     "zero3 1 rank x 2 threads": (1, 2, []),
 }
-PEERS = ("fsdp2", "deepspeed")
+PEERS = ("fsdp2", "fsdp2 bf16", "deepspeed")
 
 
 def flops_per_token(config):
@@ -110,8 +110,9 @@ def main():
     print("| shape | program | tokens/s | GFLOP/s of a core | peak RSS of a rank, MB | zero3 is faster by | its RSS |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for config in a.configs.split(","):
-        ours = runs.get((config, "zero3"))
         for name in names:
+            # Like with like.
+            ours = runs.get((config, "zero3 bf16" if name == "fsdp2 bf16" else "zero3"))
             theirs = runs[config, name]
             median = lambda key, of=theirs: statistics.median(run[key] for run in of)
             n_ranks, threads, _ = ZERO3.get(name, (2, 1, []))

@@ -58,16 +58,18 @@ class Gpt2(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def fsdp2(model, learning):
-    """A step function with every block and the rest sharded, and resharded after forward."""
+def fsdp2(model, learning, in_bf16=False):
+    """A step function with every block and the rest sharded, and resharded after forward; in bf16 with f32 masters and sums of gradients."""
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    types = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32} if in_bf16 else {}
+    policy = MixedPrecisionPolicy(**types)
     for block in model.blocks:
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
     optimizer = torch.optim.AdamW(groups(model), fused=True, **learning)
 
     def step(ids, targets):
@@ -112,7 +114,7 @@ def groups(model):
 
 def main():
     args = argparse.ArgumentParser()
-    args.add_argument("program", choices=["fsdp2", "deepspeed"])
+    args.add_argument("program", choices=["fsdp2", "fsdp2 bf16", "deepspeed"])
     for name in ("n-layer", "width", "n-head", "seq-len", "vocab", "batch", "warmup", "steps"):
         args.add_argument(f"--{name}", type=int, required=True)
     args.add_argument("--local_rank", type=int, help="DeepSpeed passes it; not used")
@@ -124,7 +126,10 @@ def main():
     torch.manual_seed(0)
     model = Gpt2(a.n_layer, a.width, a.n_head, a.seq_len, a.vocab)
     learning = {"lr": 6e-4, "betas": (0.9, 0.95), "eps": 1e-8}
-    step = fsdp2(model, learning) if a.program == "fsdp2" else deepspeed(model, learning, a.batch)
+    if a.program == "deepspeed":
+        step = deepspeed(model, learning, a.batch)
+    else:
+        step = fsdp2(model, learning, in_bf16=a.program == "fsdp2 bf16")
 
     generator = torch.Generator().manual_seed(1 + rank)
     text = torch.randint(0, a.vocab, (a.batch, a.seq_len + 1), generator=generator)
