@@ -68,7 +68,7 @@ pub fn run<B: Backend>(lab: &Lab<'_, B>) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     // Of each rank, in what it is slow: a rank that is slow in everything is one slow rank.
     let mut slow: BTreeMap<usize, Vec<String>> = BTreeMap::new();
-    let mut add = |what: &str, key: &str, unit: &str, rate: f64, n_wrong: u64| -> Result<()> {
+    let mut add = |what: &str, unit: &str, rate: f64, n_wrong: u64| -> Result<()> {
         let all = lab.comm.all_gather_f64(&[rate, n_wrong as f64])?;
         let rates: Vec<f64> = all.iter().step_by(2).copied().collect();
         let wrong: Vec<f64> = all.iter().skip(1).step_by(2).copied().collect();
@@ -79,7 +79,7 @@ pub fn run<B: Backend>(lab: &Lab<'_, B>) -> Result<Vec<Metric>> {
         let name = |suffix: &str| format!("device.{what}.{suffix}");
         metrics.push(Metric::exactly(&name("n_wrong"), wrong.iter().sum(), 0.0, "", bad.join(", ")));
         let slowest = (0..lab.n()).min_by(|&x, &y| rates[x].total_cmp(&rates[y])).expect("a job has ranks");
-        metrics.push(lab.judged(&name("slowest"), key, rates[slowest], unit, None).because(lab.name(slowest)));
+        metrics.push(lab.judged(&name("slowest"), rates[slowest], unit, None).because(lab.name(slowest)));
         metrics.push(Metric::info(&name("median"), median(&rates), unit));
         for r in slow_ranks(&rates, lab.deck.device.slow_rank) {
             let words = format!("{what} {} {unit}, the median rank {}", show(rates[r]), show(median(&rates)));
@@ -87,14 +87,12 @@ pub fn run<B: Backend>(lab: &Lab<'_, B>) -> Result<Vec<Metric>> {
         }
         Ok(())
     };
-    for (what, key, dtype) in
-        [("gemm_f32", "gemm_f32_gflops", DType::F32), ("gemm_bf16", "gemm_bf16_gflops", DType::Bf16)]
-    {
+    for (what, dtype) in [("gemm_f32", DType::F32), ("gemm_bf16", DType::Bf16)] {
         let (gflops, n_wrong) = gemm(lab, dtype)?;
-        add(what, key, "GFLOP/s", gflops, n_wrong)?;
+        add(what, "GFLOP/s", gflops, n_wrong)?;
     }
     let (rate, n_wrong) = memory(lab)?;
-    add("memory", "memory_gb_per_s", "GB/s", rate, n_wrong)?;
+    add("memory", "GB/s", rate, n_wrong)?;
     let slow: Vec<String> =
         slow.into_iter().map(|(r, words)| format!("{}: {}", lab.name(r), words.join(", "))).collect();
     metrics.push(match lab.n() {

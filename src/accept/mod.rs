@@ -29,16 +29,18 @@ pub use lab::{Lab, Split};
 
 use crate::backend::Backend;
 use crate::backend::agree::{all_or_none, decided_by_rank_0};
+use crate::config::Locking;
 use crate::config::acceptance::STAGES;
 use crate::error::{Error, Exit, Result};
 use crate::telemetry::signals::{self, Stop};
 use crate::telemetry::time_limit::parse_seconds;
+use crate::train::run_lock::{Holder, RunLock};
 use baseline::Baseline;
 use deadline::Deadline;
 use metric::Metric;
 use report::Report;
 use std::path::{Path, PathBuf};
-use verdict::{Ending, Section, Verdict, blocked};
+use verdict::{Ending, Section, blocked};
 
 /// The runs' own place under the checkpoint directory; removed before and after.
 const WORK_DIR: &str = "acceptance_work";
@@ -54,6 +56,25 @@ pub struct Record {
     pub answers: Option<PathBuf>,
 }
 
+impl Record {
+    /// Fails where a file could not be written, or what it would be added to is no list of answers: before anything is measured.
+    fn check(&self) -> Result<()> {
+        for (flag, path) in [("--record-baseline", &self.baseline), ("--record-answers", &self.answers)] {
+            let Some(path) = path else { continue };
+            let no = |why: String| Error::Input(format!("{flag} {}: {why}; name a file that can be written", path.display()));
+            if path.is_dir() {
+                return Err(no("it is a directory".into()));
+            }
+            let parent = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            tempfile::tempfile_in(parent).map_err(|e| no(e.to_string()))?;
+        }
+        match &self.answers {
+            Some(path) if path.exists() => answers::read(&path.display().to_string()).map(drop),
+            _ => Ok(()),
+        }
+    }
+}
+
 /// All that sections found, as it grows.
 struct Findings {
     report: Report,
@@ -65,12 +86,15 @@ struct Findings {
 pub fn run<B: Backend>(lab: &Lab<'_, B>, own: &Facts, record: &Record) -> Result<Exit> {
     let run_dir = Path::new(&lab.deck.run.dir);
     let work = Path::new(lab.deck.checkpoint_dir()).join(WORK_DIR);
+    let mut locks = Vec::new();
     decided_by_rank_0(lab.comm, || {
-        std::fs::create_dir_all(run_dir).map_err(|e| Error::io("mkdir", run_dir, &e))?;
-        if work.exists() {
-            std::fs::remove_dir_all(&work).map_err(|e| Error::io("rm -r", &work, &e))?;
+        record.check()?;
+        lab.baseline.check(lab.deck)?;
+        if lab.deck.runs("training") {
+            answers::read(&lab.deck.training.known_answers)?;
         }
-        std::fs::create_dir_all(&work).map_err(|e| Error::io("mkdir", &work, &e))
+        locks = prepare(lab, run_dir, &work)?;
+        Ok(())
     })?;
     if lab.rank() == 0 && lab.baseline.is_of_other_than(lab.n()) {
         log::warn!(
@@ -89,8 +113,12 @@ pub fn run<B: Backend>(lab: &Lab<'_, B>, own: &Facts, record: &Record) -> Result
         let mut section = Section { name: stage.into(), ending, reason, began_s, took_s: 0.0, metrics: Vec::new() };
         if ending == Ending::Completed {
             deadline.enter(stage);
+            if lab.rank() == 0 {
+                // A job that hangs or is killed leaves what it has found; if that cannot be written, the end will say so.
+                found.report.amid(stage, began_s).write(run_dir).ok();
+            }
             match run_stage(lab, stage, own, &work, &mut found) {
-                Ok(metrics) => section.metrics = metrics,
+                Ok(metrics) => section.metrics = lab.with_missing(stage, metrics),
                 // Every rank knows, and the other sections may still have something to say.
                 Err(error @ Error::Agreed { .. }) => {
                     (section.ending, section.reason) = (Ending::Failed, error.to_string())
@@ -105,17 +133,40 @@ pub fn run<B: Backend>(lab: &Lab<'_, B>, own: &Facts, record: &Record) -> Result
         found.report.sections.push(section);
     }
     deadline.enter("reports");
-    found.report.verdict = Verdict::of(&found.report.sections);
-    found.report.seconds = lab.started.elapsed().as_secs_f64();
+    found.report.judge(lab.started.elapsed().as_secs_f64());
     // Agreed from the same metrics; said again by rank 0, whose clock decided what ran.
     let verdict = decided_by_rank_0(lab.comm, || {
         std::fs::remove_dir_all(&work).ok();
-        found.report.write(run_dir)?;
+        // Whoever waited for it hears the verdict, whatever becomes of the files.
+        let written = found.report.write(run_dir);
+        report::screen::verdict(&found.report, run_dir, written.is_ok());
+        written?;
         write_records(lab, &found, record)?;
-        report::screen::verdict(&found.report, run_dir);
         Ok(found.report.verdict.clone())
     })?;
     Ok(verdict.exit())
+}
+
+/// Makes the directories, empties the runs' own place, and holds both against another acceptance for as long as the locks live.
+fn prepare<B: Backend>(lab: &Lab<'_, B>, run_dir: &Path, work: &Path) -> Result<Vec<RunLock>> {
+    let me = Holder::this(&lab.hosts[lab.rank()]);
+    let (mut locks, mut locked) = (Vec::new(), Vec::new());
+    for (key, dir) in [("run.dir", run_dir), ("run.checkpoint_dir", Path::new(lab.deck.checkpoint_dir()))] {
+        std::fs::create_dir_all(dir).map_err(|e| Error::io("mkdir", dir, &e))?;
+        let dir = dir.canonicalize().map_err(|e| Error::io("look at", dir, &e))?;
+        if !locked.contains(&dir) {
+            locks.push(RunLock::hold(&dir, Locking::BestEffort, &me).map_err(|error| match error {
+                Error::Input(words) => Error::Input(words.replace("run.dir", key)),
+                other => other,
+            })?);
+            locked.push(dir);
+        }
+    }
+    if work.exists() {
+        std::fs::remove_dir_all(work).map_err(|e| Error::io("rm -r", work, &e))?;
+    }
+    std::fs::create_dir_all(work).map_err(|e| Error::io("mkdir", work, &e))?;
+    Ok(locks)
 }
 
 /// Whether a section runs (`Completed`, if it comes to its end), and why not. Rank 0's clock decides; a signal to any rank counts.
@@ -160,7 +211,11 @@ fn run_stage<B: Backend>(
             report.collectives = measured;
             Ok(metrics)
         }
-        "storage" => storage::run(lab, work),
+        "storage" => {
+            let (metrics, points) = storage::run(lab, work)?;
+            report.storage = points;
+            Ok(metrics)
+        }
         "training" => {
             let (metrics, reference) = training::run(lab, work)?;
             report.reference_run = Some(reference.trained.clone());
@@ -184,7 +239,7 @@ fn write_records<B: Backend>(lab: &Lab<'_, B>, found: &Findings, record: &Record
         if !found.report.verdict.valid {
             log::warn!("{} is not written: figures of an invalid run are no baseline", path.display());
         } else {
-            Baseline::of(&found.report.sections, lab.n(), lab.deck.digest()).write(path)?;
+            Baseline::of(&found.report.sections, lab.n(), lab.deck).write(path)?;
         }
     }
     match (&record.answers, &found.reference) {

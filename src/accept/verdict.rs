@@ -16,6 +16,8 @@ pub enum Ending {
     Skipped,
     /// It began and could not go on.
     Failed,
+    /// It had begun when this was written: the job is in it, or has ended there.
+    UnderWay,
 }
 
 /// One section and what it found.
@@ -83,10 +85,15 @@ impl Verdict {
             reasons.push("nothing was measured".to_string());
         }
         for section in sections {
-            if matches!(section.ending, Ending::Skipped | Ending::Failed) {
+            let lacks = match section.ending {
+                Ending::Completed | Ending::NotAsked => None,
+                Ending::Skipped => Some("did not run"),
+                Ending::Failed => Some("could not go on"),
+                Ending::UnderWay => Some("is not over"),
+            };
+            if let Some(lacks) = lacks {
                 valid = false;
-                let how = if section.ending == Ending::Failed { "could not go on" } else { "did not run" };
-                reasons.push(format!("{} {how}: {}", section.name, section.reason));
+                reasons.push(format!("{} {lacks}: {}", section.name, section.reason));
             }
             for metric in section.metrics.iter().filter(|m| m.status == Status::Fail) {
                 valid &= !metric.correctness;
@@ -143,6 +150,7 @@ mod tests {
                 Exit::Finished,
             ),
             (vec![section("device", Failed, vec![])], "INVALID  NOT ACCEPTED", Exit::NotAccepted),
+            (vec![section("device", UnderWay, vec![])], "INVALID  NOT ACCEPTED", Exit::NotAccepted),
             (vec![], "INVALID  NOT ACCEPTED", Exit::NotAccepted),
         ] {
             let verdict = Verdict::of(&sections);

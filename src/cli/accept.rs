@@ -8,7 +8,7 @@ use crate::accept::baseline::Baseline;
 use crate::accept::{self, Lab, Record, size};
 use crate::backend::agree::{all_or_none, decided_by_rank_0};
 use crate::backend::cuda::probe;
-use crate::backend::{Backend, Comm, Device};
+use crate::backend::{Backend, Comm};
 use crate::config::acceptance::Deck;
 use crate::error::{Exit, Result};
 use crate::telemetry::{logging, signals};
@@ -61,7 +61,6 @@ impl Work for Acceptance<'_> {
             versions.extend(cuda);
             facts.extend(versions.clone());
         }
-        facts.insert("device".into(), device.describe());
         let weakest = size::weakest(comm, &launch.host(), device, threads)?;
         let deck = &size::fitted::<B::Device>(deck, weakest)?;
         let lab: Lab<'_, B> = Lab {

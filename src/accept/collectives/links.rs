@@ -69,7 +69,7 @@ fn round_trip<B: Backend>(lab: &Lab<'_, B>, library: &dyn Library, peer: usize, 
 pub fn judge<B: Backend>(lab: &Lab<'_, B>, links: &[Link], metrics: &mut Vec<Metric>) {
     let worst = links.iter().max_by(|x, y| x.latency_us.total_cmp(&y.latency_us)).expect("two ends make a link");
     let words = format!("{} to {}", lab.name(worst.a), lab.name(worst.b));
-    metrics.push(lab.judged("collectives.latency_us", "latency_us", worst.latency_us, "us", None).because(words));
+    metrics.push(lab.judged("collectives.latency_us", worst.latency_us, "us", None).because(words));
     let slowest = links.iter().map(|l| l.gb_per_s).fold(f64::INFINITY, f64::min);
     metrics.push(Metric::info("collectives.slowest_link", slowest, "GB/s"));
     let slow: Vec<String> = outliers(links, lab.deck.collectives.slow_link)

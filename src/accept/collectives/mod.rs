@@ -76,12 +76,11 @@ pub fn run<B: Backend>(lab: &Lab<'_, B>) -> Result<(Vec<Metric>, Measured)> {
             measured.points.push(measure(lab, lab.comm, op, bytes, "all", &everybody)?);
         }
         let top = measured.points.last().expect("one size at least");
-        let key = format!("{}_busbw", op.name());
         let words = format!(
             "{} bytes, {:.1} us, p99 {:.1} us, algbw {:.3} GB/s",
             top.bytes, top.mean_us, top.p99_us, top.algbw
         );
-        metrics.push(lab.judged(&name("busbw"), &key, top.busbw, "GB/s", None).because(words));
+        metrics.push(lab.judged(&name("busbw"), top.busbw, "GB/s", None).because(words));
     }
     within_nodes(lab, largest, &mut measured, &mut metrics)?;
     let n_wrong: u64 = measured.points.iter().map(|p| p.n_wrong).sum();

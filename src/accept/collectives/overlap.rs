@@ -66,5 +66,5 @@ pub fn measure<B: Backend>(lab: &Lab<'_, B>, bytes: u64) -> Result<Metric> {
         compute_s * 1e6,
         both_s * 1e6
     );
-    Ok(lab.judged("collectives.overlap", "overlap", least, "", Some(1.0)).because(words))
+    Ok(lab.judged("collectives.overlap", least, "", Some(1.0)).because(words))
 }

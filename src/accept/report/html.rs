@@ -2,7 +2,7 @@
 //! light or dark as the reader's system is.
 
 use super::{Report, plots};
-use crate::accept::metric::{Source, show};
+use crate::accept::metric::show;
 use crate::accept::verdict::Ending;
 use crate::figures::html::{self, escape};
 use std::fmt::{Error, Write};
@@ -42,14 +42,22 @@ pub fn page(report: &Report) -> Result<String, Error> {
     }
     for section in &report.sections {
         write!(out, "<h2>{}</h2>", section.name)?;
-        if section.ending != Ending::Completed {
-            write!(out, "<p class=\"FAIL\">{}</p>", escape(&section.reason))?;
+        let (class, how) = match section.ending {
+            Ending::Completed => ("INFO", "completed"),
+            Ending::NotAsked => ("SKIPPED", "not asked for"),
+            Ending::Skipped => ("FAIL", "skipped"),
+            Ending::Failed => ("FAIL", "could not go on"),
+            Ending::UnderWay => ("FAIL", "not over"),
+        };
+        let why = if section.reason.is_empty() { String::new() } else { format!(": {}", escape(&section.reason)) };
+        write!(out, "<p class=\"{class}\">{how}{why}</p>")?;
+        if section.metrics.is_empty() {
+            continue;
         }
         out += "<div class=\"wide\"><table><tr><th></th><th>metric</th><th>value</th><th>unit</th><th>held against</th><th>why</th></tr>";
         for m in &section.metrics {
             let value = m.value.map_or(String::new(), show);
-            let source = m.source.map_or("", Source::name);
-            let reference = m.reference.map_or(String::new(), |r| format!("{source} {}", show(r)));
+            let reference = m.held_against().unwrap_or_default();
             let (s, name, why) = (m.status.name(), &m.name, escape(&m.reason));
             write!(
                 out,

@@ -19,11 +19,15 @@ fn suite(section: &Section) -> TestSuite {
     suite.set_time(Duration::from_secs_f64(section.took_s));
     let ended = match section.ending {
         Ending::Completed => TestCaseStatus::success(),
-        Ending::Failed => failure(&section.reason, NonSuccessKind::Error),
+        Ending::Failed | Ending::UnderWay => failure(&section.reason, NonSuccessKind::Error),
         Ending::Skipped | Ending::NotAsked => skipped(&section.reason),
     };
-    suite.add_test_case(TestCase::new(format!("{}.completes", section.name), ended));
+    let mut completes = TestCase::new(format!("{}.completes", section.name), ended);
+    completes.set_time(Duration::from_secs_f64(section.took_s));
+    suite.add_test_case(completes);
     suite.add_test_cases(section.metrics.iter().map(case));
+    // CI servers group cases by their class.
+    suite.test_cases.iter_mut().for_each(|case| _ = case.set_classname(format!("zero3.accept.{}", section.name)));
     suite
 }
 

@@ -10,8 +10,8 @@ pub mod screen;
 use super::collectives::Measured;
 use super::groups::Trained;
 use super::lab::Lab;
-use super::verdict::{Section, Verdict};
-use super::{Facts, scaling};
+use super::verdict::{Ending, Section, Verdict};
+use super::{Facts, scaling, storage};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::telemetry::replace_file;
@@ -22,9 +22,9 @@ use std::io::Write;
 use std::path::Path;
 
 /// What the file says it is.
-const SCHEMA: &str = "zero3.acceptance";
+pub const SCHEMA: &str = "zero3.acceptance";
 /// Raised when a field changes its meaning or goes; new fields do not raise it.
-const VERSION: u32 = 1;
+pub const VERSION: u32 = 1;
 
 /// Everything about an acceptance.
 #[derive(Debug, Clone, Serialize)]
@@ -51,6 +51,8 @@ pub struct Report {
     pub sections: Vec<Section>,
     /// Every size of every collective, and every pair.
     pub collectives: Measured,
+    /// Write and read of each rank.
+    pub storage: Vec<storage::Point>,
     /// Tokens per second by ranks.
     pub scaling: Vec<scaling::Point>,
     /// Steps of the reference run.
@@ -73,9 +75,33 @@ impl Report {
             ranks: Vec::new(),
             sections: Vec::new(),
             collectives: Measured::default(),
+            storage: Vec::new(),
             scaling: Vec::new(),
             reference_run: None,
         }
+    }
+
+    /// As it is while `stage` is under way: what a job leaves that does not come to its end.
+    pub fn amid(&self, stage: &str, began_s: f64) -> Self {
+        let mut report = self.clone();
+        let reason = format!("it began {began_s:.0} s after the start, and the job is in it or has ended there");
+        let name = stage.to_string();
+        report.sections.push(Section {
+            name,
+            ending: Ending::UnderWay,
+            reason,
+            began_s,
+            took_s: 0.0,
+            metrics: Vec::new(),
+        });
+        report.judge(began_s);
+        report
+    }
+
+    /// Comes to its verdict, so many seconds after the start.
+    pub fn judge(&mut self, seconds: f64) {
+        self.verdict = Verdict::of(&self.sections);
+        self.seconds = seconds;
     }
 
     /// Writes every file into `dir`.

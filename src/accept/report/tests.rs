@@ -59,6 +59,7 @@ fn report() -> Report {
         ranks: vec![Facts::from([("host".into(), "n<1>".into())]); 2],
         sections,
         collectives: Measured { points: vec![point(8), point(64)], links: vec![] },
+        storage: vec![storage::Point { rank: 0, write_gb_per_s: 1.0, read_gb_per_s: 2.0 }],
         scaling: [1, 2]
             .map(|n_ranks| scaling::Point { mode: "strong", n_ranks, tokens_per_s: n_ranks as f64, efficiency: 1.0 })
             .into(),
