@@ -94,7 +94,8 @@ impl Baseline {
     /// It cannot be read, is neither of these, is of another version, or is the report of an INVALID run.
     pub fn read(path: &Path) -> Result<Self> {
         let no = |why: String| {
-            let hint = "a baseline is the report.json of a run, or written by `zero3 accept DECK --record-baseline FILE`";
+            let hint =
+                "a baseline is the report.json of a run, or written by `zero3 accept DECK --record-baseline FILE`";
             Error::Input(format!("cannot use the baseline {}: {why}; {hint}", path.display()))
         };
         let text = std::fs::read_to_string(path).map_err(|e| no(e.to_string()))?;

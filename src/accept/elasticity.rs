@@ -126,7 +126,8 @@ fn soak<B: Backend>(lab: &Lab<'_, B>, work: &Path, reference: &Reference) -> Res
         found.iter().filter(|straggler| straggler.class == class).map(Straggler::to_string).collect()
     };
     let (chronic, one_off) = (of_class(Class::Chronic), of_class(Class::OneOff));
-    let words = format!("{n_steps} steps that take {total_s:.1} s in all, in a run of {:.1} s", trained.seconds);
+    let words =
+        format!("{n_steps} steps, {total_s:.1} s by the slowest rank of each, in a run of {:.1} s", trained.seconds);
     Ok(vec![
         lab.judged(names[0], goodput.min(1.0), "", Some(1.0)).because(words),
         match (lab.n(), n_steps) {

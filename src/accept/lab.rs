@@ -92,7 +92,8 @@ impl<B: Backend> Lab<'_, B> {
 
     /// A figure held against its limit in the deck, one of [`LIMITED`].
     pub fn judged(&self, name: &str, value: f64, unit: &str, theory: Option<f64>) -> Metric {
-        let (_, key) = LIMITED.iter().find(|(figure, _)| *figure == name).unwrap_or_else(|| panic!("{name} has no limit"));
+        let (_, key) =
+            LIMITED.iter().find(|(figure, _)| *figure == name).unwrap_or_else(|| panic!("{name} has no limit"));
         let judged = Metric::info(name, value, unit).judged(&limit(self.deck, key), self.baseline.value(name), theory);
         match judged.source {
             Some(Source::Baseline) if self.baseline.is_of_other_than(self.n()) => {

@@ -61,7 +61,9 @@ impl Record {
     fn check(&self) -> Result<()> {
         for (flag, path) in [("--record-baseline", &self.baseline), ("--record-answers", &self.answers)] {
             let Some(path) = path else { continue };
-            let no = |why: String| Error::Input(format!("{flag} {}: {why}; name a file that can be written", path.display()));
+            let no = |why: String| {
+                Error::Input(format!("{flag} {}: {why}; name a file that can be written", path.display()))
+            };
             if path.is_dir() {
                 return Err(no("it is a directory".into()));
             }
@@ -79,6 +81,13 @@ impl Record {
 struct Findings {
     report: Report,
     reference: Option<training::Reference>,
+}
+
+impl Findings {
+    /// Decks without `training` have no section that asks for it, and none of these runs where `training` has not.
+    fn reference(&self) -> &training::Reference {
+        self.reference.as_ref().expect("training has run")
+    }
 }
 
 /// Measures, judges, writes. `own` is what the launcher knows of this rank. Exit code 0 = accepted, 3 = not accepted. Errors of one
@@ -108,25 +117,7 @@ pub fn run<B: Backend>(lab: &Lab<'_, B>, own: &Facts, record: &Record) -> Result
 
     let mut found = Findings { report: Report::new(lab), reference: None };
     for stage in STAGES {
-        let began_s = lab.started.elapsed().as_secs_f64();
-        let (ending, reason) = whether(lab, stage, &found.report.sections, limit_s)?;
-        let mut section = Section { name: stage.into(), ending, reason, began_s, took_s: 0.0, metrics: Vec::new() };
-        if ending == Ending::Completed {
-            deadline.enter(stage);
-            if lab.rank() == 0 {
-                // A job that hangs or is killed leaves what it has found; if that cannot be written, the end will say so.
-                found.report.amid(stage, began_s).write(run_dir).ok();
-            }
-            match run_stage(lab, stage, own, &work, &mut found) {
-                Ok(metrics) => section.metrics = lab.with_missing(stage, metrics),
-                // Every rank knows, and the other sections may still have something to say.
-                Err(error @ Error::Agreed { .. }) => {
-                    (section.ending, section.reason) = (Ending::Failed, error.to_string())
-                }
-                Err(error) => return Err(error),
-            }
-            section.took_s = lab.started.elapsed().as_secs_f64() - began_s;
-        }
+        let section = one_section(lab, stage, (own, &work, limit_s), &deadline, &mut found)?;
         if lab.rank() == 0 {
             report::screen::section(&section);
         }
@@ -169,21 +160,64 @@ fn prepare<B: Backend>(lab: &Lab<'_, B>, run_dir: &Path, work: &Path) -> Result<
     Ok(locks)
 }
 
-/// Whether a section runs (`Completed`, if it comes to its end), and why not. Rank 0's clock decides; a signal to any rank counts.
-fn whether<B: Backend>(lab: &Lab<'_, B>, stage: &str, done: &[Section], limit_s: f64) -> Result<(Ending, String)> {
+/// Runs a section, if it is to run. While it does the reports say so: a job that hangs or is killed leaves what it has found.
+fn one_section<B: Backend>(
+    lab: &Lab<'_, B>,
+    stage: &'static str,
+    (own, work, limit_s): (&Facts, &Path, f64),
+    deadline: &Deadline,
+    found: &mut Findings,
+) -> Result<Section> {
+    let run_dir = Path::new(&lab.deck.run.dir);
+    let elapsed_s = || lab.started.elapsed().as_secs_f64();
+    let mut section = Section::begun(stage, elapsed_s());
+    if let Some((ending, reason)) = left_out(lab, stage, &found.report.sections, limit_s)? {
+        return Ok(Section { ending, reason, ..section });
+    }
+    deadline.enter(stage);
+    if lab.rank() == 0 {
+        // If this cannot be written, the end will say so.
+        found.report.amid(&section).write(run_dir).ok();
+    }
+    let outcome = run_stage(lab, stage, own, work, found);
+    section.took_s = elapsed_s() - section.began_s;
+    match outcome {
+        Ok(metrics) => {
+            let metrics = lab.with_missing(stage, metrics);
+            Ok(Section { ending: Ending::Completed, reason: String::new(), metrics, ..section })
+        }
+        // Every rank knows, and the other sections may still have something to say.
+        Err(error @ Error::Agreed { .. }) => {
+            Ok(Section { ending: Ending::Failed, reason: error.to_string(), ..section })
+        }
+        // This rank alone knows: it ends the job, and leaves the report, since rank 0 cannot.
+        Err(error) => {
+            let reason = format!("{}: {error}", lab.name(lab.rank()));
+            std::fs::remove_dir_all(work).ok();
+            found.report.amid(&Section { ending: Ending::Failed, reason, ..section }).write(run_dir).ok();
+            Err(error)
+        }
+    }
+}
+
+/// Whether a section does not run, and why. Rank 0's clock decides; a signal to any rank counts.
+fn left_out<B: Backend>(
+    lab: &Lab<'_, B>,
+    stage: &str,
+    done: &[Section],
+    limit_s: f64,
+) -> Result<Option<(Ending, String)>> {
     let stop = all_or_none(lab.comm, Ok(signals::stop_code()))?.into_iter().max().and_then(Stop::from_code);
     decided_by_rank_0(lab.comm, || {
         let elapsed = lab.started.elapsed().as_secs_f64();
         Ok(if !lab.deck.runs(stage) {
-            (Ending::NotAsked, "not in run.sections".to_string())
+            Some((Ending::NotAsked, "not in run.sections".to_string()))
         } else if let Some(stop) = stop {
-            (Ending::Skipped, format!("the job was asked to stop: {stop}"))
+            Some((Ending::Skipped, format!("the job was asked to stop: {stop}")))
         } else if limit_s > 0.0 && elapsed > limit_s {
-            (Ending::Skipped, format!("{elapsed:.0} s have passed of run.time_limit = {limit_s:.0} s"))
-        } else if let Some(why) = blocked(stage, done) {
-            (Ending::Skipped, why)
+            Some((Ending::Skipped, format!("{elapsed:.0} s have passed of run.time_limit = {limit_s:.0} s")))
         } else {
-            (Ending::Completed, String::new())
+            blocked(stage, done).map(|why| (Ending::Skipped, why))
         })
     })
 }
@@ -195,40 +229,35 @@ fn run_stage<B: Backend>(
     work: &Path,
     found: &mut Findings,
 ) -> Result<Vec<Metric>> {
-    let report = &mut found.report;
-    let without = |stage: &str| {
-        groups::all_know(format!("{stage} goes on from the reference run, and `training` is not in run.sections"))
-    };
     match stage {
         "inventory" => {
             let (metrics, facts) = inventory::run(lab, own)?;
-            report.ranks = facts;
+            found.report.ranks = facts;
             Ok(metrics)
         }
         "device" => device::run(lab),
         "collectives" => {
             let (metrics, measured) = collectives::run(lab)?;
-            report.collectives = measured;
+            found.report.collectives = measured;
             Ok(metrics)
         }
         "storage" => {
             let (metrics, points) = storage::run(lab, work)?;
-            report.storage = points;
+            found.report.storage = points;
             Ok(metrics)
         }
         "training" => {
             let (metrics, reference) = training::run(lab, work)?;
-            report.reference_run = Some(reference.trained.clone());
+            found.report.reference_run = Some(reference.trained.clone());
             found.reference = Some(reference);
             Ok(metrics)
         }
         "scaling" => {
-            let reference = found.reference.as_ref().ok_or_else(|| without(stage))?;
-            let (metrics, points) = scaling::run(lab, work, reference)?;
-            report.scaling = points;
+            let (metrics, points) = scaling::run(lab, work, found.reference())?;
+            found.report.scaling = points;
             Ok(metrics)
         }
-        "elasticity" => elasticity::run(lab, work, found.reference.as_ref().ok_or_else(|| without(stage))?),
+        "elasticity" => elasticity::run(lab, work, found.reference()),
         other => unreachable!("{other} is no section"),
     }
 }

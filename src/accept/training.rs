@@ -160,7 +160,8 @@ fn on_subsets<B: Backend>(
         return Ok(Metric::skipped(name, "one rank has no subsets"));
     }
     let mut round = 0;
-    let finding = bisect::find(lab.n(), trained.digest(), known, |groups| {
+    let n_micro_batches = lab.deck.training.global_batch_size / lab.deck.training.micro_batch_size;
+    let finding = bisect::find(lab.n(), n_micro_batches, trained.digest(), known, |groups| {
         round += 1;
         let dir = |g: usize| work.join(format!("subset_{round}_{g}")).display().to_string();
         let trained = train_on_groups(lab, groups, |g| lab.deck.reference(tokens, &dir(g), lab.deck.training.steps))?;
@@ -180,7 +181,9 @@ fn on_subsets<B: Backend>(
             (ranks.len(), format!("silent data corruption that comes and goes, among {}", names(ranks)))
         }
         Finding::Undecided => {
-            (1, "subsets of the ranks come to different bits, and no two agree on the right ones: store an answer (--record-answers)".into())
+            let who = if lab.n() == 2 { names(&[0, 1]) } else { "subsets of the ranks".into() };
+            let remedy = "store an answer of a machine that you trust (--record-answers), or add a rank";
+            (1, format!("{who} come to different bits, and no two agree on the right ones: {remedy}"))
         }
     };
     let metric = Metric::exactly(name, n_bad as f64, 0.0, "", blame);

@@ -38,6 +38,12 @@ pub struct Section {
 }
 
 impl Section {
+    /// One that begins now, so many seconds after the start of the job.
+    pub fn begun(name: &str, began_s: f64) -> Self {
+        let reason = format!("it began {began_s:.0} s after the start, and the job is in it or has ended there");
+        Section { name: name.into(), ending: Ending::UnderWay, reason, began_s, took_s: 0.0, metrics: Vec::new() }
+    }
+
     /// Its results are right, whatever their speed: what depends on it may run.
     pub fn is_sound(&self) -> bool {
         self.ending == Ending::Completed && !self.metrics.iter().any(|m| m.correctness && m.status == Status::Fail)

@@ -166,11 +166,16 @@ impl Deck {
     /// As [`super::Deck::parse`].
     pub fn parse(text: &str, overrides: &[(String, String)], origin: &str) -> Result<Deck> {
         let mut resolver = Resolver::read(&TABLE, text, overrides, origin)?;
-        if let Some(sections) = resolver.choice::<String>("run.sections")
-            && let Err(unknown) = stages(&sections)
-        {
-            resolver
-                .refuse("run.sections", format!("\"all\" or some of {}; there is no `{unknown}`", STAGES.join(",")));
+        match resolver.choice::<String>("run.sections").map(|sections| stages(&sections)) {
+            Some(Err(unknown)) => resolver
+                .refuse("run.sections", format!("\"all\" or some of {}; there is no `{unknown}`", STAGES.join(","))),
+            Some(Ok(stages)) if !stages.contains(&"training") => {
+                if let Some(stage) = stages.iter().find(|stage| ["scaling", "elasticity"].contains(*stage)) {
+                    let wants = format!("training too: {stage} goes on from its reference run");
+                    resolver.refuse("run.sections", wants);
+                }
+            }
+            _ => {}
         }
         let sizes = ["training.n_layer", "training.n_head", "training.d_model"];
         let is_zero = |name: &&&str| resolver.choice::<usize>(name) == Some(0);
@@ -311,10 +316,14 @@ mod tests {
             ("training.n_layer = 2", "training.d_model = 0: above 0, or 0 for all of n_layer, n_head and d_model"),
             ("training.global_batch_size = 33", "a multiple of training.micro_batch_size"),
             ("run.sections = \"device,training,stroage\"", "there is no `stroage`"),
+            ("run.sections = \"device,scaling\"", "training too: scaling goes on from its reference run"),
             ("limits.mfu = \"0.4\"", "a reference and how far"),
             ("limits.mfo = \"0.4 -1%\"", "did you mean limits.mfu"),
             ("limits.mfu = \"0.4 -1%\"", "limits.mfu = \"0.4 -1%\": no reference while run.peak_gflops = 0"),
-            ("limits.goodput = \"0.9 -1%\"", "limits.goodput = \"0.9 -1%\": no reference while elasticity.soak_minutes = 0"),
+            (
+                "limits.goodput = \"0.9 -1%\"",
+                "limits.goodput = \"0.9 -1%\": no reference while elasticity.soak_minutes = 0",
+            ),
             ("elasticity.soak_minutes = 31", ": at most half of run.time_limit, which is 60.0 minutes"),
             ("train.steps = 3", "did you mean"),
         ] {

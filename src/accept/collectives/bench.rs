@@ -33,14 +33,8 @@ pub enum Op {
 
 impl Op {
     /// In the order they run.
-    pub const ALL: [Op; 6] = [
-        Op::AllGather,
-        Op::ReduceScatter,
-        Op::LibraryReduceScatter,
-        Op::AllReduce,
-        Op::Broadcast,
-        Op::PointToPoint,
-    ];
+    pub const ALL: [Op; 6] =
+        [Op::AllGather, Op::ReduceScatter, Op::LibraryReduceScatter, Op::AllReduce, Op::Broadcast, Op::PointToPoint];
 
     /// As metrics have it.
     pub fn name(self) -> &'static str {

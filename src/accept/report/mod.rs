@@ -10,7 +10,7 @@ pub mod screen;
 use super::collectives::Measured;
 use super::groups::Trained;
 use super::lab::Lab;
-use super::verdict::{Ending, Section, Verdict};
+use super::verdict::{Section, Verdict};
 use super::{Facts, scaling, storage};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
@@ -81,20 +81,11 @@ impl Report {
         }
     }
 
-    /// As it is while `stage` is under way: what a job leaves that does not come to its end.
-    pub fn amid(&self, stage: &str, began_s: f64) -> Self {
+    /// As it is in the midst of `section`: what a job leaves that does not come to its end.
+    pub fn amid(&self, section: &Section) -> Self {
         let mut report = self.clone();
-        let reason = format!("it began {began_s:.0} s after the start, and the job is in it or has ended there");
-        let name = stage.to_string();
-        report.sections.push(Section {
-            name,
-            ending: Ending::UnderWay,
-            reason,
-            began_s,
-            took_s: 0.0,
-            metrics: Vec::new(),
-        });
-        report.judge(began_s);
+        report.sections.push(section.clone());
+        report.judge(section.began_s + section.took_s);
         report
     }
 
