@@ -5,6 +5,7 @@ mod common;
 use common::{Output, Run};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
 /// Tests of this file share the machine; one that goes by times has it for itself.
@@ -135,7 +136,9 @@ fn three_ranks_of_a_healthy_machine_are_accepted_and_every_report_is_there() {
     let points = report["collectives"]["points"].as_array().expect("points");
     let sizes_of = |op: &str| points.iter().filter(|p| p["op"] == op).map(|p| p["bytes"].as_u64()).collect::<Vec<_>>();
     assert_eq!(sizes_of("point_to_point"), [8, 64, 512, 4096].map(Some));
-    assert_eq!(report["storage"].as_array().map(Vec::len), Some(3), "a rate of each rank");
+    for section in ["device", "storage"] {
+        assert_eq!(report[section].as_array().map(Vec::len), Some(3), "the rates of each rank: {section}");
+    }
     let (_, reason) = case.metric("storage.write");
     assert!(reason.contains("slowest: rank "), "{reason}");
 
@@ -198,6 +201,38 @@ fn a_rank_that_computes_slowly_is_named() {
     assert_eq!(status, "FAIL");
     assert!(reason.contains("rank 1 on ") && reason.contains("gemm_f32"), "{reason}");
     assert!(!reason.contains("rank 0 on") && !reason.contains("rank 2 on"), "{reason}");
+}
+
+/// Programs that keep core 0 busy until they are dropped.
+struct Hogs(Vec<Child>);
+
+impl Hogs {
+    fn start(n: usize) -> Self {
+        let hog = || Command::new("taskset").args(["-c", "0", "sh", "-c", "while :; do :; done"]).spawn();
+        Hogs((0..n).map(|_| hog().expect("taskset")).collect())
+    }
+}
+
+impl Drop for Hogs {
+    fn drop(&mut self) {
+        for hog in &mut self.0 {
+            hog.kill().and_then(|()| hog.wait()).expect("a hog ends");
+        }
+    }
+}
+
+/// Nothing is planted in the program: rank 1 gets a fortieth of its core, and rank 0 the rest of the machine's.
+#[test]
+fn a_rank_whose_core_others_use_is_named() {
+    let _machine = MACHINE.write().unwrap_or_else(PoisonError::into_inner);
+    let case = Accepted::alone();
+    let _hogs = Hogs::start(40);
+    let words = case.words(&["run.sections=inventory,device", "device.seconds=1"]);
+    let script = "[ $OMPI_COMM_WORLD_RANK = 0 ] || pin='taskset -c 0'; exec $pin \"$0\" \"$@\"";
+    let run = Run::new(2).program("sh").args(["-c", script, env!("CARGO_BIN_EXE_zero3")]).args(words);
+    run.output().expect_code(3).expect_text("VALID  NOT ACCEPTED");
+    let (status, reason) = case.metric("device.slow_ranks");
+    assert!(status == "FAIL" && reason.contains("rank 1 on ") && !reason.contains("rank 0 on "), "{status}: {reason}");
 }
 
 #[test]

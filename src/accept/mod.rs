@@ -235,7 +235,11 @@ fn run_stage<B: Backend>(
             found.report.ranks = facts;
             Ok(metrics)
         }
-        "device" => device::run(lab),
+        "device" => {
+            let (metrics, points) = device::run(lab)?;
+            found.report.device = points;
+            Ok(metrics)
+        }
         "collectives" => {
             let (metrics, measured) = collectives::run(lab)?;
             found.report.collectives = measured;

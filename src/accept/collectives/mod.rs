@@ -9,6 +9,7 @@ mod overlap;
 mod pairs;
 
 pub use bench::{Bench, Op, Point};
+pub use pairs::Link;
 
 use super::lab::Lab;
 use super::metric::Metric;
@@ -18,7 +19,6 @@ use crate::backend::{Backend, Comm};
 use crate::error::Result;
 use crate::telemetry::quantile::median;
 use bench::measure;
-use pairs::Link;
 use serde::Serialize;
 
 /// The smallest message.

@@ -20,7 +20,7 @@ pub fn measure<B: Backend>(lab: &Lab<'_, B>, bytes: u64) -> Result<Metric> {
         lab.buffers(&[(n * n, DType::F32), (n * n, DType::F32), (n * n, DType::F32), (work_numel, DType::F32)])?;
     let [out, inp, weight, work] = bufs.as_mut_slice() else { unreachable!("four were asked for") };
     let mut bench = Bench::new(lab, lab.comm, Op::AllGather, bytes)?;
-    let one = lab.median_time(0.0, || {
+    let one = lab.mean_time(0.0, || {
         lab.device.linear_forward(out.view_mut(), inp.view(), weight.view(), None, work.view_mut(), shape)
     })?;
     let mut alone = Vec::new();

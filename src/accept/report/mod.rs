@@ -11,7 +11,7 @@ use super::collectives::Measured;
 use super::groups::Trained;
 use super::lab::Lab;
 use super::verdict::{Section, Verdict};
-use super::{Facts, scaling, storage};
+use super::{Facts, device, scaling, storage};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::telemetry::replace_file;
@@ -49,6 +49,8 @@ pub struct Report {
     pub ranks: Vec<Facts>,
     /// Sections in the order they ran.
     pub sections: Vec<Section>,
+    /// Rates of each rank's device.
+    pub device: Vec<device::Point>,
     /// Every size of every collective, and every pair.
     pub collectives: Measured,
     /// Write and read of each rank.
@@ -74,6 +76,7 @@ impl Report {
             deck: lab.deck.to_toml(),
             ranks: Vec::new(),
             sections: Vec::new(),
+            device: Vec::new(),
             collectives: Measured::default(),
             storage: Vec::new(),
             scaling: Vec::new(),
