@@ -221,13 +221,13 @@ impl Drop for Hogs {
     }
 }
 
-/// Nothing is planted in the program: rank 1 gets a fortieth of its core, and rank 0 the rest of the machine's.
+/// Nothing is planted in the program: rank 1 gets a ninth of its core, and rank 0 the rest of the machine's.
 #[test]
 fn a_rank_whose_core_others_use_is_named() {
     let _machine = MACHINE.write().unwrap_or_else(PoisonError::into_inner);
     let case = Accepted::alone();
-    let _hogs = Hogs::start(40);
-    let words = case.words(&["run.sections=inventory,device", "device.seconds=1"]);
+    let _hogs = Hogs::start(8);
+    let words = case.words(&["run.sections=inventory,device", "device.seconds=1", "device.slow_rank=0.5"]);
     let script = "[ $OMPI_COMM_WORLD_RANK = 0 ] || pin='taskset -c 0'; exec $pin \"$0\" \"$@\"";
     let run = Run::new(2).program("sh").args(["-c", script, env!("CARGO_BIN_EXE_zero3")]).args(words);
     run.output().expect_code(3).expect_text("VALID  NOT ACCEPTED");
