@@ -203,12 +203,12 @@ fn a_rank_that_computes_slowly_is_named() {
     assert!(!reason.contains("rank 0 on") && !reason.contains("rank 2 on"), "{reason}");
 }
 
-/// Programs that keep core 0 busy until they are dropped.
+/// Programs that keep core 0 busy until they are dropped; of sessions of their own, which the scheduler weighs one by one.
 struct Hogs(Vec<Child>);
 
 impl Hogs {
     fn start(n: usize) -> Self {
-        let hog = || Command::new("taskset").args(["-c", "0", "sh", "-c", "while :; do :; done"]).spawn();
+        let hog = || Command::new("setsid").args(["taskset", "-c", "0", "sh", "-c", "while :; do :; done"]).spawn();
         Hogs((0..n).map(|_| hog().expect("taskset")).collect())
     }
 }

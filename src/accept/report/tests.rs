@@ -2,10 +2,10 @@
 
 use super::*;
 use crate::accept::collectives::{Link, Op, Point};
-use serde_json::Value;
-use std::collections::BTreeSet;
 use crate::accept::metric::Metric;
 use crate::accept::verdict::Ending;
+use serde_json::Value;
+use std::collections::BTreeSet;
 
 fn report() -> Report {
     let metrics = vec![
@@ -150,7 +150,10 @@ fn the_table_reads_back_to_the_same_bits() {
 fn junit_counts_failures_and_skips() {
     let xml = junit::suites(&report()).unwrap();
     assert!(xml.contains("failures=\"1\""), "{xml}");
-    assert!(xml.contains("tests=\"4\" disabled=\"1\" errors=\"0\" failures=\"1\"") && xml.contains("skipped=\"1\""), "{xml}");
+    assert!(
+        xml.contains("tests=\"4\" disabled=\"1\" errors=\"0\" failures=\"1\"") && xml.contains("skipped=\"1\""),
+        "{xml}"
+    );
     assert_eq!(xml.matches("<testcase ").count(), xml.matches(" classname=\"zero3.accept.").count(), "{xml}");
     assert!(xml.contains("&lt;there&gt;") && !xml.contains("<there>"), "{xml}");
 }
