@@ -111,7 +111,7 @@ impl Accepted {
 #[test]
 fn three_ranks_of_a_healthy_machine_are_accepted_and_every_report_is_there() {
     let case = Accepted::new();
-    let baseline = case.path("base.json").display().to_string();
+    let baseline = case.path("run/base.json").display().to_string();
     case.run(3, &["--record-baseline", &baseline], None).expect_success().expect_text("VALID  ACCEPTED");
     for section in ["inventory", "device", "collectives", "storage", "training", "scaling", "elasticity"] {
         assert_eq!(case.section(section).0, "completed", "{section}");
@@ -341,7 +341,10 @@ fn what_hangs_ends_with_the_section_named_and_what_comes_too_late_does_not_run()
     let case = Accepted::new();
     let words = ["run.sections=inventory,storage", "run.time_limit=6s"];
     let output = case.run(2, &words, Some(("ZERO3_TEST_FAULT", "hang@storage.write:1:0"))).expect_code(5);
-    output.expect_text("`storage` is not over after 9 s");
+    output
+        .expect_text("`storage` is not over after 9 s")
+        .expect_text(": rank 1 on ")
+        .expect_text("is at work of its own");
     // What was found until then is not lost.
     assert_eq!((case.section("inventory").0.as_str(), case.section("storage").0.as_str()), ("completed", "under_way"));
     assert_eq!(case.report()["verdict"]["valid"], false);

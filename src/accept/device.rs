@@ -2,7 +2,7 @@
 
 use super::lab::Lab;
 use super::metric::{Metric, show};
-use crate::backend::ops::LinearShape;
+use super::product::Product;
 use crate::backend::{Backend, Comm, Ops};
 use crate::dtype::DType;
 use crate::error::Result;
@@ -40,19 +40,14 @@ pub struct Point {
 /// `n x n` times `n x n` with operands of `dtype`, sums and result in f32: GFLOP/s and wrong elements.
 fn gemm<B: Backend>(lab: &Lab<'_, B>, dtype: DType) -> Result<(f64, u64)> {
     let n = lab.deck.device.gemm_n;
-    let shape = LinearShape { rows: n, n_in: n, n_out: n };
-    let work_numel = B::Device::linear_forward_work_numel(shape, DType::F32, dtype, dtype);
-    let mut bufs = lab.buffers(&[(n * n, DType::F32), (n * n, dtype), (n * n, dtype), (work_numel, DType::F32)])?;
-    let [out, inp, weight, work] = bufs.as_mut_slice() else { unreachable!("four were asked for") };
-    lab.fill(inp, |e| a(e / n, e % n))?;
-    lab.fill(weight, |e| b(e / n, e % n))?;
-    let time = lab.mean_time(lab.deck.device.seconds, || {
-        lab.device.linear_forward(out.view_mut(), inp.view(), weight.view(), None, work.view_mut(), shape);
-    })?;
+    let mut product = Product::new(lab, n, dtype)?;
+    lab.fill(&mut product.inp, |e| a(e / n, e % n))?;
+    lab.fill(&mut product.weight, |e| b(e / n, e % n))?;
+    let time = lab.mean_time(lab.deck.device.seconds, || product.multiply(lab))?;
     let dot = |i: usize, j: usize| (0..n).map(|k| a(i, k) * b(j, k)).sum::<f32>();
     let expected: Vec<f32> =
         (0..ROW_PERIODS.0 * ROW_PERIODS.1).map(|e| dot(e / ROW_PERIODS.1, e % ROW_PERIODS.1)).collect();
-    let got = lab.read(out.view())?;
+    let got = lab.read(product.out.view())?;
     let wanted = |e: usize| expected[e / n % ROW_PERIODS.0 * ROW_PERIODS.1 + e % n % ROW_PERIODS.1];
     let n_wrong = got.iter().enumerate().filter(|&(e, x)| *x != wanted(e)).count() as u64;
     Ok((2.0 * (n as f64).powi(3) / time.as_secs_f64() / 1e9, n_wrong))

@@ -3,6 +3,7 @@
 //! What several sections ask of a [`Device`] or of the reference model stands here once.
 
 use super::baseline::Baseline;
+use super::deadline::OwnWork;
 use super::metric::{Metric, Source, Status};
 use crate::backend::agree::all_or_none;
 use crate::backend::memory::Memory;
@@ -72,6 +73,8 @@ pub struct Lab<'a, B: Backend> {
     pub started: Instant,
     /// Ends the job on every rank.
     pub abort: fn(Exit),
+    /// Whether this rank is at work of its own.
+    pub own_work: OwnWork,
 }
 
 impl<B: Backend> Lab<'_, B> {
@@ -181,7 +184,11 @@ impl<B: Backend> Lab<'_, B> {
 
     /// Mean time of calls of `work`, made for `seconds` and at least three times, after one that is not timed. The mean, because what
     /// others take of a rank's core falls between most of its short calls: their median would not see it.
-    pub fn mean_time(&self, seconds: f64, mut work: impl FnMut()) -> Result<Duration> {
+    pub fn mean_time(&self, seconds: f64, work: impl FnMut()) -> Result<Duration> {
+        self.own_work.run(|| self.mean_of_calls(seconds, work))
+    }
+
+    fn mean_of_calls(&self, seconds: f64, mut work: impl FnMut()) -> Result<Duration> {
         work();
         self.settle()?;
         let began = Instant::now();

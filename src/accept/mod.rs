@@ -10,13 +10,14 @@ pub mod answers;
 pub mod baseline;
 pub mod bisect;
 pub mod collectives;
-mod deadline;
+pub mod deadline;
 mod device;
 mod elasticity;
 pub mod groups;
 mod inventory;
 pub mod lab;
 pub mod metric;
+mod product;
 mod report;
 mod scaling;
 pub mod size;
@@ -58,7 +59,7 @@ pub struct Record {
 
 impl Record {
     /// Fails where a file could not be written, or what it would be added to is no list of answers: before anything is measured.
-    fn check(&self) -> Result<()> {
+    fn check(&self, run_dir: &Path) -> Result<()> {
         for (flag, path) in [("--record-baseline", &self.baseline), ("--record-answers", &self.answers)] {
             let Some(path) = path else { continue };
             let no = |why: String| {
@@ -68,7 +69,10 @@ impl Record {
                 return Err(no("it is a directory".into()));
             }
             let parent = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-            tempfile::tempfile_in(parent).map_err(|e| no(e.to_string()))?;
+            // The run directory may be about to be made.
+            if parent.exists() || parent != run_dir {
+                tempfile::tempfile_in(parent).map_err(|e| no(e.to_string()))?;
+            }
         }
         match &self.answers {
             Some(path) if path.exists() => answers::read(&path.display().to_string()).map(drop),
@@ -97,7 +101,7 @@ pub fn run<B: Backend>(lab: &Lab<'_, B>, own: &Facts, record: &Record) -> Result
     let work = Path::new(lab.deck.checkpoint_dir()).join(WORK_DIR);
     let mut locks = Vec::new();
     decided_by_rank_0(lab.comm, || {
-        record.check()?;
+        record.check(run_dir)?;
         lab.baseline.check(lab.deck)?;
         if lab.deck.runs("training") {
             answers::read(&lab.deck.training.known_answers)?;
@@ -113,7 +117,8 @@ pub fn run<B: Backend>(lab: &Lab<'_, B>, own: &Facts, record: &Record) -> Result
         );
     }
     let limit_s = parse_seconds(&lab.deck.run.time_limit).expect("the deck was checked");
-    let deadline = Deadline::start(lab.rank(), lab.started, limit_s * HARD_LIMIT, lab.abort);
+    let (name, own_work) = (lab.name(lab.rank()), lab.own_work.clone());
+    let deadline = Deadline::start(name, lab.rank() == 0, own_work, (lab.started, limit_s * HARD_LIMIT), lab.abort);
 
     let mut found = Findings { report: Report::new(lab), reference: None };
     for stage in STAGES {

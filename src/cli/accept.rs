@@ -5,6 +5,7 @@ use super::backend_choice::{self, Chosen};
 use super::launch::{self, Launch};
 use super::on_backend::{Work, on_backend};
 use crate::accept::baseline::Baseline;
+use crate::accept::deadline::OwnWork;
 use crate::accept::{self, Lab, Record, size};
 use crate::backend::agree::{all_or_none, decided_by_rank_0};
 use crate::backend::cuda::probe;
@@ -74,6 +75,7 @@ impl Work for Acceptance<'_> {
             poison: cfg!(debug_assertions),
             started,
             abort: launch::abort_job,
+            own_work: OwnWork::default(),
         };
         accept::run(&lab, &facts, &record)
     }
