@@ -5,6 +5,7 @@ mod common;
 use common::{Output, Run};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
 /// Tests of this file share the machine; one that goes by times has it for itself.
@@ -36,6 +37,15 @@ impl Accepted {
     fn run(&self, n_ranks: usize, words: &[&str], fault: Option<(&str, &str)>) -> Output {
         let run = Run::new(n_ranks).args(self.words(words));
         fault.into_iter().fold(run, |run, (name, value)| run.env(name, value)).output()
+    }
+
+    /// The same on two ranks, with a file system of `size` at `dir` that this command alone sees.
+    fn run_with_small(&self, dir: &Path, size: &str, words: &[&str]) -> Output {
+        std::fs::create_dir(dir).expect("a directory");
+        let script = format!("mount -t tmpfs -o size={size} tmpfs '{}' && exec \"$0\" \"$@\"", dir.display());
+        let run = Run::new(0).program("unshare").args(["--mount", "--map-root-user", "sh", "-c", &script]);
+        let run = run.arg("mpirun").args(["--oversubscribe", "--bind-to", "none", "-n", "2"]);
+        run.arg(env!("CARGO_BIN_EXE_zero3")).args(self.words(words)).output()
     }
 
     fn words(&self, words: &[&str]) -> Vec<String> {
@@ -79,6 +89,14 @@ impl Accepted {
         (text("status"), text("reason"))
     }
 
+    /// Returns once a job that is under way writes in `storage`.
+    fn await_storage(&self) {
+        let begun = self.path("run/acceptance_work/storage");
+        let looks = (0..6000).take_while(|_| !begun.exists());
+        looks.for_each(|_| std::thread::sleep(std::time::Duration::from_millis(10)));
+        assert!(begun.exists(), "storage did not begin within a minute");
+    }
+
     /// How a section ended, and why.
     #[track_caller]
     fn section(&self, name: &str) -> (String, String) {
@@ -93,7 +111,7 @@ impl Accepted {
 #[test]
 fn three_ranks_of_a_healthy_machine_are_accepted_and_every_report_is_there() {
     let case = Accepted::new();
-    let baseline = case.path("base.json").display().to_string();
+    let baseline = case.path("run/base.json").display().to_string();
     case.run(3, &["--record-baseline", &baseline], None).expect_success().expect_text("VALID  ACCEPTED");
     for section in ["inventory", "device", "collectives", "storage", "training", "scaling", "elasticity"] {
         assert_eq!(case.section(section).0, "completed", "{section}");
@@ -114,11 +132,27 @@ fn three_ranks_of_a_healthy_machine_are_accepted_and_every_report_is_there() {
     }
     assert!(!case.path("run/acceptance_work").exists(), "what the runs wrote is gone");
 
-    // The same again, held against the first: any speed will do, a known one will not.
+    let report = case.report();
+    let points = report["collectives"]["points"].as_array().expect("points");
+    let sizes_of = |op: &str| points.iter().filter(|p| p["op"] == op).map(|p| p["bytes"].as_u64()).collect::<Vec<_>>();
+    assert_eq!(sizes_of("point_to_point"), [8, 64, 512, 4096].map(Some));
+    for section in ["device", "storage"] {
+        assert_eq!(report[section].as_array().map(Vec::len), Some(3), "the rates of each rank: {section}");
+    }
+    let (_, reason) = case.metric("storage.write");
+    assert!(reason.contains("slowest: rank "), "{reason}");
+
+    // The same again, held against the first, whichever of its files is named: any speed will do, a known one will not.
     let any = ["limits.gemm_f32_gflops=-99.9%", "limits.gemm_bf16_gflops=-99.9%"];
-    let words = ["run.sections=inventory,device", "limits.memory_gb_per_s=-99.9%", "--baseline", &baseline];
-    case.run(3, &[&any[..], &words[..]].concat(), None).expect_success();
-    assert_eq!(case.metric("device.memory.slowest").0, "PASS");
+    let first = case.path("first.json").display().to_string();
+    std::fs::copy(case.path("run/report.json"), &first).expect("a copy");
+    for earlier in [&baseline, &first] {
+        let words = ["run.sections=inventory,device", "limits.memory_gb_per_s=-99.9%", "--baseline", earlier];
+        case.run(3, &[&any[..], &words[..]].concat(), None).expect_success();
+        assert_eq!(case.metric("device.memory.slowest").0, "PASS");
+    }
+    let words = ["run.sections=inventory,device", "device.gemm_n=64", "--baseline", &first];
+    case.run(3, &words, None).expect_code(2).expect_text("device.gemm_n: 128 there, 64 here");
     let words = ["run.sections=inventory,device", "limits.memory_gb_per_s=1e9 -10%", "--baseline", &baseline];
     case.run(3, &words, None)
         .expect_code(3)
@@ -169,6 +203,38 @@ fn a_rank_that_computes_slowly_is_named() {
     assert!(!reason.contains("rank 0 on") && !reason.contains("rank 2 on"), "{reason}");
 }
 
+/// Programs that keep core 0 busy until they are dropped; of sessions of their own, which the scheduler weighs one by one.
+struct Hogs(Vec<Child>);
+
+impl Hogs {
+    fn start(n: usize) -> Self {
+        let hog = || Command::new("setsid").args(["taskset", "-c", "0", "sh", "-c", "while :; do :; done"]).spawn();
+        Hogs((0..n).map(|_| hog().expect("taskset")).collect())
+    }
+}
+
+impl Drop for Hogs {
+    fn drop(&mut self) {
+        for hog in &mut self.0 {
+            hog.kill().and_then(|()| hog.wait()).expect("a hog ends");
+        }
+    }
+}
+
+/// Nothing is planted in the program: rank 1 gets a ninth of its core, and rank 0 the rest of the machine's.
+#[test]
+fn a_rank_whose_core_others_use_is_named() {
+    let _machine = MACHINE.write().unwrap_or_else(PoisonError::into_inner);
+    let case = Accepted::alone();
+    let _hogs = Hogs::start(8);
+    let words = case.words(&["run.sections=inventory,device", "device.seconds=1", "device.slow_rank=0.5"]);
+    let script = "[ $OMPI_COMM_WORLD_RANK = 0 ] || pin='taskset -c 0'; exec $pin \"$0\" \"$@\"";
+    let run = Run::new(2).program("sh").args(["-c", script, env!("CARGO_BIN_EXE_zero3")]).args(words);
+    run.output().expect_code(3).expect_text("VALID  NOT ACCEPTED");
+    let (status, reason) = case.metric("device.slow_ranks");
+    assert!(status == "FAIL" && reason.contains("rank 1 on ") && !reason.contains("rank 0 on "), "{status}: {reason}");
+}
+
 #[test]
 fn a_slow_link_is_named_by_both_its_ends() {
     let _machine = MACHINE.write().unwrap_or_else(PoisonError::into_inner);
@@ -197,18 +263,35 @@ fn a_full_disk_is_named_with_the_rank_that_met_it() {
 fn a_file_system_that_is_really_full_fails_the_section_and_not_the_job() {
     let case = Accepted::new();
     let small = case.path("small");
-    std::fs::create_dir(&small).expect("a directory");
-    // A file system of a megabyte that this command alone sees.
-    let script = format!("mount -t tmpfs -o size=1m tmpfs '{}' && exec \"$0\" \"$@\"", small.display());
-    let words = case.words(&["run.sections=inventory,storage", "storage.bytes_per_rank=4194304"]);
     let checkpoints = format!("run.checkpoint_dir={}", small.display());
-    let run = Run::new(0).program("unshare").args(["--mount", "--map-root-user", "sh", "-c", &script]);
-    let run =
-        run.arg("mpirun").args(["--oversubscribe", "--bind-to", "none", "-n", "2"]).arg(env!("CARGO_BIN_EXE_zero3"));
-    run.args(words).arg(checkpoints).output().expect_code(3).expect_text("INVALID");
+    let words = ["run.sections=inventory,storage", "storage.bytes_per_rank=4194304", &checkpoints];
+    case.run_with_small(&small, "1m", &words).expect_code(3).expect_text("INVALID");
     let (status, reason) = case.metric("storage.n_failed_ranks");
     assert_eq!(status, "FAIL");
     assert!(reason.contains("No space left on device") && reason.contains(&small.display().to_string()), "{reason}");
+}
+
+#[test]
+fn a_training_run_that_cannot_write_ends_the_job_with_a_report_that_says_where() {
+    let case = Accepted::new();
+    let small = case.path("small");
+    let checkpoints = format!("run.checkpoint_dir={}", small.display());
+    // Room for the tokens and for some of the files of the runs.
+    case.run_with_small(&small, "300k", &["run.sections=inventory,training,scaling", &checkpoints]).expect_code(5);
+    let report = case.report();
+    let last = report["sections"].as_array().and_then(|s| s.last()).expect("sections");
+    assert_eq!((last["ending"].as_str(), &report["verdict"]["valid"]), (Some("failed"), &Value::Bool(false)), "{last}");
+    let reason = last["reason"].as_str().expect("text");
+    assert!(reason.starts_with("rank 0 on ") && reason.contains("No space left on device"), "{reason}");
+}
+
+#[test]
+fn reports_that_cannot_be_written_cost_the_files_and_not_the_verdict() {
+    let case = Accepted::new();
+    let checkpoints = format!("run.checkpoint_dir={}", case.path("checkpoints").display());
+    let words = ["run.sections=inventory,device", &checkpoints];
+    let output = case.run_with_small(&case.path("run"), "16k", &words).expect_code(5);
+    output.expect_text("VALID  ACCEPTED").expect_text("report.json.tmp: No space left on device");
 }
 
 #[test]
@@ -233,6 +316,17 @@ fn a_loss_just_within_its_band_passes_and_just_outside_fails() {
 }
 
 #[test]
+fn a_figure_that_the_deck_has_a_reference_for_and_that_is_not_measured_fails() {
+    let case = Accepted::new();
+    let words =
+        ["run.sections=inventory,collectives", "limits.all_reduce_busbw=1 -50%", "limits.weak_efficiency=1 -50%"];
+    case.run(1, &words, None).expect_code(3).expect_text("VALID  NOT ACCEPTED");
+    let (status, reason) = case.metric("collectives.all_reduce.busbw");
+    assert!(status == "FAIL" && reason.contains("limits.all_reduce_busbw has a reference"), "{status}: {reason}");
+    assert_eq!(case.report()["verdict"]["reasons"].as_array().map(Vec::len), Some(1), "scaling was not asked for");
+}
+
+#[test]
 fn one_rank_skips_what_needs_others_and_says_so() {
     let case = Accepted::new();
     case.run(1, &[], None).expect_success();
@@ -247,7 +341,13 @@ fn what_hangs_ends_with_the_section_named_and_what_comes_too_late_does_not_run()
     let case = Accepted::new();
     let words = ["run.sections=inventory,storage", "run.time_limit=6s"];
     let output = case.run(2, &words, Some(("ZERO3_TEST_FAULT", "hang@storage.write:1:0"))).expect_code(5);
-    output.expect_text("`storage` is not over after 9 s");
+    output
+        .expect_text("`storage` is not over after 9 s")
+        .expect_text(": rank 1 on ")
+        .expect_text("is at work of its own");
+    // What was found until then is not lost.
+    assert_eq!((case.section("inventory").0.as_str(), case.section("storage").0.as_str()), ("completed", "under_way"));
+    assert_eq!(case.report()["verdict"]["valid"], false);
 
     // Each chunk of 8 MiB takes a second more: over the limit, under half as much again.
     let words = ["run.sections=inventory,storage,training", "run.time_limit=12s", "storage.bytes_per_rank=104857600"];
@@ -262,14 +362,9 @@ fn a_signal_ends_it_after_the_section_that_is_under_way_with_a_report() {
     let case = Accepted::new();
     let words = case.words(&["run.sections=inventory,storage,training", "storage.bytes_per_rank=41943040"]);
     let running = Run::new(2).args(words).env("ZERO3_TEST_FAULT", "slow@storage.write:1:0").start();
-    let begun = case.path("run/acceptance_work/storage");
-    for _ in 0..6000 {
-        if begun.exists() {
-            break;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(10));
-    }
-    assert!(begun.exists(), "storage did not begin within a minute");
+    case.await_storage();
+    let other = case.run(1, &["run.sections=inventory"], None).expect_code(2);
+    other.expect_text("is in use by process ").expect_text("set another run.dir");
     running.signal_rank(1, "USR1");
     running.output().expect_code(3).expect_text("INVALID");
     assert_eq!(case.section("storage").0, "completed");
@@ -286,6 +381,11 @@ fn bad_decks_and_baselines_are_refused_before_anything_is_measured() {
         (vec!["training.n_head=3"], "training.n_head = 3: a divisor of training.d_model"),
         (vec!["--baseline", "/not/there.json"], "cannot use the baseline /not/there.json"),
         (vec!["train.steps=3"], "train.steps"),
+        (vec!["elasticity.soak_minutes=3"], "elasticity.soak_minutes = 3: at most half of run.time_limit"),
+        (vec!["limits.mfu=0.4 -10%"], "limits.mfu = 0.4 -10%: no reference while run.peak_gflops = 0"),
+        (vec!["training.known_answers=/not/there"], "training.known_answers = /not/there: No such file"),
+        (vec!["--record-baseline", "/not/there/b.json"], "--record-baseline /not/there/b.json: No such file"),
+        (vec!["--record-answers", "/"], "--record-answers /: it is a directory"),
     ] {
         let output = case.run(2, &words, None).expect_code(2).expect_text(says);
         assert_eq!(output.text().matches(says).count(), 1, "said once: {output}");

@@ -375,6 +375,16 @@ fn the_acceptance_benchmark_runs_every_section_on_gpus() {
     assert!(sections.iter().all(|s| s["ending"] == "completed"), "{report:#}");
     let metrics = sections.iter().flat_map(|s| s["metrics"].as_array().expect("metrics"));
     let status = |name: &str| metrics.clone().find(|m| m["name"] == name).map(|m| m["status"].clone());
+    for rank in report["ranks"].as_array().expect("ranks") {
+        for (fact, says) in [
+            ("device clock, highest", "1980 MHz"),
+            ("device memory clock, highest", "2619 MHz"),
+            ("device memory ECC", "on"),
+        ] {
+            assert_eq!(rank[fact], says, "{rank}");
+        }
+        assert!(rank["cuda_driver"].is_string() && rank["device bus id"].as_str().is_some_and(|id| id.contains(':')));
+    }
     for exact in [
         "inventory.odd_ones_out",
         "device.gemm_bf16.n_wrong",

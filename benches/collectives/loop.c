@@ -7,8 +7,24 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, BROADCAST, N_OPS };
-static const char *names[N_OPS] = {"all_gather", "library_reduce_scatter", "all_reduce", "broadcast"};
+enum { ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, BROADCAST, POINT_TO_POINT, N_OPS };
+static const char *names[N_OPS] = {"all_gather", "library_reduce_scatter", "all_reduce", "broadcast", "point_to_point"};
+
+/* There and back between the ranks of each pair, half of the ranks apart; of an odd number the last has nobody. */
+static void ping_pong(float *inp, float *out, int numel)
+{
+    int n, rank;
+    MPI_Comm_size(MPI_COMM_WORLD, &n);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    int half = n / 2, first = rank < half, peer = first ? rank + half : rank - half;
+    if (rank >= 2 * half)
+        return;
+    if (first)
+        MPI_Send(inp, numel, MPI_FLOAT, peer, 0, MPI_COMM_WORLD);
+    MPI_Recv(out, numel, MPI_FLOAT, peer, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    if (!first)
+        MPI_Send(inp, numel, MPI_FLOAT, peer, 0, MPI_COMM_WORLD);
+}
 
 static void call(int op, float *inp, float *out, int part)
 {
@@ -17,6 +33,7 @@ static void call(int op, float *inp, float *out, int part)
     case REDUCE_SCATTER: MPI_Reduce_scatter_block(inp, out, part, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD); break;
     case ALL_REDUCE: MPI_Allreduce(inp, out, part, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD); break;
     case BROADCAST: MPI_Bcast(inp, part, MPI_FLOAT, 0, MPI_COMM_WORLD); break;
+    case POINT_TO_POINT: ping_pong(inp, out, part); break;
     }
 }
 
@@ -31,11 +48,11 @@ int main(int argc, char **argv)
         MPI_Abort(MPI_COMM_WORLD, 2);
     }
     int iterations = atoi(argv[1]), warmup = atoi(argv[2]);
-    double share = (n - 1.0) / n, factors[N_OPS] = {share, share, 2 * share, 1};
+    double share = (n - 1.0) / n, factors[N_OPS] = {share, share, 2 * share, 1, 1};
     for (int op = 0; op < N_OPS; op++) {
         for (int i = 3; i < argc; i++) {
             long bytes = atol(argv[i]);
-            int whole = op == ALL_REDUCE || op == BROADCAST;
+            int whole = op == ALL_REDUCE || op == BROADCAST || op == POINT_TO_POINT;
             long part = bytes / 4 / (whole ? 1 : n);
             if (part < 1)
                 part = 1;
@@ -46,7 +63,7 @@ int main(int argc, char **argv)
                 MPI_Barrier(MPI_COMM_WORLD);
                 double began = MPI_Wtime(), took, slowest;
                 call(op, inp, out, (int)part);
-                took = MPI_Wtime() - began;
+                took = (MPI_Wtime() - began) / (op == POINT_TO_POINT ? 2 : 1);
                 MPI_Allreduce(&took, &slowest, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
                 if (j >= 0)
                     sum += slowest;

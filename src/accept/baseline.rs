@@ -1,9 +1,12 @@
 //! The figures of an earlier acceptance, to hold this one against.
 
 use super::verdict::Section;
+use super::{answers, report};
+use crate::config::acceptance::Deck;
 use crate::error::{Error, Result};
 use crate::telemetry::replace_file;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::Path;
@@ -20,18 +23,35 @@ pub struct Baseline {
     schema_version: u32,
     /// Ranks of the run.
     pub n_ranks: usize,
-    /// [`crate::config::acceptance::Deck::digest`] of its deck, in hexadecimal.
-    pub deck: String,
+    /// What of its deck the figures depend on, by key.
+    pub sizes: BTreeMap<String, String>,
     /// Figures by name.
     pub metrics: BTreeMap<String, f64>,
 }
 
+/// What of a deck its figures depend on, by key.
+fn sizes(deck: &Deck) -> BTreeMap<String, String> {
+    let Deck { run, device, collectives, storage, .. } = deck;
+    [
+        ("run.threads_per_rank", run.threads_per_rank.to_string()),
+        ("run.peak_gflops", run.peak_gflops.to_string()),
+        ("device.gemm_n", device.gemm_n.to_string()),
+        ("device.memory_bytes", device.memory_bytes.to_string()),
+        ("collectives.max_bytes", collectives.max_bytes.to_string()),
+        ("storage.bytes_per_rank", storage.bytes_per_rank.to_string()),
+        ("storage.n_files", storage.n_files.to_string()),
+        ("training", answers::reference_name(deck)),
+    ]
+    .map(|(key, value)| (key.to_string(), value))
+    .into()
+}
+
 impl Baseline {
     /// Of what has been measured: every figure but those that must be exact anyway.
-    pub fn of(sections: &[Section], n_ranks: usize, deck: u64) -> Self {
+    pub fn of(sections: &[Section], n_ranks: usize, deck: &Deck) -> Self {
         let metrics = sections.iter().flat_map(|s| &s.metrics).filter(|m| !m.correctness);
         let metrics = metrics.filter_map(|m| Some((m.name.clone(), m.value?))).collect();
-        Baseline { schema: SCHEMA.into(), schema_version: VERSION, n_ranks, deck: format!("{deck:016x}"), metrics }
+        Baseline { schema: SCHEMA.into(), schema_version: VERSION, n_ranks, sizes: sizes(deck), metrics }
     }
 
     /// The figure of that name.
@@ -49,24 +69,49 @@ impl Baseline {
         self.is_given() && self.n_ranks != n_ranks
     }
 
-    /// Reads a file.
+    /// Fails where it was measured with other sizes than `deck` has: such figures say nothing about each other.
+    pub fn check(&self, deck: &Deck) -> Result<()> {
+        let own = sizes(deck);
+        let other = own.iter().filter(|(key, _)| self.is_given() && self.sizes.get(*key) != own.get(*key));
+        let words = |(key, own): (&String, &String)| {
+            let stored = self.sizes.get(key).map_or("nothing", String::as_str);
+            format!("  {key}: {stored} there, {own} here")
+        };
+        let other: Vec<String> = other.map(words).collect();
+        if other.is_empty() {
+            return Ok(());
+        }
+        Err(Error::Input(format!(
+            "the baseline was measured with another deck:\n{}\nuse its sizes, or record a baseline of these with \
+             --record-baseline FILE",
+            other.join("\n")
+        )))
+    }
+
+    /// Reads a file: a baseline, or the report.json of a run.
     ///
     /// # Errors
-    /// It cannot be read, or is no baseline of this version.
+    /// It cannot be read, is neither of these, is of another version, or is the report of an INVALID run.
     pub fn read(path: &Path) -> Result<Self> {
-        let no = |why: &str| {
-            let hint = "a baseline is written by `zero3 accept DECK --record-baseline FILE`";
+        let no = |why: String| {
+            let hint =
+                "a baseline is the report.json of a run, or written by `zero3 accept DECK --record-baseline FILE`";
             Error::Input(format!("cannot use the baseline {}: {why}; {hint}", path.display()))
         };
-        let text = std::fs::read_to_string(path).map_err(|e| no(&e.to_string()))?;
-        let baseline: Baseline = serde_json::from_str(&text).map_err(|e| no(&e.to_string()))?;
-        if (baseline.schema.as_str(), baseline.schema_version) != (SCHEMA, VERSION) {
-            return Err(no(&format!(
-                "it is `{}` version {}, this program reads `{SCHEMA}` version {VERSION}",
-                baseline.schema, baseline.schema_version
-            )));
+        let text = std::fs::read_to_string(path).map_err(|e| no(e.to_string()))?;
+        let json: Value = serde_json::from_str(&text).map_err(|e| no(e.to_string()))?;
+        let says = (json["schema"].as_str().unwrap_or("nothing"), json["schema_version"].as_u64().unwrap_or(0));
+        match says {
+            (SCHEMA, version) if version == u64::from(VERSION) => {
+                serde_json::from_value(json).map_err(|e| no(e.to_string()))
+            }
+            (report::SCHEMA, version) if version == u64::from(report::VERSION) => of_report(&json).map_err(no),
+            (schema, version) => Err(no(format!(
+                "it says that it is `{schema}` version {version}; this program reads `{SCHEMA}` version {VERSION} and `{}` version {}",
+                report::SCHEMA,
+                report::VERSION
+            ))),
         }
-        Ok(baseline)
     }
 
     /// Writes a file.
@@ -79,6 +124,18 @@ impl Baseline {
             w.write_all(b"\n")
         })
     }
+}
+
+/// The figures of a report.
+fn of_report(report: &Value) -> std::result::Result<Baseline, String> {
+    if report["verdict"]["valid"] != true {
+        return Err("it is the report of an INVALID run, whose figures mean nothing".into());
+    }
+    let sections = Vec::<Section>::deserialize(&report["sections"]).map_err(|e| format!("its sections: {e}"))?;
+    let n_ranks = usize::deserialize(&report["n_ranks"]).map_err(|e| format!("its n_ranks: {e}"))?;
+    let deck = report["deck"].as_str().unwrap_or_default();
+    let deck = Deck::parse(deck, &[], "the deck of the report").map_err(|e| format!("its deck: {e}"))?;
+    Ok(Baseline::of(&sections, n_ranks, &deck))
 }
 
 #[cfg(test)]
@@ -104,16 +161,23 @@ mod tests {
             took_s: 0.0,
             metrics,
         };
-        let baseline = Baseline::of(&[section], 3, 7);
+        let deck = |line: &str| Deck::parse(&format!("run.dir = \"r\"\n{line}"), &[], "test.toml").unwrap();
+        let baseline = Baseline::of(&[section], 3, &deck(""));
         assert_eq!(baseline.metrics.len(), 1);
         baseline.write(&path).unwrap();
         assert_eq!(Baseline::read(&path).unwrap(), baseline);
         assert!(baseline.is_of_other_than(4) && !baseline.is_of_other_than(3));
         assert!(!Baseline::default().is_of_other_than(4), "none was given");
+        baseline.check(&deck("run.checkpoint_dir = \"elsewhere\"\ndevice.slow_rank = 0.3")).unwrap();
+        let said = baseline.check(&deck("device.gemm_n = 64")).unwrap_err().to_string();
+        assert!(said.contains("device.gemm_n: 1024 there, 64 here") && !said.contains("memory_bytes"), "{said}");
+        Baseline::default().check(&deck("device.gemm_n = 64")).unwrap();
         for (text, says) in [
-            ("{}", "missing field"),
+            ("{}", "it says that it is `nothing` version 0"),
             ("[", "EOF"),
-            (r#"{"schema":"x","schema_version":1,"n_ranks":1,"deck":"","metrics":{}}"#, "`x` version 1"),
+            (r#"{"schema":"zero3.acceptance.baseline","schema_version":1}"#, "missing field"),
+            (r#"{"schema":"zero3.acceptance.baseline","schema_version":2}"#, "version 2; this program reads"),
+            (r#"{"schema":"zero3.acceptance","schema_version":1,"verdict":{"valid":false}}"#, "an INVALID run"),
         ] {
             std::fs::write(&path, text).unwrap();
             let said = Baseline::read(&path).unwrap_err().to_string();

@@ -18,10 +18,12 @@ pub enum Finding {
     Undecided,
 }
 
-/// Finds the ranks that compute wrong among `0..n`. `all` is the digest of the run on all ranks, `known` that of a stored answer; `run`
-/// does the same steps on disjoint groups at the same time and returns their digests.
+/// Finds the ranks that compute wrong among `0..n`. In a group of `n_busy` ranks at most each has a micro-batch to compute; larger ones
+/// are halved whatever they come to, since a rank that computes nothing computes nothing wrong. `all` is the digest of the run on all
+/// ranks, `known` that of a stored answer; `run` does the same steps on disjoint groups at the same time and returns their digests.
 pub fn find(
     n: usize,
+    n_busy: usize,
     all: u64,
     known: Option<u64>,
     mut run: impl FnMut(&[Vec<usize>]) -> Result<Vec<u64>>,
@@ -42,7 +44,8 @@ pub fn find(
         let round = groups.into_iter().zip(digests);
         results.extend(round.clone());
         let right = truth(&results, known);
-        level = round.filter(|(_, digest)| Some(*digest) != right).map(|(group, _)| group).collect();
+        let goes_on = |(group, digest): &(Vec<usize>, u64)| Some(*digest) != right || group.len() > n_busy;
+        level = round.filter(goes_on).map(|(group, _)| group).collect();
     }
     let Some(right) = truth(&results, known) else { return Ok(Finding::Undecided) };
     let wrong = || results.iter().filter(|(_, digest)| *digest != right).map(|(group, _)| group);
@@ -79,7 +82,7 @@ mod tests {
             false => RIGHT,
         };
         let rounds = RefCell::new(0);
-        let finding = find(n, digest(&(0..n).collect()), known, |groups| {
+        let finding = find(n, n, digest(&(0..n).collect()), known, |groups| {
             *rounds.borrow_mut() += 1;
             let mut members: Vec<usize> = groups.iter().flatten().copied().collect();
             let n_members = members.len();
@@ -101,6 +104,21 @@ mod tests {
                 if n > 2 {
                     assert_eq!(simulate(n, &[bad], None).0, Finding::Bad(vec![bad]), "{bad} of {n} by majority");
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn a_bad_rank_that_has_nothing_to_compute_in_large_groups_is_found_in_small_ones() {
+        for (n, n_busy) in [(16, 6), (64, 16), (7, 1), (9, 4)] {
+            for bad in 0..n {
+                let computes = |group: &[usize]| group.iter().take(n_busy).any(|&r| r == bad);
+                let digest = |group: &[usize]| if computes(group) { 1000 + group.len() as u64 } else { RIGHT };
+                let everybody: Vec<usize> = (0..n).collect();
+                let finding = find(n, n_busy, digest(&everybody), None, |groups| {
+                    Ok(groups.iter().map(|group| digest(group)).collect())
+                });
+                assert_eq!(finding.unwrap(), Finding::Bad(vec![bad]), "{bad} of {n}, of which {n_busy} compute");
             }
         }
     }
@@ -129,7 +147,7 @@ mod tests {
     #[test]
     fn a_fault_that_comes_and_goes_is_named_by_its_smallest_group() {
         let mut round = 0;
-        let finding = find(8, RIGHT, Some(RIGHT), |groups| {
+        let finding = find(8, 8, RIGHT, Some(RIGHT), |groups| {
             round += 1;
             Ok(groups.iter().map(|g| if round == 1 && g.contains(&5) { 99 } else { RIGHT }).collect())
         });

@@ -2,11 +2,12 @@
 
 use super::lab::Lab;
 use super::metric::{Metric, show};
-use crate::backend::ops::LinearShape;
+use super::product::Product;
 use crate::backend::{Backend, Comm, Ops};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::telemetry::quantile::median;
+use serde::Serialize;
 use std::collections::BTreeMap;
 
 /// Values of the operands repeat after so many rows: few different results to know, each of small whole numbers and so
@@ -23,22 +24,30 @@ fn b(j: usize, k: usize) -> f32 {
     ((j % ROW_PERIODS.1 + k * 5) % 3) as f32 - 1.0
 }
 
+/// The rates of one rank.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Point {
+    /// Rank.
+    pub rank: usize,
+    /// f32 products, GFLOP/s.
+    pub gemm_f32_gflops: f64,
+    /// The same of bf16 operands.
+    pub gemm_bf16_gflops: f64,
+    /// Memory bandwidth, GB/s.
+    pub memory_gb_per_s: f64,
+}
+
 /// `n x n` times `n x n` with operands of `dtype`, sums and result in f32: GFLOP/s and wrong elements.
 fn gemm<B: Backend>(lab: &Lab<'_, B>, dtype: DType) -> Result<(f64, u64)> {
     let n = lab.deck.device.gemm_n;
-    let shape = LinearShape { rows: n, n_in: n, n_out: n };
-    let work_numel = B::Device::linear_forward_work_numel(shape, DType::F32, dtype, dtype);
-    let mut bufs = lab.buffers(&[(n * n, DType::F32), (n * n, dtype), (n * n, dtype), (work_numel, DType::F32)])?;
-    let [out, inp, weight, work] = bufs.as_mut_slice() else { unreachable!("four were asked for") };
-    lab.fill(inp, |e| a(e / n, e % n))?;
-    lab.fill(weight, |e| b(e / n, e % n))?;
-    let time = lab.median_time(lab.deck.device.seconds, || {
-        lab.device.linear_forward(out.view_mut(), inp.view(), weight.view(), None, work.view_mut(), shape);
-    })?;
+    let mut product = Product::new(lab, n, dtype)?;
+    lab.fill(&mut product.inp, |e| a(e / n, e % n))?;
+    lab.fill(&mut product.weight, |e| b(e / n, e % n))?;
+    let time = lab.mean_time(lab.deck.device.seconds, || product.multiply(lab))?;
     let dot = |i: usize, j: usize| (0..n).map(|k| a(i, k) * b(j, k)).sum::<f32>();
     let expected: Vec<f32> =
         (0..ROW_PERIODS.0 * ROW_PERIODS.1).map(|e| dot(e / ROW_PERIODS.1, e % ROW_PERIODS.1)).collect();
-    let got = lab.read(out.view())?;
+    let got = lab.read(product.out.view())?;
     let wanted = |e: usize| expected[e / n % ROW_PERIODS.0 * ROW_PERIODS.1 + e % n % ROW_PERIODS.1];
     let n_wrong = got.iter().enumerate().filter(|&(e, x)| *x != wanted(e)).count() as u64;
     Ok((2.0 * (n as f64).powi(3) / time.as_secs_f64() / 1e9, n_wrong))
@@ -51,7 +60,7 @@ fn memory<B: Backend>(lab: &Lab<'_, B>) -> Result<(f64, u64)> {
     let [out, x, y] = bufs.as_mut_slice() else { unreachable!("three were asked for") };
     lab.fill(x, |i| (i % 1000) as f32)?;
     lab.fill(y, |i| (i % 777) as f32)?;
-    let time = lab.median_time(lab.deck.device.seconds, || lab.device.add(out.view_mut(), x.view(), y.view()))?;
+    let time = lab.mean_time(lab.deck.device.seconds, || lab.device.add(out.view_mut(), x.view(), y.view()))?;
     let wrong = |(i, got): &(usize, &f32)| **got != (i % 1000 + i % 777) as f32;
     let n_wrong = lab.read(out.view())?.iter().enumerate().filter(wrong).count() as u64;
     Ok((12.0 * numel as f64 / time.as_secs_f64() / 1e9, n_wrong))
@@ -64,11 +73,11 @@ pub fn slow_ranks(rates: &[f64], slow: f64) -> Vec<usize> {
 }
 
 /// The section. Collective.
-pub fn run<B: Backend>(lab: &Lab<'_, B>) -> Result<Vec<Metric>> {
+pub fn run<B: Backend>(lab: &Lab<'_, B>) -> Result<(Vec<Metric>, Vec<Point>)> {
     let mut metrics = Vec::new();
     // Of each rank, in what it is slow: a rank that is slow in everything is one slow rank.
     let mut slow: BTreeMap<usize, Vec<String>> = BTreeMap::new();
-    let mut add = |what: &str, key: &str, unit: &str, rate: f64, n_wrong: u64| -> Result<()> {
+    let mut add = |what: &str, unit: &str, rate: f64, n_wrong: u64| -> Result<Vec<f64>> {
         let all = lab.comm.all_gather_f64(&[rate, n_wrong as f64])?;
         let rates: Vec<f64> = all.iter().step_by(2).copied().collect();
         let wrong: Vec<f64> = all.iter().skip(1).step_by(2).copied().collect();
@@ -79,29 +88,33 @@ pub fn run<B: Backend>(lab: &Lab<'_, B>) -> Result<Vec<Metric>> {
         let name = |suffix: &str| format!("device.{what}.{suffix}");
         metrics.push(Metric::exactly(&name("n_wrong"), wrong.iter().sum(), 0.0, "", bad.join(", ")));
         let slowest = (0..lab.n()).min_by(|&x, &y| rates[x].total_cmp(&rates[y])).expect("a job has ranks");
-        metrics.push(lab.judged(&name("slowest"), key, rates[slowest], unit, None).because(lab.name(slowest)));
+        metrics.push(lab.judged(&name("slowest"), rates[slowest], unit, None).because(lab.name(slowest)));
         metrics.push(Metric::info(&name("median"), median(&rates), unit));
         for r in slow_ranks(&rates, lab.deck.device.slow_rank) {
             let words = format!("{what} {} {unit}, the median rank {}", show(rates[r]), show(median(&rates)));
             slow.entry(r).or_default().push(words);
         }
-        Ok(())
+        Ok(rates)
     };
-    for (what, key, dtype) in
-        [("gemm_f32", "gemm_f32_gflops", DType::F32), ("gemm_bf16", "gemm_bf16_gflops", DType::Bf16)]
-    {
-        let (gflops, n_wrong) = gemm(lab, dtype)?;
-        add(what, key, "GFLOP/s", gflops, n_wrong)?;
-    }
+    let (rate, n_wrong) = gemm(lab, DType::F32)?;
+    let gemm_f32 = add("gemm_f32", "GFLOP/s", rate, n_wrong)?;
+    let (rate, n_wrong) = gemm(lab, DType::Bf16)?;
+    let gemm_bf16 = add("gemm_bf16", "GFLOP/s", rate, n_wrong)?;
     let (rate, n_wrong) = memory(lab)?;
-    add("memory", "memory_gb_per_s", "GB/s", rate, n_wrong)?;
+    let memory = add("memory", "GB/s", rate, n_wrong)?;
     let slow: Vec<String> =
         slow.into_iter().map(|(r, words)| format!("{}: {}", lab.name(r), words.join(", "))).collect();
     metrics.push(match lab.n() {
         1 => Metric::skipped("device.slow_ranks", "one rank has no peers"),
         _ => Metric::none_of("device.slow_ranks", &slow),
     });
-    Ok(metrics)
+    let point = |rank: usize| Point {
+        rank,
+        gemm_f32_gflops: gemm_f32[rank],
+        gemm_bf16_gflops: gemm_bf16[rank],
+        memory_gb_per_s: memory[rank],
+    };
+    Ok((metrics, (0..lab.n()).map(point).collect()))
 }
 
 #[cfg(test)]

@@ -132,10 +132,19 @@ pub fn train_on_all<B: Backend>(
     eye: Option<Eye>,
 ) -> Result<Trained> {
     let trained = train_on(lab, lab.comm, deck, start, eye)?.map_err(all_know)?;
-    if trained.exit != wanted.code() {
-        return Err(all_know(format!("the run ended with code {}, not {}", trained.exit, wanted.code())));
-    }
+    ended_with(&trained, wanted).map_err(all_know)?;
     Ok(trained)
+}
+
+/// In words: why the run did not end as it should.
+fn ended_with(trained: &Trained, wanted: Exit) -> std::result::Result<(), String> {
+    match trained.exit {
+        code if code == wanted.code() => Ok(()),
+        code if code == Exit::StoppedEarly.code() => {
+            Err("the job was asked to stop, and the training run under way saved and ended".into())
+        }
+        code => Err(format!("the run ended with code {code}, not {}", wanted.code())),
+    }
 }
 
 /// An error that every rank has.
@@ -153,10 +162,10 @@ pub fn train_on_groups<B: Backend>(
     let own = groups.iter().position(|group| group.contains(&lab.rank()));
     let comm = (lab.split)(own.unwrap_or(groups.len()), lab.rank())?;
     let came_to = match own {
-        Some(g) => Some(train_on(lab, &comm, deck(g)?, Start::Scratch, None)?.and_then(|trained| match trained.exit {
-            0 => Ok(trained),
-            code => Err(format!("the run ended with code {code}")),
-        })),
+        Some(g) => Some(
+            train_on(lab, &comm, deck(g)?, Start::Scratch, None)?
+                .and_then(|trained| ended_with(&trained, Exit::Finished).map(|()| trained)),
+        ),
         None => None,
     };
     // One of each group speaks for it.

@@ -14,7 +14,7 @@ use std::path::Path;
 pub type Facts = BTreeMap<String, String>;
 
 /// Facts that may differ between ranks without a word.
-const OWN: [&str; 2] = ["host", "cores"];
+const OWN: [&str; 4] = ["host", "cores", "clock now", "device bus id"];
 /// Facts without which no two ranks compute the same bits: a difference is no matter of taste.
 const BINDING: [&str; 4] = ["zero3", "program", "deck", "instruction_set"];
 
@@ -60,10 +60,14 @@ pub fn odd_ones_out(ranks: &[Facts]) -> Vec<Odd> {
 /// What this rank says; `own` is what its launcher knows.
 pub fn facts<B: Backend>(lab: &Lab<'_, B>, own: &Facts) -> Facts {
     let mut facts = own.clone();
-    let mut say = |name: &str, value: Option<String>| _ = value.map(|v| facts.insert(name.into(), v));
+    // What the system does not say is said to be so: two ranks of which one says nothing are not alike.
+    let mut say = |name: &str, value: Option<String>| {
+        _ = facts.insert(name.into(), value.unwrap_or("not said by the system".into()));
+    };
     say("host", Some(lab.hosts[lab.rank()].clone()));
     say("deck", Some(format!("{:016x}", lab.deck.digest())));
     say("device", Some(lab.device.describe()));
+    lab.device.facts().into_iter().for_each(|(name, value)| say(name, Some(value)));
     let file = |path: &str| std::fs::read_to_string(path).ok();
     say("kernel", file("/proc/sys/kernel/osrelease").map(|s| s.trim().into()));
     // To the GiB: what firmware keeps back differs by a little from node to node.
@@ -84,6 +88,13 @@ pub fn facts<B: Backend>(lab: &Lab<'_, B>, own: &Facts) -> Facts {
     say(
         "highest clock",
         file("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq").map(|s| format!("{} kHz", s.trim())),
+    );
+    say(
+        "clock now",
+        file("/proc/cpuinfo").and_then(|s| {
+            let line = s.lines().find(|line| line.starts_with("cpu MHz"))?;
+            Some(format!("{} MHz", line.split(':').nth(1)?.trim()))
+        }),
     );
     let mounts = file("/proc/self/mounts").unwrap_or_default();
     say("file system of run.dir", file_system(&mounts, Path::new(&lab.deck.run.dir)));

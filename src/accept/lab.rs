@@ -3,22 +3,50 @@
 //! What several sections ask of a [`Device`] or of the reference model stands here once.
 
 use super::baseline::Baseline;
-use super::metric::Metric;
+use super::deadline::OwnWork;
+use super::metric::{Metric, Source, Status};
 use crate::backend::agree::all_or_none;
 use crate::backend::memory::Memory;
 use crate::backend::{Backend, Buf, Comm, Device, Queue, View};
 use crate::config::acceptance::Deck;
 use crate::config::{self, Limit};
 use crate::dtype::DType;
-use crate::error::{Exit, Result};
+use crate::error::{Error, Exit, Result};
 use crate::model::Model;
 use crate::params::ModelSpec;
 use crate::plan::memory::{Slot, lay_in_a_row};
 use crate::telemetry::MemKind;
 use crate::test_hooks;
+use crate::train::node_memory::NodeMemory;
 use half::bf16;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
+
+/// The figure that each limit of the deck is about.
+const LIMITED: [(&str, &str); 22] = [
+    ("device.gemm_f32.slowest", "gemm_f32_gflops"),
+    ("device.gemm_bf16.slowest", "gemm_bf16_gflops"),
+    ("device.memory.slowest", "memory_gb_per_s"),
+    ("collectives.all_gather.busbw", "all_gather_busbw"),
+    ("collectives.reduce_scatter.busbw", "reduce_scatter_busbw"),
+    ("collectives.library_reduce_scatter.busbw", "library_reduce_scatter_busbw"),
+    ("collectives.all_reduce.busbw", "all_reduce_busbw"),
+    ("collectives.broadcast.busbw", "broadcast_busbw"),
+    ("collectives.point_to_point.busbw", "point_to_point_busbw"),
+    ("collectives.latency_us", "latency_us"),
+    ("collectives.overlap", "overlap"),
+    ("storage.write", "write_gb_per_s"),
+    ("storage.read", "read_gb_per_s"),
+    ("storage.metadata", "metadata_per_s"),
+    ("training.tokens_per_s", "tokens_per_s"),
+    ("training.mfu", "mfu"),
+    ("training.step_p99", "step_p99_ms"),
+    ("training.exposed_comm", "exposed_comm"),
+    ("training.losses", "loss"),
+    ("scaling.strong_efficiency", "strong_efficiency"),
+    ("scaling.weak_efficiency", "weak_efficiency"),
+    ("elasticity.goodput", "goodput"),
+];
 
 /// Makes a group of the ranks with the same colour, ordered by key. Collective over the whole job.
 pub type Split<'a, C> = dyn Fn(usize, usize) -> Result<C> + 'a;
@@ -45,6 +73,8 @@ pub struct Lab<'a, B: Backend> {
     pub started: Instant,
     /// Ends the job on every rank.
     pub abort: fn(Exit),
+    /// Whether this rank is at work of its own.
+    pub own_work: OwnWork,
 }
 
 impl<B: Backend> Lab<'_, B> {
@@ -63,16 +93,22 @@ impl<B: Backend> Lab<'_, B> {
         format!("rank {rank} on {}", self.hosts[rank])
     }
 
-    /// A figure held against the deck's limit `limits.<key>`.
-    pub fn judged(&self, name: &str, key: &str, value: f64, unit: &str, theory: Option<f64>) -> Metric {
-        Metric::info(name, value, unit).judged(&self.limit(key), self.baseline.value(name), theory)
+    /// A figure held against its limit in the deck, one of [`LIMITED`].
+    pub fn judged(&self, name: &str, value: f64, unit: &str, theory: Option<f64>) -> Metric {
+        let (_, key) =
+            LIMITED.iter().find(|(figure, _)| *figure == name).unwrap_or_else(|| panic!("{name} has no limit"));
+        let judged = Metric::info(name, value, unit).judged(&limit(self.deck, key), self.baseline.value(name), theory);
+        match judged.source {
+            Some(Source::Baseline) if self.baseline.is_of_other_than(self.n()) => {
+                judged.because(format!("the baseline is of {} ranks", self.baseline.n_ranks))
+            }
+            _ => judged,
+        }
     }
 
-    /// The deck's limit of that name.
-    fn limit(&self, key: &str) -> Limit {
-        let limits = toml::Value::try_from(&self.deck.limits).expect("a section is a table");
-        let text = limits.get(key).and_then(|v| v.as_str()).unwrap_or_else(|| panic!("no limit {key}"));
-        text.parse().expect("the deck was checked")
+    /// What `stage` has found, with a failure for each figure that the deck has a reference for and that was not measured.
+    pub fn with_missing(&self, stage: &str, metrics: Vec<Metric>) -> Vec<Metric> {
+        with_missing(self.deck, stage, metrics)
     }
 
     /// The training deck of the reference run, for what needs its sizes alone: its paths lead nowhere.
@@ -92,7 +128,33 @@ impl<B: Backend> Lab<'_, B> {
 
     /// Buffers of these sizes in elements, in memory that collectives work on. Collective.
     pub fn buffers(&self, sizes: &[(usize, DType)]) -> Result<Vec<Buf>> {
-        buffers::<B>(self.device, self.comm, sizes)
+        self.buffers_of(self.comm, sizes)
+    }
+
+    /// The same for the ranks of `comm`. Collective over them.
+    ///
+    /// # Errors
+    /// For all alike: the memory of a node, or of a device, does not hold them.
+    pub fn buffers_of(&self, comm: &B::Comm, sizes: &[(usize, DType)]) -> Result<Vec<Buf>> {
+        all_or_none(comm, self.check_room(sizes.iter().map(|(numel, dtype)| (numel * dtype.bytes()) as u64).sum()))?;
+        buffers::<B>(self.device, comm, sizes)
+    }
+
+    /// The system hands out memory on credit and ends a job that takes more than there is. Devices with memory of their own refuse.
+    fn check_room(&self, bytes: u64) -> Result<()> {
+        let Some(node) = NodeMemory::here().filter(|_| self.device.free_bytes().is_none()) else { return Ok(()) };
+        let host = &self.hosts[self.rank()];
+        let n_here = self.hosts.iter().filter(|h| *h == host).count() as u64;
+        // Numbers are made and checked in copies.
+        let needed = bytes.saturating_mul(2 * n_here);
+        if needed <= node.available_bytes {
+            return Ok(());
+        }
+        Err(Error::Input(format!(
+            "buffers and their copies take {needed} bytes on {host} ({n_here} ranks), which has {} free: lower device.gemm_n, \
+             device.memory_bytes, collectives.max_bytes or the reference model, or start fewer ranks on a node",
+            node.available_bytes
+        )))
     }
 
     /// Puts f32 or bf16 numbers into a buffer: `value(i)` must be exact in its type.
@@ -120,21 +182,25 @@ impl<B: Backend> Lab<'_, B> {
         self.device.when(&self.device.mark(Queue::Compute)).map(|_| ())
     }
 
-    /// Median time of calls of `work`, made for `seconds` and at least three times, after one that is not timed.
-    pub fn median_time(&self, seconds: f64, mut work: impl FnMut()) -> Result<Duration> {
+    /// Mean time of calls of `work`, made for `seconds` and at least three times, after one that is not timed. The mean, because what
+    /// others take of a rank's core falls between most of its short calls: their median would not see it.
+    pub fn mean_time(&self, seconds: f64, work: impl FnMut()) -> Result<Duration> {
+        self.own_work.run(|| self.mean_of_calls(seconds, work))
+    }
+
+    fn mean_of_calls(&self, seconds: f64, mut work: impl FnMut()) -> Result<Duration> {
         work();
         self.settle()?;
         let began = Instant::now();
-        let mut times = Vec::new();
-        while times.len() < 3 || began.elapsed().as_secs_f64() < seconds {
+        let mut n_calls = 0;
+        while n_calls < 3 || began.elapsed().as_secs_f64() < seconds {
             let started = Instant::now();
             work();
             self.settle()?;
             test_hooks::drag(started.elapsed());
-            times.push(started.elapsed());
+            n_calls += 1;
         }
-        times.sort_unstable();
-        Ok(times[times.len() / 2])
+        Ok(began.elapsed() / n_calls)
     }
 }
 
@@ -153,4 +219,70 @@ pub fn buffers<B: Backend>(device: &B::Device, comm: &B::Comm, sizes: &[(usize, 
     // Pages are there before anything is timed.
     bufs.iter_mut().for_each(|buf| device.fill_bytes(buf.view_mut(), 0));
     Ok(bufs)
+}
+
+/// A deck's limit of that name.
+fn limit(deck: &Deck, key: &str) -> Limit {
+    let limits = toml::Value::try_from(&deck.limits).expect("a section is a table");
+    let text = limits.get(key).and_then(|v| v.as_str()).unwrap_or_else(|| panic!("no limit {key}"));
+    text.parse().expect("the deck was checked")
+}
+
+/// [`Lab::with_missing`] of a deck.
+fn with_missing(deck: &Deck, stage: &str, mut metrics: Vec<Metric>) -> Vec<Metric> {
+    for (name, key) in LIMITED.iter().filter(|(name, _)| name.split('.').next() == Some(stage)) {
+        let limit = limit(deck, key);
+        let own = metrics.iter().position(|m| m.name == *name);
+        let is_measured = own.is_some_and(|i| metrics[i].status != Status::Skipped);
+        if limit.reference.is_none() || is_measured {
+            continue;
+        }
+        // A section that could measure nothing has one line that says why, by its own name.
+        let why = own.or_else(|| metrics.iter().position(|m| m.name == stage)).map(|i| metrics[i].reason.clone());
+        let missing = Metric {
+            reference: limit.reference,
+            low: limit.low,
+            high: limit.high,
+            source: Some(Source::Deck),
+            status: Status::Fail,
+            ..Metric::skipped(name, format!("limits.{key} has a reference, and there is no figure"))
+        };
+        let missing = missing.because(why.unwrap_or_default());
+        match own {
+            Some(i) => metrics[i] = missing,
+            None => metrics.push(missing),
+        }
+    }
+    metrics
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn deck(limits: &str) -> Deck {
+        Deck::parse(&format!("run.dir = \"r\"\n{limits}"), &[], "test.toml").unwrap()
+    }
+
+    #[test]
+    fn every_limit_of_the_deck_is_about_one_figure() {
+        let limits = toml::Table::try_from(&deck("").limits).unwrap();
+        let mut about: Vec<&str> = LIMITED.iter().map(|(_, key)| *key).collect();
+        about.sort_unstable();
+        let mut keys: Vec<&str> = limits.keys().map(String::as_str).collect();
+        keys.sort_unstable();
+        assert_eq!(about, keys);
+    }
+
+    #[test]
+    fn a_reference_without_a_figure_fails_and_says_why_there_is_none() {
+        let deck = deck("limits.weak_efficiency = \"0.9 -10%\"\nlimits.overlap = \"0.5 -10%\"");
+        let found = with_missing(&deck, "scaling", vec![Metric::skipped("scaling", "one rank")]);
+        let missing = found.iter().find(|m| m.name == "scaling.weak_efficiency").unwrap();
+        assert_eq!((missing.status, missing.reference, missing.value), (Status::Fail, Some(0.9), None));
+        assert!(missing.reason.starts_with("one rank; limits.weak_efficiency has a reference"), "{missing:?}");
+        assert_eq!(found.len(), 2, "no other figure has a reference: {found:?}");
+        let measured = vec![Metric::info("collectives.overlap", 0.5, "")];
+        assert_eq!(with_missing(&deck, "collectives", measured.clone()), measured);
+    }
 }

@@ -127,6 +127,14 @@ impl Metric {
         }
     }
 
+    /// What it was held against, in words: `deck 40 -10%`.
+    pub fn held_against(&self) -> Option<String> {
+        let reference = self.reference?;
+        let percent = |sign: &str, x: Option<f64>| x.map_or(String::new(), |x| format!(" {sign}{}%", show(100.0 * x)));
+        let source = self.source.map_or("", Source::name);
+        Some(format!("{source} {}{}{}", show(reference), percent("-", self.low), percent("+", self.high)))
+    }
+
     /// With words about how it came to be, before those of its verdict.
     pub fn because(mut self, words: impl Into<String>) -> Self {
         let words = words.into();

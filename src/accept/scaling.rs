@@ -63,7 +63,7 @@ pub fn run<B: Backend>(lab: &Lab<'_, B>, work: &Path, reference: &Reference) -> 
         let last = of_mode().next_back().expect("n ranks ran");
         let all: Vec<String> = of_mode().map(|p| format!("{:.0} tokens/s on {}", p.tokens_per_s, p.n_ranks)).collect();
         let name = format!("scaling.{mode}_efficiency");
-        lab.judged(&name, &format!("{mode}_efficiency"), last.efficiency, "", Some(1.0)).because(all.join(", "))
+        lab.judged(&name, last.efficiency, "", Some(1.0)).because(all.join(", "))
     };
     Ok((vec![metric("strong"), metric("weak")], points))
 }

@@ -2,15 +2,27 @@
 //! the rate of small operations.
 
 use super::lab::Lab;
-use super::metric::Metric;
+use super::metric::{Metric, show};
 use crate::backend::agree::decided_by_rank_0;
 use crate::backend::{Backend, Comm};
 use crate::error::{Error, Result};
 use crate::test_hooks::write_point;
+use serde::Serialize;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
+
+/// One rank's share of it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Point {
+    /// Rank.
+    pub rank: usize,
+    /// Its write, open to the end of fsync, GB/s.
+    pub write_gb_per_s: f64,
+    /// Its read of the next rank's file, GB/s.
+    pub read_gb_per_s: f64,
+}
 
 /// What goes to the file at once, as a checkpoint's slices do.
 const CHUNK_BYTES: usize = 8 << 20;
@@ -85,7 +97,7 @@ fn timed<B: Backend, T>(
 ) -> Result<Timed<T>> {
     lab.comm.barrier()?;
     let started = Instant::now();
-    let done = work();
+    let done = lab.own_work.run(work);
     let seconds = started.elapsed().as_secs_f64();
     let own = done
         .as_ref()
@@ -99,43 +111,39 @@ fn timed<B: Backend, T>(
 }
 
 /// The section. Collective.
-pub fn run<B: Backend>(lab: &Lab<'_, B>, dir: &Path) -> Result<Vec<Metric>> {
+pub fn run<B: Backend>(lab: &Lab<'_, B>, dir: &Path) -> Result<(Vec<Metric>, Vec<Point>)> {
     let dir = &dir.join("storage");
     decided_by_rank_0(lab.comm, || std::fs::create_dir_all(dir).map_err(|e| Error::io("mkdir", dir, &e)))?;
-    let metrics = measure(lab, dir);
+    let found = measure(lab, dir);
     lab.comm.barrier()?;
     if lab.rank() == 0 {
         std::fs::remove_dir_all(dir).ok();
     }
-    metrics
+    found
 }
 
-fn measure<B: Backend>(lab: &Lab<'_, B>, dir: &Path) -> Result<Vec<Metric>> {
+fn measure<B: Backend>(lab: &Lab<'_, B>, dir: &Path) -> Result<(Vec<Metric>, Vec<Point>)> {
     let (rank, n) = (lab.rank(), lab.n());
     let bytes = match lab.deck.storage.bytes_per_rank {
         0 => share_of_reference(lab)?,
         bytes => bytes,
     };
-    let failed = |names: &[&str], why: &[String]| -> Vec<Metric> {
+    let failed = |names: &[&str], why: &[String]| {
         let mut metrics = vec![Metric::exactly("storage.n_failed_ranks", why.len() as f64, 0.0, "", why.join("; "))];
         metrics.extend(names.iter().map(|name| Metric::skipped(name, "the file system failed before")));
-        metrics
+        (metrics, Vec::new())
     };
-    let rates = |seconds: &[f64]| {
-        let slowest = seconds.iter().fold(0.0, |a: f64, &b| a.max(b));
-        let of_rank = seconds.iter().map(|s| bytes as f64 / s / 1e9).fold(f64::INFINITY, f64::min);
-        ((n as f64 * bytes as f64) / slowest / 1e9, of_rank)
-    };
+    let rates = |seconds: Vec<f64>| seconds.iter().map(|s| bytes as f64 / s / 1e9).collect::<Vec<f64>>();
     let names = ["storage.write", "storage.read", "storage.metadata"];
     let (written, _) = timed(lab, "write", dir, || write(dir, rank, bytes))?;
     let written = match written {
-        Ok(seconds) => rates(&seconds),
+        Ok(seconds) => rates(seconds),
         Err(why) => return Ok(failed(&names, &why)),
     };
     let from = (rank + 1) % n;
     let (read_back, wrong) = timed(lab, "read", dir, || read(dir, from, bytes))?;
     let read_back = match read_back {
-        Ok(seconds) => rates(&seconds),
+        Ok(seconds) => rates(seconds),
         Err(why) => return Ok(failed(&names[1..], &why)),
     };
     let wrong = lab.gather(wrong.unwrap_or(0) as f64)?;
@@ -149,18 +157,29 @@ fn measure<B: Backend>(lab: &Lab<'_, B>, dir: &Path) -> Result<Vec<Metric>> {
         Ok(seconds) => seconds,
         Err(why) => return Ok(failed(&names[2..], &why)),
     };
-    let slowest = small.iter().fold(0.0, |a: f64, &b| a.max(b));
-    let cached = "written just before: part may come from the node's page cache";
-    let each = format!("{bytes} bytes of each rank, with fsync; slowest rank {:.3} GB/s", written.1);
+    let longest_s = small.iter().fold(0.0, |a: f64, &b| a.max(b));
+    // All are through when the slowest is.
+    let slowest = |rates: &[f64]| (0..n).min_by(|&a, &b| rates[a].total_cmp(&rates[b])).expect("a job has ranks");
+    let total = |rates: &[f64]| n as f64 * rates[slowest(rates)];
+    let words = |rates: &[f64]| {
+        let r = slowest(rates);
+        format!("slowest: {}, {} GB/s", lab.name(r), show(rates[r]))
+    };
     let whose = if n == 1 { "its own file" } else { "another rank's file" };
-    Ok(vec![
+    let metrics = vec![
         Metric::exactly("storage.n_failed_ranks", 0.0, 0.0, "", ""),
-        lab.judged("storage.write", "write_gb_per_s", written.0, "GB/s", None).because(each),
-        lab.judged("storage.read", "read_gb_per_s", read_back.0, "GB/s", None)
-            .because(format!("each rank {whose}; {cached}")),
+        lab.judged("storage.write", total(&written), "GB/s", None)
+            .because(format!("{bytes} bytes of each rank, with fsync; {}", words(&written))),
+        lab.judged("storage.read", total(&read_back), "GB/s", None).because(format!(
+            "each rank {whose}, written just before: part may come from the node's page cache; {}",
+            words(&read_back)
+        )),
         Metric::exactly("storage.n_wrong", wrong.iter().sum(), 0.0, "bytes", blame.join("; ")),
-        lab.judged("storage.metadata", "metadata_per_s", (3 * n * n_files) as f64 / slowest, "1/s", None),
-    ])
+        lab.judged("storage.metadata", (3 * n * n_files) as f64 / longest_s, "1/s", None),
+    ];
+    let points = written.into_iter().zip(read_back).enumerate();
+    let points = points.map(|(rank, (write_gb_per_s, read_gb_per_s))| Point { rank, write_gb_per_s, read_gb_per_s });
+    Ok((metrics, points.collect()))
 }
 
 /// Bytes of a rank's weights and moments of the reference model.

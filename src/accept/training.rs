@@ -74,18 +74,18 @@ fn speed<B: Backend>(lab: &Lab<'_, B>, deck: &crate::config::Deck, trained: &Tra
         0.0 => Metric::skipped("training.mfu", "run.peak_gflops is not set"),
         peak => {
             let mfu = tokens_per_s * flops / (peak * 1e9 * lab.n() as f64);
-            lab.judged("training.mfu", "mfu", mfu, "", None)
+            lab.judged("training.mfu", mfu, "", None)
         }
     };
     vec![
-        lab.judged("training.tokens_per_s", "tokens_per_s", tokens_per_s, "tokens/s", None)
+        lab.judged("training.tokens_per_s", tokens_per_s, "tokens/s", None)
             .because(format!("median of {n_steps} steps")),
         mfu,
         Metric::info("training.gflops_per_rank", tokens_per_s * flops / lab.n() as f64 / 1e9, "GFLOP/s"),
         Metric::info("training.step_p50", step(0.5), "ms"),
         Metric::info("training.step_p95", step(0.95), "ms"),
-        lab.judged("training.step_p99", "step_p99_ms", step(0.99), "ms", None),
-        lab.judged("training.exposed_comm", "exposed_comm", exposed, "", None),
+        lab.judged("training.step_p99", step(0.99), "ms", None),
+        lab.judged("training.exposed_comm", exposed, "", None),
     ]
 }
 
@@ -137,7 +137,7 @@ fn against_answer<B: Backend>(lab: &Lab<'_, B>, trained: &Trained, known: Option
                 "loss of the last step; the answer was computed on another kind of processor, {}",
                 answer.computed_on
             );
-            let mut metric = lab.judged(name, "loss", own.unwrap_or(f64::NAN), "nats", wanted).because(words);
+            let mut metric = lab.judged(name, own.unwrap_or(f64::NAN), "nats", wanted).because(words);
             metric.correctness = true;
             metric
         }
@@ -160,7 +160,8 @@ fn on_subsets<B: Backend>(
         return Ok(Metric::skipped(name, "one rank has no subsets"));
     }
     let mut round = 0;
-    let finding = bisect::find(lab.n(), trained.digest(), known, |groups| {
+    let n_micro_batches = lab.deck.training.global_batch_size / lab.deck.training.micro_batch_size;
+    let finding = bisect::find(lab.n(), n_micro_batches, trained.digest(), known, |groups| {
         round += 1;
         let dir = |g: usize| work.join(format!("subset_{round}_{g}")).display().to_string();
         let trained = train_on_groups(lab, groups, |g| lab.deck.reference(tokens, &dir(g), lab.deck.training.steps))?;
@@ -180,7 +181,9 @@ fn on_subsets<B: Backend>(
             (ranks.len(), format!("silent data corruption that comes and goes, among {}", names(ranks)))
         }
         Finding::Undecided => {
-            (1, "subsets of the ranks come to different bits, and no two agree on the right ones: store an answer (--record-answers)".into())
+            let who = if lab.n() == 2 { names(&[0, 1]) } else { "subsets of the ranks".into() };
+            let remedy = "store an answer of a machine that you trust (--record-answers), or add a rank";
+            (1, format!("{who} come to different bits, and no two agree on the right ones: {remedy}"))
         }
     };
     let metric = Metric::exactly(name, n_bad as f64, 0.0, "", blame);

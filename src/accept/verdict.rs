@@ -16,6 +16,8 @@ pub enum Ending {
     Skipped,
     /// It began and could not go on.
     Failed,
+    /// It had begun when this was written: the job is in it, or has ended there.
+    UnderWay,
 }
 
 /// One section and what it found.
@@ -36,6 +38,12 @@ pub struct Section {
 }
 
 impl Section {
+    /// One that begins now, so many seconds after the start of the job.
+    pub fn begun(name: &str, began_s: f64) -> Self {
+        let reason = format!("it began {began_s:.0} s after the start, and the job is in it or has ended there");
+        Section { name: name.into(), ending: Ending::UnderWay, reason, began_s, took_s: 0.0, metrics: Vec::new() }
+    }
+
     /// Its results are right, whatever their speed: what depends on it may run.
     pub fn is_sound(&self) -> bool {
         self.ending == Ending::Completed && !self.metrics.iter().any(|m| m.correctness && m.status == Status::Fail)
@@ -83,10 +91,15 @@ impl Verdict {
             reasons.push("nothing was measured".to_string());
         }
         for section in sections {
-            if matches!(section.ending, Ending::Skipped | Ending::Failed) {
+            let lacks = match section.ending {
+                Ending::Completed | Ending::NotAsked => None,
+                Ending::Skipped => Some("did not run"),
+                Ending::Failed => Some("could not go on"),
+                Ending::UnderWay => Some("is not over"),
+            };
+            if let Some(lacks) = lacks {
                 valid = false;
-                let how = if section.ending == Ending::Failed { "could not go on" } else { "did not run" };
-                reasons.push(format!("{} {how}: {}", section.name, section.reason));
+                reasons.push(format!("{} {lacks}: {}", section.name, section.reason));
             }
             for metric in section.metrics.iter().filter(|m| m.status == Status::Fail) {
                 valid &= !metric.correctness;
@@ -143,6 +156,7 @@ mod tests {
                 Exit::Finished,
             ),
             (vec![section("device", Failed, vec![])], "INVALID  NOT ACCEPTED", Exit::NotAccepted),
+            (vec![section("device", UnderWay, vec![])], "INVALID  NOT ACCEPTED", Exit::NotAccepted),
             (vec![], "INVALID  NOT ACCEPTED", Exit::NotAccepted),
         ] {
             let verdict = Verdict::of(&sections);

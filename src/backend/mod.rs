@@ -90,6 +90,10 @@ pub trait Device: Ops {
     fn fill_bytes(&self, dst: ViewMut<'_>, byte: u8);
     /// What the device is, for banners and logs.
     fn describe(&self) -> String;
+    /// What else is to be known of a device that is no processor, by name.
+    fn facts(&self) -> Vec<(&'static str, String)> {
+        Vec::new()
+    }
 }
 
 /// A device and the communicator that goes with it; chosen once in `cli`.

@@ -5,10 +5,11 @@ use super::backend_choice::{self, Chosen};
 use super::launch::{self, Launch};
 use super::on_backend::{Work, on_backend};
 use crate::accept::baseline::Baseline;
+use crate::accept::deadline::OwnWork;
 use crate::accept::{self, Lab, Record, size};
 use crate::backend::agree::{all_or_none, decided_by_rank_0};
 use crate::backend::cuda::probe;
-use crate::backend::{Backend, Comm, Device};
+use crate::backend::{Backend, Comm};
 use crate::config::acceptance::Deck;
 use crate::error::{Exit, Result};
 use crate::telemetry::{logging, signals};
@@ -61,7 +62,6 @@ impl Work for Acceptance<'_> {
             versions.extend(cuda);
             facts.extend(versions.clone());
         }
-        facts.insert("device".into(), device.describe());
         let weakest = size::weakest(comm, &launch.host(), device, threads)?;
         let deck = &size::fitted::<B::Device>(deck, weakest)?;
         let lab: Lab<'_, B> = Lab {
@@ -75,6 +75,7 @@ impl Work for Acceptance<'_> {
             poison: cfg!(debug_assertions),
             started,
             abort: launch::abort_job,
+            own_work: OwnWork::default(),
         };
         accept::run(&lab, &facts, &record)
     }

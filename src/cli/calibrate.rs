@@ -4,6 +4,7 @@ use super::args::PlanArgs;
 use super::launch::{self, Launch};
 use crate::accept::Lab;
 use crate::accept::baseline::Baseline;
+use crate::accept::deadline::OwnWork;
 use crate::backend::Comm;
 use crate::backend::agree::all_or_none;
 use crate::backend::cpu::{Cpu, CpuDevice};
@@ -49,6 +50,7 @@ pub(super) fn run(launch: &Launch, args: &PlanArgs, started: Instant) -> Result<
         poison: false,
         started,
         abort: launch::abort_job,
+        own_work: OwnWork::default(),
     };
     let text = calibrate::run(&lab, machine, args.rounds, &args.out)?;
     if launch.rank() == 0 {

@@ -6,6 +6,7 @@
 use super::resolve::Resolver;
 use super::*;
 use crate::error::Fault;
+use crate::telemetry::time_limit::parse_seconds;
 
 /// Sections of an acceptance, in the order they run.
 pub const STAGES: [&str; 7] = ["inventory", "device", "collectives", "storage", "training", "scaling", "elasticity"];
@@ -104,10 +105,10 @@ deck! {
     /// Saving, restoring on fewer ranks, stopping, and a soak.
     elasticity: ElasticitySection {
         soak_minutes: f64 = (default "0"), float(0.0, 1e6),
-            "Minutes of training without a pause, for goodput and stragglers; 0 = no soak.";
+            "Minutes of training without a pause, for goodput and stragglers, at most half of `run.time_limit`; 0 = no soak.";
     }
 
-    /// What figures are held against: `REFERENCE -LOW% +HIGH%`. Without a reference, a baseline's figure or theory's is it; where there is neither, or nothing is written, the figure is for information.
+    /// What figures are held against: `REFERENCE -LOW% +HIGH%`. Without a reference, a baseline's figure or theory's is it; where there is neither, or nothing is written, the figure is for information. With one, a figure that a section of this deck could not measure fails.
     limits: LimitsSection {
         gemm_f32_gflops: String = (default "-15%"), Kind::Limit, "f32 GEMM of the slowest rank, GFLOP/s.";
         gemm_bf16_gflops: String = (default "-15%"), Kind::Limit, "bf16 GEMM of the slowest rank, GFLOP/s.";
@@ -117,6 +118,7 @@ deck! {
         library_reduce_scatter_busbw: String = (default ""), Kind::Limit, "The library's ReduceScatter, likewise.";
         all_reduce_busbw: String = (default "-20%"), Kind::Limit, "AllReduce, likewise.";
         broadcast_busbw: String = (default "-20%"), Kind::Limit, "Broadcast, likewise.";
+        point_to_point_busbw: String = (default "-20%"), Kind::Limit, "Messages between pairs of ranks, all pairs at once, likewise.";
         latency_us: String = (default "+50%"), Kind::Limit, "Half a round trip of 8 bytes over the slowest link, microseconds.";
         overlap: String = (default ""), Kind::Limit, "Share of an AllGather that hides behind compute (theory: 1).";
         write_gb_per_s: String = (default "-30%"), Kind::Limit, "Checkpoint-shaped write with fsync, all ranks together, GB/s.";
@@ -164,11 +166,16 @@ impl Deck {
     /// As [`super::Deck::parse`].
     pub fn parse(text: &str, overrides: &[(String, String)], origin: &str) -> Result<Deck> {
         let mut resolver = Resolver::read(&TABLE, text, overrides, origin)?;
-        if let Some(sections) = resolver.choice::<String>("run.sections")
-            && let Err(unknown) = stages(&sections)
-        {
-            resolver
-                .refuse("run.sections", format!("\"all\" or some of {}; there is no `{unknown}`", STAGES.join(",")));
+        match resolver.choice::<String>("run.sections").map(|sections| stages(&sections)) {
+            Some(Err(unknown)) => resolver
+                .refuse("run.sections", format!("\"all\" or some of {}; there is no `{unknown}`", STAGES.join(","))),
+            Some(Ok(stages)) if !stages.contains(&"training") => {
+                if let Some(stage) = stages.iter().find(|stage| ["scaling", "elasticity"].contains(*stage)) {
+                    let wants = format!("training too: {stage} goes on from its reference run");
+                    resolver.refuse("run.sections", wants);
+                }
+            }
+            _ => {}
         }
         let sizes = ["training.n_layer", "training.n_head", "training.d_model"];
         let is_zero = |name: &&&str| resolver.choice::<usize>(name) == Some(0);
@@ -178,6 +185,7 @@ impl Deck {
             let missing: Vec<&'static str> = sizes.iter().filter(is_zero).copied().collect();
             missing.into_iter().for_each(|name| resolver.refuse(name, wants.into()));
         }
+        refuse_what_cannot_be(&mut resolver);
         let deck: Deck = resolver.finish()?;
         // The reference model and its training are checked by the deck that they become; where the devices are to say how large it
         // is, all else is.
@@ -237,6 +245,27 @@ impl Deck {
     }
 }
 
+/// What a deck asks for and can never have is refused before hours are spent on the rest.
+fn refuse_what_cannot_be(resolver: &mut Resolver) {
+    let soak_minutes = resolver.choice::<f64>("elasticity.soak_minutes");
+    let limit_s = resolver.choice::<String>("run.time_limit").and_then(|text| parse_seconds(&text));
+    if let (Some(soak_minutes), Some(limit_s)) = (soak_minutes, limit_s)
+        && limit_s > 0.0
+        && soak_minutes * 60.0 > limit_s / 2.0
+    {
+        // A soak may begin just before the limit, and what is under way half as long after it ends the job.
+        let wants = format!("at most half of run.time_limit, which is {:.1} minutes", limit_s / 60.0);
+        resolver.refuse("elasticity.soak_minutes", wants);
+    }
+    for (limit, source) in [("limits.mfu", "run.peak_gflops"), ("limits.goodput", "elasticity.soak_minutes")] {
+        let limit_of_deck = resolver.choice::<String>(limit).and_then(|text| text.parse::<Limit>().ok());
+        let has_reference = limit_of_deck.is_some_and(|limit| limit.reference.is_some());
+        if has_reference && resolver.choice::<f64>(source) == Some(0.0) {
+            resolver.refuse(limit, format!("no reference while {source} = 0: there is no such figure then"));
+        }
+    }
+}
+
 fn quoted(text: &str) -> String {
     key::render(&toml::Value::String(text.into()))
 }
@@ -287,8 +316,15 @@ mod tests {
             ("training.n_layer = 2", "training.d_model = 0: above 0, or 0 for all of n_layer, n_head and d_model"),
             ("training.global_batch_size = 33", "a multiple of training.micro_batch_size"),
             ("run.sections = \"device,training,stroage\"", "there is no `stroage`"),
+            ("run.sections = \"device,scaling\"", "training too: scaling goes on from its reference run"),
             ("limits.mfu = \"0.4\"", "a reference and how far"),
             ("limits.mfo = \"0.4 -1%\"", "did you mean limits.mfu"),
+            ("limits.mfu = \"0.4 -1%\"", "limits.mfu = \"0.4 -1%\": no reference while run.peak_gflops = 0"),
+            (
+                "limits.goodput = \"0.9 -1%\"",
+                "limits.goodput = \"0.9 -1%\": no reference while elasticity.soak_minutes = 0",
+            ),
+            ("elasticity.soak_minutes = 31", ": at most half of run.time_limit, which is 60.0 minutes"),
             ("train.steps = 3", "did you mean"),
         ] {
             let said = parse(&format!("run.dir = \"r\"\n{line}")).unwrap_err().to_string();

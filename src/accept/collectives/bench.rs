@@ -1,7 +1,9 @@
 //! One collective of one size: its buffers, a call, a check of every value, and the timed calls.
 
-use crate::accept::lab::{Lab, buffers};
+use super::pairs::across;
+use crate::accept::lab::Lab;
 use crate::backend::comm::{Pending, ReduceScatter};
+use crate::backend::library::ping_pong;
 use crate::backend::{Backend, Buf, Comm, Device, Queue};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -26,11 +28,14 @@ pub enum Op {
     AllReduce,
     /// The library's, from rank 0.
     Broadcast,
+    /// A message there and back between the ranks of each pair, all pairs at once ([`across`]); half of the time counts.
+    PointToPoint,
 }
 
 impl Op {
     /// In the order they run.
-    pub const ALL: [Op; 5] = [Op::AllGather, Op::ReduceScatter, Op::LibraryReduceScatter, Op::AllReduce, Op::Broadcast];
+    pub const ALL: [Op; 6] =
+        [Op::AllGather, Op::ReduceScatter, Op::LibraryReduceScatter, Op::AllReduce, Op::Broadcast, Op::PointToPoint];
 
     /// As metrics have it.
     pub fn name(self) -> &'static str {
@@ -40,6 +45,7 @@ impl Op {
             Op::LibraryReduceScatter => "library_reduce_scatter",
             Op::AllReduce => "all_reduce",
             Op::Broadcast => "broadcast",
+            Op::PointToPoint => "point_to_point",
         }
     }
 
@@ -49,8 +55,21 @@ impl Op {
         match self {
             Op::AllGather | Op::ReduceScatter | Op::LibraryReduceScatter => share,
             Op::AllReduce => 2.0 * share,
-            Op::Broadcast => 1.0,
+            Op::Broadcast | Op::PointToPoint => 1.0,
         }
+    }
+
+    /// Size of the whole vector in parts of one rank's, on `n` ranks.
+    fn n_parts(self, n: usize) -> usize {
+        match self {
+            Op::AllGather | Op::ReduceScatter | Op::LibraryReduceScatter => n,
+            Op::AllReduce | Op::Broadcast | Op::PointToPoint => 1,
+        }
+    }
+
+    /// Share of a timed call that one transfer takes.
+    fn share_of_call(self) -> f64 {
+        if self == Op::PointToPoint { 0.5 } else { 1.0 }
     }
 }
 
@@ -100,21 +119,14 @@ impl Bench {
     /// Buffers for `bytes`, as nccl-tests counts them, on `comm`. Collective.
     pub fn new<B: Backend>(lab: &Lab<'_, B>, comm: &B::Comm, op: Op, bytes: u64) -> Result<Self> {
         let n = comm.size();
-        let (part, inp, out, staging) = match op {
-            Op::AllGather => {
-                let part = (bytes as usize / 4 / n).max(1);
-                (part, part, part * n, 0)
-            }
-            Op::ReduceScatter | Op::LibraryReduceScatter => {
-                let part = (bytes as usize / 4 / n).max(1);
-                (part, part * n, part, if op == Op::ReduceScatter { part * (n - 1) } else { 0 })
-            }
-            Op::AllReduce | Op::Broadcast => {
-                let part = (bytes as usize / 4).max(1);
-                (part, part, part, 0)
-            }
+        let part = (bytes as usize / 4 / op.n_parts(n)).max(1);
+        let (inp, out, staging) = match op {
+            Op::AllGather => (part, part * n, 0),
+            Op::ReduceScatter => (part * n, part, part * (n - 1)),
+            Op::LibraryReduceScatter => (part * n, part, 0),
+            Op::AllReduce | Op::Broadcast | Op::PointToPoint => (part, part, 0),
         };
-        let mut bufs = buffers::<B>(lab.device, comm, &[(inp, DType::F32), (out, DType::F32), (staging, DType::F32)])?;
+        let mut bufs = lab.buffers_of(comm, &[(inp, DType::F32), (out, DType::F32), (staging, DType::F32)])?;
         let staging = bufs.pop().filter(|_| staging > 0);
         let out = bufs.pop();
         let mut inp = bufs.pop().expect("three were made");
@@ -124,8 +136,7 @@ impl Bench {
 
     /// Bytes as nccl-tests counts them.
     fn bytes(&self, n: usize) -> u64 {
-        let parts = if matches!(self.op, Op::AllReduce | Op::Broadcast) { 1 } else { n };
-        (self.part * parts * 4) as u64
+        (self.part * self.op.n_parts(n) * 4) as u64
     }
 
     /// One call, to its end.
@@ -159,9 +170,11 @@ impl Bench {
             op => {
                 let inp = self.inp.as_mut().expect("at rest");
                 let out = self.out.as_mut().expect("at rest");
-                match op {
-                    Op::AllReduce => library()?.all_reduce(out.view_mut(), inp.view())?,
-                    Op::LibraryReduceScatter => library()?.reduce_scatter(out.view_mut(), inp.view())?,
+                match (op, across(comm.rank(), comm.size())) {
+                    (Op::AllReduce, _) => library()?.all_reduce(out.view_mut(), inp.view())?,
+                    (Op::LibraryReduceScatter, _) => library()?.reduce_scatter(out.view_mut(), inp.view())?,
+                    (Op::PointToPoint, Some(peer)) => ping_pong(library()?, comm.rank(), peer, out, inp)?,
+                    (Op::PointToPoint, None) => {}
                     _ => library()?.broadcast(inp.view_mut(), 0)?,
                 }
             }
@@ -172,6 +185,10 @@ impl Bench {
     /// Fills what a call writes with NaN, calls, and counts what is wrong here.
     fn check<B: Backend>(&mut self, lab: &Lab<'_, B>, comm: &B::Comm) -> Result<u64> {
         let (rank, n) = (comm.rank(), comm.size());
+        let peer = across(rank, n);
+        if self.op == Op::PointToPoint && peer.is_none() {
+            return Ok(0);
+        }
         let written = if self.op == Op::Broadcast { &mut self.inp } else { &mut self.out };
         if self.op != Op::Broadcast || rank != 0 {
             lab.device.fill_bytes(written.as_mut().expect("at rest").view_mut(), 0xff);
@@ -187,6 +204,7 @@ impl Bench {
             Op::ReduceScatter | Op::LibraryReduceScatter => sum(rank * part + e),
             Op::AllReduce => sum(e),
             Op::Broadcast => value(0, e),
+            Op::PointToPoint => value(peer.expect("seen above"), e),
         };
         Ok(got.iter().enumerate().filter(|&(e, x)| *x != wanted(e)).count() as u64)
     }
@@ -213,7 +231,7 @@ pub fn measure<B: Backend>(
         comm.barrier()?;
         let started = Instant::now();
         bench.call(lab, comm)?;
-        own.push(started.elapsed().as_secs_f64() * 1e6);
+        own.push(started.elapsed().as_secs_f64() * 1e6 * op.share_of_call());
     }
     n_wrong += bench.check(lab, comm)?;
     own.push(n_wrong as f64);

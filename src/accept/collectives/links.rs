@@ -2,7 +2,7 @@
 
 use super::pairs::{Link, Outlier, outliers, rounds};
 use crate::accept::lab::Lab;
-use crate::accept::metric::Metric;
+use crate::accept::metric::{Metric, show};
 use crate::backend::library::{Library, ping_pong};
 use crate::backend::mesh::ranks_by_host;
 use crate::backend::{Backend, Buf, Comm};
@@ -69,7 +69,7 @@ fn round_trip<B: Backend>(lab: &Lab<'_, B>, library: &dyn Library, peer: usize, 
 pub fn judge<B: Backend>(lab: &Lab<'_, B>, links: &[Link], metrics: &mut Vec<Metric>) {
     let worst = links.iter().max_by(|x, y| x.latency_us.total_cmp(&y.latency_us)).expect("two ends make a link");
     let words = format!("{} to {}", lab.name(worst.a), lab.name(worst.b));
-    metrics.push(lab.judged("collectives.latency_us", "latency_us", worst.latency_us, "us", None).because(words));
+    metrics.push(lab.judged("collectives.latency_us", worst.latency_us, "us", None).because(words));
     let slowest = links.iter().map(|l| l.gb_per_s).fold(f64::INFINITY, f64::min);
     metrics.push(Metric::info("collectives.slowest_link", slowest, "GB/s"));
     let slow: Vec<String> = outliers(links, lab.deck.collectives.slow_link)
@@ -78,7 +78,8 @@ pub fn judge<B: Backend>(lab: &Lab<'_, B>, links: &[Link], metrics: &mut Vec<Met
             Outlier::Node(end) => format!("every link of {} ({})", lab.hosts[end], lab.name(end)),
             Outlier::Link(a, b) => {
                 let link = links.iter().find(|l| (l.a, l.b) == (a, b)).expect("an outlier is a link");
-                format!("link {} - {}: {:.1} us, {:.3} GB/s", lab.name(a), lab.name(b), link.latency_us, link.gb_per_s)
+                let (us, gb_per_s) = (show(link.latency_us), show(link.gb_per_s));
+                format!("link {} - {}: {us} us, {gb_per_s} GB/s", lab.name(a), lab.name(b))
             }
         })
         .collect();

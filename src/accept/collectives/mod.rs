@@ -9,16 +9,16 @@ mod overlap;
 mod pairs;
 
 pub use bench::{Bench, Op, Point};
+pub use pairs::Link;
 
 use super::lab::Lab;
-use super::metric::Metric;
+use super::metric::{Metric, show};
 use crate::backend::agree::all_or_none;
 use crate::backend::mesh::ranks_by_host;
 use crate::backend::{Backend, Comm};
 use crate::error::Result;
 use crate::telemetry::quantile::median;
 use bench::measure;
-use pairs::Link;
 use serde::Serialize;
 
 /// The smallest message.
@@ -76,12 +76,14 @@ pub fn run<B: Backend>(lab: &Lab<'_, B>) -> Result<(Vec<Metric>, Measured)> {
             measured.points.push(measure(lab, lab.comm, op, bytes, "all", &everybody)?);
         }
         let top = measured.points.last().expect("one size at least");
-        let key = format!("{}_busbw", op.name());
         let words = format!(
-            "{} bytes, {:.1} us, p99 {:.1} us, algbw {:.3} GB/s",
-            top.bytes, top.mean_us, top.p99_us, top.algbw
+            "{} bytes, {} us, p99 {} us, algbw {} GB/s",
+            top.bytes,
+            show(top.mean_us),
+            show(top.p99_us),
+            show(top.algbw)
         );
-        metrics.push(lab.judged(&name("busbw"), &key, top.busbw, "GB/s", None).because(words));
+        metrics.push(lab.judged(&name("busbw"), top.busbw, "GB/s", None).because(words));
     }
     within_nodes(lab, largest, &mut measured, &mut metrics)?;
     let n_wrong: u64 = measured.points.iter().map(|p| p.n_wrong).sum();
@@ -144,8 +146,8 @@ fn within_nodes<B: Backend>(
     let words: Vec<String> = slow
         .iter()
         .map(|&i| {
-            let (host, middle) = (&of_node[i].scope, median(&rates));
-            format!("{host}: AllGather within the node {:.3} GB/s, the median node {middle:.3}", rates[i])
+            let (host, own, middle) = (&of_node[i].scope, show(rates[i]), show(median(&rates)));
+            format!("{host}: AllGather within the node {own} GB/s, the median node {middle}")
         })
         .collect();
     measured.points.extend(of_node);

@@ -18,6 +18,17 @@ pub fn rounds(n: usize) -> Vec<Vec<(usize, usize)>> {
         .collect()
 }
 
+/// The rank that `rank` of `n` is paired with where all pairs talk at once: half of the ranks away, so that pairs reach over nodes
+/// where there are several. Of an odd number the last has nobody.
+pub fn across(rank: usize, n: usize) -> Option<usize> {
+    let half = n / 2;
+    match rank {
+        r if r < half => Some(r + half),
+        r if r < 2 * half => Some(r - half),
+        _ => None,
+    }
+}
+
 /// What was measured between two ends.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
 pub struct Link {
@@ -74,6 +85,15 @@ mod tests {
                 let ends: BTreeSet<usize> = round.iter().flat_map(|&(a, b)| [a, b]).collect();
                 assert_eq!(ends.len(), 2 * round.len(), "{n}: {round:?}");
             }
+        }
+    }
+
+    #[test]
+    fn pairs_across_are_mutual_and_one_of_an_odd_number_has_nobody() {
+        for n in 1..10 {
+            let alone = (0..n).filter(|&r| across(r, n).is_none()).count();
+            assert_eq!(alone, n % 2, "{n}");
+            assert!((0..n).filter_map(|r| Some((r, across(r, n)?))).all(|(r, p)| r != p && across(p, n) == Some(r)));
         }
     }
 

@@ -2,9 +2,12 @@
 //! light or dark as the reader's system is.
 
 use super::{Report, plots};
-use crate::accept::metric::{Source, show};
+use crate::accept::metric::show;
 use crate::accept::verdict::Ending;
 use crate::figures::html::{self, escape};
+use crate::telemetry::human;
+use jiff::Timestamp;
+use std::collections::BTreeSet;
 use std::fmt::{Error, Write};
 
 const STYLE: &str = "\
@@ -13,7 +16,7 @@ body{font:15px/1.45 'DejaVu Sans',Verdana,Geneva,sans-serif;background:var(--pag
 main{max-width:1100px;margin:0 auto;padding:24px 16px 64px}h2{font-size:19px;margin:36px 0 8px}\
 table{border-collapse:collapse;font-size:14px;font-variant-numeric:tabular-nums}\
 td,th{padding:.2em .7em .2em 0;border-bottom:1px solid var(--grid);text-align:left;vertical-align:top}\
-th{font-weight:normal;color:var(--muted)}td.n{text-align:right}\
+th{font-weight:normal;color:var(--muted)}td.n{text-align:right}td.r,th{white-space:nowrap}\
 .PASS{color:var(--good)}.FAIL{color:var(--bad);font-weight:bold}.SKIPPED,.INFO{color:var(--muted)}\
 figure{margin:20px 0 0}figcaption{color:var(--muted);max-width:960px}\
 pre{overflow-x:auto;font-size:13px}\
@@ -32,7 +35,15 @@ pub fn page(report: &Report) -> Result<String, Error> {
         html::STYLE
     )?;
     let class = if report.verdict.accepted { "PASS" } else { "FAIL" };
-    write!(out, "<h1 class=\"{class}\">{line}</h1><p>{} ranks, {:.0} s</p><ul>", report.n_ranks, report.seconds)?;
+    let began = Timestamp::from_second(report.started_unix as i64).map_or(String::new(), |t| format!(" from {t}"));
+    let hosts: BTreeSet<&String> = report.ranks.iter().filter_map(|facts| facts.get("host")).collect();
+    let nodes = if hosts.len() == 1 { "1 node".into() } else { format!("{} nodes", hosts.len()) };
+    write!(
+        out,
+        "<h1 class=\"{class}\">{line}</h1><p>{} ranks on {nodes}, {}{began}</p><ul>",
+        report.n_ranks,
+        human::seconds(report.seconds)
+    )?;
     for reason in &report.verdict.reasons {
         write!(out, "<li>{}</li>", escape(reason))?;
     }
@@ -42,18 +53,26 @@ pub fn page(report: &Report) -> Result<String, Error> {
     }
     for section in &report.sections {
         write!(out, "<h2>{}</h2>", section.name)?;
-        if section.ending != Ending::Completed {
-            write!(out, "<p class=\"FAIL\">{}</p>", escape(&section.reason))?;
+        let (class, how) = match section.ending {
+            Ending::Completed => ("INFO", "completed"),
+            Ending::NotAsked => ("SKIPPED", "not asked for"),
+            Ending::Skipped => ("FAIL", "skipped"),
+            Ending::Failed => ("FAIL", "could not go on"),
+            Ending::UnderWay => ("FAIL", "not over"),
+        };
+        let why = if section.reason.is_empty() { String::new() } else { format!(": {}", escape(&section.reason)) };
+        write!(out, "<p class=\"{class}\">{how}{why}</p>")?;
+        if section.metrics.is_empty() {
+            continue;
         }
         out += "<div class=\"wide\"><table><tr><th></th><th>metric</th><th>value</th><th>unit</th><th>held against</th><th>why</th></tr>";
         for m in &section.metrics {
             let value = m.value.map_or(String::new(), show);
-            let source = m.source.map_or("", Source::name);
-            let reference = m.reference.map_or(String::new(), |r| format!("{source} {}", show(r)));
+            let reference = m.held_against().unwrap_or_default();
             let (s, name, why) = (m.status.name(), &m.name, escape(&m.reason));
             write!(
                 out,
-                "<tr><td class=\"{s}\">{s}</td><td>{name}</td><td class=\"n\">{value}</td><td>{}</td><td>{reference}</td><td>{why}</td></tr>",
+                "<tr><td class=\"{s}\">{s}</td><td>{name}</td><td class=\"n\">{value}</td><td>{}</td><td class=\"r\">{reference}</td><td>{why}</td></tr>",
                 m.unit
             )?;
         }

@@ -19,11 +19,18 @@ fn suite(section: &Section) -> TestSuite {
     suite.set_time(Duration::from_secs_f64(section.took_s));
     let ended = match section.ending {
         Ending::Completed => TestCaseStatus::success(),
-        Ending::Failed => failure(&section.reason, NonSuccessKind::Error),
+        Ending::Failed | Ending::UnderWay => failure(&section.reason, NonSuccessKind::Error),
         Ending::Skipped | Ending::NotAsked => skipped(&section.reason),
     };
-    suite.add_test_case(TestCase::new(format!("{}.completes", section.name), ended));
+    let mut completes = TestCase::new(format!("{}.completes", section.name), ended);
+    completes.set_time(Duration::from_secs_f64(section.took_s));
+    suite.add_test_case(completes);
     suite.add_test_cases(section.metrics.iter().map(case));
+    // The schema of Jenkins and GitLab counts what was skipped, and they group cases by their class.
+    let is_skipped = |case: &&TestCase| matches!(case.status, TestCaseStatus::Skipped { .. });
+    let n_skipped = suite.test_cases.iter().filter(is_skipped).count();
+    suite.extra.insert("skipped".into(), n_skipped.to_string().into());
+    suite.test_cases.iter_mut().for_each(|case| _ = case.set_classname(format!("zero3.accept.{}", section.name)));
     suite
 }
 

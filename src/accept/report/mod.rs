@@ -11,7 +11,7 @@ use super::collectives::Measured;
 use super::groups::Trained;
 use super::lab::Lab;
 use super::verdict::{Section, Verdict};
-use super::{Facts, scaling};
+use super::{Facts, device, scaling, storage};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::telemetry::replace_file;
@@ -22,9 +22,9 @@ use std::io::Write;
 use std::path::Path;
 
 /// What the file says it is.
-const SCHEMA: &str = "zero3.acceptance";
+pub const SCHEMA: &str = "zero3.acceptance";
 /// Raised when a field changes its meaning or goes; new fields do not raise it.
-const VERSION: u32 = 1;
+pub const VERSION: u32 = 1;
 
 /// Everything about an acceptance.
 #[derive(Debug, Clone, Serialize)]
@@ -49,8 +49,12 @@ pub struct Report {
     pub ranks: Vec<Facts>,
     /// Sections in the order they ran.
     pub sections: Vec<Section>,
+    /// Rates of each rank's device.
+    pub device: Vec<device::Point>,
     /// Every size of every collective, and every pair.
     pub collectives: Measured,
+    /// Write and read of each rank.
+    pub storage: Vec<storage::Point>,
     /// Tokens per second by ranks.
     pub scaling: Vec<scaling::Point>,
     /// Steps of the reference run.
@@ -72,10 +76,26 @@ impl Report {
             deck: lab.deck.to_toml(),
             ranks: Vec::new(),
             sections: Vec::new(),
+            device: Vec::new(),
             collectives: Measured::default(),
+            storage: Vec::new(),
             scaling: Vec::new(),
             reference_run: None,
         }
+    }
+
+    /// As it is in the midst of `section`: what a job leaves that does not come to its end.
+    pub fn amid(&self, section: &Section) -> Self {
+        let mut report = self.clone();
+        report.sections.push(section.clone());
+        report.judge(section.began_s + section.took_s);
+        report
+    }
+
+    /// Comes to its verdict, so many seconds after the start.
+    pub fn judge(&mut self, seconds: f64) {
+        self.verdict = Verdict::of(&self.sections);
+        self.seconds = seconds;
     }
 
     /// Writes every file into `dir`.

@@ -1,6 +1,7 @@
 //! The pictures of `report.html`: what was measured, as figures of the drawing room.
 
 use super::Report;
+use crate::accept::verdict::Ending;
 use crate::figures::chart::Stroke;
 use crate::figures::sheet::{Anchor, Fill, Frame, MARGIN, WIDTH};
 use crate::figures::theme::NOTE_PX;
@@ -154,12 +155,12 @@ const NAMES: f64 = 120.0;
 /// When each section ran.
 fn timeline(report: &Report) -> Option<Figure> {
     let total_s = report.seconds.max(1e-3);
-    let caption = "Sections run one after another; crossed ones were skipped or did not come to a sound end.";
+    let caption = "Sections run one after another; crossed ones were skipped, or did not come to a sound end.";
     let figure = Figure::new("timeline", "When each section ran", caption, |sheet| {
         let (left, right) = (MARGIN + NAMES, WIDTH - MARGIN - 70.0);
         let x = |seconds: f64| left + (right - left) * (seconds / total_s).min(1.0);
         let mut y = sheet.subtitle(&format!("{total_s:.0} seconds in all"));
-        for (i, section) in report.sections.iter().enumerate() {
+        for (i, section) in report.sections.iter().enumerate().filter(|(_, s)| s.ending != Ending::NotAsked) {
             let theme = sheet.theme;
             sheet.write((left - 10.0, y + 15.0), &section.name, NOTE_PX, theme.ink, Anchor::End, false);
             let fill = match section.is_sound() {
@@ -168,7 +169,11 @@ fn timeline(report: &Report) -> Option<Figure> {
             };
             let end = x(section.began_s + section.took_s);
             let frame = Frame::new(x(section.began_s), y, (end - x(section.began_s)).max(2.0), BAR);
-            let words = if section.took_s > 0.0 { format!("{:.1} s", section.took_s) } else { "skipped".into() };
+            let words = match section.ending {
+                Ending::Skipped | Ending::NotAsked => "skipped".to_string(),
+                Ending::UnderWay => "not over".to_string(),
+                Ending::Completed | Ending::Failed => format!("{:.1} s", section.took_s),
+            };
             let tooltip = format!("{}: from {:.1} s on, {words}", section.name, section.began_s);
             sheet.datum(frame, fill, None, &tooltip, &[("section", section.name.clone())]);
             sheet.note((end.max(frame.x + 2.0) + 6.0, y + 15.0), &words, Anchor::Start);

@@ -1,7 +1,7 @@
 //! What rank 0 prints: each section as it ends, then the verdict.
 
 use super::Report;
-use crate::accept::metric::{Metric, Source, show};
+use crate::accept::metric::{Metric, show};
 use crate::accept::verdict::{Ending, Section};
 use crate::telemetry::human;
 use std::io::Write;
@@ -26,6 +26,7 @@ fn section_text(section: &Section) -> String {
         Ending::Completed => human::seconds(section.took_s),
         Ending::NotAsked | Ending::Skipped => format!("skipped: {}", section.reason),
         Ending::Failed => format!("could not go on: {}", section.reason),
+        Ending::UnderWay => format!("is not over: {}", section.reason),
     };
     let lines = section.metrics.iter().map(|metric| format!("\n  {}", line(metric)));
     format!("{}  {head}{}", section.name, lines.collect::<String>())
@@ -35,11 +36,8 @@ fn section_text(section: &Section) -> String {
 pub fn line(metric: &Metric) -> String {
     let figure = metric.value.map_or(String::new(), |v| format!("{} {}", show(v), metric.unit));
     let mut text = format!("{:<7} {:<NAME_WIDTH$} {:<18}", metric.status.name(), metric.name, figure.trim_end());
-    if let Some(reference) = metric.reference {
-        let percent = |sign: &str, x: Option<f64>| x.map_or(String::new(), |x| format!(" {sign}{}%", show(100.0 * x)));
-        let tolerances = percent("-", metric.low) + &percent("+", metric.high);
-        let source = metric.source.map_or("", Source::name);
-        text += &format!(" [{source} {}{tolerances}]", show(reference));
+    if let Some(held_against) = metric.held_against() {
+        text += &format!(" [{held_against}]");
     }
     if !metric.reason.is_empty() {
         text += &format!(" {}", metric.reason);
@@ -47,13 +45,15 @@ pub fn line(metric: &Metric) -> String {
     text.trim_end().into()
 }
 
-/// The verdict, and where the reports are.
-pub fn verdict(report: &Report, dir: &Path) {
+/// The verdict, and where the reports are, if they could be written.
+pub fn verdict(report: &Report, dir: &Path, is_written: bool) {
     let mut text = String::new();
     for reason in &report.verdict.reasons {
         text += &format!("\nagainst: {reason}");
     }
-    text += &format!("\nreports: {}/report.html, report.json, report.csv, junit.xml, mllog.txt", dir.display());
+    if is_written {
+        text += &format!("\nreports: {}/report.html, report.json, report.csv, junit.xml, mllog.txt", dir.display());
+    }
     say(&format!("{text}\n\n{}", report.verdict.line()));
 }
 

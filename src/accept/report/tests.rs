@@ -1,9 +1,11 @@
 //! Claims about the report files: each holds every metric and the verdict, and reads back.
 
 use super::*;
-use crate::accept::collectives::{Op, Point};
+use crate::accept::collectives::{Link, Op, Point};
 use crate::accept::metric::Metric;
 use crate::accept::verdict::Ending;
+use serde_json::Value;
+use std::collections::BTreeSet;
 
 fn report() -> Report {
     let metrics = vec![
@@ -38,10 +40,13 @@ fn report() -> Report {
         algbw: 1.0,
         busbw: 0.5,
         n_wrong: 0,
-        wrong_ranks: vec![],
+        wrong_ranks: vec![1],
     };
+    let link = Link { a: 0, b: 1, latency_us: 1.0, gb_per_s: 1.0 };
     let run = Trained {
         losses: vec![2.0, 1.0],
+        grad_norms: vec![1.0, 1.0],
+        exposed: vec![0.1, 0.2],
         step_ms: vec![5.0, 6.0],
         compute_ms: vec![vec![4.0, 5.0], vec![4.5, 4.5]],
         ..Trained::default()
@@ -54,11 +59,13 @@ fn report() -> Report {
         seconds: 3.0,
         n_ranks: 2,
         has_baseline: false,
-        versions: BTreeMap::new(),
+        versions: BTreeMap::from([("mpi".into(), "Open MPI".into())]),
         deck: "[run]\n".into(),
         ranks: vec![Facts::from([("host".into(), "n<1>".into())]); 2],
         sections,
-        collectives: Measured { points: vec![point(8), point(64)], links: vec![] },
+        device: vec![device::Point { rank: 0, gemm_f32_gflops: 1.0, gemm_bf16_gflops: 2.0, memory_gb_per_s: 3.0 }],
+        collectives: Measured { points: vec![point(8), point(64)], links: vec![link] },
+        storage: vec![storage::Point { rank: 0, write_gb_per_s: 1.0, read_gb_per_s: 2.0 }],
         scaling: [1, 2]
             .map(|n_ranks| scaling::Point { mode: "strong", n_ranks, tokens_per_s: n_ranks as f64, efficiency: 1.0 })
             .into(),
@@ -87,6 +94,47 @@ fn every_file_is_written_and_holds_every_metric() {
     );
 }
 
+/// Every field of a report with its type: `sections[].name` is `text`.
+fn fields(value: &Value, path: &str, found: &mut BTreeMap<String, BTreeSet<&'static str>>) {
+    let kind = match value {
+        Value::Object(object) => {
+            // Objects whose names are data have one line.
+            let is_data = ["versions", "ranks[]"].contains(&path);
+            for (name, value) in object {
+                let name = if is_data { "*" } else { name };
+                let path = if path.is_empty() { name.into() } else { format!("{path}.{name}") };
+                fields(value, &path, found);
+            }
+            return;
+        }
+        Value::Array(list) => return list.iter().for_each(|value| fields(value, &format!("{path}[]"), found)),
+        Value::Null => "null",
+        Value::Bool(_) => "boolean",
+        Value::Number(_) => "number",
+        Value::String(_) => "text",
+    };
+    found.entry(path.into()).or_default().insert(kind);
+}
+
+#[test]
+fn docs_acceptance_md_has_every_field_of_the_report_with_its_type() {
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/acceptance.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let rows = page.split("### report.json").nth(1).unwrap().split("\n## ").next().unwrap().lines();
+    let mut documented = BTreeMap::new();
+    for row in rows.filter(|row| row.starts_with("| `")) {
+        let cells: Vec<&str> = row.split(" | ").collect();
+        let paths = cells[0].split('`').skip(1).step_by(2);
+        documented.extend(paths.map(|path| (path.to_string(), cells[1].split(" or ").collect::<BTreeSet<_>>())));
+    }
+    let mut written = BTreeMap::new();
+    fields(&serde_json::to_value(report()).unwrap(), "", &mut written);
+    assert_eq!(written.keys().collect::<Vec<_>>(), documented.keys().collect::<Vec<_>>());
+    for (path, kinds) in &written {
+        assert!(kinds.iter().all(|kind| documented[path].contains(kind)), "{path}: {kinds:?}, {:?}", documented[path]);
+    }
+}
+
 #[test]
 fn the_table_reads_back_to_the_same_bits() {
     let text = csv::table(&report()).unwrap();
@@ -102,6 +150,11 @@ fn the_table_reads_back_to_the_same_bits() {
 fn junit_counts_failures_and_skips() {
     let xml = junit::suites(&report()).unwrap();
     assert!(xml.contains("failures=\"1\""), "{xml}");
+    assert!(
+        xml.contains("tests=\"4\" disabled=\"1\" errors=\"0\" failures=\"1\"") && xml.contains("skipped=\"1\""),
+        "{xml}"
+    );
+    assert_eq!(xml.matches("<testcase ").count(), xml.matches(" classname=\"zero3.accept.").count(), "{xml}");
     assert!(xml.contains("&lt;there&gt;") && !xml.contains("<there>"), "{xml}");
 }
 
@@ -143,4 +196,6 @@ fn the_page_has_four_plots_and_escapes_what_ranks_say() {
     let figures = &page[page.find("<figure ").unwrap()..page.rfind("</figure>").unwrap()];
     assert!(!figures.contains("NaN") && !figures.contains(">inf"), "{figures}");
     assert!(page.contains("n&lt;1&gt;") && !page.contains("n<1>"));
+    assert!(page.contains("2 ranks on 1 node, ") && page.contains(" from 2023-11-14T22:13:20Z"));
+    assert!(page.contains(">deck 1 -5%<"), "what a figure is held against has its tolerances");
 }

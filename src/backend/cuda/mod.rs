@@ -64,6 +64,12 @@ pub struct Props {
     pub max_shared_bytes: u32,
     /// Device memory in all.
     pub memory_bytes: usize,
+    /// Highest clock of the multiprocessors and of the memory, kHz; none where the driver does not say.
+    pub clocks_khz: [Option<i32>; 2],
+    /// Whether memory corrects its errors, likewise.
+    pub has_ecc: Option<bool>,
+    /// Where it is in its node, likewise.
+    pub bus_id: Option<String>,
 }
 
 /// CUDA kernels, collectives over NCCL.
@@ -160,7 +166,9 @@ impl Props {
         use sys::CUdevice_attribute as A;
         // SAFETY: a device that the driver has named.
         let get = |attribute| unsafe { driver::device::get_attribute(device, attribute) };
+        let if_given = |attribute| get(attribute).ok();
         let get = |attribute| get(attribute).map_err(|e| fault("cuDeviceGetAttribute", e));
+        let clock = |attribute| if_given(attribute).filter(|&khz| khz > 0);
         Ok(Props {
             name: driver::device::get_name(device).map_err(|e| fault("cuDeviceGetName", e))?,
             compute_capability: (
@@ -171,6 +179,9 @@ impl Props {
             max_shared_bytes: get(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as u32,
             // SAFETY: as above.
             memory_bytes: unsafe { driver::device::total_mem(device) }.map_err(|e| fault("cuDeviceTotalMem", e))?,
+            clocks_khz: [A::CU_DEVICE_ATTRIBUTE_CLOCK_RATE, A::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE].map(clock),
+            has_ecc: if_given(A::CU_DEVICE_ATTRIBUTE_ECC_ENABLED).map(|on| on != 0),
+            bus_id: probe::bus_id(device).ok(),
         })
     }
 }
@@ -272,6 +283,18 @@ impl Device for CudaDevice {
         let Props { name, compute_capability: (major, minor), n_multiprocessors, memory_bytes, .. } = &self.props;
         let gigabytes = *memory_bytes as f64 / 1e9;
         format!("{name} (sm_{major}{minor}, {n_multiprocessors} multiprocessors, {gigabytes:.1} GB)")
+    }
+
+    fn facts(&self) -> Vec<(&'static str, String)> {
+        let Props { clocks_khz, has_ecc, bus_id, .. } = &self.props;
+        let said = |what: Option<String>| what.unwrap_or("not said by the driver".into());
+        let clock = |khz: Option<i32>| said(khz.map(|khz| format!("{} MHz", khz / 1000)));
+        vec![
+            ("device clock, highest", clock(clocks_khz[0])),
+            ("device memory clock, highest", clock(clocks_khz[1])),
+            ("device memory ECC", said(has_ecc.map(|on| if on { "on" } else { "off" }.into()))),
+            ("device bus id", said(bus_id.clone())),
+        ]
     }
 }
 

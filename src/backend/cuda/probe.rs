@@ -191,7 +191,7 @@ pub fn devices(collectives: bool) -> Result<Vec<String>, String> {
 fn usable(ordinal: i32) -> Result<Result<String, String>, driver::DriverError> {
     use sys::CUdevice_attribute as A;
     let device = driver::device::get(ordinal)?;
-    // SAFETY: a device that the driver has named; the buffer has room for the 13 bytes of a bus id.
+    // SAFETY: a device that the driver has named.
     unsafe {
         let major = driver::device::get_attribute(device, A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = driver::device::get_attribute(device, A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
@@ -203,10 +203,16 @@ fn usable(ordinal: i32) -> Result<Result<String, String>, driver::DriverError> {
                 OLDEST_DEVICE.0, OLDEST_DEVICE.1
             )));
         }
-        let mut bus_id = [0u8; 32];
-        sys::cuDeviceGetPCIBusId(bus_id.as_mut_ptr().cast(), bus_id.len() as i32, device).result()?;
-        Ok(Ok(String::from_utf8_lossy(bus_id.split(|&b| b == 0).next().unwrap_or_default()).into_owned()))
     }
+    bus_id(device).map(Ok)
+}
+
+/// Where a device is in its node, as `0000:17:00.0`.
+pub fn bus_id(device: sys::CUdevice) -> Result<String, driver::DriverError> {
+    let mut text = [0u8; 32];
+    // SAFETY: a device that the driver has named; the buffer has room for the 13 bytes of a bus id.
+    unsafe { sys::cuDeviceGetPCIBusId(text.as_mut_ptr().cast(), text.len() as i32, device) }.result()?;
+    Ok(String::from_utf8_lossy(text.split(|&b| b == 0).next().unwrap_or_default()).into_owned())
 }
 
 /// The libraries beside the driver.
