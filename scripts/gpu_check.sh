@@ -172,7 +172,7 @@ median() {
 
 # losses_agree A B TOLERANCE: step by step, relative.
 losses_agree() {
-    paste <(column "$1" loss) <(column "$2" loss) | awk -v tol="$3" '
+    column "$1" loss >"$1/losses" && column "$2" loss >"$2/losses" && paste "$1/losses" "$2/losses" | awk -v tol="$3" '
         { d = ($1 - $2) / $1; if (d < 0) d = -d; if (d > worst) worst = d; n++; if (NF != 2 || d != d) bad = 1 }
         END { printf "%d steps, largest relative difference %g, allowed %g\n", n, worst, tol; exit !(n > 0 && !bad && worst <= tol) }'
 }

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Case, Output, Run, cuda};
+use common::{Case, Output, Run};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -75,6 +75,26 @@ fn rank_0_compiles_for_all_and_its_failure_is_everybodys() {
 }
 
 #[test]
+fn a_rank_on_a_device_of_another_architecture_compiles_for_itself() {
+    let case = Case::tiny();
+    let (cache, program) = (case.path("cache"), case.path("on_another_device.sh"));
+    let text = format!(
+        "#!/bin/bash\n[ \"$OMPI_COMM_WORLD_RANK\" = 1 ] && export CUDA_DOUBLE_COMPUTE=80\nexec {} \"$@\"\n",
+        env!("CARGO_BIN_EXE_zero3")
+    );
+    fs::write(&program, text).expect("a temporary file");
+    fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("a mode");
+    train(&case, 3, "mixed", &cache).program(&program).output().expect_success();
+    let names = fs::read_dir(&cache).expect("a cache").map(|entry| entry.expect("a file").file_name());
+    let mut names: Vec<String> = names.map(|name| name.to_string_lossy().into_owned()).collect();
+    names.sort();
+    assert!(
+        names.len() == 2 && names[0].starts_with("kernels-sm_80-") && names[1].starts_with("kernels-sm_90-"),
+        "{names:?}"
+    );
+}
+
+#[test]
 fn a_damaged_file_is_said_once_and_made_anew() {
     let case = Case::tiny();
     let cache = case.path("cache");
@@ -97,7 +117,7 @@ fn a_place_that_cannot_be_written_is_said_once_and_stops_nobody() {
     let case = Case::tiny();
     let file = case.path("file");
     fs::write(&file, "no directory").expect("a temporary file");
-    let output = train(&case, 3, "file", &file.join("below")).output().expect_success();
+    let output = train(&case, 3, "run", &file.join("below")).output().expect_success();
     expect_once(&output, "compiled kernels cannot be kept in ");
     expect_once(&output, "compiled in ");
 }

@@ -206,23 +206,53 @@ fn heads_of_every_width_train_on_devices_of_little_shared_memory() {
     for d_head in [64, 80, 96, 128] {
         for (dtype, tolerance) in [("f32", F32_TOLERANCE), ("bf16", BF16_TOLERANCE)] {
             let (width, dtype) = (format!("model.d_model={d_head}"), format!("zero.param_dtype={dtype}"));
-            let words = ["model.n_head=1", "model.n_layer=1", &width, &dtype];
+            // Several tiles of keys, however small.
+            let words = ["model.n_head=1", "model.n_layer=1", "model.seq_len=40", &width, &dtype];
             let cpu = train_on_cpu(&case, &words);
-            let mut curves = Vec::new();
-            for compute in ["80", "86", "120"] {
+            for (compute, kib) in [("80", 163), ("86", 99), ("120", 99)] {
                 let run = format!("{d_head} {dtype} on {compute}");
                 let all: Vec<&str> = CUDA.iter().copied().chain(words).collect();
-                let run_on = case.train(1, &run, &all).on_doubles(1, "1").env("CUDA_DOUBLE_COMPUTE", compute);
-                run_on.output().expect_success().expect_text(&format!("sm_{compute}"));
-                let trained = Trained::read(&case, &run);
-                assert_near(&trained, &cpu, tolerance);
-                curves.push(trained.steps.column("loss").join(" "));
+                let log = case.path("log");
+                let run_on = case.train(1, &run, &all).on_doubles(1, "1").env("CUDA_DOUBLE_LOG", &log);
+                let output = run_on.env("CUDA_DOUBLE_COMPUTE", compute).output().expect_success();
+                output.expect_text(&format!("sm_{compute}"));
+                assert_near(&Trained::read(&case, &run), &cpu, tolerance);
+                let log = fs::read_to_string(case.path("log.0")).expect("the double writes it");
+                let rows = match (d_head, dtype.ends_with("f32"), kib) {
+                    (64, ..) => "64x64",
+                    (_, true, 99) => "128x16",
+                    (_, true, _) => "128x64",
+                    (_, false, _) => "128x32",
+                };
+                for kernel in ["attention_forward_", "attention_backward_q_", "attention_backward_kv_"] {
+                    let launched: BTreeSet<&str> =
+                        log.split_whitespace().filter(|word| word.starts_with(kernel)).collect();
+                    assert!(launched.len() == 1 && launched.iter().all(|k| k.ends_with(rows)), "{run}: {launched:?}");
+                }
             }
-            // Other tiles add in another order: the smaller ones were taken where they are needed, and only there.
-            assert_eq!(curves[1], curves[2], "{d_head} {dtype}");
-            let other_tiles = d_head > 64 && dtype.ends_with("f32");
-            assert_eq!(curves[0] != curves[1], other_tiles, "{d_head} {dtype}: {curves:?}");
         }
+    }
+}
+
+/// What a launch, an event or a product of a step asks the heap for would come to thousands.
+#[test]
+fn a_steady_step_asks_the_heap_for_no_more_than_on_the_cpu() {
+    let case = Case::tiny();
+    let asked = |run: &str| -> u64 {
+        let of = &summary(&case.path(run))["step_allocations"];
+        of.as_array().expect("a list").iter().find(|a| a["owner"] == "program").expect("counted")["count"]
+            .as_u64()
+            .expect("a number")
+    };
+    for n_ranks in [1, 2, 3] {
+        let words = ["train.eval_every=0", "checkpoint.every=0"];
+        let [on_cuda, on_cpu] = ["cuda", "cpu"].map(|backend| {
+            let (run, backend) = (format!("{backend} {n_ranks}"), format!("run.backend={backend}"));
+            let all: Vec<&str> = CUDA[1..].iter().copied().chain(words).chain([&backend[..]]).collect();
+            case.train(n_ranks, &run, &all).on_doubles(n_ranks, "demand").output().expect_success();
+            asked(&run)
+        });
+        assert!(on_cuda <= on_cpu, "{n_ranks} ranks: {on_cuda} times, on the CPU {on_cpu}");
     }
 }
 
@@ -359,7 +389,7 @@ fn each_wait_of_the_librarys_collectives_is_missed_where_it_is_left_out() {
             format!("run.dir={}", dir.path().join(name).display()),
             "run.backend=cuda".into(),
             "run.sections=collectives".into(),
-            "collectives.iterations=2".into(),
+            "collectives.iterations=3".into(),
             "collectives.max_bytes=4096".into(),
             "collectives.slow_link=0.9999".into(),
         ];

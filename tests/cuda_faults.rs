@@ -158,6 +158,18 @@ fn a_rank_that_does_not_come_to_connect_is_named_within_the_timeout() {
 }
 
 #[test]
+fn a_rank_that_fails_to_connect_ends_the_others_at_once() {
+    let case = Case::tiny();
+    // Of either communicator; run.timeout is ten minutes.
+    for (n_ranks, nth) in [(3, 1), (3, 2), (5, 2)] {
+        let run = case.train(n_ranks, &format!("{n_ranks} {nth}"), &[CUDA]).on_doubles(n_ranks, "demand");
+        let run = run.env("CUDA_DOUBLE_FAIL", format!("ncclCommInitRankConfig:{nth}:3@{}", n_ranks - 2));
+        let rank = format!("rank {} on", n_ranks - 2);
+        expect_refusal(run, 5, &["zero3:", &rank, "ncclCommInitRankConfig failed with code 3"]);
+    }
+}
+
+#[test]
 fn an_error_of_nccl_behind_the_scenes_ends_every_rank() {
     let case = Case::tiny();
     for nth in [3, 40, 60] {

@@ -9,7 +9,10 @@ use crate::backend::cpu::MpiComm;
 use crate::backend::{Comm, Queue};
 use crate::error::{Error, Result};
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// How long ranks connect before they tell each other how far they are.
+const ROUND: Duration = Duration::from_millis(100);
 
 /// One for each queue of collectives.
 #[derive(Clone)]
@@ -31,20 +34,8 @@ impl Communicators {
         log::debug!("NCCL ids of the gather and reduce communicators: {:016x}, {:016x}", digests[0], digests[1]);
         control.barrier()?;
         // One after the other, agreed upon each time: nobody waits for a rank that has failed before.
-        let connect = |id: &[u8], queue| -> Result<Rc<Communicator>> {
-            let own = Self::connect_one(device, control, id, queue, timeout);
-            // MPI tells who has come this far: NCCL does not say whom it waits for.
-            let late = control.roll_call(timeout)?;
-            if !late.is_empty() {
-                let why = own.err().map_or(String::new(), |error| format!(" ({error})"));
-                return Err(Error::Comm(format!("{} not come to connect over NCCL{why}", ranks_have(&late))));
-            }
-            let mut found = None;
-            all_or_none(control, own.map(|comm| _ = found.insert(comm)))?;
-            Ok(found.expect("no rank failed"))
-        };
-        let gather = connect(&ids[0], Queue::Gather)?;
-        let reduce = connect(&ids[1], Queue::Reduce)?;
+        let gather = connect_one(device, control, &ids[0], Queue::Gather, timeout)?;
+        let reduce = connect_one(device, control, &ids[1], Queue::Reduce, timeout)?;
         Ok(Communicators { gather, reduce })
     }
 
@@ -62,20 +53,34 @@ impl Communicators {
         self.gather.abort();
         self.reduce.abort();
     }
+}
 
-    fn connect_one(
-        device: &CudaDevice,
-        control: &MpiComm,
-        id: &[u8],
-        queue: Queue,
-        timeout: Duration,
-    ) -> Result<Rc<Communicator>> {
-        let id = id.try_into().map_err(|_| Error::Comm("rank 0's NCCL id is cut short".into()))?;
-        let place = (control.rank(), control.size());
-        let comm = Communicator::begin(id, place, queue, Rc::clone(&device.streams))?;
-        match comm.poll_for(timeout)? {
-            true => Ok(Rc::new(comm)),
-            false => Err(Error::Comm(format!("NCCL could not connect the ranks within {} s", timeout.as_secs()))),
+/// Connects one of them. NCCL says neither whom it waits for nor that another rank has failed: MPI does, in rounds. Collective.
+fn connect_one(
+    device: &CudaDevice,
+    control: &MpiComm,
+    id: &[u8],
+    queue: Queue,
+    timeout: Duration,
+) -> Result<Rc<Communicator>> {
+    let started = Instant::now();
+    let id = id.try_into().expect("rank 0 sent what NCCL gave it");
+    let comm = Communicator::begin(id, (control.rank(), control.size()), queue, Rc::clone(&device.streams));
+    loop {
+        let connected = comm.as_ref().map_err(Error::clone).and_then(|comm| comm.poll_for(ROUND));
+        let late = control.roll_call(timeout)?;
+        if !late.is_empty() {
+            let why = connected.err().map_or(String::new(), |error| format!(" ({error})"));
+            return Err(Error::Comm(format!("{} not come to connect over NCCL{why}", ranks_have(&late))));
+        }
+        let round = all_or_none(control, connected.map(|connected| (connected, started.elapsed() > timeout)))?;
+        let waiting: Vec<usize> = (0..round.len()).filter(|&rank| !round[rank].0).collect();
+        if waiting.is_empty() {
+            return comm.map(Rc::new);
+        }
+        if round.iter().any(|&(_, is_over)| is_over) {
+            let error = format!("{} not been connected by NCCL within {} s", ranks_have(&waiting), timeout.as_secs());
+            return Err(Error::Agreed { rank: 0, error: Box::new(Error::Comm(error)) });
         }
     }
 }
