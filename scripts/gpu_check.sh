@@ -202,7 +202,7 @@ check tiny_gpu 60 - train 1 inputs/tiny.toml "$out/gpu" run.backend=cuda "${tiny
 check tiny_losses 10 tiny_cpu,tiny_gpu losses_agree "$out/cpu" "$out/gpu" 1e-4 && cat "$out/tiny_losses.log"
 
 n_gpus=${GPU_CHECK_GPUS:-$( (nvidia-smi -L 2>/dev/null || true) | grep -c '^GPU')}
-two=(run.backend=cuda zero.deterministic=true)
+two=(run.backend=cuda)
 if [ "$n_gpus" -lt 2 ]; then
     # Two ranks on one device, which says nothing of speed. NCCL refuses it before 2.30 unless it takes each rank for a host of its own;
     # from 2.30 on a switch allows it.
@@ -211,8 +211,11 @@ if [ "$n_gpus" -lt 2 ]; then
     wrapper=(bash -c 'NCCL_HOSTID=rank$OMPI_COMM_WORLD_RANK exec "$0" "$@"')
     two+=("run.devices=0,0")
 fi
-check two_ranks 60 - train 2 inputs/tiny.toml "$out/two" "${tiny[@]}" "${two[@]}"
+# Sends and receives with an ordered sum, then NCCL's own reduce-scatter.
+check two_ranks 60 - train 2 inputs/tiny.toml "$out/two" "${tiny[@]}" "${two[@]}" zero.deterministic=true
 check two_ranks_losses 10 tiny_gpu,two_ranks losses_agree "$out/gpu" "$out/two" 1e-4 && cat "$out/two_ranks_losses.log"
+check nccl_sum 60 - train 2 inputs/tiny.toml "$out/sum" "${tiny[@]}" "${two[@]}" zero.deterministic=false
+check nccl_sum_losses 10 tiny_gpu,nccl_sum losses_agree "$out/gpu" "$out/sum" 1e-4 && cat "$out/nccl_sum_losses.log"
 wrapper=()
 
 device=$(head -n 1 "$out/kernels.log" 2>/dev/null | sed -n 's/ (sm_.*//p')

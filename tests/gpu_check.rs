@@ -126,8 +126,9 @@ fn the_archive_alone_passes_on_a_node_without_rust_and_mpi() {
     let (text, json) = check.run(0);
     assert!(text.trim_end().lines().last().is_some_and(|line| line.starts_with("VALID after")), "{text}");
     let names: Vec<&str> = verdicts(&json).into_iter().map(|(name, ..)| name).collect();
-    let all =
-        ["kernels", "tiny_cpu", "tiny_gpu", "tiny_losses", "two_ranks", "two_ranks_losses", "gpt2_124m", "collectives"];
+    let losses =
+        ["tiny_cpu", "tiny_gpu", "tiny_losses", "two_ranks", "two_ranks_losses", "nccl_sum", "nccl_sum_losses"];
+    let all = [&["kernels"], &losses[..], &["gpt2_124m", "collectives"]].concat();
     assert_eq!(names, all, "{text}");
     // A device of no known peak has no MFU.
     assert!(json["mfu"].is_null() && json["tokens_per_s"].as_f64().is_some_and(|n| n > 0.0), "{json:#}");
@@ -143,7 +144,9 @@ fn one_gpu_takes_two_ranks_and_a_known_peak_gives_an_mfu() {
     for version in ["22809", "23004"] {
         let check = Check::of_checkout(1).env("CUDA_DOUBLE_NCCL_VERSION", version).env("GPU_CHECK_PEAK_TFLOPS", "0.1");
         let (text, json) = check.run(0);
-        assert!(verdicts(&json).contains(&("two_ranks_losses", "PASSED", "")), "{text}");
+        for losses in ["two_ranks_losses", "nccl_sum_losses"] {
+            assert!(verdicts(&json).contains(&(losses, "PASSED", "")), "{text}");
+        }
         assert!(
             json["mfu"].as_f64().is_some_and(|mfu| mfu > 0.0) && text.contains("causal factor 1"),
             "{text}\n{json:#}"
@@ -156,7 +159,7 @@ fn one_gpu_takes_two_ranks_and_a_known_peak_gives_an_mfu() {
 fn what_does_not_fit_into_the_time_is_skipped_and_the_table_stands() {
     let (text, json) = Check::of_checkout(1).env("GPU_CHECK_SECONDS", "0").run(2);
     let all = verdicts(&json);
-    assert!(all.len() == 7 && all.iter().all(|&(_, verdict, _)| verdict == "SKIPPED"), "{all:?}");
+    assert!(all.len() == 9 && all.iter().all(|&(_, verdict, _)| verdict == "SKIPPED"), "{all:?}");
     assert!(all.contains(&("kernels", "SKIPPED", "(time)")), "{all:?}");
     assert!(all.contains(&("tiny_losses", "SKIPPED", "(tiny_cpu has not passed)")), "{all:?}");
     assert_eq!(json["verdict"], "INCOMPLETE");
