@@ -19,7 +19,7 @@ use zero3::backend::memory::Memory;
 use zero3::backend::ops::{AdamwStep, AttentionShape, LinearShape, Rotation};
 use zero3::backend::{Arena, Buf, Device, Ops, Queue};
 use zero3::dtype::DType::{self, Bf16, F32, U32};
-use zero3::model::{Dims, head::chunk_rows};
+use zero3::model::{Dims, logits::chunk_rows};
 use zero3::plan::memory::{ALIGN, Slot};
 use zero3::telemetry::MemKind;
 

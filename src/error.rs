@@ -51,13 +51,18 @@ impl fmt::Display for Fault {
     }
 }
 
+/// All faults of a file, one a line: `the deck has 2 faults:` and what they are.
+pub fn all_faults(file: &str, faults: &[Fault]) -> String {
+    let lines: Vec<String> = faults.iter().map(|fault| format!("  {fault}")).collect();
+    format!("{file} has {} fault{}:\n{}", faults.len(), if faults.len() == 1 { "" } else { "s" }, lines.join("\n"))
+}
+
 /// Every way the program can fail; the variant decides the exit code. It travels between ranks, so that all learn the
 /// verdict of one.
 #[derive(Debug, Clone, thiserror::Error, Serialize, Deserialize)]
 pub enum Error {
     /// All faults of a deck at once. Exit code 2.
-    #[error("the deck has {} fault{}:\n{}", .0.len(), if .0.len() == 1 { "" } else { "s" },
-            .0.iter().map(|f| format!("  {f}")).collect::<Vec<_>>().join("\n"))]
+    #[error("{}", all_faults("the deck", .0))]
     Deck(Vec<Fault>),
     /// A data file, path or argument that cannot be used. Exit code 2.
     #[error("{0}")]

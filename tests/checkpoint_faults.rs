@@ -3,9 +3,9 @@
 
 mod common;
 
-use common::{Case, Output, Run, Steps, assert_same_curve};
+use common::{Case, Output, Run, Steps, assert_same_curve, until, until_row};
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use zero3::checkpoint;
 use zero3::test_hooks::{Passes, SAVE_POINTS};
 
@@ -80,11 +80,7 @@ fn dies_in_a_re_save(case: &Case, reference: &Steps, point: &str) {
     let run_dir = case.path(point);
     let fault = format!("slow@step:0:4,slow@step:1:4,kill@{point}:0:4");
     let running = train(case, point, &[]).env("ZERO3_TEST_FAULT", fault).start();
-    let deadline = Instant::now() + Duration::from_secs(60);
-    while !checkpoint::step_dir(&run_dir, 2).exists() {
-        assert!(Instant::now() < deadline, "no checkpoint of step 2");
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    until("the checkpoint of step 2", || checkpoint::step_dir(&run_dir, 2).exists());
     // All of it under another name first, so that it is there at once.
     let (from, to) = (checkpoint::step_dir(&case.path("undisturbed"), 4), checkpoint::step_dir(&run_dir, 4));
     let on_the_way = run_dir.join("on_the_way");
@@ -145,23 +141,12 @@ fn death_while_a_save_runs_beside_training_leaves_a_checkpoint() {
 #[test]
 fn an_asynchronous_save_lets_training_go_on_and_holds_the_next_save_back() {
     let case = Case::tiny();
-    let rows = |wanted: usize| {
-        let deadline = Instant::now() + Duration::from_secs(60);
-        while Instant::now() < deadline {
-            let text = std::fs::read_to_string(case.path("hung").join("steps.csv")).unwrap_or_default();
-            if text.lines().count() > wanted {
-                return true;
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        false
-    };
     let words = ["checkpoint.async_save=true"];
     let run = train(&case, "hung", &words).env("ZERO3_TEST_FAULT", "hang@write.half:1:2").start();
-    assert!(rows(3), "step 3 goes on while step 2 is being written");
+    // Step 3 goes on while step 2 is being written.
+    until_row(&case.path("hung"), 3);
     std::thread::sleep(Duration::from_secs(1));
-    let text = std::fs::read_to_string(case.path("hung").join("steps.csv")).unwrap();
-    assert_eq!(text.lines().count(), 4, "the save of step 4 is held back, its row is not there:\n{text}");
+    assert_eq!(Steps::n_rows(&case.path("hung")), 3, "the save of step 4 is held back, its row is not there");
     assert_eq!(checkpoint::newest(&case.path("hung")).unwrap(), None, "step 2 does not count yet");
     run.signal_rank(1, "KILL");
     assert_ne!(run.output().code, 0);

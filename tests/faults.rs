@@ -3,11 +3,11 @@
 
 mod common;
 
-use common::{Case, Output, Run, Steps, assert_same_curve, summary};
+use common::{Case, Output, Run, Steps, assert_same_curve, summary, until};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use zero3::checkpoint::{self, Manifest};
 
 /// A dead rank ends its job in a second; a hang lasts for ever. The limit is for a machine on which much else runs.
@@ -248,11 +248,7 @@ fn a_run_directory_has_one_job_at_a_time_and_a_killed_one_leaves_no_lock() {
     let long = ["train.steps=100000", "checkpoint.every=100000", "train.eval_every=0", "log.every=0"];
     let running = case.train(2, "run", &long).env("SLURM_JOB_ID", "41").start();
     let pid = running.pid_of_rank(0);
-    let deadline = Instant::now() + SOON;
-    while !case.path("run/steps.csv").exists() {
-        assert!(Instant::now() < deadline, "no first step");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    until("the first step", || case.path("run/steps.csv").exists());
     let refused = case.train(3, "run", &[]).env("SLURM_JOB_ID", "42").output().expect_code(2);
     let who = format!("is in use by process {pid} on ");
     for part in [&who, " (job 41): wait for its end, stop it, or set another run.dir"] {
@@ -292,11 +288,7 @@ fn a_rank_whose_write_fails_ends_the_job_and_loses_no_checkpoint() {
     let run_dir = format!("run.dir={}", case.path("run").display());
     let running = train.dir(&case.path("")).arg(case.deck()).arg(run_dir).args(words).start();
     let pid = running.pid_of_rank(1).to_string();
-    let deadline = Instant::now() + SOON;
-    while !case.path("run/checkpoints/step_00000150").exists() {
-        assert!(Instant::now() < deadline, "no first checkpoint");
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    until("the first checkpoint", || case.path("run/checkpoints/step_00000150").exists());
     let limited = Command::new("prlimit").args(["--pid", &pid, "--fsize=32768"]).status();
     assert!(limited.expect("prlimit of util-linux").success(), "rank 1 may write no file larger than 32 KiB");
     let output = running.output().expect_code(5);

@@ -4,9 +4,8 @@
 mod common;
 
 use common::state::{State, assert_same_state};
-use common::{Case, Run, Steps, assert_same_curve, summary};
+use common::{Case, Run, Steps, assert_same_curve, summary, until_row};
 use serde_json::Value;
-use std::time::{Duration, Instant};
 
 const BF16: [&str; 3] = ["zero.param_dtype=bf16", "zero.grad_dtype=bf16", "zero.reduce_dtype=bf16"];
 
@@ -293,23 +292,15 @@ fn a_running_job_answers_to_sigusr2_and_its_memory_is_flat() {
     let case = Case::tiny();
     let run = case.train(2, "long", &["train.steps=500", "checkpoint.every=0", "log.every=0"]).start();
     let pid = run.pid_of_rank(1);
-    let rows = || std::fs::read_to_string(case.path("long").join("steps.csv")).map_or(0, |t| t.lines().count());
     let rss_kb = || {
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("the rank is alive");
         let line = status.lines().find(|l| l.starts_with("VmRSS")).expect("a line");
         line.split_whitespace().nth(1).and_then(|n| n.parse::<i64>().ok()).expect("a number")
     };
-    let until = |n: usize| {
-        let start = Instant::now();
-        while rows() < n {
-            assert!(start.elapsed() < Duration::from_secs(120), "{} rows", rows());
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    };
-    until(60);
+    until_row(&case.path("long"), 60);
     let early = rss_kb();
     run.signal_rank(1, "USR2");
-    until(400);
+    until_row(&case.path("long"), 400);
     let late = rss_kb();
     let output = run.output().expect_success().expect_text("rank 1 is at instruction").expect_text("params at rest");
     drop(output);

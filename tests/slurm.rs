@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Case, Steps, assert_same_curve, summary};
+use common::{Case, Steps, assert_same_curve, summary, until_row};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -157,15 +157,6 @@ impl Cluster {
             }
             std::thread::sleep(Duration::from_millis(200));
         }
-    }
-}
-
-/// Waits until the run has logged its `n`-th row.
-fn until_row(run_dir: &Path, n: usize) {
-    let started = Instant::now();
-    while Steps::n_rows(run_dir) < n {
-        assert!(started.elapsed() < Duration::from_secs(90), "no row {n} in {}", run_dir.display());
-        std::thread::sleep(Duration::from_millis(20));
     }
 }
 

@@ -3,21 +3,11 @@
 mod common;
 
 use common::state::{State, assert_same_state};
-use common::{Case, Running, Steps, assert_same_curve, summary};
+use common::{Case, Running, Steps, assert_same_curve, summary, until_row};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 const SOON: Duration = Duration::from_secs(90);
-
-/// Waits until the run has logged its `n`-th row.
-fn until_row(run_dir: &Path, n: usize) {
-    let started = Instant::now();
-    let rows = || std::fs::read_to_string(run_dir.join("steps.csv")).map_or(0, |t| t.lines().count().saturating_sub(1));
-    while rows() < n {
-        assert!(started.elapsed() < SOON, "{} rows of {n}", rows());
-        std::thread::sleep(Duration::from_millis(2));
-    }
-}
 
 fn timing(run_dir: &Path) -> serde_json::Value {
     let text = std::fs::read_to_string(run_dir.join("timing.json")).expect("timing.json");

@@ -33,7 +33,7 @@ fn training_on_an_llmc_file_gives_the_bits_of_the_bare_file_and_of_the_text() {
         assert_same_curve(&Steps::read(&case.path(run)), &want);
     }
     let info = |file: &str| zero3(&case, &["data", "info", file]).output().expect_success();
-    info("bytes.bin").expect_text("20000 tokens in 1 file(s), llmc_u16").expect_text("as text            \"");
+    info("bytes.bin").expect_text("20000 tokens in 1 file, llmc_u16").expect_text("as text            \"");
     let start = text(24);
     info("bytes.u16").expect_text("raw_u16").expect_text(&format!("{start:?}"));
 }

@@ -2,27 +2,13 @@
 
 mod common;
 
-use common::{Case, Run, Running, summary};
+use common::{Case, Run, Running, summary, until, until_row};
 use std::io::Write;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 const SOON: Duration = Duration::from_secs(90);
-
-/// Waits until `done` says so.
-fn until(what: &str, done: impl Fn() -> bool) {
-    let started = Instant::now();
-    while !done() {
-        assert!(started.elapsed() < SOON, "{what} in vain");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
-fn until_row(run_dir: &Path, n: usize) {
-    let rows = || std::fs::read_to_string(run_dir.join("steps.csv")).map_or(0, |t| t.lines().count().saturating_sub(1));
-    until("waited for rows", || rows() >= n);
-}
 
 fn once(run_dir: &Path) -> common::Output {
     Run::new(0).arg("watch").arg(run_dir).arg("--once").output()
@@ -148,11 +134,11 @@ fn a_snapshot_of_a_running_a_killed_and_a_resumed_job() {
     }
     drop(running);
     // Five beats of a second, and three seconds.
-    until("waited for the job to be dead", || once(&run_dir).text().contains("dead: no rank has given a sign of life"));
+    until("the job to be dead", || once(&run_dir).text().contains("dead: no rank has given a sign of life"));
     once(&run_dir).expect_success().expect_text("no sign of life for");
 
     let resumed = case.train(3, "run", &["train.steps=100000", "log.every=0"]).start();
-    until("waited for the resumed job", || once(&run_dir).text().contains("status      running"));
+    until("the resumed job", || once(&run_dir).text().contains("status      running"));
     let said =
         once(&run_dir).expect_success().expect_text("3 ranks").expect_text("1 restore,").expect_text("restored step ");
     assert!(!said.text().contains("to the time limit"), "the old job's limit\n{said}");
@@ -216,7 +202,7 @@ fn a_single_rank_shows_itself_too() {
     let run_dir = case.path("run");
     let running = case.train(0, "run", &["train.steps=100000", "log.every=0"]).start();
     until_row(&run_dir, 5);
-    until("waited for a sign of life", || once(&run_dir).text().contains("status      running"));
+    until("a sign of life", || once(&run_dir).text().contains("status      running"));
     once(&run_dir).expect_success().expect_text("1 rank").expect_text("whole now: ");
     drop(running);
 }

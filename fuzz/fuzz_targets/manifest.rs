@@ -4,7 +4,7 @@
 use libfuzzer_sys::fuzz_target;
 use xxhash_rust::xxh3::xxh3_64;
 use zero3::checkpoint::Manifest;
-use zero3::checkpoint::manifest::ranges;
+use zero3::checkpoint::placed::ranges;
 
 fuzz_target!(|bytes: &[u8]| {
     check(bytes);

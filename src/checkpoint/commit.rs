@@ -109,6 +109,9 @@ pub fn clean_up(run_dir: &Path) -> Result<()> {
 /// Cleans up ([`clean_up`]), then deletes the complete checkpoints but the newest `keep_last` (0 keeps all) and those whose
 /// step is a multiple of `keep_every` (0: none is). Returns the steps deleted. Call it after a commit, with no save under
 /// way. The newest complete checkpoint is never touched; a damaged one is neither counted nor deleted.
+///
+/// # Errors
+/// Failures of the file system.
 pub fn retain(run_dir: &Path, keep_last: usize, keep_every: u64) -> Result<Vec<u64>> {
     clean_up(run_dir)?;
     let parent = checkpoints_dir(run_dir);
@@ -148,6 +151,9 @@ pub(super) fn point_latest(parent: &Path, step: Option<u64>) {
 
 /// Refuses a save that the file system of `dir` has no room for. Quotas and other writers may still fill it before the save
 /// ends: this only says early what would fail late.
+///
+/// # Errors
+/// There is not as much left, or nobody says how much: with the bytes of both.
 pub fn check_free_space(dir: &Path, needed_bytes: u64) -> Result<()> {
     let available_bytes = free_bytes(dir)?;
     if needed_bytes <= available_bytes {
@@ -161,6 +167,9 @@ pub fn check_free_space(dir: &Path, needed_bytes: u64) -> Result<()> {
 }
 
 /// Bytes an unprivileged process may still write to the file system of `dir`.
+///
+/// # Errors
+/// The system does not say.
 pub fn free_bytes(dir: &Path) -> Result<u64> {
     use std::os::unix::ffi::OsStrExt;
     let path = std::ffi::CString::new(dir.as_os_str().as_bytes())

@@ -49,6 +49,9 @@ impl Diff {
 }
 
 /// Compares the values of two checkpoints; each path is a step, checkpoints or run directory. Digests are checked on the way.
+///
+/// # Errors
+/// There is no complete checkpoint at one of them, or what is read of it is damaged.
 pub fn diff(a: &Path, b: &Path) -> Result<Diff> {
     let mut a = Reader::open(&find::resolve(a)?)?;
     let mut b = Reader::open(&find::resolve(b)?)?;

@@ -75,6 +75,9 @@ pub(super) fn committed(parent: &Path) -> Result<Vec<(u64, PathBuf)>> {
 }
 
 /// Reads and checks the manifest of a step directory.
+///
+/// # Errors
+/// It is missing, cannot be read, is damaged, or is of a format that this program does not know.
 pub fn read_manifest(dir: &Path) -> Result<Manifest> {
     let path = dir.join(MANIFEST_FILE);
     let damaged = |why: String| Error::Checkpoint(format!("{} {why}", path.display()));
@@ -113,6 +116,9 @@ pub(super) fn check_file(path: &Path, bytes: u64) -> std::result::Result<(), Str
 
 /// Checks that a step directory is complete: a manifest that holds together and is of the step that the directory's name
 /// says (if it says one), and every file with its size.
+///
+/// # Errors
+/// What is missing, damaged or of another step, with its path.
 pub fn check_complete(dir: &Path) -> Result<Manifest> {
     let manifest = read_manifest(dir)?;
     check_name(dir, &manifest)?;
@@ -135,6 +141,9 @@ pub(super) fn check_name(dir: &Path, manifest: &Manifest) -> Result<()> {
 
 /// The complete checkpoints of a run directory, oldest first. Damaged ones are left out: this is for lists and clean-up;
 /// a resume goes through [`newest`] or [`resolve`], which say so.
+///
+/// # Errors
+/// The directory is there and cannot be listed.
 pub fn complete_checkpoints(run_dir: &Path) -> Result<Vec<(u64, PathBuf)>> {
     complete_in(&checkpoints_dir(run_dir))
 }
@@ -168,6 +177,9 @@ pub fn instead_of(dir: &Path, step: u64) -> String {
 }
 
 /// The complete step directory that PATH means: a step directory, or the newest of a checkpoints or run directory.
+///
+/// # Errors
+/// There is no checkpoint, or the one that is meant is not complete.
 pub fn resolve(path: &Path) -> Result<PathBuf> {
     match meant(path)? {
         Meant::Step(dir) => check_complete(&dir).map(|_| dir),
@@ -176,6 +188,9 @@ pub fn resolve(path: &Path) -> Result<PathBuf> {
 }
 
 /// The same without a look inside: the newest by name, be it damaged. For what judges damage itself.
+///
+/// # Errors
+/// There is no checkpoint.
 pub fn resolve_unchecked(path: &Path) -> Result<PathBuf> {
     match meant(path)? {
         Meant::Step(dir) => Ok(dir),

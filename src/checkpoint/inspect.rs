@@ -87,6 +87,9 @@ pub struct InspectedFile {
 }
 
 /// Looks at the checkpoint that `path` means: a step, checkpoints or run directory. Values are not read.
+///
+/// # Errors
+/// There is no complete checkpoint.
 pub fn inspect(path: &Path) -> Result<Inspection> {
     let dir = find::resolve(path)?;
     let m = find::check_complete(&dir)?;

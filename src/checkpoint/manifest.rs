@@ -1,4 +1,4 @@
-//! The manifest: what a checkpoint holds and where, its bytes on disk, and everything that makes one unacceptable.
+//! The manifest: what a checkpoint holds and where, and its bytes on disk.
 //!
 //! \[Note: manifest digest\] The file is JSON whose last member is `"digest"`. The digest is the xxh3-64 of every byte before
 //! that member, so no canonical form has to be agreed on: a flip anywhere, white space included, is found. Members that
@@ -7,9 +7,8 @@
 //! \[Note: block digests\] A slice is digested in blocks of `digest_block` elements. A reader on another rank count checks what
 //! it reads by reading at most one block more at each end of its range, never the whole slice of the old owner.
 //!
-//! Must not know: the file system, HDF5.
+//! Must not know: the file system, HDF5. What makes one unacceptable is in `validate.rs`, where its slices lie in `placed.rs`.
 
-use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
@@ -17,6 +16,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::Kind;
 use crate::error::{Error, Result};
+use crate::telemetry::human;
 
 /// The format this program writes, and the newest it reads.
 pub const FORMAT_VERSION: u32 = 1;
@@ -42,12 +42,6 @@ const MIN_DIGEST_BLOCK: usize = 1 << 10;
 const N_DIGESTS: usize = 1 << 15;
 /// No larger manifest is written or read. Room for 4096 ranks of 500 parameters.
 pub const MAX_MANIFEST_BYTES: u64 = 1 << 30;
-/// No larger digest block is accepted: a reader holds one in memory.
-const MAX_DIGEST_BLOCK: usize = 1 << 24;
-/// No longer parameter name is written or read.
-const MAX_NAME_BYTES: usize = 1024;
-/// No larger shard group is accepted.
-const MAX_WORLD_SIZE: usize = 1 << 20;
 
 /// Everything needed to restore, but the values themselves.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -284,51 +278,6 @@ pub fn hex(digest: u64) -> String {
     format!("{digest:016x}")
 }
 
-/// Where a slice of one parameter lies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Placed {
-    /// Index into [`Manifest::files`].
-    pub file_idx: usize,
-    /// Index into that file's slices.
-    pub slice_idx: usize,
-    /// First element.
-    pub start: usize,
-    /// One past the last element.
-    pub end: usize,
-}
-
-/// A piece of a wanted range: where it lies and where it goes.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Part {
-    /// Index into [`Manifest::files`].
-    pub file_idx: usize,
-    /// Index into that file's slices.
-    pub slice_idx: usize,
-    /// Elements within the dataset.
-    pub file_range: Range<usize>,
-    /// Elements within the output.
-    pub out_range: Range<usize>,
-}
-
-/// Cuts `range` by the slices that hold it. `placed` is sorted by `start`, as [`Manifest::placed`] gives it; every element
-/// of `range` that some slice holds comes up once, in order.
-pub fn ranges(placed: &[Placed], range: Range<usize>) -> Vec<Part> {
-    let first = placed.partition_point(|p| p.end <= range.start);
-    placed[first..]
-        .iter()
-        .take_while(|p| p.start < range.end)
-        .filter_map(|p| {
-            let (from, to) = (p.start.max(range.start), p.end.min(range.end));
-            (from < to).then(|| Part {
-                file_idx: p.file_idx,
-                slice_idx: p.slice_idx,
-                file_range: from - p.start..to - p.start,
-                out_range: from - range.start..to - range.start,
-            })
-        })
-        .collect()
-}
-
 impl Default for Manifest {
     /// An empty manifest of the format this program writes: fill in the rest.
     fn default() -> Self {
@@ -418,9 +367,9 @@ impl Manifest {
             header.required_features.iter().map(String::as_str).filter(|f| !KNOWN_FEATURES.contains(f)).collect();
         if !unknown.is_empty() {
             return Err(format!(
-                "requires the feature{} {}, unknown to this program (version {}); read it with the program that wrote it, or \
+                "requires the {} {}, unknown to this program (version {}); read it with the program that wrote it, or \
                  a newer one",
-                if unknown.len() == 1 { "" } else { "s" },
+                human::of_number(unknown.len(), "feature"),
                 unknown.iter().map(|f| format!("{f:?}")).collect::<Vec<_>>().join(", "),
                 env!("CARGO_PKG_VERSION"),
             ));
@@ -434,159 +383,9 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// The slices of every parameter, by name, sorted by where they start; empty ones left out.
-    pub fn placed(&self) -> HashMap<&str, Vec<Placed>> {
-        let mut by_param: HashMap<&str, Vec<Placed>> =
-            self.params.iter().map(|p| (p.name.as_str(), Vec::new())).collect();
-        for (file_idx, file) in self.files.iter().enumerate() {
-            for (slice_idx, slice) in file.slices.iter().enumerate() {
-                if slice.start < slice.end {
-                    by_param.entry(slice.param.as_str()).or_default().push(Placed {
-                        file_idx,
-                        slice_idx,
-                        start: slice.start,
-                        end: slice.end,
-                    });
-                }
-            }
-        }
-        by_param.values_mut().for_each(|placed| placed.sort_by_key(|p| p.start));
-        by_param
-    }
-
     /// The parameter a name means, aliases followed.
     pub fn param(&self, name: &str) -> Option<&Param> {
         let stored = self.aliases.iter().find(|a| a.name == name).map_or(name, |a| a.param.as_str());
         self.params.iter().find(|p| p.name == stored)
     }
-
-    /// Everything format 1 promises about a manifest's content. Errors say what is broken.
-    pub fn validate(&self) -> std::result::Result<(), String> {
-        let check = |ok: bool, why: String| if ok { Ok(()) } else { Err(why) };
-        check(self.hash == HASH, format!("uses hash {:?}; only {HASH:?} is known", self.hash))?;
-        check(
-            (1..=MAX_DIGEST_BLOCK).contains(&self.digest_block),
-            format!("has digest_block = {}, not in 1..={MAX_DIGEST_BLOCK}", self.digest_block),
-        )?;
-        check(
-            (1..=MAX_WORLD_SIZE).contains(&self.world_size),
-            format!("has world_size = {}, not in 1..={MAX_WORLD_SIZE}", self.world_size),
-        )?;
-
-        let mut names = HashSet::new();
-        let mut psi = 0usize;
-        for param in &self.params {
-            let name = &param.name;
-            check_param_name(name)?;
-            check(names.insert(name.as_str()), format!("names parameter {name} twice"))?;
-            let numel = checked_numel(&param.global_shape)
-                .ok_or_else(|| format!("has a parameter {name} whose shape overflows"))?;
-            check(
-                param.local_box.starts.iter().all(|&s| s == 0)
-                    && param.local_box.starts.len() == param.global_shape.len()
-                    && param.local_box.lengths == param.global_shape,
-                format!("has a parameter {name} of which only a box is stored"),
-            )?;
-            check(
-                param.numel == numel,
-                format!("has a parameter {name} of {} elements in shape of {numel}", param.numel),
-            )?;
-            psi = psi.checked_add(numel).ok_or("has a psi that overflows")?;
-        }
-        check(psi == self.psi, format!("has psi = {}, its parameters have {psi} elements", self.psi))?;
-        let stored = names.clone();
-        for alias in &self.aliases {
-            check(
-                stored.contains(alias.param.as_str()),
-                format!("has an alias {} of {}, which is not stored", alias.name, alias.param),
-            )?;
-            check(names.insert(alias.name.as_str()), format!("has an alias {}, a name already in use", alias.name))?;
-        }
-        self.validate_files()
-    }
-
-    fn validate_files(&self) -> std::result::Result<(), String> {
-        let check = |ok: bool, why: String| if ok { Ok(()) } else { Err(why) };
-        let (mut files, mut ranks) = (HashSet::new(), HashSet::new());
-        for file in &self.files {
-            check(is_plain_file_name(&file.name), format!("names a file {:?}, not a plain file name", file.name))?;
-            check(files.insert(file.name.as_str()), format!("names file {} twice", file.name))?;
-            if let Some(structure) = &file.structure {
-                let mut before = 0;
-                let fits = structure.values.iter().all(|&(start, end)| {
-                    let fits = before <= start && start < end && end <= file.bytes;
-                    before = end;
-                    fits
-                });
-                check(fits, format!("has values of file {} in places that it cannot have", file.name))?;
-            }
-            check(ranks.insert(file.rank), format!("has two files of rank {}", file.rank))?;
-            check_digest(&file.digest).map_err(|why| format!("has file {} {why}", file.name))?;
-            for slice in &file.slices {
-                let label = format!("has slice {} in {}", slice.param, file.name);
-                check(slice.start <= slice.end, format!("{label} that ends before it starts"))?;
-                for kind in Kind::ALL {
-                    let digests = slice.digests.of(kind);
-                    let n_blocks = slice.numel().div_ceil(self.digest_block);
-                    check(
-                        digests.len() == n_blocks,
-                        format!("{label} with {} {kind} digests for {n_blocks} blocks", digests.len()),
-                    )?;
-                    digests.iter().try_for_each(|d| check_digest(d)).map_err(|why| format!("{label} {why}"))?;
-                }
-            }
-        }
-        for file in &self.extra_files {
-            check(is_plain_file_name(&file.name), format!("names a file {:?}, not a plain file name", file.name))?;
-            check(files.insert(file.name.as_str()), format!("names file {} twice", file.name))?;
-            check_digest(&file.digest).map_err(|why| format!("has file {} {why}", file.name))?;
-        }
-        let placed = self.placed();
-        check(placed.len() == self.params.len(), "has slices of parameters it does not list".to_string())?;
-        for param in &self.params {
-            let mut covered = 0;
-            for p in &placed[param.name.as_str()] {
-                check(
-                    p.start == covered,
-                    format!("has no slice of {} for elements {covered}..{}, or two", param.name, p.start.max(covered)),
-                )?;
-                covered = p.end;
-            }
-            check(
-                covered == param.numel,
-                format!("has slices of {} up to element {covered} of {}", param.name, param.numel),
-            )?;
-        }
-        Ok(())
-    }
-}
-
-/// Number of elements of a shape, unless it overflows what can be addressed in bytes.
-pub(super) fn checked_numel(shape: &[usize]) -> Option<usize> {
-    let numel = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d))?;
-    numel.checked_mul(16).map(|_| numel)
-}
-
-/// A parameter name is one component of an HDF5 path.
-pub(super) fn check_param_name(name: &str) -> std::result::Result<(), String> {
-    let fits = !name.is_empty()
-        && name.len() <= MAX_NAME_BYTES
-        && name != "."
-        && !name.chars().any(|c| c == '/' || c.is_control());
-    if fits { Ok(()) } else { Err(format!("has a parameter name {name:?} that HDF5 cannot hold as one name")) }
-}
-
-fn check_digest(digest: &str) -> std::result::Result<(), String> {
-    if digest.len() == 16 && digest.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
-        Ok(())
-    } else {
-        Err(format!("with digest {digest:?}, not 16 hex digits"))
-    }
-}
-
-fn is_plain_file_name(name: &str) -> bool {
-    !name.is_empty()
-        && name.len() <= 255
-        && !name.starts_with('.')
-        && !name.chars().any(|c| c == '/' || c == '\\' || c.is_control())
 }

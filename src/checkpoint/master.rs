@@ -11,7 +11,8 @@ use std::path::Path;
 
 use hdf5::{Hyperslab, SliceOrIndex};
 
-use super::manifest::{ExtraFile, Manifest, Param, Placed};
+use super::manifest::{ExtraFile, Manifest, Param};
+use super::placed::Placed;
 use super::weights_file::boxes;
 use super::{Kind, MASTER_FILE, commit, h5, write};
 use crate::error::{Error, Result};
@@ -31,6 +32,9 @@ const BYTES_PER_FILE: u64 = 16 << 10;
 
 /// The last act of a save, by rank 0, when every rank's file is durable: writes the master file, then commits
 /// ([`commit`](mod@super::commit)). Returns the step directory.
+///
+/// # Errors
+/// Failures of the file system.
 pub fn finish(run_dir: &Path, mut manifest: Manifest) -> Result<PathBuf> {
     let partial = super::partial_dir(run_dir, manifest.step);
     manifest.extra_files.clear();

@@ -9,7 +9,9 @@
 //!
 //! | file | lives there |
 //! | --- | --- |
-//! | [`manifest`] | the manifest: fields, bytes, digest, everything that makes one unacceptable |
+//! | [`manifest`] | the manifest: fields, bytes, digest |
+//! | `validate` | everything that makes a manifest unacceptable |
+//! | [`placed`] | where the slices of a parameter lie; from a range to pieces of them |
 //! | [`write`](mod@write) | a rank's file: datasets, digests, fsync |
 //! | [`commit`](mod@commit) | prepare, commit, retain: which names exist on disk at every instant |
 //! | [`find`] | which checkpoints a run directory holds; what a person's PATH means |
@@ -21,7 +23,8 @@
 //!
 //! The format and the commit protocol are specified in `docs/checkpoint_format.md`.
 //!
-//! Must not know: MPI, devices, decks, plans. It takes and gives host slices, and the deck is an opaque string.
+//! Must not know: MPI, devices, plans; of decks only how files are locked. It takes and gives host slices, and the deck is an opaque
+//! string.
 
 pub mod aside;
 pub mod commit;
@@ -32,8 +35,10 @@ pub mod inspect;
 mod lock;
 pub mod manifest;
 pub mod master;
+pub mod placed;
 pub mod read;
 pub mod reshard;
+mod validate;
 pub mod verify;
 pub mod weights_file;
 pub mod write;
@@ -46,7 +51,8 @@ pub use commit::{check_free_space, clean_up, commit, prepare, retain};
 pub use diff::{Diff, diff};
 pub use find::{complete_checkpoints, newest, resolve};
 pub use inspect::{Inspection, inspect};
-pub use manifest::{Manifest, Part, Slice};
+pub use manifest::{Manifest, Slice};
+pub use placed::Part;
 pub use read::Reader;
 pub use reshard::{Resharded, reshard};
 pub use verify::{Verified, verify};

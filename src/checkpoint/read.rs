@@ -13,7 +13,8 @@ use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::lock::{self, Access};
-use super::manifest::{self, DIGEST_BLOCK, Manifest, Part, Placed};
+use super::manifest::{self, DIGEST_BLOCK, Manifest};
+use super::placed::{Part, Placed, ranges};
 use super::{Kind, find, h5, write};
 use crate::config::Locking;
 use crate::error::{Error, Result};
@@ -42,6 +43,9 @@ impl Reader {
     }
 
     /// The same; each file is locked for reading while it is open.
+    ///
+    /// # Errors
+    /// As of [`Reader::open`].
     pub fn open_with(step_dir: &Path, locking: Locking) -> Result<Self> {
         Ok(Reader::of(step_dir, find::check_complete(step_dir)?, locking))
     }
@@ -98,7 +102,7 @@ impl Reader {
             stored.numel
         );
         assert_eq!(out.len(), range.len(), "output for {range:?} of {param}");
-        for part in manifest::ranges(&self.placed[&stored.name], range) {
+        for part in ranges(&self.placed[&stored.name], range) {
             let out = &mut out[part.out_range.clone()];
             self.read_part(&part, kind, out).map_err(|why| self.damaged(&part, kind, &why))?;
         }
@@ -106,6 +110,9 @@ impl Reader {
     }
 
     /// Checks size and digest of one whole file, values and structure alike.
+    ///
+    /// # Errors
+    /// The file cannot be read, or its size or its digest is another one.
     pub fn verify_file(&self, file_idx: usize) -> Result<()> {
         let record = &self.manifest.files[file_idx];
         let path = self.dir.join(&record.name);

@@ -28,6 +28,9 @@ pub struct Verified {
 }
 
 /// Bytes that [`verify`] will read of the checkpoint that `path` means.
+///
+/// # Errors
+/// There is no checkpoint, or its manifest is not to be believed.
 pub fn bytes_to_verify(path: &Path) -> Result<u64> {
     let manifest = find::read_manifest(&find::resolve_unchecked(path)?)?;
     let extra = manifest.extra_files.iter().map(|f| f.bytes);

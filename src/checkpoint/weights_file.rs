@@ -10,7 +10,7 @@ use hdf5::types::{FloatSize, H5Type, TypeDescriptor};
 use hdf5::{Hyperslab, SliceOrIndex};
 
 use super::h5;
-use super::manifest::checked_numel;
+use super::validate::checked_numel;
 use crate::error::{Error, Result};
 
 /// Elements read at once.
@@ -69,6 +69,9 @@ impl WeightsFile {
     }
 
     /// Reads elements `range` of the flattened (row-major) parameter into `out`, which it overwrites; f64 is rounded to f32.
+    ///
+    /// # Errors
+    /// The file cannot be read there.
     pub fn read(&self, name: &str, range: Range<usize>, out: &mut [f32]) -> Result<()> {
         let entry = self.params.get(name).ok_or_else(|| {
             Error::Internal(format!("{name} was not among the parameters {} was opened for", self.label))

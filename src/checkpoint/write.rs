@@ -14,9 +14,8 @@ use hdf5::types::VarLenUnicode;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use super::lock::{self, Access};
-use super::manifest::{
-    self, DIGEST_BLOCK, FORMAT_VERSION, FileRecord, Slice, SliceDigests, Structure, check_param_name,
-};
+use super::manifest::{self, DIGEST_BLOCK, FORMAT_VERSION, FileRecord, Slice, SliceDigests, Structure};
+use super::validate::check_param_name;
 use super::{Kind, h5, rank_file_name};
 use crate::config::Locking;
 use crate::error::{Error, Result};

@@ -7,10 +7,11 @@ use crate::data::{DataInfo, Dataset, TokenFilesInfo, TokenFormat};
 use crate::error::{Error, Result};
 use crate::telemetry::progress::BytesBar;
 use crate::text::TextTokenizer;
-use crate::text::tokenize::{self, DocumentToken, Job, Made, Options, State};
+use crate::text::job::{DocumentToken, Job, Options, state_of};
+use crate::text::tokenize::{self, Made};
 use crate::train::source::data_config;
 use std::io::IsTerminal;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 pub(super) fn run(command: &DataCommand) -> Result<String> {
     match command {
@@ -41,7 +42,10 @@ fn info(args: &DeckArgs) -> Result<String> {
 fn files_info(args: &DataFilesArgs) -> Result<String> {
     let named = match &args.tokenizer {
         Some(named) => Some(named.clone()),
-        None => made_with(&args.paths).and_then(|name| name.parse().ok()),
+        // What `data tokenize` made says so.
+        None => {
+            args.paths.first().and_then(|first| state_of(first)).and_then(|made| made.options.tokenizer.parse().ok())
+        }
     };
     let tokenizer = named.map(|named| TextTokenizer::load(&named, None)).transpose()?;
     let vocab_size = tokenizer.as_ref().map(|t| t.vocab_size() as u64);
@@ -52,21 +56,6 @@ fn files_info(args: &DataFilesArgs) -> Result<String> {
     let info = TokenFilesInfo::gather(&args.paths, args.format.name(), vocab_size, decode, &|done| bar.set(done))?;
     bar.finish();
     Ok(info.to_string())
-}
-
-/// The tokenizer that a record beside the first file names: what `data tokenize` made there lists no other files.
-fn made_with(paths: &[PathBuf]) -> Option<String> {
-    let first = paths.first()?;
-    let dir = first.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let records = std::fs::read_dir(dir).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
-    let mut records: Vec<PathBuf> = records.filter(|p| p.to_string_lossy().ends_with(".tokenize.json")).collect();
-    records.sort();
-    records.into_iter().find_map(|path| {
-        let state: State = serde_json::from_slice(&std::fs::read(&path).ok()?).ok()?;
-        let out = PathBuf::from(path.to_str()?.strip_suffix(".tokenize.json")?);
-        let made = tokenize::files_of(&out, &state);
-        made.iter().flatten().any(|p| p.file_name() == first.file_name()).then_some(state.options.tokenizer)
-    })
 }
 
 /// Text to token files.

@@ -107,9 +107,9 @@ fn sees_none(host: &str, blind: &[usize], n_ranks: usize, visible_devices: Optio
         Some(list) => format!("CUDA_VISIBLE_DEVICES={list} names none that the driver knows"),
     };
     format!(
-        "{} on {host} see{} no GPU ({why}): ask for one for each rank of a node (--gpus-per-node={n_ranks})",
+        "{} on {host} {} no GPU ({why}): ask for one for each rank of a node (--gpus-per-node={n_ranks})",
         ranks_in_words(blind),
-        if blind.len() == 1 { "s" } else { "" },
+        if blind.len() == 1 { "sees" } else { "see" },
     )
 }
 

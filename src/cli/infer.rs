@@ -8,7 +8,7 @@ use crate::backend::agree::{all_or_none, decided_by_rank_0};
 use crate::backend::cpu::MpiComm;
 use crate::backend::{Backend, Comm};
 use crate::checkpoint::find;
-use crate::config::{Deck, KEYS, Tokenizer};
+use crate::config::{Deck, Tokenizer};
 use crate::error::{Error, Exit, Result};
 use crate::telemetry::logging;
 use crate::text::tokenizer::TextTokenizer;
@@ -29,10 +29,9 @@ struct Found {
 
 /// `[model]` of a checkpoint's deck as overrides: what else `deck` says is the caller's.
 fn model_keys(deck: &Deck) -> Vec<(String, String)> {
-    let table: toml::Table = deck.to_toml().parse().unwrap_or_default();
-    let beginnings = ["model.preset", "model.init_seed", "model.init_from"];
-    let keys = KEYS.iter().filter(|key| key.section() == "model" && !beginnings.contains(&key.name));
-    keys.filter_map(|key| Some((key.name.to_string(), table["model"].get(key.field())?.to_string()))).collect()
+    let mut keys = deck.overrides_of("model");
+    keys.retain(|(key, _)| !["model.preset", "model.init_seed", "model.init_from"].contains(&key.as_str()));
+    keys
 }
 
 /// The step directory, and the deck to work with: the checkpoint's own, or another one around the checkpoint's model.

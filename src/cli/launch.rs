@@ -8,8 +8,8 @@ use crate::backend::cpu::{MpiComm, instruction_set};
 use crate::backend::mesh::{Dim, Mesh};
 use crate::config::Deck;
 use crate::error::{Error, Exit, Result};
-use crate::telemetry::Flight;
 use crate::telemetry::time_limit::job_id;
+use crate::telemetry::{Flight, human};
 use crate::test_hooks;
 use mpi::Threading;
 use mpi::environment::Universe;
@@ -179,9 +179,8 @@ impl Launch {
             start.deck
         );
         log::info!("{job}{}", launch_checks::layout(places));
-        let threads = start.place.threads;
-        let plural = if threads == 1 { "" } else { "s" };
-        log::info!("{}, HDF5 {}, {threads} thread{plural} on rank 0", version("mpi"), version("hdf5"));
+        let threads = human::counted(start.place.threads, "thread");
+        log::info!("{}, HDF5 {}, {threads} on rank 0", version("mpi"), version("hdf5"));
     }
 
     /// Compute threads of this rank: what the deck says, or its share of the cores it may run on. Collective.

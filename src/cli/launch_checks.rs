@@ -3,6 +3,7 @@
 //! Pure functions of an environment and of what ranks say of themselves, tested on recorded ones. Must not know: MPI.
 
 use crate::backend::mesh::ranks_by_host;
+use crate::telemetry::human;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -70,14 +71,14 @@ pub(super) fn in_words(numbers: &[usize]) -> String {
 
 /// `rank 2` or `ranks 0-3, 8`.
 pub(super) fn ranks_in_words(ranks: &[usize]) -> String {
-    format!("rank{} {}", if ranks.len() == 1 { "" } else { "s" }, in_words(ranks))
+    format!("{} {}", human::of_number(ranks.len(), "rank"), in_words(ranks))
 }
 
 /// Who is where: `2 nodes: n1 (ranks 0-1), n2 (ranks 2-3)`.
 pub fn layout(places: &[Place]) -> String {
     let hosts = ranks_by_host(places.iter().map(|place| place.host.as_str()));
     let list: Vec<String> = hosts.iter().map(|(host, ranks)| format!("{host} ({})", ranks_in_words(ranks))).collect();
-    format!("{} node{}: {}", hosts.len(), if hosts.len() == 1 { "" } else { "s" }, list.join(", "))
+    format!("{}: {}", human::counted(hosts.len(), "node"), list.join(", "))
 }
 
 /// What will work and be slow, one line each.
@@ -111,10 +112,10 @@ pub fn warnings(places: &[Place]) -> Vec<String> {
     });
     if let Some((host, n_cores, n_threads, n_ranks)) = short {
         lines.push(format!(
-            "{host} has {n_cores} core{} for {n_threads} compute threads of {n_ranks} rank{}: start fewer ranks there, ask for more \
+            "{host} has {} for {n_threads} compute threads of {}: start fewer ranks there, ask for more \
              cores (--cpus-per-task), or lower run.threads_per_rank",
-            if n_cores == 1 { "" } else { "s" },
-            if n_ranks == 1 { "" } else { "s" },
+            human::counted(n_cores, "core"),
+            human::counted(n_ranks, "rank"),
         ));
     }
     lines

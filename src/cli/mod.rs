@@ -62,7 +62,7 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> Exit {
         }
         Command::Sample(args) => return under_mpi(|launch| infer::sample(launch, &args).map(|exit| (exit, None))),
         Command::Eval(args) => return under_mpi(|launch| infer::eval(launch, &args).map(|exit| (exit, None))),
-        Command::Plan(args) if args.subject.of == args::Planned::Machine => {
+        Command::Plan(args) if args.subject.of == args::PlanOf::Machine => {
             return under_mpi(|launch| calibrate::run(launch, &args, started).map(|exit| (exit, None)));
         }
         Command::Plan(args) => alone(|| plan::run(&args)),

@@ -1,6 +1,6 @@
 //! `zero3 plan`: the plan of a deck on paper, and what it is predicted to take. No MPI, no data, no device.
 
-use super::args::{PlanArgs, Planned};
+use super::args::{PlanArgs, PlanOf};
 use super::backend_choice::check_kernels;
 use super::planner::{PlannedDeck, Planner, check_budget, what_fits};
 use crate::backend::Device;
@@ -81,8 +81,11 @@ pub fn run(args: &PlanArgs) -> Result<String> {
     let planned = planner.plan(n_ranks, hardware.as_ref(), &[])?;
     check_budget(&planned)?;
     let per_node = per_node(args.ranks_per_node, hardware.as_ref(), n_ranks);
-    let paper =
-        Paper::new(&planned.model.spec, &planned.plan, Shape { n_micro: planned.n_micro(), ranks_per_node: per_node });
+    let paper = Paper::new(
+        &planned.model.spec,
+        &planned.plan,
+        Shape { n_micro: planned.deck.train.n_micro(), ranks_per_node: per_node },
+    );
     let formula = formula(&planner, &planned);
     let forecast = hardware.as_ref().map(|hardware| planned.forecast(hardware, per_node)).transpose()?;
     let advice = match (&hardware, &forecast) {
@@ -108,10 +111,10 @@ pub fn run(args: &PlanArgs) -> Result<String> {
     }
     // A deck by itself is shown whole; where something is predicted the lists of parameters and instructions would hide it.
     let mut text = match (&args.subject.of, &forecast) {
-        (Planned::Deck(_), None) => paper.to_string(),
+        (PlanOf::Deck(_), None) => paper.to_string(),
         _ => brief(&planner, &planned, &paper)?,
     };
-    if !matches!(args.subject.of, Planned::Deck(_)) || forecast.is_some() {
+    if !matches!(args.subject.of, PlanOf::Deck(_)) || forecast.is_some() {
         write!(text, "\n\n{formula}").expect("a string takes all");
     }
     if let Some(forecast) = &forecast {
@@ -125,7 +128,7 @@ pub fn run(args: &PlanArgs) -> Result<String> {
     if let Some(advice) = advice.as_ref().filter(|advice| would_fit.is_none() || !advice.fits.is_empty()) {
         write!(text, "\n\n{}", advice.to_string().trim_end()).expect("as above");
     }
-    if forecast.is_none() && !matches!(args.subject.of, Planned::Deck(_)) {
+    if forecast.is_none() && !matches!(args.subject.of, PlanOf::Deck(_)) {
         text += "\n\n--hardware h100 (or another, or a file) adds times and advice; --json has every parameter and instruction";
     }
     Ok(text)
@@ -138,7 +141,7 @@ fn per_node(said: Option<usize>, hardware: Option<&Hardware>, n_ranks: usize) ->
 
 fn formula(planner: &Planner<'_>, planned: &PlannedDeck) -> Formula {
     let PlannedDeck { model, plan, .. } = planned;
-    let bound = plan.bound(planned.n_micro());
+    let bound = plan.bound(planned.deck.train.n_micro());
     let n_params = planner.count().unwrap_or(model.spec.numel() as u64);
     Formula::new(n_params, plan.world_size, &plan.knobs, bound.all_gathers, bound.reductions)
 }

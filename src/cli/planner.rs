@@ -1,7 +1,7 @@
 //! What `zero3 plan` plans: the deck of a file, of a published model or of a number of parameters, with keys changed, on some ranks,
 //! and what is predicted of it.
 
-use super::args::{PlanSubject, Planned};
+use super::args::{PlanOf, PlanSubject};
 use super::backend_choice::check_kernels;
 use crate::backend::Device;
 use crate::backend::cpu::CpuDevice;
@@ -24,7 +24,7 @@ const SEQ_LEN: usize = 1024;
 
 /// A subject, and everything the command line says of it.
 pub struct Planner<'a> {
-    of: &'a Planned,
+    of: &'a PlanOf,
     /// Keys of the deck.
     overrides: Overrides,
     /// Keys of the hardware file.
@@ -44,11 +44,6 @@ pub struct PlannedDeck {
 }
 
 impl PlannedDeck {
-    /// Micro-batches of a step.
-    pub fn n_micro(&self) -> usize {
-        self.deck.train.global_batch_size / self.deck.train.micro_batch_size
-    }
-
     /// What a step of it takes.
     pub fn forecast(&self, hardware: &Hardware, per_node: usize) -> Result<Forecast> {
         let works = work::of_model(&self.model, model::precision(&self.deck));
@@ -56,7 +51,7 @@ impl PlannedDeck {
             spec: &self.model.spec,
             works: &works,
             plan: &self.plan,
-            n_micro: self.n_micro(),
+            n_micro: self.deck.train.n_micro(),
             per_node,
             tf32: self.deck.run.tf32,
         };
@@ -104,7 +99,7 @@ impl<'a> Planner<'a> {
         }
         let key = "train.global_batch_size";
         let is_written = overrides.iter().any(|(written, _)| written == key);
-        let has_deck = matches!(self.of, Planned::Deck(_));
+        let has_deck = matches!(self.of, PlanOf::Deck(_));
         let per_rank = self.micro_batches_per_rank.or((!has_deck).then_some(1));
         if let Some(per_rank) = per_rank.filter(|_| !is_written) {
             overrides.push((key.into(), (per_rank * n_ranks * deck.train.micro_batch_size).to_string()));
@@ -114,16 +109,16 @@ impl<'a> Planner<'a> {
 
     fn load(&self, overrides: &[(String, String)]) -> Result<Deck> {
         match self.of {
-            Planned::Deck(path) => Deck::load(path, overrides),
-            Planned::Model(preset) => Deck::parse(&deck_of_model(*preset), overrides, "--model"),
-            Planned::Params(_) => {
+            PlanOf::Deck(path) => Deck::load(path, overrides),
+            PlanOf::Model(preset) => Deck::parse(&deck_of_model(*preset), overrides, "--model"),
+            PlanOf::Params(_) => {
                 let Shape { n_layer, n_head, d_model } = self.shape()?.expect("there is a count");
                 let sizes = format!(
                     "n_layer = {n_layer}\nn_head = {n_head}\nd_model = {d_model}\nseq_len = {SEQ_LEN}\nvocab_size = {VOCAB_SIZE}"
                 );
                 Deck::parse(&deck_text(&sizes, SEQ_LEN), overrides, "--params")
             }
-            Planned::Machine => Err(Error::Internal("a machine is measured, not planned".into())),
+            PlanOf::Machine => Err(Error::Internal("a machine is measured, not planned".into())),
         }
     }
 
@@ -132,7 +127,7 @@ impl<'a> Planner<'a> {
     /// # Errors
     /// There are none so small.
     pub fn shape(&self) -> Result<Option<Shape>> {
-        let Planned::Params(count) = *self.of else { return Ok(None) };
+        let PlanOf::Params(count) = *self.of else { return Ok(None) };
         let written = |key: &str| self.overrides.iter().rev().find(|(k, _)| k == key).and_then(|(_, v)| v.parse().ok());
         let vocab_size = written("model.vocab_size").unwrap_or(VOCAB_SIZE);
         shape::of_count(count, vocab_size, written("model.seq_len").unwrap_or(SEQ_LEN)).map(Some)
@@ -140,7 +135,7 @@ impl<'a> Planner<'a> {
 
     /// Exactly as many parameters as were asked for, where that was a number.
     pub fn count(&self) -> Option<u64> {
-        if let Planned::Params(count) = *self.of { Some(count) } else { None }
+        if let PlanOf::Params(count) = *self.of { Some(count) } else { None }
     }
 
     /// The plan of such a deck, whatever memory it needs.

@@ -5,6 +5,7 @@
 
 use super::resolve::Resolver;
 use super::*;
+use crate::error::all_faults;
 use crate::work::Kernel;
 
 /// A file of the figures of a device, its node and its network.
@@ -201,11 +202,7 @@ impl Deck {
             resolver.finish()
         };
         parsed().map_err(|error| match error {
-            Error::Deck(faults) => {
-                let lines: Vec<String> = faults.iter().map(|fault| format!("  {fault}")).collect();
-                let plural = if faults.len() == 1 { "" } else { "s" };
-                Error::Input(format!("{origin} has {} fault{plural}:\n{}", faults.len(), lines.join("\n")))
-            }
+            Error::Deck(faults) => Error::Input(all_faults(origin, &faults)),
             other => other,
         })
     }

@@ -120,6 +120,23 @@ impl Key {
 }
 
 impl Kind {
+    /// Whether its values are strings.
+    fn is_text(&self) -> bool {
+        match self {
+            Kind::Text { .. }
+            | Kind::Choice(_)
+            | Kind::Checkpointing
+            | Kind::Tokenizer
+            | Kind::LogFilter
+            | Kind::Steps
+            | Kind::Duration
+            | Kind::Limit
+            | Kind::Signals
+            | Kind::Devices => true,
+            Kind::Flag | Kind::Integer { .. } | Kind::Float { .. } | Kind::Paths { .. } => false,
+        }
+    }
+
     /// What a value must be, as the end of the sentence "it wants ...".
     pub fn wants(&self) -> String {
         match *self {
@@ -199,19 +216,7 @@ impl Kind {
                 .map(|item| item.get_ref().as_str().map(|s| Value::String(s.to_owned())))
                 .collect::<Option<Vec<_>>>()
                 .map(Value::Array),
-            (
-                Kind::Text { .. }
-                | Kind::Choice(_)
-                | Kind::Checkpointing
-                | Kind::Tokenizer
-                | Kind::LogFilter
-                | Kind::Steps
-                | Kind::Duration
-                | Kind::Limit
-                | Kind::Signals
-                | Kind::Devices,
-                DeValue::String(s),
-            ) => Some(Value::String(s.to_string())),
+            (kind, DeValue::String(s)) if kind.is_text() => Some(Value::String(s.to_string())),
             _ => None,
         }
     }
@@ -228,19 +233,6 @@ impl Kind {
             },
             Kind::Integer { .. } => as_toml(),
             Kind::Float { .. } => as_toml().or_else(|| text.trim().parse().ok().map(float)),
-            Kind::Text { .. }
-            | Kind::Choice(_)
-            | Kind::Checkpointing
-            | Kind::Tokenizer
-            | Kind::LogFilter
-            | Kind::Steps
-            | Kind::Duration
-            | Kind::Limit
-            | Kind::Signals
-            | Kind::Devices => {
-                let literal = if quoted(text) { as_toml() } else { None };
-                literal.or_else(|| Some(Value::String(text.to_owned())))
-            }
             Kind::Paths { .. } => {
                 // `[ab]*.txt` is a glob and `["a", "b"]` a list: what TOML reads as strings is a list, and what
                 // opens like one must be one.
@@ -250,6 +242,11 @@ impl Kind {
                 }
                 let paths = text.split(',').filter(|_| !text.is_empty());
                 Some(Value::Array(paths.map(|p| Value::String(p.to_owned())).collect()))
+            }
+            text_kind => {
+                assert!(text_kind.is_text(), "{text_kind:?} has an arm of its own");
+                let literal = if quoted(text) { as_toml() } else { None };
+                literal.or_else(|| Some(Value::String(text.to_owned())))
             }
         }
     }

@@ -366,9 +366,22 @@ impl Deck {
         rules::resolve(text, overrides, origin)
     }
 
+    /// The keys of a section and their values, as overrides that set them.
+    pub fn overrides_of(&self, section: &str) -> Vec<(String, String)> {
+        let keys = render::section(&TABLE, self, section);
+        keys.into_iter().map(|(key, value)| (key.name.to_owned(), value)).collect()
+    }
+
     /// [`Deck::to_toml`] with each key's meaning beside it, for `--dry-run`.
     pub fn to_commented_toml(&self) -> String {
         render::toml(&TABLE, self, true)
+    }
+}
+
+impl TrainSection {
+    /// Micro-batches of a step, over all ranks.
+    pub fn n_micro(&self) -> usize {
+        self.global_batch_size / self.micro_batch_size
     }
 }
 

@@ -7,12 +7,24 @@ use serde::Serialize;
 /// Comments start no further right than this; a longer value pushes its own comment along.
 const MAX_COMMENT_COLUMN: usize = 44;
 
-/// Every key of the deck in the table's order.
-pub(super) fn toml(table: &Table, deck: &impl Serialize, commented: bool) -> String {
-    let values = match toml::Table::try_from(deck) {
+/// Every section of the deck, of values by field.
+fn values(deck: &impl Serialize) -> toml::Table {
+    match toml::Table::try_from(deck) {
         Ok(values) => values,
         Err(err) => panic!("a deck that TOML cannot hold (an integer of 2^63 or more?): {err}"),
-    };
+    }
+}
+
+/// The keys of a section with their values, in the table's order.
+pub(super) fn section(table: &Table, deck: &impl Serialize, section: &str) -> Vec<(&'static Key, String)> {
+    let values = values(deck);
+    let keys = table.keys.iter().filter(|key| key.section() == section);
+    keys.map(|key| (key, render(&values[section][key.field()]))).collect()
+}
+
+/// Every key of the deck in the table's order.
+pub(super) fn toml(table: &Table, deck: &impl Serialize, commented: bool) -> String {
+    let values = values(deck);
     let mut out = String::new();
     for (section, help) in table.sections {
         if !out.is_empty() {

@@ -6,11 +6,14 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
 
-use super::files::{self, TokenFormat, report};
+use super::decide;
+use super::files::report;
+use super::format::TokenFormat;
 use super::info::{Decode, FileInfo};
 use super::scan::{self, ScanProgress, entropy_nats, histogram};
 use super::token_stream::TokenStream;
 use crate::error::{Error, Result};
+use crate::telemetry::human;
 
 /// Largest token id that is counted; a larger one says that the file is read in the wrong way.
 const MAX_COUNTED_ID: u64 = 1 << 26;
@@ -54,9 +57,9 @@ impl TokenFilesInfo {
         progress: ScanProgress,
     ) -> Result<Self> {
         let key = "data info";
-        let has_header = paths.iter().any(|path| files::starts_with_llmc_magic(path));
+        let has_header = paths.iter().any(|path| decide::starts_with_llmc_magic(path));
         let word = if word == "auto" && has_header { "llmc" } else { word };
-        let format = files::decide_format(key, word, paths, vocab_size.unwrap_or(1))?;
+        let format = decide::decide_format(key, word, paths, vocab_size.unwrap_or(1))?;
         let stream = TokenStream::open(key, paths, format)?;
         let limit = vocab_size.unwrap_or(format.token_limit().min(MAX_COUNTED_ID));
         let scan = scan::scan(key, &stream, limit, &AtomicU64::new(0), progress);
@@ -84,7 +87,7 @@ impl TokenFilesInfo {
 
 impl fmt::Display for TokenFilesInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{} tokens in {} file(s), {}", self.n_tokens, self.files.len(), self.format)?;
+        writeln!(f, "{} tokens in {}, {}", self.n_tokens, human::counted(self.files.len(), "file"), self.format)?;
         for FileInfo { path, n_bytes, n_tokens } in &self.files {
             writeln!(f, "  {n_bytes:>14} bytes  {n_tokens:>14} tokens  {path}")?;
         }

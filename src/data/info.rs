@@ -6,7 +6,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::files::TokenFormat;
+use super::format::TokenFormat;
 use super::scan::{ScanProgress, entropy_nats, histogram};
 use super::{Dataset, SampleSpace, StreamFile};
 use crate::error::Result;
@@ -75,6 +75,9 @@ impl FileInfo {
 impl DataInfo {
     /// Scans the data ([`Dataset::scan`]) and counts its tokens. The run is `steps` steps of `global_batch_size` samples.
     /// `decode` turns tokens into text, where somebody said what they mean.
+    ///
+    /// # Errors
+    /// What [`Dataset::scan`] finds.
     pub fn gather(
         data: &Dataset,
         steps: u64,

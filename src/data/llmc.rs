@@ -9,10 +9,8 @@
 //! Source: `write_datafile` in `dev/data/data_common.py` of <https://github.com/karpathy/llm.c>. Files of 32-bit tokens under the
 //! first magic are read too. Must not know: paths, vocabularies.
 
-use super::files::TokenFormat;
+use super::format::{LLMC_HEADER_BYTES as HEADER_BYTES, TokenFormat};
 
-/// Bytes before the first token.
-pub const HEADER_BYTES: usize = 1024;
 /// Most tokens that the header can count.
 pub const MAX_TOKENS: u64 = i32::MAX as u64;
 

@@ -3,12 +3,17 @@
 //! Every rank opens the same files and can read every sample; which rank computes which micro-batch is arithmetic on
 //! indices ([`micro_batch_samples`]; rule 8 of the design). Must not know: MPI, models, backends.
 
+pub mod decide;
 pub mod file_info;
 pub mod files;
+pub mod format;
 pub mod info;
 pub mod llmc;
 pub mod order;
+mod samples;
 mod scan;
+#[cfg(test)]
+mod tests;
 pub mod token_stream;
 
 use std::ops::Range;
@@ -16,13 +21,18 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+pub use decide::CONTAINERS;
 pub use file_info::TokenFilesInfo;
-pub use files::{CONTAINERS, ResolvedFiles, TokenFormat};
+pub use files::ResolvedFiles;
+pub use format::TokenFormat;
 pub use info::DataInfo;
+pub use samples::{SampleSpace, micro_batch_samples};
 pub use scan::{DIGEST, ScanProgress};
 pub use token_stream::{StreamFile, TokenStream};
 
 use crate::error::{Error, Result};
+use crate::telemetry::human;
+use samples::Order;
 
 /// What a data set is made of; the deck's `[data]` section and the two model sizes it needs.
 #[derive(Debug, Clone, PartialEq)]
@@ -70,17 +80,24 @@ pub struct ScanReport {
 
 impl Dataset {
     /// Resolves the globs and opens the files: what a single process does. Reads no token; see [`Dataset::scan`].
+    ///
+    /// # Errors
+    /// A glob without a file, and what [`Dataset::open_files`] finds.
     pub fn open(cfg: &DataConfig) -> Result<Self> {
         Self::open_files(cfg, &ResolvedFiles::resolve(&cfg.train, &cfg.val)?)
     }
 
     /// Opens a list of files that was resolved before, on this rank or another.
+    ///
+    /// # Errors
+    /// All files that cannot be read or have a torn last token; no data at all; two formats; too few tokens for one sample
+    /// of a split.
     pub fn open_files(cfg: &DataConfig, files: &ResolvedFiles) -> Result<Self> {
         assert!(cfg.seq_len > 0 && cfg.vocab_size > 0, "seq_len {} vocab_size {}", cfg.seq_len, cfg.vocab_size);
         assert!((0.0..1.0).contains(&cfg.val_fraction), "val_fraction {}", cfg.val_fraction);
         let vocab_size = cfg.vocab_size as u64;
         let open = |key: &str, paths: &[PathBuf]| -> Result<Arc<TokenStream>> {
-            let format = files::decide_format(key, &cfg.format, paths, vocab_size)?;
+            let format = decide::decide_format(key, &cfg.format, paths, vocab_size)?;
             let stream = TokenStream::open(key, paths, format)?;
             if stream.is_empty() {
                 let files = first_and_more(&stream);
@@ -196,6 +213,9 @@ impl Dataset {
     }
 
     /// Reads every page once: the digest, and every file with a token that the vocabulary lacks, at once. One rank does it.
+    ///
+    /// # Errors
+    /// Every file with a token that the vocabulary lacks: where the first one is, and how many there are.
     pub fn scan(&self, progress: ScanProgress) -> Result<ScanReport> {
         let done = AtomicU64::new(0);
         let mut faults = Vec::new();
@@ -231,8 +251,7 @@ fn first_and_more(stream: &TokenStream) -> String {
     let first = stream.files().first().map_or(Path::new("(no file)"), StreamFile::path).display();
     match stream.files().len().saturating_sub(1) {
         0 => first.to_string(),
-        1 => format!("{first} and 1 more file"),
-        n => format!("{first} and {n} more files"),
+        n => format!("{first} and {}", human::counted(n, "more file")),
     }
 }
 
@@ -244,313 +263,4 @@ fn round_up(x: f64) -> f64 {
 /// The largest number with four decimals that is not above `x`.
 fn round_down(x: f64) -> f64 {
     (x * 1e4).floor() / 1e4
-}
-
-/// How windows follow one another within an epoch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Order {
-    Sequential,
-    Shuffled { seed: u64 },
-}
-
-/// The samples of a range of tokens. Window `w` is the `seq_len + 1` tokens from `w * stride` on; the last tokens that fill no
-/// window are left out.
-#[derive(Debug)]
-pub struct SampleSpace {
-    stream: Arc<TokenStream>,
-    /// The part of the stream that samples come from.
-    tokens: Range<u64>,
-    vocab_size: u64,
-    seq_len: usize,
-    stride: u64,
-    order: Order,
-}
-
-impl SampleSpace {
-    /// Tokens that samples come from.
-    pub fn n_tokens(&self) -> u64 {
-        self.tokens.end - self.tokens.start
-    }
-
-    /// Windows (W): samples of one epoch.
-    pub fn n_windows(&self) -> u64 {
-        (self.n_tokens() - self.seq_len as u64 - 1) / self.stride + 1
-    }
-
-    /// Reads tokens from the `from`-th on that samples come from; there must be as many. Overwrites `out`.
-    pub fn read(&self, from: u64, out: &mut [u32]) {
-        assert!(
-            from + out.len() as u64 <= self.n_tokens(),
-            "tokens {from} and {} more of {}",
-            out.len(),
-            self.n_tokens()
-        );
-        self.stream.read(self.tokens.start + from, out);
-    }
-
-    /// The stream behind the samples.
-    pub fn stream(&self) -> &TokenStream {
-        &self.stream
-    }
-
-    /// Name of the sample order, as checkpoints record it.
-    pub fn order_name(&self) -> &'static str {
-        match self.order {
-            Order::Sequential => order::SEQUENTIAL,
-            Order::Shuffled { .. } => order::SHUFFLED,
-        }
-    }
-
-    /// Epoch and window of sample `g`: `g / W`, and where `g % W` goes in that epoch. A pure function of seed and `g`.
-    pub fn epoch_and_window(&self, g: u64) -> (u64, u64) {
-        let n_windows = self.n_windows();
-        let (epoch, position) = (g / n_windows, g % n_windows);
-        let window = match self.order {
-            Order::Sequential => position,
-            Order::Shuffled { seed } => order::shuffled(position, n_windows, seed, epoch),
-        };
-        (epoch, window)
-    }
-
-    /// Overwrites `tokens` and `targets`, both (B, T), with the samples of `samples` (B of them): row b holds the first T
-    /// and the last T tokens of sample `samples.start + b`.
-    pub fn fill(&self, samples: Range<u64>, tokens: &mut [u32], targets: &mut [u32]) {
-        let numel = (samples.end - samples.start) as usize * self.seq_len;
-        assert!(tokens.len() == numel && targets.len() == numel, "{} and {} for {numel}", tokens.len(), targets.len());
-        let rows = tokens.chunks_exact_mut(self.seq_len).zip(targets.chunks_exact_mut(self.seq_len));
-        for (g, (tokens, targets)) in samples.zip(rows) {
-            let start = self.tokens.start + self.epoch_and_window(g).1 * self.stride;
-            self.stream.read(start, tokens);
-            self.stream.read(start + 1, targets);
-        }
-    }
-
-    /// Entropy in nats of the token frequencies of `range`, counted from this split's first token and cut at its end
-    /// (`0..u64::MAX` is all of it). A trained model's validation loss must be below it.
-    pub fn unigram_entropy_nats(&self, range: Range<u64>) -> f64 {
-        let clamp = |at: u64| self.tokens.start + at.min(self.n_tokens());
-        let (from, to) = (clamp(range.start), clamp(range.end));
-        scan::entropy_nats(&scan::histogram(&self.stream, from..to.max(from), self.vocab_size))
-    }
-}
-
-// ---- what a micro-batch holds (rule 8) ----
-
-/// Samples of micro-batch `j` of the step whose first sample is `step_base_sample`: always the same for the same `j`,
-/// whichever rank computes it.
-pub fn micro_batch_samples(step_base_sample: u64, j: usize, micro_batch_size: usize) -> Range<u64> {
-    let start = step_base_sample + j as u64 * micro_batch_size as u64;
-    start..start + micro_batch_size as u64
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    /// A data set over files with the given bytes; keeps the directory alive.
-    fn text(files: &[&[u8]], edit: impl FnOnce(&mut DataConfig)) -> (tempfile::TempDir, Result<Dataset>) {
-        let dir = tempfile::tempdir().unwrap();
-        for (i, content) in files.iter().enumerate() {
-            std::fs::write(dir.path().join(format!("{i}.txt")), content).unwrap();
-        }
-        let mut cfg = DataConfig {
-            train: vec![format!("{}/*.txt", dir.path().display())],
-            val: vec![],
-            val_fraction: 0.0,
-            format: "auto".into(),
-            vocab_size: 256,
-            seq_len: 4,
-            stride: 0,
-            seed: 1,
-            shuffle: false,
-        };
-        edit(&mut cfg);
-        let data = Dataset::open(&cfg);
-        (dir, data)
-    }
-
-    fn message(result: Result<Dataset>) -> String {
-        match result {
-            Err(Error::Input(text)) => text,
-            other => panic!("expected Error::Input, got {other:?}"),
-        }
-    }
-
-    fn sample(space: &SampleSpace, g: u64) -> (Vec<u32>, Vec<u32>) {
-        let (mut tokens, mut targets) = (vec![0; space.seq_len], vec![0; space.seq_len]);
-        space.fill(g..g + 1, &mut tokens, &mut targets);
-        (tokens, targets)
-    }
-
-    #[test]
-    fn empty_files_alone_are_refused_and_beside_others_are_nothing() {
-        assert!(message(text(&[b"", b""], |_| ()).1).contains("0.txt and 1 more file: 0 bytes"));
-        let (_dir, data) = text(&[b"", b"abc", b"", b"def"], |_| ());
-        let data = data.unwrap();
-        assert_eq!(data.train().n_tokens(), 6);
-        assert_eq!(sample(data.train(), 0).1, b"bcde".map(u32::from));
-    }
-
-    #[test]
-    fn a_rank_that_opens_the_broadcast_list_sees_the_samples_of_the_rank_that_resolved_it() {
-        let mut cfg = None;
-        let (dir, data) = text(&[b"the quick brown fox", b"jumps over the lazy dog"], |c| {
-            c.shuffle = true;
-            cfg = Some(c.clone());
-        });
-        let (cfg, data) = (cfg.unwrap(), data.unwrap());
-        let list = ResolvedFiles::resolve(&cfg.train, &cfg.val).unwrap().to_bytes();
-        std::fs::write(dir.path().join("0_late.txt"), "a file that appears meanwhile").unwrap();
-        let other = Dataset::open_files(&cfg, &ResolvedFiles::from_bytes(&list).unwrap()).unwrap();
-        for g in 0..3 * data.train().n_windows() {
-            assert_eq!(sample(data.train(), g), sample(other.train(), g), "sample {g}");
-        }
-    }
-
-    #[test]
-    fn one_token_too_few_is_refused_and_exactly_one_sample_is_enough() {
-        let refused = message(text(&[b"abcd"], |_| ()).1);
-        assert!(refused.contains("0.txt: 4 tokens are too few") && refused.contains("= 5"), "{refused}");
-        let (_dir, data) = text(&[b"abcde"], |_| ());
-        let data = data.unwrap();
-        assert_eq!(data.train().n_windows(), 1);
-        assert_eq!(sample(data.train(), 17), (b"abcd".map(u32::from).into(), b"bcde".map(u32::from).into()));
-    }
-
-    #[test]
-    fn a_split_that_leaves_either_side_too_short_says_what_would_do() {
-        let bytes = [b'x'; 100];
-        let val = message(text(&[&bytes], |cfg| cfg.val_fraction = 0.03).1);
-        assert!(val.contains("leaves 3 for validation") && val.contains("at least 0.05 would do"), "{val}");
-        let train = message(text(&[&bytes], |cfg| cfg.val_fraction = 0.98).1);
-        assert!(train.contains("leaves 2 for training") && train.contains("at most 0.95 would do"), "{train}");
-        for good in [0.05, 0.95] {
-            let (_dir, data) = text(&[&bytes], |cfg| cfg.val_fraction = good);
-            data.unwrap();
-        }
-    }
-
-    #[test]
-    fn the_validation_tail_and_the_training_head_share_no_token() {
-        let bytes: Vec<u8> = (0..=255).collect();
-        let (_dir, data) = text(&[&bytes[..200], &bytes[200..]], |cfg| cfg.val_fraction = 0.25);
-        let data = data.unwrap();
-        let (train, val) = (data.train(), data.val().unwrap());
-        assert_eq!((train.n_tokens(), val.n_tokens()), (192, 64));
-        let largest = (0..train.n_windows()).flat_map(|g| sample(train, g).1).max();
-        assert!(largest < Some(192), "{largest:?}");
-        assert_eq!(sample(val, 0).0, [192, 193, 194, 195]);
-        assert_eq!(sample(val, val.n_windows()), sample(val, 0), "validation wraps around");
-        assert_eq!(sample(val, 1).0, [196, 197, 198, 199]);
-        assert_eq!(data.n_bytes(), 256, "the shared stream is scanned once");
-        assert_eq!(data.scan(&|_| ()).unwrap().n_bytes, 256);
-    }
-
-    #[test]
-    fn validation_files_beat_the_fraction_and_overlap_is_noticed() {
-        let (_dir, data) = text(&[b"abcdefghij", b"klmnopqrst"], |cfg| {
-            cfg.val_fraction = 0.5;
-            cfg.val = vec![cfg.train[0].replace('*', "1")];
-        });
-        let data = data.unwrap();
-        assert_eq!((data.train().n_tokens(), data.val().unwrap().n_tokens()), (20, 10));
-        assert!(data.warnings()[0].contains("1.txt is trained on and validated on"));
-    }
-
-    #[test]
-    fn training_and_validation_of_two_formats_are_refused() {
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join("v.u16"), [1; 40]).unwrap();
-        let (_dir, data) = text(&[b"abcdefghij"], |cfg| cfg.val = vec![format!("{}/v.u16", dir.path().display())]);
-        assert!(message(data).contains("both must be of one format"));
-    }
-
-    #[test]
-    fn windows_overlap_with_a_small_stride_and_skip_with_a_large_one() {
-        let (_dir, data) = text(&[b"abcdefghij"], |cfg| cfg.stride = 1);
-        let data = data.unwrap();
-        assert_eq!(data.train().n_windows(), 6);
-        assert_eq!(sample(data.train(), 5).1, b"ghij".map(u32::from));
-        let (_dir, data) = text(&[b"abcdefghij"], |cfg| cfg.stride = 5);
-        let data = data.unwrap();
-        assert_eq!(data.train().n_windows(), 2);
-        assert_eq!(sample(data.train(), 1).0, b"fghi".map(u32::from));
-    }
-
-    #[test]
-    fn each_epoch_visits_every_window_once_in_its_own_order() {
-        let bytes: Vec<u8> = (0..=255).collect();
-        let (_dir, data) = text(&[&bytes], |cfg| cfg.shuffle = true);
-        let data = data.unwrap();
-        let n = data.train().n_windows();
-        let epoch = |e: u64| (e * n..(e + 1) * n).map(|g| data.train().epoch_and_window(g).1).collect::<Vec<_>>();
-        let (first, second) = (epoch(0), epoch(1));
-        assert_ne!(first, second);
-        for mut windows in [first, second] {
-            windows.sort_unstable();
-            assert_eq!(windows, (0..n).collect::<Vec<_>>());
-        }
-        assert_eq!(data.train().epoch_and_window(u64::MAX).0, u64::MAX / n, "the index is unbounded");
-        assert_eq!(data.train().order_name(), "feistel-v1");
-    }
-
-    #[test]
-    fn bad_tokens_of_both_lists_are_reported_together() {
-        let (_dir, data) = text(&[b"abcdefghij", b"ABCDEFGHIJ"], |cfg| {
-            cfg.vocab_size = 70;
-            cfg.val = vec![cfg.train[0].replace('*', "1")];
-        });
-        let err = data.unwrap().scan(&|_| ()).unwrap_err().to_string();
-        assert_eq!(err.lines().count(), 3, "{err}");
-        assert!(err.contains("data.train") && err.contains("data.val") && err.contains("is 97"), "{err}");
-    }
-
-    #[test]
-    fn a_moved_copy_has_the_same_digest_and_a_changed_one_another() {
-        let digest = |files: &[&[u8]]| {
-            let (_dir, data) = text(files, |_| ());
-            data.unwrap().scan(&|_| ()).unwrap().digest
-        };
-        assert_eq!(digest(&[b"hello world"]), digest(&[b"hello world"]));
-        assert_ne!(digest(&[b"hello world"]), digest(&[b"hello worle"]));
-        assert_eq!(digest(&[b"hello world"]).len(), 32);
-    }
-
-    #[test]
-    fn the_entropy_of_a_range_is_that_of_its_tokens() {
-        let (_dir, data) = text(&[b"aaaaabcd"], |_| ());
-        let data = data.unwrap();
-        assert_eq!(data.train().unigram_entropy_nats(0..5), 0.0);
-        assert!((data.train().unigram_entropy_nats(4..8) - 4f64.ln()).abs() < 1e-15);
-        let all = data.train().unigram_entropy_nats(0..u64::MAX);
-        let known = -(5.0 / 8.0 * (5.0 / 8.0f64).ln() + 3.0 / 8.0 * (1.0 / 8.0f64).ln());
-        assert!((all - known).abs() < 1e-15, "{all} {known}");
-    }
-
-    #[test]
-    fn the_info_report_has_every_number_and_reads_back_from_json() {
-        let (_dir, data) = text(&[b"hello\nworld hello world"], |cfg| cfg.val_fraction = 0.3);
-        let info = DataInfo::gather(&data.unwrap(), 10, 4, None, &|_| ()).unwrap();
-        assert_eq!((info.train.n_tokens, info.train.n_windows), (17, 4));
-        assert_eq!(info.epochs, 10.0);
-        assert_eq!(info.train.max_token, u32::from(b'w'));
-        let shown = info.to_string();
-        for part in ["17 tokens, text", "23 bytes", "hello\\nworld", "the end of the training stream", "10.000", "nats"]
-        {
-            assert!(shown.contains(part), "{part:?} is not in\n{shown}");
-        }
-        let json = serde_json::to_string(&info).unwrap();
-        assert_eq!(serde_json::from_str::<DataInfo>(&json).unwrap(), info);
-    }
-
-    proptest! {
-        #[test]
-        fn the_micro_batches_of_a_step_cover_its_samples_in_order(
-            n_micro in 1usize..30, size in 1usize..5, base in 0u64..1000,
-        ) {
-            let of_step: Vec<u64> = (0..n_micro).flat_map(|j| micro_batch_samples(base, j, size)).collect();
-            prop_assert_eq!(of_step, (base..base + (n_micro * size) as u64).collect::<Vec<_>>());
-        }
-    }
 }

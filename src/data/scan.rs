@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rayon::prelude::*;
 use xxhash_rust::xxh3::Xxh3;
 
-use super::files::TokenFormat;
+use super::format::TokenFormat;
 use super::token_stream::TokenStream;
 
 /// Name of the digest, as checkpoints record it.

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
 
-use super::files::{TokenFormat, report};
+use super::files::report;
+use super::format::TokenFormat;
 use crate::error::Result;
 
 /// A virtual concatenation of token files.
@@ -55,7 +56,7 @@ impl StreamFile {
 }
 
 impl TokenStream {
-    /// Maps the files in the given order; headers have been checked ([`decide_format`](super::files::decide_format)). Every
+    /// Maps the files in the given order; headers have been checked ([`decide_format`](super::decide::decide_format)). Every
     /// file that cannot be read or has a torn last token is reported at once.
     pub fn open(key: &str, files: &[PathBuf], format: TokenFormat) -> Result<Self> {
         let mut faults = Vec::new();

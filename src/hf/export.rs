@@ -19,6 +19,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::params::{ModelSpec, ParamSpec};
+use crate::telemetry::human;
 
 /// What was written.
 #[derive(Debug, Clone, PartialEq)]
@@ -176,6 +177,7 @@ impl fmt::Display for Exported {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Exported { from, to, n_files, n_tensors, bytes, dtype } = self;
         let (from, to) = (from.display(), to.display());
-        write!(f, "{from} -> {to}: {n_tensors} tensors, {bytes} bytes of {} in {n_files} file(s)", dtype.name())
+        let files = human::counted(*n_files, "file");
+        write!(f, "{from} -> {to}: {n_tensors} tensors, {bytes} bytes of {} in {files}", dtype.name())
     }
 }

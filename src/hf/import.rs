@@ -24,6 +24,7 @@ use crate::config::Locking;
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::params::ModelSpec;
+use crate::telemetry::human;
 
 /// Elements that a tied head is compared in at once.
 const BLOCK: usize = 1 << 20;
@@ -260,10 +261,11 @@ impl fmt::Display for Imported {
         let Imported { from, to, n_ranks, psi } = self;
         write!(
             f,
-            "{} -> {}: {psi} parameters, step 0, cut for {n_ranks} rank(s)\ntrain on from it with --resume {} or \
+            "{} -> {}: {psi} parameters, step 0, cut for {}\ntrain on from it with --resume {} or \
              model.init_from={}",
             from.display(),
             to.display(),
+            human::counted(*n_ranks, "rank"),
             to.display(),
             to.display()
         )

@@ -78,6 +78,9 @@ impl TensorFiles {
     }
 
     /// Elements `range` of a flattened tensor as f32, appended to `out`.
+    ///
+    /// # Errors
+    /// The file cannot be read there.
     pub fn read(&self, entry: &Entry, range: std::ops::Range<usize>, out: &mut Vec<f32>) -> Result<()> {
         let (path, file) = &self.files[entry.file];
         let width = entry.dtype.bitsize() / 8;
@@ -165,6 +168,9 @@ pub struct TensorWriter {
 
 impl TensorWriter {
     /// Begins a file with tensors of these names and shapes.
+    ///
+    /// # Errors
+    /// Failures of the file system, here and below.
     pub fn create(path: &Path, dtype: Dtype, tensors: &[(&str, &[usize])]) -> Result<Self> {
         let mut at = 0;
         let info = |(name, shape): &(&str, &[usize])| {

@@ -3,14 +3,10 @@
 //! A family describes itself as data ([`ModelSpec`]) for the planner and computes its units when told to.
 //! Must not know: ranks, slices, schedules, where parameters come from.
 
-pub mod block;
-pub mod embedding;
 pub mod gpt2;
-pub mod head;
 pub mod init;
 pub mod llama;
-mod llama_block;
-mod llama_ends;
+pub mod logits;
 #[cfg(test)]
 mod tests;
 pub mod work;
@@ -170,10 +166,10 @@ impl Model {
     /// Runs the forward of an embedding or block.
     pub fn forward<D: Device>(&self, dev: &D, unit: UnitId, params: &[View<'_>], io: ForwardIo<'_>) {
         match (&self.family, self.spec.units[unit].role) {
-            (Family::Gpt2, UnitRole::Embedding) => embedding::forward(dev, &self.dims, params, io),
-            (Family::Gpt2, UnitRole::Block) => block::forward(dev, &self.dims, params, io),
-            (Family::Llama(_), UnitRole::Embedding) => llama_ends::embed(dev, &self.dims, params, io),
-            (Family::Llama(shape), UnitRole::Block) => llama_block::forward(dev, &self.dims, shape, params, io),
+            (Family::Gpt2, UnitRole::Embedding) => gpt2::embedding::forward(dev, &self.dims, params, io),
+            (Family::Gpt2, UnitRole::Block) => gpt2::block::forward(dev, &self.dims, params, io),
+            (Family::Llama(_), UnitRole::Embedding) => llama::embedding::forward(dev, &self.dims, params, io),
+            (Family::Llama(shape), UnitRole::Block) => llama::block::forward(dev, &self.dims, shape, params, io),
             (_, UnitRole::Head) => panic!("the head is visited for its loss"),
         }
     }
@@ -181,18 +177,18 @@ impl Model {
     /// Shape of a block's attention.
     pub fn attention_shape(&self) -> AttentionShape {
         match &self.family {
-            Family::Gpt2 => block::attention_shape(&self.dims),
-            Family::Llama(shape) => llama_block::attention_shape(&self.dims, shape),
+            Family::Gpt2 => gpt2::block::attention_shape(&self.dims),
+            Family::Llama(shape) => llama::block::attention_shape(&self.dims, shape),
         }
     }
 
     /// Runs the backward of an embedding or block.
     pub fn backward<D: Device>(&self, dev: &D, unit: UnitId, params: &[View<'_>], io: BackwardIo<'_>) {
         match (&self.family, self.spec.units[unit].role) {
-            (Family::Gpt2, UnitRole::Embedding) => embedding::backward(dev, &self.dims, io),
-            (Family::Gpt2, UnitRole::Block) => block::backward(dev, &self.dims, params, io),
-            (Family::Llama(shape), UnitRole::Embedding) => llama_ends::embed_backward(dev, &self.dims, shape, io),
-            (Family::Llama(shape), UnitRole::Block) => llama_block::backward(dev, &self.dims, shape, params, io),
+            (Family::Gpt2, UnitRole::Embedding) => gpt2::embedding::backward(dev, &self.dims, io),
+            (Family::Gpt2, UnitRole::Block) => gpt2::block::backward(dev, &self.dims, params, io),
+            (Family::Llama(shape), UnitRole::Embedding) => llama::embedding::backward(dev, &self.dims, shape, io),
+            (Family::Llama(shape), UnitRole::Block) => llama::block::backward(dev, &self.dims, shape, params, io),
             (_, UnitRole::Head) => panic!("the head is visited for its loss"),
         }
     }
@@ -200,8 +196,8 @@ impl Model {
     /// Runs the head: losses, and in training its backward.
     pub fn loss<D: Device>(&self, dev: &D, params: &[View<'_>], io: LossIo<'_>) {
         match &self.family {
-            Family::Gpt2 => head::loss(dev, &self.dims, params, io),
-            Family::Llama(shape) => llama_ends::loss(dev, &self.dims, shape, params, io),
+            Family::Gpt2 => gpt2::head::loss(dev, &self.dims, params, io),
+            Family::Llama(shape) => llama::head::loss(dev, &self.dims, shape, params, io),
         }
     }
 }

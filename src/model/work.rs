@@ -3,7 +3,7 @@
 //!
 //! Must not know: how fast anything is.
 
-use super::{Family, Model, head};
+use super::{Family, Model, logits};
 use crate::dtype::DType;
 use crate::params::{Precision, SHARED_GRAD, UnitRole};
 use crate::work::{Attention, Kernel, Product, UnitWork, Work};
@@ -98,7 +98,7 @@ fn head(model: &Model, precision: Precision) -> UnitWork {
     let (rows, c, vocab) = (dims.rows(), dims.c, dims.vocab);
     let pass = |kernel, n_tensors: usize| Work::pass(kernel, a, n_tensors * rows * c * a.bytes());
     let mut backward = vec![pass(Kernel::NormForward, 2), pass(Kernel::NormBackward, 4), pass(Kernel::Stream, 1)];
-    let step = head::chunk_rows(dims);
+    let step = logits::chunk_rows(dims);
     for start in (0..rows).step_by(step) {
         let shape = Product { rows: step.min(rows - start), n_in: c, n_out: vocab };
         let wide = DType::F32.bytes();
@@ -153,7 +153,7 @@ mod tests {
         let model = Model::of_deck::<CpuDevice>(&Deck::parse(deck, &[], "a test").unwrap());
         let head = of_model(&model, Precision::F32).pop().unwrap();
         let forward: Vec<&Work> = head.backward.iter().filter(|w| w.kernel == Kernel::LinearForward).collect();
-        assert_eq!(forward.len(), 8192usize.div_ceil(head::chunk_rows(&model.dims)));
+        assert_eq!(forward.len(), 8192usize.div_ceil(logits::chunk_rows(&model.dims)));
         assert!(forward.iter().all(|w| w.bytes > (128_256 * 4096 * 4) as f64));
     }
 }

@@ -3,12 +3,14 @@
 //! It runs between steps, so it lies where their transient memory lies.
 
 use super::memory::{self, Peaks, Slot, aligned};
+use super::program::{Lifetimes, Program};
 use super::schedule::{self, Gradients};
-use super::{Lifetimes, Plan, Program, packing};
+use super::{Plan, packing};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::params::ModelSpec;
 use crate::telemetry::ledger::MemKind;
+use std::ops::Index;
 
 /// Elements of what is kept and of scratch, for a text as long as the model takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,11 +27,59 @@ pub struct KeptSizes {
     pub work: usize,
 }
 
+/// How many rows of a text are computed at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Feed {
+    /// Several rows of a prompt.
+    Prompt,
+    /// One row.
+    Row,
+}
+
+/// One of a kind for each [`Feed`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PerFeed<T> {
+    /// For several rows of a prompt.
+    pub prompt: T,
+    /// For one row.
+    pub row: T,
+}
+
+impl<T> Index<Feed> for PerFeed<T> {
+    type Output = T;
+
+    fn index(&self, feed: Feed) -> &T {
+        match feed {
+            Feed::Prompt => &self.prompt,
+            Feed::Row => &self.row,
+        }
+    }
+}
+
+/// Which programs of generating text ran.
+pub type Ran = PerFeed<bool>;
+
+impl Ran {
+    /// This one ran.
+    pub fn note(&mut self, feed: Feed) {
+        match feed {
+            Feed::Prompt => self.prompt = true,
+            Feed::Row => self.row = true,
+        }
+    }
+
+    /// Those of `other` ran too.
+    pub fn add(&mut self, other: Ran) {
+        self.prompt |= other.prompt;
+        self.row |= other.row;
+    }
+}
+
 /// The plan of generating text.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Generation {
-    /// In the order of the models they were made of.
-    pub programs: Vec<Program>,
+    /// A pass of each kind.
+    pub programs: PerFeed<Program>,
     /// The projections that each block keeps.
     pub kept: Vec<Slot>,
     /// Scratch of attention over them: output, log-sum-exps, the rest.
@@ -41,8 +91,8 @@ impl Plan {
     ///
     /// # Errors
     /// A cap in the deck cannot be kept.
-    pub fn add_generation(&mut self, specs: &[&ModelSpec], sizes: KeptSizes) -> Result<()> {
-        let activation = specs[0].activation_dtype;
+    pub fn add_generation(&mut self, specs: PerFeed<&ModelSpec>, sizes: KeptSizes) -> Result<()> {
+        let activation = specs.row.activation_dtype;
         let slot = |name: String, kind, numel, dtype| Slot::always(name, kind, numel, dtype);
         let mut always: Vec<Slot> = (0..sizes.n_blocks)
             .map(|i| slot(format!("block {i}: kept projections"), MemKind::Activation, sizes.qkv, activation))
@@ -55,25 +105,26 @@ impl Plan {
         let resident_end = self.resident.iter().map(|slot| slot.offset + aligned(slot.bytes())).max().unwrap_or(0);
         let base = memory::lay_in_a_row(&mut always, resident_end);
         let throughout: Vec<Slot> = self.resident.iter().chain(&always).cloned().collect();
-        let mut programs = Vec::new();
-        for spec in specs {
+        let mut program = |spec: &ModelSpec| -> Result<Program> {
             let schedule = schedule::evaluation(spec, &self.partitions, &self.placements, &self.knobs)?;
             let mut program =
                 Lifetimes::new(spec, &self.partitions, &self.knobs, &schedule, Gradients::None).program(schedule);
             self.arena_bytes = self.arena_bytes.max(packing::pack(&mut program.slots, base));
             program.peaks = memory::peaks(&throughout, &program.slots, program.schedule.instrs.len());
-            programs.push(program);
-        }
+            Ok(program)
+        };
+        let programs = PerFeed { prompt: program(specs.prompt)?, row: program(specs.row)? };
         let scratch = always.split_off(sizes.n_blocks);
         self.generation = Some(Generation { programs, kept: always, scratch });
         Ok(())
     }
 
     /// Peaks of the programs that ran.
-    pub fn generation_peaks(&self, ran: &[bool]) -> Option<Peaks> {
+    pub fn generation_peaks(&self, ran: Ran) -> Option<Peaks> {
         let programs = &self.generation.as_ref()?.programs;
         let mut peaks: Option<Peaks> = None;
-        for (program, _) in programs.iter().zip(ran).filter(|(_, ran)| **ran) {
+        for feed in [Feed::Prompt, Feed::Row].into_iter().filter(|&feed| ran[feed]) {
+            let program = &programs[feed];
             match &mut peaks {
                 Some(peaks) => peaks.raise(&program.peaks),
                 None => peaks = Some(program.peaks.clone()),

@@ -9,6 +9,7 @@ use super::placement::{Hold, Placement};
 use crate::dtype::DType;
 use crate::error::{Error, Fault, Result};
 use crate::params::{ModelSpec, ParamId, SHARED_GRAD, UnitId, UnitRole};
+use crate::telemetry::human;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -138,6 +139,9 @@ pub fn is_rounded(spec: &ModelSpec, param: ParamId, knobs: &Knobs) -> bool {
 }
 
 /// The training order of one micro-step.
+///
+/// # Errors
+/// `zero.max_live_bytes` is too small: says what would do.
 pub fn training(
     spec: &ModelSpec,
     partitions: &[Partition],
@@ -153,6 +157,9 @@ pub fn training(
 }
 
 /// The order of one evaluation pass: forward only.
+///
+/// # Errors
+/// As of [`training`].
 pub fn evaluation(
     spec: &ModelSpec,
     partitions: &[Partition],
@@ -321,8 +328,7 @@ fn over_cap(
 ) -> Error {
     // Without prefetching, what is alive at a visit is its own gather and what is kept from forward to backward.
     let bytes = |g: &Gather| gathered_bytes(g, partitions, knobs.param_dtype);
-    let n = partitions[0].world_size;
-    let ranks = if n == 1 { "1 rank".into() } else { format!("{n} ranks") };
+    let ranks = human::counted(partitions[0].world_size, "rank");
     let wants = if knobs.release_after_forward {
         let largest = gathers.iter().max_by_key(|g| bytes(g)).expect("a gather passed the cap");
         let (unit, needed) = (&spec.units[largest.unit].name, bytes(largest));

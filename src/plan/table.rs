@@ -250,7 +250,7 @@ fn peak_at(spec: &ModelSpec, plan: &Plan, peaks: &Peaks) -> String {
 impl fmt::Display for Paper {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let n = self.world_size;
-        writeln!(f, "plan for {n} rank{}, {} on a node", if n == 1 { "" } else { "s" }, self.ranks_per_node)?;
+        writeln!(f, "plan for {}, {} on a node", human::counted(n, "rank"), self.ranks_per_node)?;
         writeln!(f, "\npartition: {} parameters, {} with padding", self.n_params, self.n_params_padded)?;
         let width = self.params.iter().map(|p| p.name.len()).max().unwrap_or(9).max(9);
         writeln!(
@@ -299,12 +299,11 @@ impl fmt::Display for Paper {
             writeln!(f, "  {ranks:<12} {gather:>16} {reduce:>16} {:>16}", gather + reduce)?;
         }
         let Bound { all_gathers, reductions, bytes } = self.upper_bound;
-        let plural = |n: usize| if n == 1 { "" } else { "s" };
         writeln!(
             f,
-            "  at most      {bytes:>50}  ({all_gathers} all-gather{} and {reductions} reduction{} of everything, (N-1)/N of it)",
-            plural(all_gathers),
-            plural(reductions)
+            "  at most      {bytes:>50}  ({} and {} of everything, (N-1)/N of it)",
+            human::counted(all_gathers, "all-gather"),
+            human::counted(reductions, "reduction")
         )?;
         for s in &self.savings {
             writeln!(f, "  saved        {:>50}  {} per micro-step: {}", s.bytes, s.param, s.reason)?;

@@ -2,9 +2,9 @@
 
 use super::knobs::Knobs;
 use super::memory::Slot;
-use super::schedule::{Instr, Pass};
+use super::schedule::{Instr, Pass, Schedule};
 use super::*;
-use crate::params::{Init, ParamSpec, UnitSpec};
+use crate::params::{Init, ParamSpec, TensorSpec, UnitRole, UnitSpec};
 use proptest::prelude::*;
 use std::collections::HashSet;
 

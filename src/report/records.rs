@@ -5,26 +5,13 @@
 use crate::config::Deck;
 use crate::error::{Error, Result};
 use crate::telemetry::run_records::{DECK_FILE, RunEvent, read_events};
+use crate::telemetry::step_log::STEPS_FILE;
+use crate::telemetry::step_reader::{LoggedStep, StepColumns};
 use crate::telemetry::summary::SUMMARY_FILE;
 use crate::telemetry::{Summary, trace::Track};
 use serde::Deserialize;
 use std::io::ErrorKind;
 use std::path::Path;
-
-/// A row of the step log, as far as figures need it.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct LoggedStep {
-    /// Optimizer step.
-    pub step: u64,
-    /// Nats per token; NaN where it was not finite.
-    pub loss: f64,
-    /// The same of a validation, where one was made.
-    pub val_loss: Option<f64>,
-    /// Of the slowest rank.
-    pub step_ms_max: f64,
-    /// Of all ranks.
-    pub tokens_per_s: f64,
-}
 
 /// An event of a trace.
 #[derive(Debug, Clone, PartialEq)]
@@ -117,38 +104,19 @@ impl Records {
             world_size,
             backend,
             events,
-            steps: text_of(&run_dir.join("steps.csv"))?.map_or(Ok(Vec::new()), |text| steps_of(&text, run_dir))?,
+            steps: text_of(&run_dir.join(STEPS_FILE))?.map_or(Ok(Vec::new()), |text| steps_of(&text, run_dir))?,
             trace: text_of(&run_dir.join("trace.json"))?.map(|text| trace_of(&text, run_dir)).transpose()?,
         })
     }
 }
 
-/// Rows of `steps.csv`; what is behind the last line end was torn off and is left out, like any row of another length.
+/// Rows of `steps.csv`; what is behind the last line end was torn off and is left out, like any line that is no row.
 fn steps_of(text: &str, run_dir: &Path) -> Result<Vec<LoggedStep>> {
-    let whole = text.rfind('\n').map_or("", |end| &text[..=end]);
-    let mut reader = csv::ReaderBuilder::new().flexible(true).from_reader(whole.as_bytes());
-    let fault = |why: String| Error::Input(format!("{}: {why}", run_dir.join("steps.csv").display()));
-    let head = reader.headers().map_err(|e| fault(e.to_string()))?.clone();
-    if head.is_empty() {
-        return Ok(Vec::new());
-    }
-    let column = |name: &str| {
-        head.iter().position(|h| h == name).ok_or_else(|| fault(format!("no column {name}: not a log of this version")))
-    };
-    let columns =
-        [column("step")?, column("loss")?, column("val_loss")?, column("step_ms_max")?, column("tokens_per_s")?];
-    let rows = reader.records().filter_map(|row| {
-        let row = row.ok().filter(|row| row.len() == head.len())?;
-        let number = |i: usize| row[columns[i]].parse::<f64>().ok();
-        Some(LoggedStep {
-            step: row[columns[0]].parse().ok()?,
-            loss: number(1)?,
-            val_loss: number(2),
-            step_ms_max: number(3)?,
-            tokens_per_s: number(4)?,
-        })
-    });
-    Ok(rows.collect())
+    let mut lines = text.rfind('\n').map_or("", |end| &text[..end]).lines();
+    let Some(header) = lines.next() else { return Ok(Vec::new()) };
+    let columns = StepColumns::of_header(header, &["val_loss", "step_ms_max", "tokens_per_s"])
+        .map_err(|why| Error::Input(format!("{}: {why}", run_dir.join(STEPS_FILE).display())))?;
+    Ok(lines.filter_map(|line| columns.row(line)).collect())
 }
 
 #[derive(Deserialize)]

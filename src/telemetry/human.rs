@@ -42,7 +42,12 @@ pub fn count(n: f64) -> String {
 
 /// `1 rank`, `3 ranks`: for words whose plural has an s.
 pub fn counted(n: usize, word: &str) -> String {
-    format!("{n} {word}{}", if n == 1 { "" } else { "s" })
+    format!("{n} {}", of_number(n, word))
+}
+
+/// `rank` for one, else `ranks`: where the count itself is not said, or stands elsewhere.
+pub fn of_number(n: usize, word: &str) -> String {
+    format!("{word}{}", if n == 1 { "" } else { "s" })
 }
 
 /// A stage's bytes at rest for `psi` parameters on `n` ranks, `2 x 100 + 14 x 100 / 3 = 666.7`: of each parameter every rank
@@ -72,6 +77,7 @@ mod tests {
         let shown = [0.4, 59.6, 187.0, 7500.0, 356_400.0, f64::NAN, f64::INFINITY, -1.0].map(seconds);
         assert_eq!(shown, ["0s", "1m00s", "3m07s", "2h05m", "4d03h", "-", "-", "-"]);
         assert_eq!([0, 1, 2].map(|n| counted(n, "rank")), ["0 ranks", "1 rank", "2 ranks"]);
+        assert_eq!([0, 1, 2].map(|n| of_number(n, "rank")), ["ranks", "rank", "ranks"]);
         assert_eq!([0.0, 9999.4, 12_345.0, 4.5e6, 2e9].map(count), ["0", "9999", "12.3k", "4.5M", "2.0G"]);
     }
 }

@@ -1,6 +1,7 @@
 //! What a run says about itself: timers, the memory ledger, byte counters, the step log, progress and the summary.
 //!
-//! Plain counters and writers; they are told numbers and never ask for them. Must not know: MPI, models, backends, decks.
+//! Plain counters, and writers and readers of what a run leaves. They are told numbers, and ask nobody but the system (usage, heap, time
+//! limit). Must not know: MPI, models, backends, decks.
 
 pub mod allocations;
 pub mod comm_volume;
@@ -12,12 +13,16 @@ pub mod logging;
 pub mod process;
 pub mod progress;
 pub mod quantile;
+mod recording;
 mod replace_file;
 pub mod run_records;
 mod scontrol;
 pub mod sign_of_life;
 pub mod signals;
+pub mod step_columns;
 pub mod step_log;
+pub mod step_reader;
+pub mod step_row;
 pub mod stragglers;
 pub mod summary;
 pub mod time_limit;
@@ -25,6 +30,7 @@ pub mod timer;
 pub mod timing;
 pub mod trace;
 pub mod units;
+mod watchdog;
 
 pub use comm_volume::{CommClass, CommVolume};
 pub use flight::Flight;
@@ -33,7 +39,8 @@ pub use process::Usage;
 pub use progress::Progress;
 pub(crate) use replace_file::replace_file;
 pub use run_records::{RunEvent, RunRecords};
-pub use step_log::{RankStats, RankStep, StepLog, StepRow, combine};
+pub use step_log::StepLog;
+pub use step_row::{RankStats, RankStep, StepRow, combine};
 pub use summary::Summary;
 pub use timer::{Clock, Phase, PhaseTimer, PhaseTimes};
 pub use timing::Timing;

@@ -10,7 +10,7 @@ use std::time::Instant;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle, TermLike};
 
 use super::human;
-use super::step_log::StepRow;
+use super::step_row::StepRow;
 
 /// Lines after which the header comes again.
 const LINES_PER_HEADER: u64 = 50;
@@ -219,7 +219,7 @@ fn line(row: &StepRow, eta_seconds: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::telemetry::step_log::{RankStep, combine};
+    use crate::telemetry::step_row::{RankStep, combine};
 
     fn row(step: u64) -> StepRow {
         let rank =

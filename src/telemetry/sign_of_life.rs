@@ -55,6 +55,15 @@ pub struct SignOfLife {
     pub memory_total: Held,
 }
 
+/// Where a rank's main thread is: another place whenever it has got on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// Number of the operation; all ranks run the same list.
+    pub ordinal: u64,
+    /// Signs of getting on within operations.
+    pub ticks: u64,
+}
+
 /// Bytes of one kind of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KindNow {
@@ -94,9 +103,9 @@ impl SignOfLife {
         std::fs::rename(&temporary, Self::path(flight_dir, self.rank))
     }
 
-    /// Where the rank is: changes when it gets on.
-    pub fn place(&self) -> (u64, u64) {
-        (self.ordinal, self.ticks)
+    /// Where the rank is.
+    pub fn place(&self) -> Place {
+        Place { ordinal: self.ordinal, ticks: self.ticks }
     }
 
     /// How long no sign may come from a rank that lives.

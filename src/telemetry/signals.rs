@@ -71,6 +71,9 @@ extern "C" fn note_stop(signal: libc::c_int) {
 }
 
 /// The signals of `run.stop_signals`: names with or without SIG, separated by commas; empty = none.
+///
+/// # Errors
+/// A name that is none of those it may be.
 pub fn numbers_of(text: &str) -> std::result::Result<Vec<libc::c_int>, String> {
     let names = text.split(',').map(str::trim).filter(|_| !text.trim().is_empty());
     names

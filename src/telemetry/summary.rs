@@ -182,9 +182,9 @@ impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let label = |name: &str| format!("  {name:<25}");
         writeln!(f, "{} (exit code {})", self.exit_reason, self.exit_code)?;
-        let ranks = if self.world_size == 1 { "rank" } else { "ranks" };
+        let ranks = human::counted(self.world_size as usize, "rank");
         let (world_size, step, total) = (self.world_size, self.step, self.total_steps);
-        writeln!(f, "{}{step} of {total}, from step {} on, {world_size} {ranks}", label("step"), self.start_step)?;
+        writeln!(f, "{}{step} of {total}, from step {} on, {ranks}", label("step"), self.start_step)?;
         let time = human::seconds(self.wall_seconds);
         let rate = self.tokens_per_s.map_or(String::new(), |rate| format!(", {} tokens/s", human::count(rate)));
         writeln!(f, "{}{} in {time}{rate}", label("tokens"), self.tokens)?;

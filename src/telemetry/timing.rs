@@ -7,7 +7,7 @@ use super::job_comment::JobComment;
 use super::quantile::quantile;
 use super::replace_file::replace_file;
 use super::signals::{self, Stop};
-use super::step_log::RankStep;
+use super::step_row::RankStep;
 use super::stragglers::StepShares;
 use super::time_limit::{JobClock, unix_now};
 use serde::{Deserialize, Serialize};

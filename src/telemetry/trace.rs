@@ -110,6 +110,9 @@ impl Trace {
 }
 
 /// Steps named by `log.trace`: `A` or `A..B` (B not included) or `A..=B`; empty = none.
+///
+/// # Errors
+/// It names no steps: what would.
 pub fn steps_of(text: &str) -> std::result::Result<std::ops::Range<u64>, String> {
     if text.is_empty() {
         return Ok(0..0);

@@ -56,6 +56,9 @@ impl TokenFiles {
     }
 
     /// Appends tokens.
+    ///
+    /// # Errors
+    /// Failures of the file system, here and below.
     pub fn write(&mut self, mut tokens: &[u32]) -> Result<()> {
         while !tokens.is_empty() {
             if self.file.is_none() {

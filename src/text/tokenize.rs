@@ -1,110 +1,26 @@
 //! Text files to token files: read in order, encode on all cores, write in order, go on after a kill.
 //!
-//! \[Note: restart\] Beside the output lies `OUT.tokenize.json`: what is being made of what, and how far it has come, durably. A process
-//! that finds it goes on from there; what the tokens are does not depend on where a process ended, nor on the number of threads.
-//! When all is done the file stays, and says which tokenizer the tokens are of.
+//! What is there already, and how far an earlier process has come, is `job.rs`' care (\[Note: restart\] there).
 //!
 //! Must not know: the command line.
 
-use std::fs::{self, File};
-use std::io::Write;
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
-use serde::{Deserialize, Serialize};
 
-use super::documents::{Cursor, Documents, Layout, Piece};
-use super::token_files::{TokenFiles, Written, shard_path, with_stem_end};
-use super::tokenizer::TextTokenizer;
-use crate::data::{ScanProgress, TokenFormat};
+use super::documents::{Documents, Piece};
+use super::job::{DocumentToken, Job, State, files_of, lock, lock_path, outputs, start, state_path, write_state};
+use super::token_files::TokenFiles;
+use crate::data::ScanProgress;
 use crate::error::{Error, Result};
-use crate::telemetry::replace_file;
 use crate::test_hooks::fault_point;
 
 /// Bytes of text in memory at once, about.
 const BATCH_BYTES: usize = 16 << 20;
 /// Time between two saves, at least.
 const SAVE_EVERY: Duration = Duration::from_secs(2);
-
-/// Where a document's token stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum DocumentToken {
-    /// Before each document, as in llm.c.
-    Before,
-    /// After each document, as in nanoGPT.
-    After,
-    /// Nowhere.
-    None,
-}
-
-/// What decides the tokens and the files they lie in.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Options {
-    /// Deck name of the tokenizer.
-    pub tokenizer: String,
-    /// Digest of its file, if it has one.
-    pub tokenizer_digest: String,
-    /// The token that separates documents; none where `document_token` is.
-    pub separator_id: Option<u32>,
-    /// Where it stands.
-    pub document_token: DocumentToken,
-    /// What a document is.
-    pub layout: Layout,
-    /// Share of the documents that go to the validation files, by hash, in [0, 1).
-    pub val_fraction: f64,
-    /// How the tokens lie in the files.
-    pub format: TokenFormat,
-    /// Tokens of one file; none for one file.
-    pub shard_tokens: Option<u64>,
-}
-
-/// One file that is read.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Input {
-    /// As given.
-    pub path: PathBuf,
-    /// Its size.
-    pub bytes: u64,
-    /// When it was last changed, in nanoseconds since 1970.
-    pub modified_ns: u64,
-}
-
-/// `OUT.tokenize.json`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct State {
-    /// Version of this file.
-    pub version: u32,
-    /// What decides the tokens.
-    pub options: Options,
-    /// One more than the largest token of the tokenizer.
-    pub vocab_size: usize,
-    /// What is read, in order.
-    pub inputs: Vec<Input>,
-    /// How far.
-    pub at: Cursor,
-    /// Documents read to their ends: training, validation.
-    pub documents: [u64; 2],
-    /// Tokens written: training, validation.
-    pub written: [Written; 2],
-    /// All is done.
-    pub is_finished: bool,
-}
-
-/// What there is to do.
-pub struct Job<'a> {
-    /// The tokenizer of `options`.
-    pub tokenizer: &'a TextTokenizer,
-    /// What decides the tokens.
-    pub options: Options,
-    /// Text files in order; `-` is standard input.
-    pub inputs: Vec<PathBuf>,
-    /// The token file, or what the names of several are made of.
-    pub out: PathBuf,
-    /// Start over, whatever is there.
-    pub overwrite: bool,
-}
 
 /// What was made.
 #[derive(Debug, Clone, PartialEq)]
@@ -115,34 +31,6 @@ pub struct Made {
     pub state: State,
     /// It was done before.
     pub was_finished: bool,
-}
-
-/// Where the state lies of what is made at `out`.
-pub fn state_path(out: &Path) -> PathBuf {
-    with_end(out, ".tokenize.json")
-}
-
-fn with_end(path: &Path, end: &str) -> PathBuf {
-    let mut name = path.as_os_str().to_os_string();
-    name.push(end);
-    name.into()
-}
-
-/// The names of the training and the validation files, before a shard's number is put in.
-fn outputs(out: &Path, options: &Options) -> [PathBuf; 2] {
-    match options.val_fraction > 0.0 {
-        false => [out.to_path_buf(), out.to_path_buf()],
-        true => [with_stem_end(out, "_train"), with_stem_end(out, "_val")],
-    }
-}
-
-/// The whole files that a state at `out` speaks of: training, validation.
-pub fn files_of(out: &Path, state: &State) -> [Vec<PathBuf>; 2] {
-    let paths = |name: &Path, written: Written| -> Vec<PathBuf> {
-        (0..written.shards).map(|i| shard_path(name, state.options.shard_tokens, i)).collect()
-    };
-    let [train, val] = outputs(out, &state.options);
-    [paths(&train, state.written[0]), paths(&val, state.written[1])]
 }
 
 /// Does the job, or what is left of it. `progress` is told the bytes of input that are done.
@@ -251,162 +139,14 @@ fn save(state: &mut State, files: &mut [TokenFiles], out: &Path) -> Result<()> {
     write_state(state, out)
 }
 
-fn write_state(state: &State, out: &Path) -> Result<()> {
-    replace_file(&state_path(out), |file| {
-        serde_json::to_writer_pretty(&mut *file, state)?;
-        writeln!(file)
-    })
-}
-
-/// The state that an earlier process left, or a new one.
-fn start(job: &Job<'_>) -> Result<State> {
-    let inputs = job.inputs.iter().map(|path| input(path)).collect::<Result<Vec<_>>>()?;
-    let fresh = State {
-        version: 1,
-        options: job.options.clone(),
-        vocab_size: job.tokenizer.vocab_size(),
-        inputs,
-        at: Cursor::default(),
-        documents: [0; 2],
-        written: [Written::default(); 2],
-        is_finished: false,
-    };
-    let path = state_path(&job.out);
-    refuse_inputs_as_outputs(job)?;
-    if job.overwrite {
-        remove_earlier(job, &path);
-        return Ok(fresh);
-    }
-    let over = "; go back to what it was, say --overwrite to start over, or name another output";
-    let found = match fs::read(&path) {
-        Ok(bytes) => bytes,
-        Err(_) => {
-            refuse_others_files(job, over)?;
-            return Ok(fresh);
-        }
-    };
-    let found: State = serde_json::from_slice(&found)
-        .map_err(|e| Error::Input(format!("{} cannot be read: {e}; say --overwrite to start over", path.display())))?;
-    if found.options != fresh.options || found.version != fresh.version {
-        let show = |options: &Options| serde_json::to_string(options).expect("plain data");
-        return Err(Error::Input(format!(
-            "{} was begun in another way, {}, and not {}{over}",
-            job.out.display(),
-            show(&found.options),
-            show(&fresh.options)
-        )));
-    }
-    if found.inputs != fresh.inputs {
-        let changed = found.inputs.iter().zip(&fresh.inputs).find(|(a, b)| a != b);
-        let what = match changed {
-            Some((a, b)) if a.path == b.path => format!("{} has changed since", a.path.display()),
-            _ => format!("it was begun with {} files, and not these {}", found.inputs.len(), fresh.inputs.len()),
-        };
-        return Err(Error::Input(format!("{}: {what}{over}", job.out.display())));
-    }
-    // Standard input cannot be gone on with.
-    let is_stream = job.inputs.iter().any(|path| path == Path::new("-"));
-    Ok(if is_stream && !found.is_finished { fresh } else { found })
-}
-
-/// Whether a file of this path may be written: one of the outputs, or with shards one numbered as they are, whole or not.
-fn is_output(job: &Job<'_>, path: &Path) -> bool {
-    let text = |path: &Path| path.as_os_str().to_string_lossy().into_owned();
-    let found = text(path);
-    let found = found.strip_suffix(".partial").unwrap_or(&found);
-    outputs(&job.out, &job.options).iter().any(|name| match job.options.shard_tokens {
-        None => found == text(name),
-        Some(_) => {
-            let first = text(&shard_path(name, job.options.shard_tokens, 0));
-            let at = first.rfind("_000000").expect("a shard has a number") + 1;
-            let number = found.strip_prefix(&first[..at]).and_then(|rest| rest.strip_suffix(&first[at + 6..]));
-            number.is_some_and(|n| n.len() >= 6 && n.bytes().all(|b| b.is_ascii_digit()))
-        }
-    })
-}
-
-/// Nothing here is ours yet, so nothing that would be written over may be there.
-fn refuse_others_files(job: &Job<'_>, over: &str) -> Result<()> {
-    let dir = job.out.parent().unwrap_or(Path::new(""));
-    let listed = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
-    let entries = fs::read_dir(listed).map_err(|e| Error::io("list", listed, &e))?;
-    let mut found: Vec<PathBuf> =
-        entries.flatten().map(|entry| dir.join(entry.file_name())).filter(|path| is_output(job, path)).collect();
-    found.sort();
-    match found.first() {
-        None => Ok(()),
-        Some(first) => Err(Error::Input(format!("{} is there already{over}", first.display()))),
-    }
-}
-
-/// What is read is not written over, whatever was asked for.
-fn refuse_inputs_as_outputs(job: &Job<'_>) -> Result<()> {
-    let whole = |path: &Path| fs::canonicalize(path).ok();
-    let dir = job.out.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let same_dir = |path: &PathBuf| whole(path).is_some_and(|p| p.parent().map(Path::to_path_buf) == whole(dir));
-    let as_output = |path: &&PathBuf| {
-        let name = whole(path).and_then(|path| path.file_name().map(|name| job.out.with_file_name(name)));
-        same_dir(path) && name.is_some_and(|name| is_output(job, &name))
-    };
-    match job.inputs.iter().find(as_output) {
-        None => Ok(()),
-        Some(input) => {
-            Err(Error::Input(format!("{} is read, and would be written over; name another output", input.display())))
-        }
-    }
-}
-
-/// Removes what an earlier process made here, so that none of its shards is taken for one of the new ones.
-fn remove_earlier(job: &Job<'_>, state_path: &Path) {
-    let earlier = fs::read(state_path).ok().and_then(|bytes| serde_json::from_slice::<State>(&bytes).ok());
-    let Some(State { options, written, .. }) = earlier else { return };
-    for (name, at) in outputs(&job.out, &options).iter().zip(written) {
-        for i in 0..=at.shards {
-            fs::remove_file(shard_path(name, options.shard_tokens, i)).ok();
-        }
-    }
-    fs::remove_file(state_path).ok();
-}
-
-fn input(path: &Path) -> Result<Input> {
-    if path == Path::new("-") {
-        return Ok(Input { path: path.into(), bytes: 0, modified_ns: 0 });
-    }
-    let no = |e: std::io::Error| Error::Input(format!("cannot read {}: {e}", path.display()));
-    let meta = fs::metadata(path).map_err(no)?;
-    if !meta.is_file() {
-        return Err(Error::Input(format!(
-            "{} is not a regular file; name files, or - for standard input",
-            path.display()
-        )));
-    }
-    let since = meta.modified().map_err(no)?.duration_since(UNIX_EPOCH).unwrap_or_default();
-    Ok(Input { path: path.into(), bytes: meta.len(), modified_ns: since.as_nanos() as u64 })
-}
-
-fn lock_path(out: &Path) -> PathBuf {
-    with_end(out, ".tokenize.lock")
-}
-
-/// Held while a process is at this output.
-fn lock(out: &Path) -> Result<File> {
-    let path = lock_path(out);
-    let file = File::create(&path).map_err(|e| Error::io("create", &path, &e))?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(fs::TryLockError::WouldBlock) => Err(Error::Input(format!(
-            "another process is making {}; wait for it, or name another output",
-            out.display()
-        ))),
-        // A file system without locks: two at once are the person's own care.
-        Err(fs::TryLockError::Error(_)) => Ok(file),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::config::Tokenizer as Named;
+    use crate::data::TokenFormat;
+    use crate::text::documents::Layout;
+    use crate::text::job::Options;
+    use crate::text::tokenizer::TextTokenizer;
     use proptest::prelude::*;
 
     fn job<'a>(tokenizer: &'a TextTokenizer, dir: &Path, inputs: &[PathBuf]) -> Job<'a> {

@@ -99,6 +99,9 @@ impl TextTokenizer {
 
     /// The tokens of a text, appended to `out`. Words such as `<|endoftext|>` are plain text to `gpt2` (tiktoken's
     /// `encode_ordinary`) and tokens to a `tokenizer.json` that lists them (`encode(..., add_special_tokens=False)`).
+    ///
+    /// # Errors
+    /// It is no text of this tokenizer: what is wrong, and at which byte.
     pub fn encode(&self, text: &[u8], out: &mut Vec<u32>) -> std::result::Result<(), TextFault> {
         match &self.kind {
             Kind::Bytes => out.extend(text.iter().map(|&b| u32::from(b))),

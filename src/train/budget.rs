@@ -8,7 +8,7 @@ use crate::backend::Device;
 use crate::config::{ActivationCheckpointing, Deck};
 use crate::error::{Error, Fault, Result};
 use crate::plan::Plan;
-use crate::telemetry::MemKind;
+use crate::telemetry::{MemKind, human};
 
 /// A change of the deck that saves memory.
 struct Change {
@@ -40,7 +40,7 @@ pub fn check<D: Device>(deck: &Deck, plan: &Plan) -> Result<()> {
     Err(Error::Deck(vec![Fault {
         key: "run.memory_budget_bytes".into(),
         value: budget.to_string(),
-        wants: format!("the plan needs {needed} bytes on each of {n} rank{}; {remedy}", if n == 1 { "" } else { "s" }),
+        wants: format!("the plan needs {needed} bytes on each of {}; {remedy}", human::counted(n, "rank")),
     }]))
 }
 
@@ -54,7 +54,7 @@ pub fn what_fits<D: Device>(deck: &Deck, n: usize, budget: u64) -> String {
 pub fn check_node<D: Device>(deck: &Deck, plan: &Plan, node: NodeMemory, n_here: usize) -> Result<Option<String>> {
     let each = plan.arena_bytes as u64 + plan.outside_bytes();
     let together = each.saturating_mul(n_here as u64);
-    let ranks = if n_here == 1 { "1 rank".into() } else { format!("{n_here} ranks") };
+    let ranks = human::counted(n_here, "rank");
     let needed = format!(
         "the plan needs {each} bytes for model and activations on each rank, {together} for the {ranks} of this node"
     );
@@ -84,8 +84,8 @@ pub fn check_free<D: Device>(deck: &Deck, plan: &Plan, free_bytes: Option<u64>) 
     let rows = by_kind.iter().filter(|(kind, bytes)| *bytes > 0 && *kind != MemKind::Staging);
     let rows: Vec<String> = rows.map(|(kind, bytes)| format!("  {kind:<20} {bytes:>16}")).collect();
     Err(Error::Comm(format!(
-        "the plan needs {needed} bytes on each of {n} rank{}, the device has {free} left; peaks by kind, in bytes:\n{}\n{}",
-        if n == 1 { "" } else { "s" },
+        "the plan needs {needed} bytes on each of {}, the device has {free} left; peaks by kind, in bytes:\n{}\n{}",
+        human::counted(n, "rank"),
         rows.join("\n"),
         remedy(deck, n, free, &arena_bytes::<D>)
     )))

@@ -1,6 +1,8 @@
 //! The training run: where it starts from, the loop, what it writes, why it ends.
 //!
 //! Reading order: [`step`] (the algorithm), then [`run`] here, then `state.rs` (restore) and `save.rs`.
+//!
+//! Must not know: which backend it runs on, what a family of models computes, the command line.
 
 pub mod budget;
 pub mod changes;
@@ -34,7 +36,7 @@ use crate::test_hooks::{self, fault_point};
 use crate::zero::Shards;
 use infer::Sampler;
 use node_memory::NodeMemory;
-use report::Report;
+use report::{Report, closing};
 use run_lock::{Holder, RunLock};
 use save::Saver;
 use source::Source;
@@ -97,7 +99,7 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
             lock = Some(RunLock::hold(run_dir, deck.run.locking, &holder)?);
         }
         let restored = state::find(run_dir, &job.start)?;
-        let by_summary = || report::finished_without_checkpoint(deck).filter(|_| job.start == Start::Auto);
+        let by_summary = || closing::finished_without_checkpoint(deck).filter(|_| job.start == Start::Auto);
         let finished = match &restored {
             Some((dir, step)) if *step >= deck.train.steps => Some((dir.clone(), *step)),
             _ => by_summary().map(|step| (run_dir.join(SUMMARY_FILE), step)),
@@ -106,7 +108,7 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
     })?;
     if let Some((path, step)) = finished {
         if comm.rank() == 0 && !job.quiet {
-            report::already_finished(&path, step, deck.train.steps);
+            closing::already_finished(&path, step, deck.train.steps);
         }
         return Ok((Exit::Finished, None));
     }
@@ -130,7 +132,7 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
     all_or_none(comm, allocated)?;
     let mut memory = Memory::new(arena.expect("no rank failed"), job.poison);
     memory.count_outside(MemKind::Staging, plan.pinned_bytes);
-    let planned = report::peaks_of_run(deck, &plan);
+    let planned = closing::peaks_of_run(deck, &plan);
     flight.show_memory(memory.share_ledger(), planned.by_kind.clone(), planned.total);
     let shards = Shards::allocate(device, &mut memory, &plan, comm.rank());
     let timer = PhaseTimer::new(QueueClock { device, queue: Queue::Compute });
@@ -299,7 +301,7 @@ fn run_steps<B: Backend>(
     let deck = &job.deck;
     let t = &deck.train;
     let traced = trace::steps_of(&deck.log.trace).expect("the deck was checked");
-    let n_micro = t.global_batch_size / t.micro_batch_size;
+    let n_micro = t.n_micro();
     let mut skipped_in_a_row = 0;
     let sampler = (t.sample_every > 0).then(|| Sampler::open::<B>(stepper.comm, deck)).transpose()?;
     report.begin_steps(stepper)?;

@@ -12,6 +12,9 @@ use crate::plan::volume::micro_steps;
 use crate::plan::{Knobs, Plan};
 
 /// The model of a deck and its plan on `n_ranks` ranks, for devices of type `D`.
+///
+/// # Errors
+/// A cap in the deck cannot be kept.
 pub fn of_deck<D: Device>(deck: &Deck, n_ranks: usize) -> Result<(Model, Plan)> {
     let model = Model::of_deck::<D>(deck);
     let mut plan = Plan::new(&model.spec, n_ranks, &Knobs::from_deck(&deck.zero))?;
@@ -26,7 +29,6 @@ pub fn of_deck<D: Device>(deck: &Deck, n_ranks: usize) -> Result<(Model, Plan)> 
 /// Sums of losses that may be on their way at once: one of each micro-step, of a step or of a validation.
 pub fn n_sums(deck: &Deck, n_ranks: usize) -> usize {
     let train = &deck.train;
-    let n_micro = train.global_batch_size / train.micro_batch_size;
     let n_eval = if train.eval_every > 0 { train.eval_batches as usize } else { 0 };
-    micro_steps(n_micro.max(n_eval), n_ranks)
+    micro_steps(train.n_micro().max(n_eval), n_ranks)
 }

@@ -38,6 +38,9 @@ pub fn data_config(deck: &Deck) -> DataConfig {
 
 impl Source {
     /// Rank 0 expands the globs and reads every token once, ticking; all ranks open the same files.
+    ///
+    /// # Errors
+    /// What the data are refused for, the same on every rank; ranks see different files.
     pub fn open<C: Comm>(comm: &C, deck: &Deck, is_terminal: bool, flight: &Flight) -> Result<Self> {
         flight.at(0, "data", None);
         let config = data_config(deck);

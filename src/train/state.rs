@@ -78,6 +78,9 @@ fn make_whole<B: Backend>(stepper: &mut Stepper<'_, B>) -> Result<()> {
 }
 
 /// The step directory to restore and its step, none for a start from scratch.
+///
+/// # Errors
+/// The checkpoint that is meant is not there, not complete, or damaged.
 pub fn find(run_dir: &Path, start: &Start) -> Result<Option<(PathBuf, u64)>> {
     let dir = match start {
         Start::Auto => checkpoint::newest(run_dir)?.map(|(_, dir)| dir),
@@ -88,6 +91,9 @@ pub fn find(run_dir: &Path, start: &Start) -> Result<Option<(PathBuf, u64)>> {
 }
 
 /// Whether the run directory can be written, before anything that takes time. Makes nothing that stays.
+///
+/// # Errors
+/// It cannot be written, or something that is no directory stands in its way.
 pub fn check_run_dir(run_dir: &Path) -> Result<()> {
     let checkpoints = checkpoint::checkpoints_dir(run_dir);
     let wanted = "set run.dir to a directory, there already or not, that can be written";
@@ -105,6 +111,9 @@ pub fn check_run_dir(run_dir: &Path) -> Result<()> {
 }
 
 /// What the run would start from is there and fits, for a dry run.
+///
+/// # Errors
+/// There is nothing where it says, it is damaged, or it is of another model, other data or another sequence of samples.
 pub fn check_start(deck: &Deck, start: &Start, spec: &ModelSpec, data_digest: &str) -> Result<()> {
     match find(Path::new(&deck.run.dir), start)? {
         Some((_, step)) if step >= deck.train.steps => Ok(()),
@@ -161,6 +170,9 @@ fn open_weights(from: &str, spec: &ModelSpec) -> Result<Weights> {
 }
 
 /// Fills the slices with initial weights: from `model.init_from`, or from the generator.
+///
+/// # Errors
+/// `model.init_from` is not there, damaged, or of another model: the same on every rank.
 pub fn initialise<B: Backend>(stepper: &mut Stepper<'_, B>, deck: &Deck) -> Result<()> {
     let spec = &stepper.model.spec;
     let from = &deck.model.init_from;
@@ -186,6 +198,9 @@ pub fn initialise<B: Backend>(stepper: &mut Stepper<'_, B>, deck: &Deck) -> Resu
 }
 
 /// Reads this rank's slices from a checkpoint of any rank count.
+///
+/// # Errors
+/// As of [`check_start`], and what is found damaged while values are read: the same on every rank.
 pub fn restore<B: Backend>(stepper: &mut Stepper<'_, B>, deck: &Deck, source: &Source, dir: &Path) -> Result<Position> {
     let mut reader = None;
     all_or_none(stepper.comm, Reader::open_with(dir, deck.checkpoint.locking).map(|r| _ = reader.insert(r)))?;
@@ -326,7 +341,7 @@ pub(super) fn owned<'a, B: Backend>(stepper: &'a Stepper<'_, B>) -> Result<Vec<[
 /// How a step of this deck adds gradient contributions on `world_size` ranks. A rank that has one micro-batch at most has nothing
 /// to add up of its own.
 fn reduction_order(deck: &Deck, world_size: usize) -> &'static str {
-    let n_micro = deck.train.global_batch_size / deck.train.micro_batch_size;
+    let n_micro = deck.train.n_micro();
     let ranks_first = deck.zero.reduce == ReduceWhen::LastMicroStep && world_size < n_micro;
     match (deck.zero.deterministic, world_size) {
         (_, 1) => IN_ORDER,

@@ -2,10 +2,10 @@
 //!
 //! Must not know: files, keys.
 
-use super::records::Row;
 use super::text::{Columns, headline, memory_head, memory_rows, rank_in_words, speed};
 use super::view::{Counts, Mood, RankLine, View};
 use crate::telemetry::human;
+use crate::telemetry::step_reader::LoggedStep;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
@@ -144,11 +144,18 @@ fn draw_pace(frame: &mut Frame<'_>, view: &View<'_>, colors: Colors, area: Rect)
     if let Some(time) = time {
         let title =
             view.step_ms.map_or("ms/step".into(), |(median, p95)| format!("ms/step: median {median:.1}, p95 {p95:.1}"));
-        draw_line(frame, view, &title, |r| r.step_ms, colors.fg(Color::Magenta), time);
+        draw_line(frame, view, &title, |r| r.step_ms_max, colors.fg(Color::Magenta), time);
     }
 }
 
-fn draw_line(frame: &mut Frame<'_>, view: &View<'_>, title: &str, of: fn(&Row) -> f64, style: Style, area: Rect) {
+fn draw_line(
+    frame: &mut Frame<'_>,
+    view: &View<'_>,
+    title: &str,
+    of: fn(&LoggedStep) -> f64,
+    style: Style,
+    area: Rect,
+) {
     let width = area.width.saturating_sub(2) as usize;
     let newest = &view.rows[view.rows.len().saturating_sub(width)..];
     // Bars are whole numbers.
@@ -196,7 +203,7 @@ fn few_lines<'v>(view: &'v View<'_>, colors: Colors) -> Vec<Line<'v>> {
     if let Some(row) = view.rows.last() {
         let val = view.val_loss.map_or(String::new(), |(_, loss)| format!(" val {loss:.4}"));
         lines.push(Line::raw(format!("loss {:.4}{val}", row.loss)));
-        lines.push(Line::raw(format!("{} tokens/s {:.1} ms/step", human::count(row.tokens_per_s), row.step_ms)));
+        lines.push(Line::raw(format!("{} tokens/s {:.1} ms/step", human::count(row.tokens_per_s), row.step_ms_max)));
     }
     if let Some((words, mood)) = view.time_in_words() {
         lines.push(Line::styled(words, if mood == Mood::Good { Style::default() } else { colors.of(mood) }));

@@ -5,6 +5,8 @@
 use super::tail::Tail;
 use crate::telemetry::run_records::{EVENTS_FILE, Line};
 use crate::telemetry::sign_of_life::{FLIGHT_DIR, SignOfLife};
+use crate::telemetry::step_log::STEPS_FILE;
+use crate::telemetry::step_reader::{LoggedStep, StepColumns};
 use crate::telemetry::summary::SUMMARY_FILE;
 use crate::telemetry::{Summary, timing};
 use serde::de::DeserializeOwned;
@@ -15,27 +17,6 @@ use std::time::{Duration, Instant};
 
 /// Ranks whose signs of life one look reads: a file system serves more than one who watches.
 const SIGNS_PER_LOOK: usize = 128;
-
-/// What is shown of a row of the step log.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Row {
-    /// Optimizer step.
-    pub step: u64,
-    /// Training loss in nats per token.
-    pub loss: f64,
-    /// Validation loss, if one was made.
-    pub val_loss: Option<f64>,
-    /// Norm of the gradient.
-    pub grad_norm: f64,
-    /// The slowest rank's step in ms.
-    pub step_ms: f64,
-    /// Mean wait for collectives in ms.
-    pub exposed_comm_ms: f64,
-    /// Tokens per second of all ranks.
-    pub tokens_per_s: f64,
-    /// Model FLOPs utilisation, where known.
-    pub mfu: Option<f64>,
-}
 
 /// The newest sign of a rank.
 #[derive(Debug, Clone)]
@@ -53,9 +34,9 @@ pub struct Sign {
 pub struct Records {
     run_dir: PathBuf,
     steps: Tail,
-    columns: Option<Columns>,
+    columns: Option<StepColumns>,
     /// Rows in the order of the file.
-    pub rows: Vec<Row>,
+    pub rows: Vec<LoggedStep>,
     events: Tail,
     /// What happened besides steps.
     pub happened: Vec<Line>,
@@ -75,7 +56,7 @@ impl Records {
     pub fn new(run_dir: &Path) -> Self {
         Records {
             run_dir: run_dir.into(),
-            steps: Tail::new(run_dir.join("steps.csv")),
+            steps: Tail::new(run_dir.join(STEPS_FILE)),
             columns: None,
             rows: Vec::new(),
             events: Tail::new(run_dir.join(EVENTS_FILE)),
@@ -124,14 +105,14 @@ impl Records {
         loop {
             let news = match self.steps.read() {
                 Ok(news) => news,
-                Err(error) => return self.faults.push(format!("steps.csv: {error}")),
+                Err(error) => return self.faults.push(format!("{STEPS_FILE}: {error}")),
             };
             if news.anew {
                 (self.columns, self.rows) = (None, Vec::new());
             }
             for line in lines(&news.text) {
                 match &self.columns {
-                    None => self.columns = Columns::of_header(&line),
+                    None => self.columns = StepColumns::of_header(&line, &[]).ok(),
                     Some(columns) => match columns.row(&line) {
                         Some(row) => self.rows.push(row),
                         None => n_bad += 1,
@@ -143,7 +124,7 @@ impl Records {
             }
         }
         if n_bad > 0 {
-            self.faults.push(format!("steps.csv: {n_bad} new lines are no rows"));
+            self.faults.push(format!("{STEPS_FILE}: {n_bad} new lines are no rows"));
         }
     }
 
@@ -207,58 +188,6 @@ fn lines(text: &[u8]) -> impl Iterator<Item = String> + '_ {
     text.split(|&b| b == b'\n').filter(|line| !line.is_empty()).map(|line| String::from_utf8_lossy(line).into_owned())
 }
 
-/// Where in a line of `steps.csv` the numbers of a [`Row`] stand.
-#[derive(Debug)]
-struct Columns {
-    n_columns: usize,
-    step: usize,
-    loss: usize,
-    val_loss: Option<usize>,
-    grad_norm: Option<usize>,
-    step_ms: Option<usize>,
-    exposed_comm_ms: Option<usize>,
-    tokens_per_s: Option<usize>,
-    mfu: Option<usize>,
-}
-
-impl Columns {
-    /// None for a line that is no header of a step log.
-    fn of_header(line: &str) -> Option<Self> {
-        let names: Vec<&str> = line.split(',').collect();
-        let of = |name: &str| names.iter().position(|n| *n == name);
-        Some(Columns {
-            n_columns: names.len(),
-            step: of("step")?,
-            loss: of("loss")?,
-            val_loss: of("val_loss"),
-            grad_norm: of("grad_norm"),
-            step_ms: of("step_ms_max"),
-            exposed_comm_ms: of("exposed_comm_ms"),
-            tokens_per_s: of("tokens_per_s"),
-            mfu: of("mfu"),
-        })
-    }
-
-    /// None for a line that is no row under this header.
-    fn row(&self, line: &str) -> Option<Row> {
-        let fields: Vec<&str> = line.split(',').collect();
-        if fields.len() != self.n_columns {
-            return None;
-        }
-        let number = |column: Option<usize>| column.and_then(|i| fields[i].parse::<f64>().ok());
-        Some(Row {
-            step: fields[self.step].parse().ok()?,
-            loss: fields[self.loss].parse().ok()?,
-            val_loss: number(self.val_loss),
-            grad_norm: number(self.grad_norm).unwrap_or(f64::NAN),
-            step_ms: number(self.step_ms).unwrap_or(f64::NAN),
-            exposed_comm_ms: number(self.exposed_comm_ms).unwrap_or(f64::NAN),
-            tokens_per_s: number(self.tokens_per_s).unwrap_or(f64::NAN),
-            mfu: number(self.mfu),
-        })
-    }
-}
-
 /// A JSON file that is replaced in one piece.
 #[derive(Debug)]
 struct Whole<T> {
@@ -315,7 +244,7 @@ mod tests {
         std::fs::write(&path, "step,loss,val_loss,step_ms_max\n1,5.5,,20\n2,NaN,4.5,30\nthree,1,,1\n4,5").unwrap();
         records.look(0.0);
         let found: Vec<(u64, bool, Option<f64>, f64)> =
-            records.rows.iter().map(|r| (r.step, r.loss.is_nan(), r.val_loss, r.step_ms)).collect();
+            records.rows.iter().map(|r| (r.step, r.loss.is_nan(), r.val_loss, r.step_ms_max)).collect();
         assert_eq!(found, [(1, false, None, 20.0), (2, true, Some(4.5), 30.0)]);
         assert_eq!(records.faults, ["steps.csv: 1 new lines are no rows"]);
         // A resumed job leaves another file, with fewer rows.

@@ -7,7 +7,7 @@ use super::view::{Status, View};
 use crate::telemetry::ledger::MemKind;
 use crate::telemetry::run_records::{RunEvent, RunRecords};
 use crate::telemetry::sign_of_life::{FLIGHT_DIR, Held, KindNow, SignOfLife};
-use crate::telemetry::step_log::combine;
+use crate::telemetry::step_row::combine;
 use crate::telemetry::stragglers::{Class, Straggler};
 use crate::telemetry::time_limit::unix_now;
 use crate::telemetry::{RankStep, StepLog, StepRow, timing};

@@ -65,7 +65,7 @@ pub fn headline(view: &View<'_>) -> String {
 /// Step time, tokens and waits in one line.
 pub fn speed(view: &View<'_>) -> String {
     let Some(row) = view.rows.last() else { return "-".into() };
-    let mut words = format!("{} tokens/s, {:.2} ms/step", human::count(row.tokens_per_s), row.step_ms);
+    let mut words = format!("{} tokens/s, {:.2} ms/step", human::count(row.tokens_per_s), row.step_ms_max);
     if let Some((median, p95)) = view.step_ms {
         write!(words, " (median {median:.2}, p95 {p95:.2})").expect("writing to a String");
     }

@@ -2,13 +2,14 @@
 //!
 //! Must not know: files, terminals.
 
-use super::records::{Records, Row, Sign};
+use super::records::{Records, Sign};
 use crate::error::Exit;
 use crate::telemetry::human;
 use crate::telemetry::ledger::MemKind;
 use crate::telemetry::quantile::quantile;
 use crate::telemetry::run_records::{Line, RunEvent};
 use crate::telemetry::sign_of_life::Held;
+use crate::telemetry::step_reader::LoggedStep;
 use crate::telemetry::stragglers::Class;
 
 /// Steps whose median and p95 are shown.
@@ -112,7 +113,7 @@ pub struct View<'a> {
     /// Steps of the whole run, where known.
     pub total_steps: Option<u64>,
     /// Rows of the step log.
-    pub rows: &'a [Row],
+    pub rows: &'a [LoggedStep],
     /// The newest validation: step and loss.
     pub val_loss: Option<(u64, f64)>,
     /// Slowest rank's step in ms, of recent steps: median and p95.
@@ -161,9 +162,9 @@ impl<'a> View<'a> {
         let current = timing.filter(|t| goes_on && t.updated_unix >= began);
         let last_step = records.rows.last().map(|row| row.step);
         let recent = &records.rows[records.rows.len().saturating_sub(N_RECENT)..];
-        let ms: Vec<f64> = recent.iter().map(|r| r.step_ms).filter(|ms| ms.is_finite()).collect();
-        let sum = |f: fn(&Row) -> f64| recent.iter().map(f).filter(|x| x.is_finite()).sum::<f64>();
-        let all_ms = sum(|r| r.step_ms);
+        let ms: Vec<f64> = recent.iter().map(|r| r.step_ms_max).filter(|ms| ms.is_finite()).collect();
+        let sum = |f: fn(&LoggedStep) -> f64| recent.iter().map(f).filter(|x| x.is_finite()).sum::<f64>();
+        let all_ms = sum(|r| r.step_ms_max);
         View {
             run: records.run_dir().display().to_string(),
             step: last_step.or(timing.map(|t| t.step)).unwrap_or(0),

@@ -360,9 +360,10 @@ impl Steps {
         Steps { header, rows }
     }
 
-    /// Rows of `RUN/steps.csv`, 0 where there is none.
+    /// Whole rows of `RUN/steps.csv`, 0 where there is none. The run may still be writing.
     pub fn n_rows(run_dir: &Path) -> usize {
-        if run_dir.join("steps.csv").exists() { Self::read(run_dir).rows.len() } else { 0 }
+        let text = std::fs::read_to_string(run_dir.join("steps.csv")).unwrap_or_default();
+        text.matches('\n').count().saturating_sub(1)
     }
 
     /// A column from the first row to the last.
@@ -379,6 +380,22 @@ impl Steps {
         let number = |text: &str| text.parse().unwrap_or_else(|_| panic!("{name} has {text:?}, not a number"));
         self.column(name).into_iter().map(number).collect()
     }
+}
+
+/// Waits until `done`, for a minute and a half at most.
+#[track_caller]
+pub fn until(what: &str, done: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !done() {
+        assert!(started.elapsed() < Duration::from_secs(90), "waited for {what} in vain");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Waits until the run has logged its `n`-th row.
+#[track_caller]
+pub fn until_row(run_dir: &Path, n: usize) {
+    until(&format!("row {n}"), || Steps::n_rows(run_dir) >= n);
 }
 
 /// Reads `RUN/summary.json`.

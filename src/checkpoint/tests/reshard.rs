@@ -1,6 +1,6 @@
 use proptest::prelude::*;
 
-use super::manifest::{Placed, ranges};
+use super::placed::{Placed, ranges};
 use super::*;
 
 /// DeepSpeed #2898, #3810, #7599: restored on any rank count from any other, by the manifest and not by file names.
@@ -216,43 +216,19 @@ fn diff_finds_the_one_flipped_bit_and_nothing_on_another_world_size() {
 
     let dir = prepare(run.path(), 3).unwrap();
     let held = [vec![1.0f32; 3], vec![2.0; 3], vec![3.0, 3.5, 3.0]];
-    let files = vec![
-        write_rank_file(
-            &dir,
-            0,
-            1,
-            3,
-            &[ParamSlice {
-                name: "h.0.ln_1.bias",
-                global_shape: &[3],
-                numel: 3,
-                start: 0,
-                end: 3,
-                weight: &held[0],
-                exp_avg: &held[1],
-                exp_avg_sq: &held[2],
-            }],
-        )
-        .unwrap(),
-    ];
+    let write = |dir: &Path, exp_avg_sq: &[f32]| {
+        let (name, global_shape, weight, exp_avg) = ("h.0.ln_1.bias", &[3][..], &held[0][..], &held[1][..]);
+        let slice = ParamSlice { name, global_shape, numel: 3, start: 0, end: 3, weight, exp_avg, exp_avg_sq };
+        vec![write_rank_file(dir, 0, 1, 3, &[slice]).unwrap()]
+    };
+    let files = write(&dir, &held[2]);
     let params = vec![Param::whole("h.0.ln_1.bias", &[3], false)];
     let small = Manifest { step: 3, psi: 3, params, files, ..Manifest::default() };
     let c = commit(run.path(), &small).unwrap();
     let d = {
         let other = run.path().join("other");
         let dir = prepare(&other, 3).unwrap();
-        let flipped = [3.0, 3.25, 3.0];
-        let slice = ParamSlice {
-            name: "h.0.ln_1.bias",
-            global_shape: &[3],
-            numel: 3,
-            start: 0,
-            end: 3,
-            weight: &held[0],
-            exp_avg: &held[1],
-            exp_avg_sq: &flipped,
-        };
-        let files = vec![write_rank_file(&dir, 0, 1, 3, &[slice]).unwrap()];
+        let files = write(&dir, &[3.0, 3.25, 3.0]);
         commit(&other, &Manifest { files, ..small.clone() }).unwrap()
     };
     let found = diff(&c, &d).unwrap();

@@ -25,7 +25,7 @@ Examples:
       the newest checkpoints of two runs, whatever their rank counts
   zero3 ckpt diff runs/tiny/checkpoints/step_00000200 runs/tiny/checkpoints/step_00000300 --json
 
-Exit codes: 0 equal, bit for bit; 1 they differ: which parameter, how far; 2 no checkpoint there, or a damaged
+Exit codes: 0 equal, bit for bit; 1 they differ: which parameter, how far; 2 no checkpoint there, or a damaged \
 one; 70 internal error.";
 
 const CKPT_RESHARD_HELP: &str = "\
@@ -34,7 +34,7 @@ Examples:
   zero3 ckpt reshard runs/tiny/checkpoints/step_00000300 /scratch/archive --ranks 1
       then, if you like:  mpirun -n 1 zero3 train inputs/tiny.toml --resume /scratch/archive
 
-Exit codes: 0 finished; 2 no checkpoint there, a damaged one, or the destination has one already; 5 it could not be
+Exit codes: 0 finished; 2 no checkpoint there, a damaged one, or the destination has one already; 5 it could not be \
 written; 70 internal error.";
 
 const CKPT_EXPORT_HELP: &str = "\
@@ -43,7 +43,7 @@ Examples:
       then, in Python:  AutoModelForCausalLM.from_pretrained(\"tiny-hf\")
   zero3 ckpt export --dtype bf16 --max-shard-size 500MB runs/tiny/checkpoints/step_00000300 tiny-hf
 
-Exit codes: 0 finished; 2 no checkpoint there, a damaged one, or the directory is not empty; 5 it could not be
+Exit codes: 0 finished; 2 no checkpoint there, a damaged one, or the directory is not empty; 5 it could not be \
 written; 70 internal error.";
 
 const CKPT_IMPORT_HELP: &str = "\
@@ -53,7 +53,7 @@ Examples:
   mpirun -n 2 zero3 train my.toml --resume runs/gpt2
       trains on from it at step 0; so does model.init_from=runs/gpt2 (a deck as inputs/tiny.toml, of the same sizes)
 
-Exit codes: 0 finished; 2 no such model, tensors amiss, or the destination has a checkpoint already; 5 it could not be
+Exit codes: 0 finished; 2 no such model, tensors amiss, or the destination has a checkpoint already; 5 it could not be \
 written; 70 internal error.";
 
 /// Look at checkpoints, cut them anew, exchange weights with other programs.

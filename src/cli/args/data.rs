@@ -3,7 +3,7 @@
 use super::words::{DeckArgs, Words};
 use crate::config::{DataFormat, Tokenizer};
 use crate::text::Layout;
-use crate::text::tokenize::DocumentToken;
+use crate::text::job::DocumentToken;
 use clap::error::ErrorKind;
 use clap::{ArgMatches, FromArgMatches};
 use std::path::PathBuf;
@@ -27,16 +27,16 @@ Examples:
 Exit codes: 0 finished; 2 bad deck or data; 70 internal error.";
 
 const DATA_TOKENIZE_HELP: &str = "\
-What a document is: each file; with --separator STR what lies between two STR; of a .jsonl file, or with --json-key, each line's
+What a document is: each file; with --separator STR what lies between two STR; of a .jsonl file, or with --json-key, each line's \
 text. Its token (GPT-2: <|endoftext|>, 50256) goes before it, as llm.c has it.
 
 Examples:
   zero3 data tokenize --tokenizer gpt2 data/shakespeare.bin input.txt --val-fraction 0.1
       makes data/shakespeare_train.bin and data/shakespeare_val.bin, tokens as nanoGPT writes them
-  zero3 data tokenize --tokenizer gpt2 --format llmc --shard-tokens 100000000 data/web.bin web/*.jsonl
-      makes data/web_000000.bin, data/web_000001.bin, ... as llm.c writes them
-  zero3 data tokenize --tokenizer llama/tokenizer.json --separator $'\\n\\n' data/notes.u32 - < notes.txt
-      then, in a deck such as inputs/tiny.toml:  data.train = [\"data/notes.u32\"]
+  zero3 data tokenize --tokenizer gpt2 --format llmc --shard-tokens 100000000 web.bin web/*.jsonl
+      makes web_000000.bin, web_000001.bin, ... as llm.c writes them
+  zero3 data tokenize --tokenizer llama/tokenizer.json --separator $'\\n\\n' notes.u32 - < notes.txt
+      then, in a deck such as inputs/tiny.toml:  data.train = [\"notes.u32\"]
 
 Killed anywhere, the same line goes on where it was, and makes the same bytes.
 Exit codes: 0 finished; 2 bad text, tokenizer or command line; 5 it could not be written; 70 internal error.";
@@ -151,14 +151,14 @@ pub struct TokenizeArgs {
     /// What separates documents within a file; without it, a file is one document.
     #[arg(long, value_name = "STR", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub separator: Option<String>,
-    /// Read all files as lines of JSON objects, with the text under this key. (*.jsonl files are read so, under \"text\".)
+    /// Read all files as lines of JSON objects, with the text under this key. (*.jsonl files are read so, under "text".)
     #[arg(long, value_name = "KEY", conflicts_with = "separator")]
     pub json_key: Option<String>,
     /// Where the token that marks a document stands; bytes have none.
     #[arg(long, value_name = "before|after|none", value_parser = parse_document_token)]
     pub document_token: Option<DocumentToken>,
-    /// The name of that token in a tokenizer.json; without it, the first found of <|endoftext|>, <|end_of_text|>,
-    /// `<|begin_of_text|>`, `</s>`, `<eos>`.
+    /// The name of that token in a tokenizer.json; without it, the first found of `<|endoftext|>`,
+    /// `<|end_of_text|>`, `<|begin_of_text|>`, `</s>`, `<eos>`.
     #[arg(long, value_name = "TOKEN")]
     pub document_token_name: Option<String>,
     /// Start over, whatever an earlier run made of OUT.

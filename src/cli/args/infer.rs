@@ -8,12 +8,12 @@ use std::path::PathBuf;
 const SAMPLE_HELP: &str = "\
 Examples:
   zero3 sample runs/tiny --prompt 'The '
-  mpirun -n 4 zero3 sample runs/tiny --prompt 'The ' --temperature 0.8 --top-k 40 --seed 7 --max-tokens 500
+  mpirun -n 4 zero3 sample runs/tiny --prompt 'The ' --temperature 0.8 --top-k 40 --seed 7
       the same text on any number of ranks
   zero3 sample runs/web --prompt 'Once upon a time' data.tokenizer=gpt2
       the deck of the run named no tokenizer
 
-Exit codes: 0 finished; 2 no checkpoint there, a damaged one, or a prompt that is no text of the tokenizer; 5 communication or
+Exit codes: 0 finished; 2 no checkpoint there, a damaged one, or a prompt that is no text of the tokenizer; 5 communication or \
 device failure; 70 internal error.";
 
 const EVAL_HELP: &str = "\

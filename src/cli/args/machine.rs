@@ -11,7 +11,7 @@ Examples:
   srun -n 128 zero3 accept inputs/acceptance.toml --record-baseline good.json
       then, after the next maintenance:  ... --baseline good.json
 
-Exit codes: 0 accepted; 2 bad deck or baseline; 3 not accepted; 5 communication, device or I/O failure, or out of time;
+Exit codes: 0 accepted; 2 bad deck or baseline; 3 not accepted; 5 communication, device or I/O failure, or out of time; \
 70 internal error.";
 
 const DEVICE_HELP: &str = "\
@@ -27,7 +27,8 @@ Exit codes: 0 all kernels keep to their tolerance; 1 one does not; 5 no GPU to b
 /// figures against the deck's limits and a baseline, names the rank, node or link that stands out, and ends with one line:
 /// VALID or INVALID, ACCEPTED or NOT ACCEPTED. docs/acceptance.md explains each figure and the deck.
 #[derive(clap::Args, Debug, Clone, PartialEq, Eq)]
-#[command(override_usage = "zero3 accept DECK [KEY=VALUE ...] [--baseline FILE] [--record-baseline FILE]")]
+#[command(override_usage = "zero3 accept DECK [KEY=VALUE ...] [--baseline FILE] [--record-baseline FILE] \
+    [--record-answers FILE]")]
 #[command(after_help = ACCEPT_HELP)]
 pub struct AcceptArgs {
     #[command(flatten)]

@@ -16,7 +16,7 @@ pub use data::{DataCommand, DataFilesArgs, DataInfoArgs, TokenizeArgs};
 pub use infer::{EvalArgs, SampleArgs};
 pub use machine::{AcceptArgs, DeviceCheckArgs, DeviceCommand};
 pub use run::{PlanArgs, ReportArgs, Resume, TrainArgs, WatchArgs};
-pub use words::{DeckArgs, PlanSubject, Planned};
+pub use words::{DeckArgs, PlanOf, PlanSubject};
 
 use clap::builder::TypedValueParser;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -161,7 +161,7 @@ mod tests {
             parsed("plan zero.prefetch_units=2 --ranks 5 a.toml --ranks-per-node 2 --json").unwrap(),
             Command::Plan(PlanArgs {
                 subject: PlanSubject {
-                    of: Planned::Deck("a.toml".into()),
+                    of: PlanOf::Deck("a.toml".into()),
                     overrides: vec![("zero.prefetch_units".into(), "2".into())]
                 },
                 n_ranks: Some(5),
@@ -180,11 +180,11 @@ mod tests {
             Command::Plan(args) => args,
             other => panic!("{other:?}"),
         };
-        assert_eq!(of("plan --params 7.5B --ranks 64").subject.of, Planned::Params(7_500_000_000));
+        assert_eq!(of("plan --params 7.5B --ranks 64").subject.of, PlanOf::Params(7_500_000_000));
         let args = of("plan --model llama3-8b zero.stage=2 --hardware h100 --sweep ranks=8..32");
-        assert_eq!(args.subject.of, Planned::Model(crate::config::Preset::Llama3_8b));
+        assert_eq!(args.subject.of, PlanOf::Model(crate::config::Preset::Llama3_8b));
         assert_eq!((args.subject.overrides.len(), args.n_ranks, args.sweep.unwrap().values.len()), (1, None, 3));
-        assert_eq!(of("plan --calibrate --out x.toml").subject.of, Planned::Machine);
+        assert_eq!(of("plan --calibrate --out x.toml").subject.of, PlanOf::Machine);
         assert_eq!(
             parsed("data info a.bin --format llmc b.bin --tokenizer gpt2").unwrap(),
             Command::Data(DataCommand::Info(DataInfoArgs::Files(DataFilesArgs {

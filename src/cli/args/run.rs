@@ -18,8 +18,8 @@ Examples:
   zero3 train inputs/tiny.toml --dry-run
       check the deck and print it with every default
 
-Exit codes: 0 finished; 2 bad deck, input or checkpoint; 4 training became non-finite;
-5 communication, device or I/O failure; 70 internal error; 75 stopped early with a checkpoint saved:
+Exit codes: 0 finished; 2 bad deck, input or checkpoint; 4 training became non-finite; \
+5 communication, device or I/O failure; 70 internal error; 75 stopped early with a checkpoint saved: \
 start the same command again.";
 
 const PLAN_HELP: &str = "\
@@ -36,7 +36,7 @@ Examples:
       measure this machine and hold predictions against runs on it
   zero3 plan inputs/tiny.toml --ranks 2 --hardware this.toml
 
-Hardware: a100-40gb, a100-80gb, h100, h200, b200, l40s, or a file; docs/planning.md lists its keys, what each figure means,
+Hardware: a100-40gb, a100-80gb, h100, h200, b200, l40s, or a file; docs/planning.md lists its keys, what each figure means, \
 and what the predictions leave out. Predictions for GPUs have not been held against a GPU yet.
 
 Exit codes: 0 finished; 2 bad deck, hardware file or command line; 5 communication or I/O failure; 70 internal error.";
@@ -88,7 +88,7 @@ pub struct TrainArgs {
 /// knob would give. Needs no MPI: it plans 4096 ranks on a laptop.
 #[derive(clap::Args, Debug, Clone, PartialEq)]
 #[command(override_usage = "zero3 plan DECK|--model NAME|--params COUNT --ranks N [--ranks-per-node K] \
-    [--hardware FILE|NAME]\n           [--sweep KEY=VALUES] [--json] [KEY=VALUE ...]\n       mpirun -n N zero3 plan --calibrate [--out FILE]")]
+    [--hardware FILE|NAME]\n           [--micro-batches-per-rank M] [--sweep KEY=VALUES [--csv FILE] [--figure FILE]] [--json]\n           [KEY=VALUE ...]\n       mpirun -n N zero3 plan --calibrate [--out FILE] [--rounds R]")]
 #[command(after_help = PLAN_HELP)]
 pub struct PlanArgs {
     #[command(flatten)]
@@ -156,6 +156,7 @@ pub struct ReportArgs {
 /// machine that sees it: no port, no question to the job, nothing written. Waits where the run has not begun. q, Esc or
 /// Ctrl-C leave.
 #[derive(clap::Args, Debug, Clone, PartialEq, Eq)]
+#[command(override_usage = "zero3 watch RUN [--once]")]
 #[command(after_help = WATCH_HELP)]
 pub struct WatchArgs {
     /// A run directory (run.dir of the deck).

@@ -58,14 +58,14 @@ impl FromArgMatches for DeckArgs {
 #[derive(Debug, Clone, PartialEq)]
 pub struct PlanSubject {
     /// What is planned.
-    pub of: Planned,
+    pub of: PlanOf,
     /// `section.key` and text, in the order given.
     pub overrides: Vec<(String, String)>,
 }
 
 /// What is planned.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Planned {
+pub enum PlanOf {
     /// A deck.
     Deck(PathBuf),
     /// A published model.
@@ -111,10 +111,10 @@ impl FromArgMatches for PlanSubject {
         let instead = match (model, params) {
             (Some(name), _) => {
                 let preset = toml::Value::String(name).try_into().expect("clap has checked the name");
-                Some(Planned::Model(preset))
+                Some(PlanOf::Model(preset))
             }
-            (None, Some(count)) => Some(Planned::Params(count)),
-            (None, None) if calibrate => Some(Planned::Machine),
+            (None, Some(count)) => Some(PlanOf::Params(count)),
+            (None, None) if calibrate => Some(PlanOf::Machine),
             (None, None) => None,
         };
         let Some(of) = instead else {
@@ -125,7 +125,7 @@ impl FromArgMatches for PlanSubject {
                 }
                 _ => error,
             })?;
-            return Ok(PlanSubject { of: Planned::Deck(path), overrides });
+            return Ok(PlanSubject { of: PlanOf::Deck(path), overrides });
         };
         let mut overrides = Vec::new();
         for word in words {

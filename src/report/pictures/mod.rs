@@ -15,13 +15,13 @@ use crate::plan::Plan;
 use crate::train::planning;
 
 /// The run's plan, made anew: it is a function of deck, ranks and backend.
-pub struct Planned {
+pub struct RunPlan {
     spec: ModelSpec,
     plan: Plan,
     n_micro: usize,
 }
 
-impl Planned {
+impl RunPlan {
     /// Plans.
     pub fn of(records: &Records) -> Result<Self> {
         let (deck, n) = (&records.deck, records.world_size);
@@ -29,13 +29,13 @@ impl Planned {
             crate::backend::cuda::Cuda::NAME => planning::of_deck::<CudaDevice>(deck, n)?,
             _ => planning::of_deck::<CpuDevice>(deck, n)?,
         };
-        Ok(Planned { spec: model.spec, plan, n_micro: deck.train.global_batch_size / deck.train.micro_batch_size })
+        Ok(RunPlan { spec: model.spec, plan, n_micro: deck.train.n_micro() })
     }
 }
 
 /// Every figure that the records allow, and for each that they do not a sentence that says what would.
 pub fn draw(records: &Records) -> Result<(Vec<Figure>, Vec<String>)> {
-    let planned = Planned::of(records)?;
+    let planned = RunPlan::of(records)?;
     let mut figures = vec![planned::storage(&planned), planned::compute(&planned), ownership::figure(&planned)?];
     let mut missing = Vec::new();
     match ran::timeline(records, &planned) {

@@ -11,7 +11,7 @@
 //!
 //! In sum over ranks both move the same but for padding. What differs is who holds it, and who sends and receives while others wait.
 
-use super::Planned;
+use super::RunPlan;
 use super::planned::own_params;
 use crate::error::Result;
 use crate::figures::Figure;
@@ -21,12 +21,12 @@ use crate::plan::volume::micro_steps;
 use crate::plan::{Knobs, Plan};
 
 /// Draws both. A run of another stage is compared as if it were of stage 3, which is what the pictures are of.
-pub fn figure(planned: &Planned) -> Result<Figure> {
+pub fn figure(planned: &RunPlan) -> Result<Figure> {
     Ok(compare(planned)?.figure())
 }
 
-fn compare(planned: &Planned) -> Result<Ownership> {
-    let Planned { spec, plan, n_micro } = planned;
+fn compare(planned: &RunPlan) -> Result<Ownership> {
+    let RunPlan { spec, plan, n_micro } = planned;
     let (n, stage) = (plan.world_size, plan.knobs.stage);
     let as_stage_3;
     let (plan, remark) = match stage {

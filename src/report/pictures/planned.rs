@@ -1,6 +1,6 @@
 //! Figures of the plan alone: who keeps what, who computes what, and what other stages and rank counts would cost.
 
-use super::Planned;
+use super::RunPlan;
 use crate::figures::stages::Point;
 use crate::figures::storage::{Held, Param, Unit};
 use crate::figures::{Figure, compute, stages, storage};
@@ -22,8 +22,8 @@ pub fn own_params(spec: &ModelSpec) -> Vec<Vec<usize>> {
 }
 
 /// Who keeps what.
-pub fn storage(planned: &Planned) -> Figure {
-    let Planned { spec, plan, .. } = planned;
+pub fn storage(planned: &RunPlan) -> Figure {
+    let RunPlan { spec, plan, .. } = planned;
     let held = |placement: &Placement| match (placement.param, placement.optim) {
         (_, Hold::Whole) => Held::Whole,
         (Hold::Whole, Hold::Sharded) => Held::WeightsWhole,
@@ -45,8 +45,8 @@ pub fn storage(planned: &Planned) -> Figure {
 }
 
 /// Who computes what.
-pub fn compute(planned: &Planned) -> Figure {
-    let Planned { spec, plan, n_micro } = planned;
+pub fn compute(planned: &RunPlan) -> Figure {
+    let RunPlan { spec, plan, n_micro } = planned;
     let schedule = &plan.train.schedule;
     let mut visits: Vec<compute::Visit> = Vec::new();
     for instr in &schedule.instrs {
@@ -87,8 +87,8 @@ fn point(plan: &Plan, n_micro: usize) -> Point {
 }
 
 /// What each stage would keep and move. A plan that a cap of the deck forbids is left out.
-pub fn stages(planned: &Planned) -> Figure {
-    let Planned { spec, plan, n_micro } = planned;
+pub fn stages(planned: &RunPlan) -> Figure {
+    let RunPlan { spec, plan, n_micro } = planned;
     let of = |stage: u8, n: usize| {
         let knobs = Knobs { stage, ..plan.knobs };
         Plan::new(spec, n, &knobs).ok().map(|plan| point(&plan, *n_micro))

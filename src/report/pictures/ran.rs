@@ -1,6 +1,6 @@
 //! Figures of what happened: a traced step, the ledger beside the plan, the course of the whole run.
 
-use super::Planned;
+use super::RunPlan;
 use crate::figures::Figure;
 use crate::figures::compute::Pass;
 use crate::figures::course::{Course, Step};
@@ -13,6 +13,7 @@ use crate::plan::volume::micro_steps;
 use crate::report::records::{Records, TracedEvent};
 use crate::telemetry::MemKind;
 use crate::telemetry::run_records::RunEvent;
+use crate::telemetry::step_reader::LoggedStep;
 use crate::telemetry::trace::Track;
 use crate::train::tracing::describe;
 
@@ -27,11 +28,11 @@ struct TracedStep<'a> {
     events: Vec<&'a TracedEvent>,
 }
 
-fn traced_step<'a>(records: &'a Records, planned: &Planned) -> Option<TracedStep<'a>> {
+fn traced_step<'a>(records: &'a Records, planned: &RunPlan) -> Option<TracedStep<'a>> {
     let trace = records.trace.as_ref()?;
     let step = trace.iter().map(|e| e.step).min()?;
     let of_step = || trace.iter().filter(|e| e.step == step);
-    let Planned { spec, plan, n_micro } = planned;
+    let RunPlan { spec, plan, n_micro } = planned;
     let n_micro_steps = micro_steps(*n_micro, plan.world_size);
     let programs: Vec<&Program> = (0..n_micro_steps).map(|a| plan.micro_step(a, n_micro_steps)).collect();
     let n_instrs: usize = programs.iter().map(|p| p.schedule.instrs.len()).sum();
@@ -53,7 +54,7 @@ fn traced_step<'a>(records: &'a Records, planned: &Planned) -> Option<TracedStep
 }
 
 /// One step from the trace; None without one.
-pub fn timeline(records: &Records, planned: &Planned) -> Option<Figure> {
+pub fn timeline(records: &Records, planned: &RunPlan) -> Option<Figure> {
     let traced = traced_step(records, planned)?;
     let span = |e: &TracedEvent| Span {
         what: what(e),
@@ -103,8 +104,8 @@ const LAYERS: [(&str, &[MemKind]); 7] = [
 ];
 
 /// The plan's memory over a micro-step, and the ledger's where the step was traced.
-pub fn memory(records: &Records, planned: &Planned) -> Figure {
-    let Planned { spec, plan, n_micro } = planned;
+pub fn memory(records: &Records, planned: &RunPlan) -> Figure {
+    let RunPlan { spec, plan, n_micro } = planned;
     let program = plan.micro_step(0, micro_steps(*n_micro, plan.world_size));
     let instrs = &program.schedule.instrs;
     let throughout: Vec<&Slot> = plan.resident.iter().chain(&plan.step.slots).collect();
@@ -155,7 +156,7 @@ pub fn memory(records: &Records, planned: &Planned) -> Figure {
 
 /// Loss and speed over the run.
 pub fn course(records: &Records) -> Figure {
-    let step = |s: &crate::report::records::LoggedStep| Step {
+    let step = |s: &LoggedStep| Step {
         step: s.step,
         loss: s.loss,
         val_loss: s.val_loss,

@@ -10,7 +10,7 @@ use crate::config::Deck;
 use crate::error::Result;
 use crate::model::{Cached, Model};
 use crate::plan::Plan;
-use crate::plan::generation::KeptSizes;
+use crate::plan::generation::{Feed, KeptSizes, PerFeed, Ran};
 use crate::plan::memory::Slot;
 use crate::plan::schedule::Pass;
 use crate::train::step::{Purpose, Stepper};
@@ -34,7 +34,7 @@ pub struct Choice {
 
 /// The model for several rows of a prompt, and for one row.
 pub struct Decoders {
-    models: [Model; 2],
+    models: PerFeed<Model>,
     t_max: usize,
 }
 
@@ -43,19 +43,20 @@ pub struct Generated {
     /// The tokens after the prompt.
     pub tokens: Vec<u32>,
     /// Which of the plan's programs ran.
-    pub ran: [bool; 2],
+    pub ran: Ran,
 }
 
 impl Decoders {
     /// Of a deck's model.
     pub fn of_deck<D: Ops>(deck: &Deck) -> Self {
         let t_max = deck.model.seq_len;
-        Decoders { models: [PROMPT_ROWS.min(t_max), 1].map(|rows| Model::of_rows::<D>(deck, 1, rows)), t_max }
+        let of_rows = |rows| Model::of_rows::<D>(deck, 1, rows);
+        Decoders { models: PerFeed { prompt: of_rows(PROMPT_ROWS.min(t_max)), row: of_rows(1) }, t_max }
     }
 
     /// Plans to run them.
     pub fn plan<D: Ops>(&self, plan: &mut Plan) -> Result<()> {
-        let one = &self.models[1];
+        let PerFeed { prompt, row: one } = &self.models;
         let whole = AttentionShape { t: self.t_max, ..one.attention_shape() };
         let sizes = KeptSizes {
             n_blocks: one.dims.n_layer,
@@ -64,7 +65,7 @@ impl Decoders {
             lse: whole.t * whole.n_heads,
             work: D::attention_forward_work_numel(whole, one.spec.activation_dtype),
         };
-        plan.add_generation(&[&self.models[0].spec, &one.spec], sizes)
+        plan.add_generation(PerFeed { prompt: &prompt.spec, row: &one.spec }, sizes)
     }
 }
 
@@ -84,7 +85,7 @@ pub fn generate<B: Backend>(
     let mut kept: Vec<Buf> = generation.kept.iter().map(&mut hold).collect();
     let mut scratch: Vec<Buf> = generation.scratch.iter().map(&mut hold).collect();
     let mut text = prompt.to_vec();
-    let (mut begin, mut done, mut ran) = (0, 0, [false; 2]);
+    let (mut begin, mut done, mut ran) = (0, 0, Ran::default());
     while text.len() - prompt.len() < max_tokens {
         if text.len() - begin > decoders.t_max {
             begin = text.len() - decoders.t_max.div_ceil(2);
@@ -94,10 +95,11 @@ pub fn generate<B: Backend>(
         let mut logits = Vec::new();
         while done < context.len() {
             // The last row is computed alone: its logits are wanted.
-            let decoder = usize::from(context.len() - 1 - done < decoders.models[0].dims.t);
-            let rows = &context[done..done + decoders.models[decoder].dims.t];
-            logits = feed(stepper, decoders, decoder, rows, done, &mut kept, &mut scratch)?;
-            ran[decoder] = true;
+            let is_prompt = context.len() - 1 - done >= decoders.models.prompt.dims.t;
+            let by = if is_prompt { Feed::Prompt } else { Feed::Row };
+            let rows = &context[done..done + decoders.models[by].dims.t];
+            logits = feed(stepper, decoders, by, rows, done, &mut kept, &mut scratch)?;
+            ran.note(by);
             done += rows.len();
         }
         let token = choose(&logits, choice, text.len() - prompt.len());
@@ -116,14 +118,14 @@ pub fn generate<B: Backend>(
 fn feed<B: Backend>(
     stepper: &mut Stepper<'_, B>,
     decoders: &Decoders,
-    decoder: usize,
+    by: Feed,
     rows: &[u32],
     first: usize,
     kept: &mut [Buf],
     scratch: &mut [Buf],
 ) -> Result<Vec<f32>> {
-    let (model, plan) = (&decoders.models[decoder], stepper.plan);
-    let program = &plan.generation.as_ref().expect("generation was planned").programs[decoder];
+    let (model, plan) = (&decoders.models[by], stepper.plan);
+    let program = &plan.generation.as_ref().expect("generation was planned").programs[by];
     let mut logits = Vec::new();
     pass::run(stepper, program, |stepper, visit, live| {
         let (unit, device) = (visit.unit, stepper.device);

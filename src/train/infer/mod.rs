@@ -14,6 +14,7 @@ use crate::config::Deck;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::model::Model;
+use crate::plan::generation::Ran;
 use crate::plan::{Knobs, Plan, State};
 use crate::telemetry::{CommVolume, Flight, Phase, PhaseTimer, Trace, UnitTimes};
 use crate::text::tokenizer::TextTokenizer;
@@ -49,7 +50,7 @@ impl Sampler {
     }
 
     /// Generates a text and prints it on rank 0; which programs of the plan ran. Collective.
-    pub fn sample<B: Backend>(&self, stepper: &mut Stepper<'_, B>, step: u64, quiet: bool) -> Result<[bool; 2]> {
+    pub fn sample<B: Backend>(&self, stepper: &mut Stepper<'_, B>, step: u64, quiet: bool) -> Result<Ran> {
         stepper.flight.at(step, "sample", None);
         let outer = stepper.timer.switch(Phase::Evaluation);
         let choice = Choice { temperature: 1.0, top_k: Self::TOP_K, seed: step };

@@ -1,7 +1,11 @@
 //! GPT-2 as data: parameters, units and initial values (Radford et al. 2019; residual projections scaled by
 //! 1/sqrt(2 L)).
 
-use super::{Dims, block, embedding, head};
+pub mod block;
+pub mod embedding;
+pub mod head;
+
+use super::Dims;
 use crate::backend::Ops;
 use crate::params::{Init, ModelSpec, ParamSpec, Precision, UnitRole, UnitSpec};
 

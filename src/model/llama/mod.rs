@@ -3,7 +3,11 @@
 //!
 //! Residual projections begin scaled by 1/sqrt(2 L), as this program's GPT-2 has them.
 
-use super::{Dims, llama_block, llama_ends};
+pub mod block;
+pub mod embedding;
+pub mod head;
+
+use super::Dims;
 use crate::backend::Ops;
 use crate::params::{Init, ModelSpec, ParamId, ParamSpec, Precision, UnitRole, UnitSpec};
 
@@ -28,7 +32,7 @@ pub struct Shape {
 /// Llama of the given sizes and types.
 pub fn spec<D: Ops>(dims: &Dims, shape: &Shape, precision: Precision) -> ModelSpec {
     let (c, l, f) = (dims.c, dims.n_layer, shape.d_ff);
-    let attention = llama_block::attention_shape(dims, shape);
+    let attention = block::attention_shape(dims, shape);
     let (qkv_row, out_row) = (attention.qkv_row(), attention.out_row());
     let mut params = Vec::new();
     let mut add = |name: String, shape: &[usize], init: Init| -> ParamId {
@@ -37,14 +41,14 @@ pub fn spec<D: Ops>(dims: &Dims, shape: &Shape, precision: Precision) -> ModelSp
     };
     let normal = Init::Normal { std: STD };
     let residual = Init::Normal { std: STD / ((2 * l) as f64).sqrt() };
-    let embedding = add("embed_tokens.weight".into(), &[dims.vocab, c], normal);
+    let wte = add("embed_tokens.weight".into(), &[dims.vocab, c], normal);
     let mut units = vec![UnitSpec {
         name: "embed".into(),
         role: UnitRole::Embedding,
-        params: vec![embedding],
+        params: vec![wte],
         saved: Vec::new(),
         forward_work: Vec::new(),
-        backward_work: llama_ends::embed_backward_work::<D>(dims, shape, precision),
+        backward_work: embedding::backward_work::<D>(dims, shape, precision),
     }];
     for i in 0..l {
         let ids = vec![
@@ -59,23 +63,23 @@ pub fn spec<D: Ops>(dims: &Dims, shape: &Shape, precision: Precision) -> ModelSp
             name: format!("layers.{i}"),
             role: UnitRole::Block,
             params: ids,
-            saved: llama_block::saved(dims, shape, precision),
-            forward_work: llama_block::forward_work::<D>(dims, shape, precision),
-            backward_work: llama_block::backward_work::<D>(dims, shape, precision),
+            saved: block::saved(dims, shape, precision),
+            forward_work: block::forward_work::<D>(dims, shape, precision),
+            backward_work: block::backward_work::<D>(dims, shape, precision),
         });
     }
     let norm = add("norm.weight".into(), &[c], Init::Ones);
-    let head = match shape.tied {
-        true => embedding,
+    let output = match shape.tied {
+        true => wte,
         false => add(HEAD.into(), &[dims.vocab, c], normal),
     };
     units.push(UnitSpec {
         name: "head".into(),
         role: UnitRole::Head,
-        params: vec![norm, head],
+        params: vec![norm, output],
         saved: Vec::new(),
         forward_work: Vec::new(),
-        backward_work: llama_ends::head_work::<D>(dims, precision),
+        backward_work: head::work::<D>(dims, precision),
     });
     // 6 FLOPs per weight of a matrix multiplication and token, and 12 L T (H D) for attention scores and values (forward and
     // backward, without the causal discount), as in arXiv:2204.02311, appendix B. Embedding look-ups are no products.
@@ -83,7 +87,7 @@ pub fn spec<D: Ops>(dims: &Dims, shape: &Shape, precision: Precision) -> ModelSp
     ModelSpec {
         params,
         units,
-        aliases: if shape.tied { vec![(HEAD.into(), embedding)] } else { Vec::new() },
+        aliases: if shape.tied { vec![(HEAD.into(), wte)] } else { Vec::new() },
         activation_dtype: precision.activation,
         residual_numel: dims.rows() * c,
         tokens_per_micro_batch: dims.rows(),

@@ -1,8 +1,8 @@
 //! Token and position embedding of GPT-2: the first unit. Parameters: `[wte (V, C), wpe (T_max, C)]`.
 
-use super::{BackwardIo, Dims, ForwardIo};
 use crate::backend::{Device, Ops, View};
 use crate::dtype::DType;
+use crate::model::{BackwardIo, Dims, ForwardIo, dense};
 use crate::params::{Precision, SHARED_GRAD, TensorSpec};
 
 /// Scratch of a backward visit.
@@ -23,7 +23,6 @@ pub fn forward<D: Device>(dev: &D, dims: &Dims, params: &[View<'_>], io: Forward
 pub fn backward<D: Device>(dev: &D, dims: &Dims, io: BackwardIo<'_>) {
     let [dwte, dwpe] = io.grads else { panic!("an embedding has 2 gradients") };
     let [token_order] = io.work else { panic!("an embedding's backward has 1 work buffer") };
-    let dwte = dwte.view_mut().range(0..dims.vocab * dims.c);
-    let dwpe = dwpe.view_mut().range(0..dims.t_max * dims.c);
+    let (dwte, dwpe) = (dense(dwte, dims.vocab * dims.c), dense(dwpe, dims.t_max * dims.c));
     dev.embedding_backward(dwte, Some(dwpe), io.dresidual.as_view(), io.tokens, token_order.view_mut(), dims.t);
 }

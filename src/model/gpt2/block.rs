@@ -7,9 +7,9 @@
 //! Parameters, in order: `ln_1.weight, ln_1.bias, attn.c_attn.weight, attn.c_attn.bias, attn.c_proj.weight,
 //! attn.c_proj.bias, ln_2.weight, ln_2.bias, mlp.c_fc.weight, mlp.c_fc.bias, mlp.c_proj.weight, mlp.c_proj.bias`.
 
-use super::{BackwardIo, Dims, ForwardIo, attend, dense};
 use crate::backend::ops::{AttentionShape, LinearShape};
 use crate::backend::{Device, Ops, View};
+use crate::model::{BackwardIo, Dims, ForwardIo, attend, dense};
 use crate::params::{Precision, TensorSpec};
 
 /// Shape of the block's attention.

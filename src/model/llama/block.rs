@@ -7,10 +7,10 @@
 //! Parameters, in order: `input_layernorm, self_attn.qkv_proj (rows of q, k, v), self_attn.o_proj,
 //! post_attention_layernorm, mlp.gate_up_proj (rows of gate, up), mlp.down_proj`.
 
-use super::llama::Shape;
-use super::{BackwardIo, Dims, ForwardIo, attend, dense};
+use super::Shape;
 use crate::backend::ops::{AttentionShape, LinearShape, Rotation};
 use crate::backend::{Device, Ops, View};
+use crate::model::{BackwardIo, Dims, ForwardIo, attend, dense};
 use crate::params::{Precision, TensorSpec};
 
 /// Shape of the block's attention.

@@ -1,0 +1,148 @@
+//! Everything that makes a manifest unacceptable, whoever wrote it.
+//!
+//! Bytes that match their digest may still be those of another program, so a reader trusts no number in them before it has been
+//! here. Must not know: the file system, HDF5.
+
+use std::collections::HashSet;
+
+use super::Kind;
+use super::manifest::{HASH, Manifest};
+
+/// No larger digest block is accepted: a reader holds one in memory.
+const MAX_DIGEST_BLOCK: usize = 1 << 24;
+/// No longer parameter name is written or read.
+const MAX_NAME_BYTES: usize = 1024;
+/// No larger shard group is accepted.
+const MAX_WORLD_SIZE: usize = 1 << 20;
+
+impl Manifest {
+    /// Everything format 1 promises about a manifest's content. Errors say what is broken.
+    pub fn validate(&self) -> std::result::Result<(), String> {
+        let check = |ok: bool, why: String| if ok { Ok(()) } else { Err(why) };
+        check(self.hash == HASH, format!("uses hash {:?}; only {HASH:?} is known", self.hash))?;
+        check(
+            (1..=MAX_DIGEST_BLOCK).contains(&self.digest_block),
+            format!("has digest_block = {}, not in 1..={MAX_DIGEST_BLOCK}", self.digest_block),
+        )?;
+        check(
+            (1..=MAX_WORLD_SIZE).contains(&self.world_size),
+            format!("has world_size = {}, not in 1..={MAX_WORLD_SIZE}", self.world_size),
+        )?;
+
+        let mut names = HashSet::new();
+        let mut psi = 0usize;
+        for param in &self.params {
+            let name = &param.name;
+            check_param_name(name)?;
+            check(names.insert(name.as_str()), format!("names parameter {name} twice"))?;
+            let numel = checked_numel(&param.global_shape)
+                .ok_or_else(|| format!("has a parameter {name} whose shape overflows"))?;
+            check(
+                param.local_box.starts.iter().all(|&s| s == 0)
+                    && param.local_box.starts.len() == param.global_shape.len()
+                    && param.local_box.lengths == param.global_shape,
+                format!("has a parameter {name} of which only a box is stored"),
+            )?;
+            check(
+                param.numel == numel,
+                format!("has a parameter {name} of {} elements in shape of {numel}", param.numel),
+            )?;
+            psi = psi.checked_add(numel).ok_or("has a psi that overflows")?;
+        }
+        check(psi == self.psi, format!("has psi = {}, its parameters have {psi} elements", self.psi))?;
+        let stored = names.clone();
+        for alias in &self.aliases {
+            check(
+                stored.contains(alias.param.as_str()),
+                format!("has an alias {} of {}, which is not stored", alias.name, alias.param),
+            )?;
+            check(names.insert(alias.name.as_str()), format!("has an alias {}, a name already in use", alias.name))?;
+        }
+        self.validate_files()
+    }
+
+    fn validate_files(&self) -> std::result::Result<(), String> {
+        let check = |ok: bool, why: String| if ok { Ok(()) } else { Err(why) };
+        let (mut files, mut ranks) = (HashSet::new(), HashSet::new());
+        for file in &self.files {
+            check(is_plain_file_name(&file.name), format!("names a file {:?}, not a plain file name", file.name))?;
+            check(files.insert(file.name.as_str()), format!("names file {} twice", file.name))?;
+            if let Some(structure) = &file.structure {
+                let mut before = 0;
+                let fits = structure.values.iter().all(|&(start, end)| {
+                    let fits = before <= start && start < end && end <= file.bytes;
+                    before = end;
+                    fits
+                });
+                check(fits, format!("has values of file {} in places that it cannot have", file.name))?;
+            }
+            check(ranks.insert(file.rank), format!("has two files of rank {}", file.rank))?;
+            check_digest(&file.digest).map_err(|why| format!("has file {} {why}", file.name))?;
+            for slice in &file.slices {
+                let label = format!("has slice {} in {}", slice.param, file.name);
+                check(slice.start <= slice.end, format!("{label} that ends before it starts"))?;
+                for kind in Kind::ALL {
+                    let digests = slice.digests.of(kind);
+                    let n_blocks = slice.numel().div_ceil(self.digest_block);
+                    check(
+                        digests.len() == n_blocks,
+                        format!("{label} with {} {kind} digests for {n_blocks} blocks", digests.len()),
+                    )?;
+                    digests.iter().try_for_each(|d| check_digest(d)).map_err(|why| format!("{label} {why}"))?;
+                }
+            }
+        }
+        for file in &self.extra_files {
+            check(is_plain_file_name(&file.name), format!("names a file {:?}, not a plain file name", file.name))?;
+            check(files.insert(file.name.as_str()), format!("names file {} twice", file.name))?;
+            check_digest(&file.digest).map_err(|why| format!("has file {} {why}", file.name))?;
+        }
+        let placed = self.placed();
+        check(placed.len() == self.params.len(), "has slices of parameters it does not list".to_string())?;
+        for param in &self.params {
+            let mut covered = 0;
+            for p in &placed[param.name.as_str()] {
+                check(
+                    p.start == covered,
+                    format!("has no slice of {} for elements {covered}..{}, or two", param.name, p.start.max(covered)),
+                )?;
+                covered = p.end;
+            }
+            check(
+                covered == param.numel,
+                format!("has slices of {} up to element {covered} of {}", param.name, param.numel),
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// Number of elements of a shape, unless it overflows what can be addressed in bytes.
+pub(super) fn checked_numel(shape: &[usize]) -> Option<usize> {
+    let numel = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d))?;
+    numel.checked_mul(16).map(|_| numel)
+}
+
+/// A parameter name is one component of an HDF5 path.
+pub(super) fn check_param_name(name: &str) -> std::result::Result<(), String> {
+    let fits = !name.is_empty()
+        && name.len() <= MAX_NAME_BYTES
+        && name != "."
+        && !name.chars().any(|c| c == '/' || c.is_control());
+    if fits { Ok(()) } else { Err(format!("has a parameter name {name:?} that HDF5 cannot hold as one name")) }
+}
+
+fn check_digest(digest: &str) -> std::result::Result<(), String> {
+    if digest.len() == 16 && digest.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
+        Ok(())
+    } else {
+        Err(format!("with digest {digest:?}, not 16 hex digits"))
+    }
+}
+
+fn is_plain_file_name(name: &str) -> bool {
+    !name.is_empty()
+        && name.len() <= 255
+        && !name.starts_with('.')
+        && !name.chars().any(|c| c == '/' || c == '\\' || c.is_control())
+}

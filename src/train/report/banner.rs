@@ -1,0 +1,53 @@
+//! What a run says before its first step: ranks, model, data, and the plan in figures.
+
+use crate::backend::{Backend, Comm, Device};
+use crate::plan::volume::micro_steps;
+use crate::telemetry::human;
+use crate::train::Job;
+use crate::train::source::Source;
+use crate::train::state::Position;
+use crate::train::step::Stepper;
+
+/// Logs it. Rank 0 alone.
+pub(super) fn banner<B: Backend>(job: &Job, stepper: &Stepper<'_, B>, source: &Source, start: Position) {
+    let (deck, plan, spec) = (&job.deck, stepper.plan, &stepper.model.spec);
+    let n = stepper.comm.size();
+    let t = &deck.train;
+    let dims = &stepper.model.dims;
+    let n_micro = t.n_micro();
+    let ranks = human::counted(n, "rank");
+    log::info!("{ranks}, each {}", stepper.device.describe());
+    log::info!(
+        "model: {} parameters, {} layers, {} heads, width {}, {} tokens, vocabulary {}",
+        spec.numel(),
+        dims.n_layer,
+        dims.n_heads,
+        dims.c,
+        dims.t,
+        dims.vocab
+    );
+    log::info!(
+        "data: {} training tokens, {} validation tokens, digest {}",
+        source.train().n_tokens(),
+        source.val().map_or(0, |v| v.n_tokens()),
+        source.digest
+    );
+    log::info!(
+        "step: {} sequences = {n_micro} micro-batches of {}, in {} of {ranks}",
+        t.global_batch_size,
+        t.micro_batch_size,
+        human::counted(micro_steps(n_micro, n), "micro-step"),
+    );
+    let volume = plan.step_volume(0, n_micro);
+    log::info!(
+        "plan: {} at rest and {} at peak on each rank; {} gathered and {} reduced per step",
+        human::bytes(plan.resident_bytes()),
+        human::bytes(plan.training_peaks().total),
+        human::bytes(volume.all_gather_bytes),
+        human::bytes(volume.reduce_scatter_bytes)
+    );
+    match start.step {
+        0 => log::info!("training to step {}, logs and checkpoints in {}", t.steps, deck.run.dir),
+        step => log::info!("training from step {step} to {}, logs and checkpoints in {}", t.steps, deck.run.dir),
+    }
+}
