@@ -244,7 +244,7 @@ fi
 collectives() {
     local sizes=(collectives.max_bytes=268435456 collectives.iterations=20 device.seconds=1 device.gemm_n=8192 device.memory_bytes=1073741824)
     [ -z "$small" ] || sizes=(collectives.max_bytes=4096 collectives.iterations=3 collectives.slow_link=0.9999 device.seconds=0.02 device.gemm_n=64
-        device.memory_bytes=65536 device.slow_rank=0.99)
+        device.memory_bytes=65536 device.slow_rank=0.9999)
     rm -rf "$out/collectives"
     timeout -k 5 "$limit" "$launcher" -n "$n_gpus" --oversubscribe --bind-to none "$zero3" accept inputs/acceptance.toml \
         "run.dir=$out/collectives" run.backend=cuda run.sections=inventory,device,collectives "${sizes[@]}"

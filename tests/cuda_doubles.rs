@@ -472,7 +472,7 @@ fn the_acceptance_benchmark_runs_every_section_on_gpus() {
         "device.seconds=0.02",
         "device.gemm_n=64",
         "device.memory_bytes=65536",
-        "device.slow_rank=0.99",
+        "device.slow_rank=0.9999",
         "collectives.iterations=3",
         "collectives.max_bytes=4096",
         "collectives.slow_link=0.9999",
