@@ -7,7 +7,7 @@
 //! | `ZERO3_TEST_RANKS_PER_NODE=N` | ranks read only the memory of their own block of N, as if each block had a node |
 //! | `ZERO3_TEST_COLLECTIVE_DELAY_US=N` | each gather and reduction takes N microseconds more |
 //! | `ZERO3_TEST_SPOIL=RANK:ATTEMPT` | the rank in that attempt (counted from 0) has NaN gradients |
-//! | `ZERO3_TEST_LIST_WAITS=FILE` | each place where a CUDA stream is made to wait for another is written to the file, once: `SOURCE:LINE QUEUE` |
+//! | `ZERO3_TEST_LIST_WAITS=FILE` | each place where a CUDA stream, or the host, is made to wait for a stream is written to the file, once: `SOURCE:LINE QUEUE` |
 //! | `ZERO3_TEST_SKIP_WAIT=PLACE` | the waits of that place, as the list has it, are left out; several with `;` |
 //! | `ZERO3_TEST_FLIP=RANK` | the lowest bit of a factor of that rank's gradients is wrong |
 //! | `ZERO3_TEST_WRONG_VALUE=RANK` | one value that a collective brought to that rank is wrong |
@@ -152,7 +152,7 @@ pub fn spoilt(rank: usize, factor: f32) -> f32 {
     if spoil.split(',').any(|one| one == here) { f32::NAN } else { factor }
 }
 
-/// Whether the wait of `queue` that stands at `place` is to be left out. Lists the place where a test asks for the list.
+/// Whether the wait of `queue` (or of the host) that stands at `place` is to be left out. Lists the place where a test asks for the list.
 pub fn skips_wait(place: &Location<'_>, queue: impl Debug) -> bool {
     static SKIPPED: OnceLock<Option<String>> = OnceLock::new();
     static LIST: OnceLock<Option<Mutex<BTreeSet<String>>>> = OnceLock::new();

@@ -60,6 +60,48 @@ fn what_is_too_old_is_named_with_the_version_that_would_do() {
 }
 
 #[test]
+fn one_rank_alone_that_lacks_something_is_named_on_three_and_five_ranks() {
+    let case = Case::tiny();
+    for (n_ranks, library) in
+        [(3, "libcuda.so.1"), (5, "libnvrtc.so.13"), (3, "libcublasLt.so.13"), (5, "libnccl.so.2")]
+    {
+        let (lacking, odd) = (cuda::doubles_without(library), n_ranks - 2);
+        let program = case.path("on_other_libraries.sh");
+        let text = format!(
+            "#!/bin/bash\n[ \"$OMPI_COMM_WORLD_RANK\" = {odd} ] && export LD_LIBRARY_PATH={}:$LD_LIBRARY_PATH\nexec {} \"$@\"\n",
+            lacking.path().display(),
+            env!("CARGO_BIN_EXE_zero3")
+        );
+        std::fs::write(&program, text).expect("a temporary file");
+        std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("a mode");
+        let run = case.train(n_ranks, library, &[CUDA]).program(&program).on_doubles(n_ranks, "demand");
+        let name = library.split(".so").next().expect("a name");
+        expect_refusal(run, 5, &[&format!("rank {odd} cannot compute on a GPU"), "cannot be loaded", name]);
+    }
+}
+
+#[test]
+fn a_device_without_the_shared_memory_of_attention_is_refused_before_the_first_step() {
+    let case = Case::tiny();
+    let run = case.train(2, "shared", &[CUDA]).on_doubles(2, "demand").env("CUDA_DOUBLE_SHARED_MEMORY", "65536");
+    expect_refusal(run, 5, &["gives a block 65536 bytes of shared memory, and attention needs"]);
+}
+
+#[test]
+fn libraries_of_a_newer_cuda_than_the_drivers_are_named() {
+    let case = Case::tiny();
+    let run = case.train(2, "newer", &[CUDA]).on_doubles(2, "demand").env("CUDA_DOUBLE_DRIVER_VERSION", "12080");
+    expect_refusal(
+        run,
+        5,
+        &["ranks 0-1", "CUDA's run-time compiler is of CUDA 13, and the NVIDIA driver is for CUDA 12.8"],
+    );
+    let run = case.train(2, "newer products", &[CUDA]).on_doubles(2, "demand");
+    let run = run.env("CUDA_DOUBLE_DRIVER_VERSION", "12080").env("CUDA_DOUBLE_NVRTC_VERSION", "12080");
+    expect_refusal(run, 5, &["ranks 0-1", "cuBLASLt is of CUDA 13"]);
+}
+
+#[test]
 fn too_few_devices_are_refused() {
     let case = Case::tiny();
     for (n_devices, words) in [(0, " see no GPU"), (1, "GPU")] {
@@ -113,6 +155,18 @@ fn a_rank_that_does_not_come_to_connect_is_named_within_the_timeout() {
     let run = case.train(3, "late", &[CUDA, "run.timeout=3"]).on_doubles(3, "demand");
     let run = run.env("CUDA_DOUBLE_FAIL", "ncclCommInitRankConfig:1:hang@1");
     run.timeout(SOON).output().expect_code(5).expect_text("rank 1 has not come to connect over NCCL");
+}
+
+#[test]
+fn a_rank_that_fails_to_connect_ends_the_others_at_once() {
+    let case = Case::tiny();
+    // Of either communicator; run.timeout is ten minutes.
+    for (n_ranks, nth) in [(3, 1), (3, 2), (5, 2)] {
+        let run = case.train(n_ranks, &format!("{n_ranks} {nth}"), &[CUDA]).on_doubles(n_ranks, "demand");
+        let run = run.env("CUDA_DOUBLE_FAIL", format!("ncclCommInitRankConfig:{nth}:3@{}", n_ranks - 2));
+        let rank = format!("rank {} on", n_ranks - 2);
+        expect_refusal(run, 5, &["zero3:", &rank, "ncclCommInitRankConfig failed with code 3"]);
+    }
 }
 
 #[test]

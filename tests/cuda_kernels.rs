@@ -119,35 +119,72 @@ fn usages(log: &str) -> BTreeMap<String, Usage> {
     usages
 }
 
-#[test]
-fn kernels_compile_for_three_architectures_and_none_spills() {
+/// What ptxas says of every kernel, by architecture.
+fn compile_for<const N: usize>(architectures: [&'static str; N]) -> [BTreeMap<String, Usage>; N] {
     let compile = |architecture: &'static str| {
         let out = scratch("nvcc").join(format!("{architecture}.cubin"));
         let arch = format!("-arch={architecture}");
         usages(&expect_success(&mut nvcc(&out, &["-cubin", "-Xptxas", "-v", &arch])))
     };
-    let compiled = thread::scope(|scope| {
-        let threads = ARCHITECTURES.map(|architecture| scope.spawn(move || compile(architecture)));
+    thread::scope(|scope| {
+        let threads = architectures.map(|architecture| scope.spawn(move || compile(architecture)));
         threads.map(|thread| thread.join().expect("nvcc succeeds"))
-    });
+    })
+}
+
+/// Kernels that use the stack, or of which ptxas says nothing, a line each.
+fn spilled(usages: &BTreeMap<String, Usage>, architecture: &str) -> String {
+    let spills = usages.iter().filter(|(_, usage)| usage.registers == 0 || usage.stack != [0; 3]);
+    spills.map(|(name, usage)| format!("{name} on {architecture}: {usage:?}\n")).collect()
+}
+
+#[test]
+fn kernels_compile_for_three_architectures_and_none_spills() {
+    let compiled = compile_for(ARCHITECTURES);
     let mut table = format!("{:42}{:>24}{:>14}\n", "kernel", "registers: 80, 90, 100", "shared bytes");
-    let mut spilled = String::new();
     for name in compiled[0].keys() {
         let of = compiled.each_ref().map(|usages| usages.get(name).cloned().unwrap_or_default());
         let registers = of.each_ref().map(|usage| usage.registers.to_string()).join(", ");
         writeln!(table, "{name:42}{registers:>24}{:>14}", of[0].shared_bytes).expect("a string grows");
-        for (usage, architecture) in of.iter().zip(ARCHITECTURES) {
-            if usage.registers == 0 || usage.stack != [0; 3] {
-                writeln!(spilled, "{name} on {architecture}: {usage:?}").expect("a string grows");
-            }
-        }
     }
     println!("{table}");
     std::fs::write(scratch("nvcc").join("registers.txt"), &table).expect("the directory is there");
-    assert!(spilled.is_empty(), "kernels that use the stack:\n{spilled}");
     for (usages, architecture) in compiled.iter().zip(ARCHITECTURES) {
+        assert_eq!(spilled(usages, architecture), "", "kernels that use the stack");
         assert_eq!(usages.keys().cloned().collect::<BTreeSet<_>>(), listed_kernels(), "kernels for {architecture}");
     }
+}
+
+/// Devices of little shared memory, which have architectures of their own: RTX 30 and A10, RTX 40 and L40S, RTX 50.
+#[test]
+fn kernels_compile_for_smaller_devices_and_none_spills() {
+    let architectures = ["sm_86", "sm_89", "sm_120"];
+    for (usages, architecture) in compile_for(architectures).iter().zip(architectures) {
+        assert_eq!(spilled(usages, architecture), "", "kernels that use the stack");
+        assert_eq!(usages.len(), listed_kernels().len(), "kernels for {architecture}");
+    }
+}
+
+/// 64 sums that are alive at once in threads of 32 registers each.
+const SPILLING: &str = r#"
+extern "C" __global__ void __launch_bounds__(1024, 2) spilling(float* x) {
+    float sums[64];
+#pragma unroll
+    for (int i = 0; i < 64; i++) sums[i] = x[i * 1024 + threadIdx.x];
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < 64; i++) x[i * 1024 + threadIdx.x] = sums[i] * sums[63 - i];
+}
+"#;
+
+#[test]
+fn a_kernel_that_spills_is_found() {
+    let (source, out) = (scratch("spilling").join("spilling.cu"), scratch("spilling").join("spilling.cubin"));
+    std::fs::write(&source, SPILLING).expect("the directory is there");
+    let mut nvcc = Command::new(toolkit().join("bin/nvcc"));
+    nvcc.args(["-O3", "-cubin", "-Xptxas", "-v", "-arch=sm_90", "-o"]).arg(out).arg(source);
+    let found = spilled(&usages(&expect_success(&mut nvcc)), "sm_90");
+    assert!(found.starts_with("spilling on sm_90"), "{found:?}");
 }
 
 /// Kernels that read, or write, memory element by element, with the reason.

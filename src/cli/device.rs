@@ -3,7 +3,7 @@
 use super::Said;
 use super::args::DeviceCheckArgs;
 use crate::backend::Device;
-use crate::backend::cuda::{CudaDevice, probe};
+use crate::backend::cuda::{Architecture, Cache, CudaDevice, Image, probe};
 use crate::device_check::{self, SUM_NUMEL, Scale};
 use crate::error::{Error, Exit, Result};
 
@@ -14,14 +14,16 @@ pub fn check(args: &DeviceCheckArgs) -> Result<Said> {
         let n = bus_ids.len();
         return Err(Error::Comm(format!("there is no device {}: the driver shows {n} here", args.device)));
     }
-    let device = CudaDevice::open(args.device, false)?;
+    let image = Image::obtain(Architecture::of_device(args.device)?, &Cache::new("auto"))?;
+    let device = CudaDevice::open(args.device, false, &image)?;
     let scale = if args.small { Scale::SMALL } else { Scale::GPT2 };
     let arena = device.allocate(device_check::arena_bytes(scale))?;
     device.reserve(1, SUM_NUMEL)?;
     let report = device_check::run(&device, &arena, &scale)?;
-    let text = match args.json {
-        true => serde_json::to_string_pretty(&report).expect("plain data"),
-        false => report.to_string(),
-    };
+    let json = || serde_json::to_string_pretty(&report).expect("plain data");
+    if let Some(path) = &args.save {
+        std::fs::write(path, json() + "\n").map_err(|e| Error::Io(format!("{}: {e}", path.display())))?;
+    }
+    let text = if args.json { json() } else { report.to_string() };
     Ok(Said { text, exit: if report.passed() { Exit::Finished } else { Exit::Differs } })
 }

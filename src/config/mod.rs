@@ -175,6 +175,8 @@ deck! {
             "CUDA ordinal of each rank of a node, such as \"0,1\"; empty = each rank takes one that no other has.";
         tf32: bool = (default "false"), Kind::Flag,
             "Products of f32 matrices may round their operands to TF32 (10 bits) on a GPU: faster, other bits.";
+        kernel_cache: String = (default "auto"), Kind::Text { may_be_empty: true },
+            "Directory that keeps compiled GPU kernels; `auto` = zero3 in the user's cache directory (XDG_CACHE_HOME or ~/.cache), empty = they are compiled at each start.";
         threads_per_rank: usize = (default "0"), integer(0, 4096),
             "Compute threads of one rank; 0 = as many as the cores of the rank's cpuset.";
         single_copy: bool = (default "true"), Kind::Flag,

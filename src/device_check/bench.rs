@@ -85,7 +85,7 @@ impl<'a, D: Device> Bench<'a, D> {
     }
 
     /// A buffer of these numbers, which `dtype` has.
-    fn filled(&mut self, dtype: DType, values: &[f32]) -> Result<Buf> {
+    pub fn filled(&mut self, dtype: DType, values: &[f32]) -> Result<Buf> {
         let mut buf = self.zeros(dtype, values.len());
         let rounded: Vec<bf16> = values.iter().map(|&x| bf16::from_f32(x)).collect();
         let bytes = if dtype == DType::Bf16 { bytemuck::cast_slice(&rounded) } else { bytemuck::cast_slice(values) };

@@ -3,10 +3,12 @@
 //!
 //! Must not know: ranks, plans, files. It is generic over the device, so that its own tests run it on a CPU.
 
+mod attention_cases;
 mod bench;
 mod cases;
 mod llama_cases;
 mod products;
+mod step_cases;
 
 use crate::backend::{Arena, Device};
 use crate::dtype::DType;
@@ -106,14 +108,14 @@ impl fmt::Display for Report {
         writeln!(f, "{}", self.device)?;
         writeln!(
             f,
-            "{:<28} {:<5} {:>9} {:>9}  {:<6} {:<18} {:>9} {:>8} {:>8}",
+            "{:<32} {:<5} {:>9} {:>9}  {:<6} {:<18} {:>9} {:>8} {:>8}",
             "kernel", "type", "error", "allowed", "", "shape", "ms", "GB/s", "TFLOP/s"
         )?;
         for row in &self.rows {
             let tflops = if row.tflop_per_s > 0.0 { format!("{:.1}", row.tflop_per_s) } else { "-".into() };
             writeln!(
                 f,
-                "{:<28} {:<5} {:>9.1e} {:>9.1e}  {:<6} {:<18} {:>9.4} {:>8.1} {:>8}",
+                "{:<32} {:<5} {:>9.1e} {:>9.1e}  {:<6} {:<18} {:>9.4} {:>8.1} {:>8}",
                 row.kernel,
                 row.dtype,
                 row.error,

@@ -98,9 +98,10 @@ impl Run {
         self.on_libraries(doubles(), n_devices).env("CUDA_DOUBLE_ORDER", order)
     }
 
-    /// The same with doubles of another directory.
+    /// The same with doubles of another directory. Their images look like real ones: none goes to the user's cache.
     pub fn on_libraries(self, dir: &Path, n_devices: usize) -> Self {
-        self.env("LD_LIBRARY_PATH", library_path(dir)).env("CUDA_DOUBLE_DEVICES", n_devices.to_string())
+        let run = self.env("XDG_CACHE_HOME", concat!(env!("CARGO_TARGET_TMPDIR"), "/cache"));
+        run.env("LD_LIBRARY_PATH", library_path(dir)).env("CUDA_DOUBLE_DEVICES", n_devices.to_string())
     }
 }
 

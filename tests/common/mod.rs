@@ -272,6 +272,7 @@ impl Case {
             [run]
             dir = "{run}"
             threads_per_rank = 1
+            kernel_cache = ""
             [model]
             n_layer = 2
             n_head = 2

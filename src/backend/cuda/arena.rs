@@ -230,3 +230,21 @@ impl Transfers {
         Ok(total)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Before the driver is asked, so without one.
+    #[test]
+    #[should_panic(expected = "8 bytes of device memory are allocated after start")]
+    fn device_memory_after_start_is_refused() {
+        allocate(&Seal(Cell::new(true)), 8).ok();
+    }
+
+    #[test]
+    #[should_panic(expected = "8 bytes of pinned memory are allocated after start")]
+    fn pinned_memory_after_start_is_refused() {
+        Pinned::allocate(&Seal(Cell::new(true)), 8).ok();
+    }
+}

@@ -69,8 +69,8 @@ struct Key {
     product: Product,
     inp: DType,
     out: DType,
-    /// Of a, b and out, in bytes.
-    alignments: [u32; 3],
+    /// Of a, b, out, the bias and what is aside, in bytes; 0 where there is none.
+    alignments: [u32; 5],
 }
 
 /// A library handle and what it has been asked for.
@@ -86,6 +86,16 @@ struct Prepared {
     operation: sys::cublasLtMatmulDesc_t,
     layouts: [sys::cublasLtMatrixLayout_t; 3],
     algorithm: sys::cublasLtMatmulAlgo_t,
+}
+
+impl Prepared {
+    /// Says where the epilogue's vector and matrix lie.
+    fn point(&self, bias: Option<u64>, aside: Option<u64>) -> std::result::Result<(), lt::CublasError> {
+        use sys::cublasLtMatmulDescAttributes_t as Op;
+        let set = |attribute, addr: Option<u64>| addr.map_or(Ok(()), |addr| set(self.operation, attribute, addr));
+        set(Op::CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias)?;
+        set(Op::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aside)
+    }
 }
 
 impl Drop for Prepared {
@@ -125,8 +135,14 @@ impl CublasLt {
         Ok(CublasLt { handle, tf32, known: RefCell::default() })
     }
 
-    /// Finds the algorithm of a product.
-    fn prepare(&self, key: &Key) -> std::result::Result<Prepared, lt::CublasError> {
+    /// Finds the algorithm of a product, whose epilogue goes through these addresses: the library takes their alignment from the
+    /// addresses themselves, as it has no preference for it.
+    fn prepare(
+        &self,
+        key: &Key,
+        bias: Option<u64>,
+        aside: Option<u64>,
+    ) -> std::result::Result<Prepared, lt::CublasError> {
         use sys::cublasComputeType_t as Compute;
         use sys::cublasLtEpilogue_t as E;
         use sys::cublasLtMatmulDescAttributes_t as Op;
@@ -159,10 +175,11 @@ impl CublasLt {
         if matches!(epilogue, Epilogue::BiasGelu | Epilogue::GeluBackward) {
             set(operation, Op::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, m as i64)?;
         }
+        prepared.point(bias, aside)?;
 
         let preference = Preference(lt::create_matmul_pref()?);
         preference.set(Pref::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, WORKSPACE_BYTES as u64)?;
-        let [align_a, align_b, align_out] = key.alignments;
+        let [align_a, align_b, align_out, ..] = key.alignments;
         preference.set(Pref::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, align_a)?;
         preference.set(Pref::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, align_b)?;
         preference.set(Pref::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, align_out)?;
@@ -179,7 +196,6 @@ impl CublasLt {
     /// # Panics
     /// Where the library has no algorithm for it, or refuses the call.
     pub fn multiply(&self, device: &CudaDevice, product: Product, operands: Operands<'_>) {
-        use sys::cublasLtMatmulDescAttributes_t as Op;
         let Product { m, n, k, accumulate, epilogue, .. } = product;
         let Operands { a, b, out, bias, aside, workspace } = operands;
         assert_eq!((a.numel(), b.numel(), out.numel()), (m * k, k * n, m * n), "operands of {product:?}");
@@ -188,27 +204,20 @@ impl CublasLt {
         if m == 0 || n == 0 {
             return;
         }
-        let alignments = [a.addr(), b.addr(), out.addr()].map(alignment);
+        assert_eq!(bias.is_some(), matches!(epilogue, Epilogue::Bias | Epilogue::BiasGelu), "bias of {product:?}");
+        let bias = bias.map(|bias| bias.addr());
+        let addrs = [Some(a.addr()), Some(b.addr()), Some(out.addr()), bias, aside];
+        let alignments = addrs.map(|addr| addr.map_or(0, alignment));
         let key = Key { product, inp: a.dtype(), out: out.dtype(), alignments };
         let known = self.known.borrow().get(&key).cloned();
         let prepared = known.unwrap_or_else(|| {
-            let prepared = Rc::new(self.prepare(&key).unwrap_or_else(|e| {
+            let prepared = Rc::new(self.prepare(&key, bias, aside).unwrap_or_else(|e| {
                 panic!("cuBLASLt has no algorithm for {product:?} of {} to {}: {e}", key.inp.name(), key.out.name())
             }));
             self.known.borrow_mut().insert(key, Rc::clone(&prepared));
             prepared
         });
-        let operation = prepared.operation;
-        let pointers = [
-            (Op::CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias.map(|bias| bias.addr())),
-            (Op::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aside),
-        ];
-        assert_eq!(bias.is_some(), matches!(epilogue, Epilogue::Bias | Epilogue::BiasGelu), "bias of {product:?}");
-        for (attribute, addr) in pointers {
-            if let Some(addr) = addr {
-                set(operation, attribute, addr).unwrap_or_else(|e| panic!("{attribute:?} of {product:?}: {e}"));
-            }
-        }
+        prepared.point(bias, aside).unwrap_or_else(|e| panic!("addresses of {product:?}: {e}"));
         let (alpha, beta) = (1.0f32, if accumulate { 1.0f32 } else { 0.0 });
         let [a_layout, b_layout, out_layout] = prepared.layouts;
         let pointer = |addr: u64| addr as usize as *mut c_void;
@@ -217,7 +226,7 @@ impl CublasLt {
         let called = unsafe {
             lt::matmul(
                 self.handle,
-                operation,
+                prepared.operation,
                 (&raw const alpha).cast(),
                 (&raw const beta).cast(),
                 pointer(a.addr()),

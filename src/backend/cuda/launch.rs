@@ -4,6 +4,7 @@
 //! `Memory` reuses a region only after the event of its last use.
 
 use super::CudaDevice;
+use super::kernels::Kernel;
 use crate::backend::{Queue, View, ViewMut};
 use std::ffi::c_void;
 
@@ -33,7 +34,7 @@ impl Grid {
 pub struct Launch<'a> {
     device: &'a CudaDevice,
     queue: Queue,
-    kernel: &'a str,
+    kernel: Kernel,
     grid: Grid,
     /// Each argument in the first bytes of its word, as a little-endian host has it.
     args: [u64; MAX_ARGS],
@@ -42,12 +43,12 @@ pub struct Launch<'a> {
 
 impl CudaDevice {
     /// A launch on the compute queue.
-    pub fn launch<'a>(&'a self, kernel: &'a str, grid: Grid) -> Launch<'a> {
+    pub fn launch(&self, kernel: Kernel, grid: Grid) -> Launch<'_> {
         self.launch_on(Queue::Compute, kernel, grid)
     }
 
     /// A launch on any queue.
-    pub fn launch_on<'a>(&'a self, queue: Queue, kernel: &'a str, grid: Grid) -> Launch<'a> {
+    pub fn launch_on(&self, queue: Queue, kernel: Kernel, grid: Grid) -> Launch<'_> {
         Launch { device: self, queue, kernel, grid, args: [0; MAX_ARGS], n_args: 0 }
     }
 }

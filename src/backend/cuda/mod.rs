@@ -1,18 +1,21 @@
-//! The CUDA backend: kernels compiled at start for the device at hand, products by cuBLASLt, collectives by NCCL.
+//! The CUDA backend: kernels compiled for the device at hand, products by cuBLASLt, collectives by NCCL.
 //!
 //! Nothing of CUDA is linked: the driver and the libraries are loaded when a run asks for this backend (crate `cudarc`), so
 //! one program serves nodes with and without GPUs. `probe.rs` finds out whether all is there and says in one
 //! sentence what is not; after it, a call that fails is a fault of the device or of this program.
 //!
-//! The host runs ahead: it puts a whole step on four streams and waits once, where it needs the gradient norm. Order between
+//! The host runs ahead: it puts a whole step on four streams and waits where it needs the losses and the gradient norm. Order between
 //! streams is by events alone. So a call on this device returns before its work is done, and an error may show later than
 //! its cause.
 //!
 //! Must not know: what a transformer is, files.
 
 mod arena;
+mod cache;
 mod comm;
+mod communicators;
 mod cublaslt;
+mod image;
 pub mod kernels;
 mod launch;
 mod library;
@@ -24,7 +27,9 @@ pub mod probe;
 mod streams;
 
 pub use arena::PendingSum;
+pub use cache::Cache;
 pub use comm::NcclComm;
+pub use image::{Architecture, Image};
 pub use launch::{Grid, Launch};
 pub use ops::attention::MAX_D_HEAD;
 pub use streams::{Event, Mark};
@@ -40,6 +45,7 @@ use cublaslt::CublasLt;
 use cudarc::driver::result::DriverError;
 use cudarc::driver::{result as driver, sys};
 use half::bf16;
+use kernels::Kernel;
 use module::Kernels;
 use std::borrow::Cow;
 use std::cell::{Ref, RefCell};
@@ -56,8 +62,8 @@ const BIN_WORDS: usize = 512;
 pub struct Props {
     /// The device's name.
     pub name: String,
-    /// Major and minor.
-    pub compute_capability: (i32, i32),
+    /// What its machine code is for.
+    pub architecture: Architecture,
     /// Streaming multiprocessors.
     pub n_multiprocessors: u32,
     /// Largest dynamic shared memory of a block, for kernels that ask.
@@ -122,16 +128,18 @@ impl Drop for Context {
 }
 
 impl CudaDevice {
-    /// Opens a device and compiles the kernels for it; `tf32` lets products of f32 matrices round their operands.
+    /// Opens a device and loads the kernels, which `image` has for its architecture; `tf32` lets products of f32 matrices round
+    /// their operands.
     ///
     /// # Errors
-    /// There is no such device, or the driver or the compiler fails.
-    pub fn open(ordinal: usize, tf32: bool) -> Result<Self> {
+    /// There is no such device, it is too small for the kernels, or the driver fails.
+    pub fn open(ordinal: usize, tf32: bool, image: &Image) -> Result<Self> {
         driver::init().map_err(|e| fault("cuInit", e))?;
         let device = driver::device::get(ordinal as i32).map_err(|e| fault("cuDeviceGet", e))?;
         let context = Context::retain(device)?;
         let props = Props::of(device)?;
-        let kernels = Kernels::load(props.compute_capability)?;
+        props.check()?;
+        let kernels = Kernels::load(image)?;
         let streams = Rc::new(Streams::create()?);
         let seal = Seal::default();
         // As a view they are twice as many u32.
@@ -171,10 +179,7 @@ impl Props {
         let clock = |attribute| if_given(attribute).filter(|&khz| khz > 0);
         Ok(Props {
             name: driver::device::get_name(device).map_err(|e| fault("cuDeviceGetName", e))?,
-            compute_capability: (
-                get(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
-                get(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
-            ),
+            architecture: Architecture::of(device)?,
             n_multiprocessors: get(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32,
             max_shared_bytes: get(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as u32,
             // SAFETY: as above.
@@ -183,6 +188,19 @@ impl Props {
             has_ecc: if_given(A::CU_DEVICE_ATTRIBUTE_ECC_ENABLED).map(|on| on != 0),
             bus_id: probe::bus_id(device).ok(),
         })
+    }
+
+    /// Whether the kernels fit.
+    fn check(&self) -> Result<()> {
+        let needed = ops::attention::shared_bytes_needed();
+        if self.max_shared_bytes >= needed {
+            return Ok(());
+        }
+        Err(Error::Comm(format!(
+            "{} gives a block {} bytes of shared memory, and attention needs {needed}: take another device, or set \
+             run.backend = \"cpu\"",
+            self.name, self.max_shared_bytes
+        )))
     }
 }
 
@@ -261,7 +279,7 @@ impl Device for CudaDevice {
         let mut bins = self.bins.borrow_mut();
         self.fill_bytes(bins.view_mut(), 0);
         for inp in inps.into_iter().filter(|inp| inp.numel() > 0) {
-            self.launch(&ops::kernel("sum_of_squares", inp.dtype()), self.grid_over(inp.numel()))
+            self.launch(Kernel::new("sum_of_squares").of(inp.dtype()), self.grid_over(inp.numel()))
                 .write(bins.view_mut())
                 .read(inp)
                 .long(inp.numel() as i64)
@@ -280,9 +298,9 @@ impl Device for CudaDevice {
     }
 
     fn describe(&self) -> String {
-        let Props { name, compute_capability: (major, minor), n_multiprocessors, memory_bytes, .. } = &self.props;
+        let Props { name, architecture, n_multiprocessors, memory_bytes, .. } = &self.props;
         let gigabytes = *memory_bytes as f64 / 1e9;
-        format!("{name} (sm_{major}{minor}, {n_multiprocessors} multiprocessors, {gigabytes:.1} GB)")
+        format!("{name} ({architecture}, {n_multiprocessors} multiprocessors, {gigabytes:.1} GB)")
     }
 
     fn facts(&self) -> Vec<(&'static str, String)> {

@@ -98,6 +98,8 @@ const NCCL_SYMBOLS: &[&str] = &[
     "ncclGroupStart",
     "ncclGroupEnd",
     "ncclAllGather",
+    "ncclAllReduce",
+    "ncclBroadcast",
     "ncclReduceScatter",
     "ncclSend",
     "ncclRecv",
@@ -183,7 +185,7 @@ pub fn devices(collectives: bool) -> Result<Vec<String>, String> {
     let n_devices = driver::device::get_count().map_err(|e| failed("cuDeviceGetCount", e))?;
     let bus_ids = (0..n_devices).map(|i| usable(i).map_err(|e| failed("looking at a device", e))?);
     let bus_ids = bus_ids.collect::<Result<Vec<_>, _>>()?;
-    check_libraries(collectives)?;
+    check_libraries(version, collectives)?;
     Ok(bus_ids)
 }
 
@@ -215,14 +217,17 @@ pub fn bus_id(device: sys::CUdevice) -> Result<String, driver::DriverError> {
     Ok(String::from_utf8_lossy(text.split(|&b| b == 0).next().unwrap_or_default()).into_owned())
 }
 
-/// The libraries beside the driver.
-fn check_libraries(collectives: bool) -> Result<(), String> {
+/// The libraries beside the driver, which is for this CUDA version.
+fn check_libraries(driver_version: i32, collectives: bool) -> Result<(), String> {
     let toolkit = "put the directory of CUDA's libraries in LD_LIBRARY_PATH (those of a PyTorch are nvidia/*/lib under its \
                    site-packages)";
     let compiler = library!(nvrtc::sys, NVRTC_SYMBOLS, "CUDA's run-time compiler", "libnvrtc.so.13 or .12", "");
     Library { remedy: toolkit, ..compiler }.check()?;
+    check_major(compiler.what, nvrtc_version().0, driver_version)?;
     let products = library!(cublaslt::sys, CUBLASLT_SYMBOLS, "cuBLASLt", "libcublasLt.so.13 or .12", "");
     Library { remedy: toolkit, ..products }.check()?;
+    // SAFETY: the call takes nothing.
+    check_major(products.what, unsafe { cublaslt::sys::cublasLtGetVersion() } as i32 / 10_000, driver_version)?;
     if !collectives {
         return Ok(());
     }
@@ -247,6 +252,27 @@ fn check_libraries(collectives: bool) -> Result<(), String> {
     Ok(())
 }
 
+/// Libraries run with the driver of their own major version of CUDA, and with later ones.
+fn check_major(what: &str, major: i32, driver_version: i32) -> Result<(), String> {
+    let of_driver = driver_version / 1000;
+    if major <= of_driver {
+        return Ok(());
+    }
+    Err(format!(
+        "{what} is of CUDA {major}, and the NVIDIA driver is for CUDA {}: update the driver, or have only libraries of CUDA {of_driver} \
+         in LD_LIBRARY_PATH",
+        cuda_version(driver_version)
+    ))
+}
+
+/// Major and minor.
+pub(super) fn nvrtc_version() -> (i32, i32) {
+    let (mut major, mut minor) = (0, 0);
+    // SAFETY: the call writes two integers.
+    unsafe { nvrtc::sys::nvrtcVersion(&mut major, &mut minor) };
+    (major, minor)
+}
+
 /// 12080 is 12.8.
 fn cuda_version(version: i32) -> String {
     format!("{}.{}", version / 1000, version % 1000 / 10)
@@ -259,13 +285,13 @@ fn nccl_version(version: i32) -> String {
 
 /// What was found, for banners and summaries; once [`devices`] has found all.
 pub fn versions(collectives: bool) -> Vec<(&'static str, String)> {
-    let (mut driver_version, mut major, mut minor) = (0, 0, 0);
-    // SAFETY: the calls write one integer each, and take nothing.
+    let mut driver_version = 0;
+    // SAFETY: the calls write one integer, and take nothing.
     let cublaslt_version = unsafe {
         sys::cuDriverGetVersion(&mut driver_version);
-        nvrtc::sys::nvrtcVersion(&mut major, &mut minor);
         cublaslt::sys::cublasLtGetVersion()
     };
+    let (major, minor) = nvrtc_version();
     let mut versions = vec![
         ("cuda_driver", cuda_version(driver_version)),
         ("nvrtc", format!("{major}.{minor}")),
@@ -280,6 +306,16 @@ pub fn versions(collectives: bool) -> Vec<(&'static str, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A function that is called and not asked for would be a panic of crate `cudarc` where a library has not got it.
+    #[test]
+    fn every_function_of_nccl_that_is_called_is_asked_for() {
+        let text = include_str!("nccl.rs");
+        let called = text.split("sys::").skip(1).filter_map(|rest| rest.split_once('(').map(|(name, _)| name));
+        let functions = called.filter(|name| name.starts_with("nccl") && name.chars().all(char::is_alphanumeric));
+        let missing: Vec<&str> = functions.filter(|name| !NCCL_SYMBOLS.contains(name)).collect();
+        assert!(missing.is_empty(), "{missing:?}");
+    }
 
     #[test]
     fn versions_are_read_as_their_makers_write_them() {

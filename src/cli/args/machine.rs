@@ -67,4 +67,7 @@ pub struct DeviceCheckArgs {
     /// Print JSON.
     #[arg(long)]
     pub json: bool,
+    /// Write JSON to a file, too.
+    #[arg(long, value_name = "FILE")]
+    pub save: Option<PathBuf>,
 }

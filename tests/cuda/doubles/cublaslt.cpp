@@ -85,7 +85,8 @@ struct Algorithm {
     uint64_t problem;  // digest of types, shapes, and epilogue
     uint64_t workspace_bytes;
     uint32_t alignment[4];
-    uint64_t unused[3];
+    uint32_t bias_alignment, aux_alignment;
+    uint64_t unused[2];
 };
 static_assert(sizeof(Algorithm) == 64, "the size of cublasLtMatmulAlgo_t");
 constexpr uint64_t ALGORITHM_MARK = 0x6375646120646f75;
@@ -203,6 +204,14 @@ uint64_t digest(const MatmulDesc& desc, const Layout layouts[4]) {
     for (const int value : {desc.compute_type, desc.transpose[0], desc.transpose[1], desc.epilogue, desc.bias_type, desc.aux_type}) add(value);
     add(desc.aux_ld);
     return hash;
+}
+
+// What an epilogue's address is a multiple of. The search for an algorithm goes by it, as the manual says; none yet is a multiple
+// of everything.
+uint32_t alignment_of(CUdeviceptr address) {
+    uint32_t alignment = 256;
+    while (address % alignment != 0) alignment /= 2;
+    return alignment;
 }
 
 // Bytes from the first to the last element of a matrix, all batches.
@@ -370,6 +379,8 @@ CUDA_DOUBLE_API int cublasLtMatmulAlgoGetHeuristic(void* library, const void* de
     algorithm.problem = digest(*desc, layouts);
     algorithm.workspace_bytes = std::min(preference->max_workspace_bytes, WISHED_WORKSPACE_BYTES);
     memcpy(algorithm.alignment, preference->alignment, sizeof algorithm.alignment);
+    algorithm.bias_alignment = alignment_of(desc->bias);
+    algorithm.aux_alignment = alignment_of(desc->aux);
     results[0] = {algorithm, size_t(algorithm.workspace_bytes), CUBLAS_STATUS_SUCCESS, 1.0f, {}};
     *n_found = 1;
     return CUBLAS_STATUS_SUCCESS;
@@ -398,11 +409,14 @@ CUDA_DOUBLE_API int cublasLtMatmul(void* library_handle, const void* desc_handle
     if (!describe(*desc, layouts, product, why)) return refuse(CUBLAS_STATUS_NOT_SUPPORTED, why);
     uint32_t alignment[4];
     for (int i = 0; i < 4; i++) alignment[i] = type_bytes(layouts[i].type);
+    uint32_t bias_alignment = type_bytes(product.bias.type), aux_alignment = 16;
     size_t used_workspace_bytes = 0;
     if (algorithm) {
         if (algorithm->mark != ALGORITHM_MARK || algorithm->problem != digest(*desc, layouts))
             return refuse(CUBLAS_STATUS_INVALID_VALUE, "the algorithm was found for another problem");
         memcpy(alignment, algorithm->alignment, sizeof alignment);
+        bias_alignment = std::max(bias_alignment, algorithm->bias_alignment);
+        aux_alignment = std::max(aux_alignment, algorithm->aux_alignment);
         used_workspace_bytes = algorithm->workspace_bytes;
     }
     product.alpha = *static_cast<const float*>(alpha);
@@ -411,8 +425,8 @@ CUDA_DOUBLE_API int cublasLtMatmul(void* library_handle, const void* desc_handle
     const int n = product.n_batches;
     bool good = point(product.a, "A", device, address(a), n, alignment[0]) && point(product.b, "B", device, address(b), n, alignment[1]) &&
                 point(product.c, "C", device, address(c), n, alignment[2]) && point(product.d, "D", device, address(d), n, alignment[3]);
-    if (product.bias.rows > 0) good = good && point(product.bias, "the bias", device, desc->bias, 1, type_bytes(product.bias.type));
-    if (product.aux.rows > 0) good = good && point(product.aux, "the auxiliary matrix", device, desc->aux, n, 16);
+    if (product.bias.rows > 0) good = good && point(product.bias, "the bias", device, desc->bias, 1, bias_alignment);
+    if (product.aux.rows > 0) good = good && point(product.aux, "the auxiliary matrix", device, desc->aux, n, aux_alignment);
     Matrix scratch = {nullptr, CUDA_R_16BF, used_workspace_bytes / 2, 1, int64_t(used_workspace_bytes / 2), 0};
     if (used_workspace_bytes > 0) {
         if (workspace_bytes < used_workspace_bytes)

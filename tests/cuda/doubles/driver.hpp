@@ -15,6 +15,8 @@ int physical_device(int ordinal);
 CUDA_DOUBLE_SHARED std::string bus_id(int ordinal);
 // 90 for compute capability 9.0: CUDA_DOUBLE_COMPUTE.
 int compute_capability();
+// Shared memory that a block may have: CUDA_DOUBLE_SHARED_MEMORY, else what devices of that capability give.
+size_t max_shared_bytes();
 
 bool is_initialized();
 // Ordinal of the device whose context is current on this thread; -1 where none is.

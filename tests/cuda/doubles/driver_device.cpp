@@ -100,7 +100,7 @@ const std::map<int, int>& attributes() {
         {81, 233472},                                               // MAX_SHARED_MEMORY_PER_MULTIPROCESSOR
         {82, 65536},                                                // MAX_REGISTERS_PER_MULTIPROCESSOR
         {95, 1},                                                    // COOPERATIVE_LAUNCH
-        {97, 232448},                                               // MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+        {97, int(max_shared_bytes())},                              // MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
         {106, 32},                                                  // MAX_BLOCKS_PER_MULTIPROCESSOR
         {111, 1024},                                                // RESERVED_SHARED_MEMORY_PER_BLOCK
         {115, 1},                                                   // MEMORY_POOLS_SUPPORTED
@@ -123,6 +123,14 @@ std::string bus_id(int ordinal) {
 int compute_capability() {
     static const int capability = int(number_setting("CUDA_DOUBLE_COMPUTE", 90));
     return capability;
+}
+
+// By CUDA's table of compute capabilities.
+size_t max_shared_bytes() {
+    const int c = compute_capability();
+    const int kib = c == 86 || c == 89 || c / 10 == 12 ? 99 : c == 80 || c == 87 ? 163 : 227;
+    static const auto bytes = size_t(number_setting("CUDA_DOUBLE_SHARED_MEMORY", kib << 10));
+    return bytes;
 }
 
 bool is_initialized() { return initialized; }

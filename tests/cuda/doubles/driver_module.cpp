@@ -14,7 +14,6 @@ using namespace cuda_double;
 namespace {
 
 constexpr size_t DEFAULT_SHARED_BYTES = 48 << 10;
-constexpr size_t MAX_SHARED_BYTES = 227 << 10;
 
 // A kernel as the program loaded it. Never destroyed: modules live as long as the process.
 struct Function {
@@ -133,7 +132,7 @@ CUDA_DOUBLE_API CUresult cuFuncSetAttribute(CUfunction handle, int attribute, in
     if (!function) return CUDA_ERROR_INVALID_HANDLE;
     if (attribute == CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT) return CUDA_SUCCESS;
     if (attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) return CUDA_ERROR_INVALID_VALUE;
-    if (value < 0 || size_t(value) > MAX_SHARED_BYTES) return CUDA_ERROR_INVALID_VALUE;
+    if (value < 0 || size_t(value) > driver::max_shared_bytes()) return CUDA_ERROR_INVALID_VALUE;
     function->max_shared_bytes = value;
     return CUDA_SUCCESS;
 }
@@ -158,7 +157,7 @@ CUDA_DOUBLE_API CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* n_bloc
     CUDA_DOUBLE_ENTER(cuOccupancyMaxActiveBlocksPerMultiprocessor);
     if (!find_function(handle) || n_threads < 1) return CUDA_ERROR_INVALID_VALUE;
     const size_t by_threads = 2048 / size_t(n_threads);
-    const size_t by_shared = MAX_SHARED_BYTES / (shared_bytes + 1024);
+    const size_t by_shared = driver::max_shared_bytes() / (shared_bytes + 1024);
     *n_blocks = int(std::min({by_threads, by_shared, size_t(32)}));
     return CUDA_SUCCESS;
 }

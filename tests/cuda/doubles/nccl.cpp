@@ -163,6 +163,17 @@ CUDA_DOUBLE_API int ncclGetUniqueId(ncclUniqueId* id) {
     return ncclSuccess;
 }
 
+namespace {
+
+// By what NCCL tells devices apart: where they are in a host, and the host, which NCCL_HOSTID may give another name. From 2.30 on a
+// switch lets ranks share a device.
+std::string device_for_all(int device, int rank) {
+    const bool shared = number_setting("CUDA_DOUBLE_NCCL_VERSION", 22809) >= 23000 && setting("NCCL_MULTI_RANK_GPU_ENABLE", "0") == "1";
+    return driver::bus_id(device) + " of host '" + setting("NCCL_HOSTID", "") + (shared ? "' for " + std::to_string(rank) : "'");
+}
+
+}  // namespace
+
 CUDA_DOUBLE_API int ncclCommInitRankConfig(void** handle, int n_ranks, ncclUniqueId id, int rank, const ConfigHead* config) {
     CUDA_DOUBLE_ENTER(ncclCommInitRankConfig);
     const char* name = "ncclCommInitRankConfig";
@@ -173,7 +184,7 @@ CUDA_DOUBLE_API int ncclCommInitRankConfig(void** handle, int n_ranks, ncclUniqu
     id.internal[sizeof id.internal - 1] = '\0';
     if (strncmp(id.internal, "/zero3-nccl-double-", 19) != 0) return refuse(ncclInvalidArgument, name, "not an id of ncclGetUniqueId");
     std::string error;
-    Segment* segment = Segment::join(id.internal, n_ranks, rank, driver::bus_id(device), &error);
+    Segment* segment = Segment::join(id.internal, n_ranks, rank, device_for_all(device, rank), &error);
     if (!segment) return refuse(ncclInvalidUsage, name, error);
     const bool blocking = !config || config->blocking == UNDEFINED || config->blocking == 1;
     auto comm = std::make_shared<Comm>(segment, device, blocking);

@@ -346,9 +346,9 @@ bool Comm::try_to_join() {
     segment->remove_name();
     for (int r = 0; r < n; r++) {
         for (int q = 0; q < r; q++) {
-            if (strcmp(segment->place(r).bus_id, segment->place(q).bus_id) != 0) continue;
+            if (strcmp(segment->place(r).device, segment->place(q).device) != 0) continue;
             fail(ncclInvalidUsage, "ranks " + std::to_string(q) + " and " + std::to_string(r) + " are both on the device " +
-                                       segment->place(r).bus_id);
+                                       segment->place(r).device);
             return false;
         }
     }

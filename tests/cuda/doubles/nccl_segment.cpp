@@ -45,7 +45,7 @@ std::string fresh_segment_name() {
     return std::string("/") + NAME_HEAD + std::to_string(getpid()) + "-" + std::to_string(n_names++);
 }
 
-Segment* Segment::join(const std::string& name, int n_ranks, int rank, const std::string& bus_id, std::string* error) {
+Segment* Segment::join(const std::string& name, int n_ranks, int rank, const std::string& device, std::string* error) {
     auto* segment = new Segment;
     segment->name_ = name;
     segment->n_ranks_ = n_ranks;
@@ -76,7 +76,7 @@ Segment* Segment::join(const std::string& name, int n_ranks, int rank, const std
         return nullptr;
     }
     segment->own().pid = getpid();
-    snprintf(segment->own().bus_id, sizeof segment->own().bus_id, "%s", bus_id.c_str());
+    snprintf(segment->own().device, sizeof segment->own().device, "%s", device.c_str());
     segment->own().presence = int(Presence::Joined);
     return segment;
 }

@@ -43,7 +43,7 @@ enum class Presence : int { Absent = 0, Joined = 1, Left = 2 };
 struct Place {
     std::atomic<int> presence;
     std::atomic<int> pid;
-    char bus_id[16];                                    // of its device
+    char device[64];                                    // no two ranks may have the same one
     std::atomic<uint64_t> n_collectives_begun;          // what peers see it wait for
     std::atomic<uint64_t> n_receives_begun[MAX_RANKS];  // from each sender
     Outbox outbox;
@@ -52,7 +52,7 @@ struct Place {
 class Segment {
 public:
     // Joins the ranks that know this name. Null, and a word in *error, where that cannot be.
-    static Segment* join(const std::string& name, int n_ranks, int rank, const std::string& bus_id, std::string* error);
+    static Segment* join(const std::string& name, int n_ranks, int rank, const std::string& device, std::string* error);
     // Leaves: peers that still need this rank see it as gone.
     ~Segment();
 

@@ -97,13 +97,13 @@ CUDA_DOUBLE_API int nvrtcVersion(int* major, int* minor) {
 
 CUDA_DOUBLE_API int nvrtcGetNumSupportedArchs(int* n) {
     CUDA_DOUBLE_ENTER(nvrtcGetNumSupportedArchs);
-    *n = 3;
+    *n = 6;
     return NVRTC_SUCCESS;
 }
 
 CUDA_DOUBLE_API int nvrtcGetSupportedArchs(int* architectures) {
     CUDA_DOUBLE_ENTER(nvrtcGetSupportedArchs);
-    const int known[] = {80, 90, 100};
+    const int known[] = {80, 86, 89, 90, 100, 120};
     memcpy(architectures, known, sizeof known);
     return NVRTC_SUCCESS;
 }
@@ -144,7 +144,7 @@ CUDA_DOUBLE_API int nvrtcCompileProgram(void* handle, int n_options, const char*
     for (const std::string& word : words)
         if (!is_known_option(word)) program->log += "unrecognized option " + word + " (to this double)\n";
     const std::string wanted = architecture(words);
-    const std::set<std::string> supported = {"sm_80", "sm_90", "sm_100"};
+    const std::set<std::string> supported = {"sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"};
     if (!supported.count(wanted)) program->log += "invalid value for --gpu-architecture: '" + wanted + "'\n";
     // The double's kernels are: one fma where the source says fmaf, and no other.
     if (std::find(words.begin(), words.end(), "--fmad=false") == words.end()) program->log += "the kernels are written for --fmad=false\n";

@@ -199,5 +199,18 @@ int careless_products_are_refused() {
     set(desc, 7, &epilogue, 4);
     set(desc, 12, &aux_ld, 8);
     CHECK(find() == NOT_SUPPORTED && n_found == 0);
+    // Of a bias the address itself says what it is aligned to; before there is one it is aligned to everything.
+    const int with_bias = EPILOGUE_BIAS;
+    set(desc, 7, &with_bias, 4);
+    CHECK(find() == 0);
+    Operand bias(CUDA_R_32F, 9, 1, 1, 9, 5);
+    for (const auto& [offset, expected] : {std::pair<int, int>{4, INVALID_VALUE}, {0, 0}}) {
+        const CUdeviceptr address = bias.address + offset;
+        set(desc, 8, &address, 8);
+        CHECK(multiply(a.address, b.layout, heuristic.workspace_bytes) == expected);
+    }
+    const CUdeviceptr address = bias.address + 4;
+    set(desc, 8, &address, 8);
+    CHECK(find() == 0 && multiply(a.address, b.layout, heuristic.workspace_bytes) == 0);
     return 0;
 }

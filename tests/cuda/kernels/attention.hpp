@@ -14,7 +14,8 @@ struct AttentionCase {
 inline const std::vector<AttentionCase>& attention_cases() {
     static const std::vector<AttentionCase> cases{
         {1, 1, 1, 1, 8, 0},   {2, 33, 3, 1, 16, 0},  {1, 65, 4, 2, 20, 0}, {1, 70, 2, 2, 7, 1},   {1, 64, 2, 2, 64, 0},
-        {1, 257, 2, 1, 64, 0}, {2, 33, 1, 1, 100, 0}, {1, 130, 2, 2, 128, 0}, {1, 129, 1, 1, 32, 1},
+        {1, 257, 2, 1, 64, 0}, {2, 33, 1, 1, 100, 0}, {1, 130, 2, 2, 128, 0}, {1, 129, 1, 1, 32, 1}, {1, 66, 2, 1, 80, 0},
+        {1, 35, 1, 1, 96, 1},
     };
     return cases;
 }
@@ -22,12 +23,14 @@ inline const std::vector<AttentionCase>& attention_cases() {
 template <class T>
 struct Attention {
     AttentionCase shape;
+    int rows;  // of the tiles that go by
     f32 scale;
     size_t qkv_row, out_row;
     Array<T> qkv, dout;
 
-    explicit Attention(const AttentionCase& c)
+    Attention(const AttentionCase& c, int rows)
         : shape(c),
+          rows(rows),
           scale(1.0f / std::sqrt(f32(c.d))),
           qkv_row(size_t(c.n_heads + 2 * c.n_kv_heads) * c.d),
           out_row(size_t(c.n_heads) * c.d),
@@ -35,12 +38,11 @@ struct Attention {
           dout(size_t(c.b) * c.t * out_row, c.skip, 2) {}
 
     int padded() const { return shape.d <= 32 ? 32 : shape.d <= 64 ? 64 : 128; }
-    // Bytes of dynamic shared memory: `own` tiles of 64 rows, `other` tiles of N, and scratch.
+    // Bytes of dynamic shared memory: `own` tiles of 64 rows, `other` tiles that go by, and scratch.
     size_t shared_bytes(int own, int other) const {
-        const int n = sizeof(T) == 2 && padded() == 128 ? 32 : 64;
         const size_t stride = padded() + 16 / sizeof(T);
-        const size_t scratch = sizeof(T) == 4 ? 64 * (n + 4) : 0;
-        return ((own * 64 + other * n) * stride + scratch) * sizeof(T);
+        const size_t scratch = sizeof(T) == 4 ? 64 * (rows + 4) : 0;
+        return ((own * 64 + other * rows) * stride + scratch) * sizeof(T);
     }
     unsigned threads() const { return sizeof(T) == 4 ? 256 : 128; }
 
@@ -69,8 +71,8 @@ constexpr double MIDDLE_ROUNDING = sizeof(T) == 2 ? HALF_ULP<bf16> : 0.0;
 constexpr double POWER_ERROR = 8 * HALF_ULP<f32>;
 
 template <class T, class F>
-void check_attention_forward(const AttentionCase& shape, F kernel) {
-    const Attention<T> a(shape);
+void check_attention_forward(const AttentionCase& shape, int rows, F kernel) {
+    const Attention<T> a(shape, rows);
     const auto [b, t, n_heads, n_kv_heads, d, skip] = shape;
     std::unique_ptr<Array<T>> first;
     for (const unsigned order : orders()) {
@@ -116,8 +118,8 @@ void check_attention_forward(const AttentionCase& shape, F kernel) {
 }
 
 template <class T, class Delta, class Q, class Kv>
-void check_attention_backward(const AttentionCase& shape, Delta delta_kernel, Q q_kernel, Kv kv_kernel) {
-    const Attention<T> a(shape);
+void check_attention_backward(const AttentionCase& shape, int rows, Delta delta_kernel, Q q_kernel, Kv kv_kernel) {
+    const Attention<T> a(shape, rows);
     const auto [b, t, n_heads, n_kv_heads, d, skip] = shape;
     // The forward's results, in f64 and then rounded, are inputs here.
     Array<T> out(size_t(b) * t * a.out_row, skip);
@@ -191,35 +193,40 @@ void check_attention_backward(const AttentionCase& shape, Delta delta_kernel, Q 
     }
 }
 
+#define CHECK_ATTENTION_FORWARD(T, DP, N) check_attention_forward<T>(c, N, attention_forward_##T##_##DP##x##N)
+
 TEST(attention_forward_is_the_definition) {
     for (const AttentionCase& c : attention_cases()) {
         if (c.d <= 32) {
-            check_attention_forward<f32>(c, attention_forward_f32_32);
-            check_attention_forward<bf16>(c, attention_forward_bf16_32);
+            CHECK_ATTENTION_FORWARD(f32, 32, 64);
+            CHECK_ATTENTION_FORWARD(bf16, 32, 64);
         } else if (c.d <= 64) {
-            check_attention_forward<f32>(c, attention_forward_f32_64);
-            check_attention_forward<bf16>(c, attention_forward_bf16_64);
+            CHECK_ATTENTION_FORWARD(f32, 64, 64);
+            CHECK_ATTENTION_FORWARD(bf16, 64, 64);
         } else {
-            check_attention_forward<f32>(c, attention_forward_f32_128);
-            check_attention_forward<bf16>(c, attention_forward_bf16_128);
+            CHECK_ATTENTION_FORWARD(f32, 128, 64);
+            CHECK_ATTENTION_FORWARD(f32, 128, 16);
+            CHECK_ATTENTION_FORWARD(bf16, 128, 32);
         }
     }
 }
 
-#define CHECK_ATTENTION_BACKWARD(T, DP)                                                                    \
-    check_attention_backward<T>(c, attention_delta_##T, attention_backward_q_##T##_##DP, attention_backward_kv_##T##_##DP)
+#define CHECK_ATTENTION_BACKWARD(T, DP, N)                                                         \
+    check_attention_backward<T>(c, N, attention_delta_##T, attention_backward_q_##T##_##DP##x##N, \
+                                attention_backward_kv_##T##_##DP##x##N)
 
 TEST(attention_backward_is_the_gradient_of_the_definition) {
     for (const AttentionCase& c : attention_cases()) {
         if (c.d <= 32) {
-            CHECK_ATTENTION_BACKWARD(f32, 32);
-            CHECK_ATTENTION_BACKWARD(bf16, 32);
+            CHECK_ATTENTION_BACKWARD(f32, 32, 64);
+            CHECK_ATTENTION_BACKWARD(bf16, 32, 64);
         } else if (c.d <= 64) {
-            CHECK_ATTENTION_BACKWARD(f32, 64);
-            CHECK_ATTENTION_BACKWARD(bf16, 64);
+            CHECK_ATTENTION_BACKWARD(f32, 64, 64);
+            CHECK_ATTENTION_BACKWARD(bf16, 64, 64);
         } else {
-            CHECK_ATTENTION_BACKWARD(f32, 128);
-            CHECK_ATTENTION_BACKWARD(bf16, 128);
+            CHECK_ATTENTION_BACKWARD(f32, 128, 64);
+            CHECK_ATTENTION_BACKWARD(f32, 128, 16);
+            CHECK_ATTENTION_BACKWARD(bf16, 128, 32);
         }
     }
 }

@@ -7,6 +7,7 @@
 #include "../shim/registry.hpp"
 
 #include <cstdarg>
+#include <set>
 #include <sstream>
 #include <tuple>
 
@@ -42,6 +43,23 @@ struct Registered {
 #define REQUIRE(CONDITION) \
     if (!(CONDITION)) test::fail(std::string(__FILE__) + ":" + std::to_string(__LINE__) + ": " #CONDITION)
 
+// The code of all kernels that tests have launched.
+inline std::set<const void*>& launched() {
+    static std::set<const void*> all;
+    return all;
+}
+
+// The result of a run of all tests is that of all kernels.
+inline int count_kernels_without_test() {
+    int n = 0;
+    for (const shim::Kernel& kernel : shim::registry()) {
+        if (launched().count(kernel.code)) continue;
+        n++;
+        std::printf("%s ... FAILED: no test launches it\n", kernel.name);
+    }
+    return n;
+}
+
 inline int run_tests(int argc, char** argv) {
     int passed = 0, failed = 0;
     for (const Test& test : tests()) {
@@ -58,6 +76,7 @@ inline int run_tests(int argc, char** argv) {
         }
         std::fflush(stdout);
     }
+    if (argc < 2) failed += count_kernels_without_test();
     std::printf("%d passed, %d failed\n", passed, failed);
     return failed > 0 || passed == 0;
 }
@@ -170,6 +189,7 @@ template <class... P, class... A>
 void launch(const char* name, void (*kernel)(P...), dim3 grid, dim3 threads, size_t shared_bytes, unsigned order,
             A... arguments) {
     static_assert(sizeof...(P) == sizeof...(A));
+    launched().insert(reinterpret_cast<const void*>(kernel));
     std::tuple<P...> values(static_cast<P>(arguments)...);
     std::apply(
         [&](auto&... v) {

@@ -61,7 +61,7 @@ TEST(grids_and_addresses_change_no_bit_of_the_classifier) {
 template <class T, class F>
 void check_attention_invariance(F kernel) {
     same_for_grids_and_addresses("attention", [&](unsigned blocks, size_t skip) {
-        const Attention<T> a(AttentionCase{1, 130, 2, 1, 40, skip});
+        const Attention<T> a(AttentionCase{1, 130, 2, 1, 40, skip}, 64);
         Array<T> out(size_t(a.shape.t) * a.out_row, skip);
         Array<f32> lse(2 * a.shape.t, skip);
         launch("attention_forward", kernel, blocks, a.threads(), a.shared_bytes(1, 2), 0, out.data(), lse.data(), a.qkv.data(), 1,
@@ -71,8 +71,8 @@ void check_attention_invariance(F kernel) {
 }
 
 TEST(grids_and_addresses_change_no_bit_of_attention) {
-    check_attention_invariance<f32>(attention_forward_f32_64);
-    check_attention_invariance<bf16>(attention_forward_bf16_64);
+    check_attention_invariance<f32>(attention_forward_f32_64x64);
+    check_attention_invariance<bf16>(attention_forward_bf16_64x64);
 }
 
 }  // namespace test

@@ -17,6 +17,7 @@ struct Argument {
 
 struct Kernel {
     const char* name;
+    const void* code;
     std::vector<Argument> arguments;
     // Throws Fault. `order`: see visiting_order.
     void (*invoke)(dim3 grid, dim3 threads, size_t shared_bytes, void** arguments, unsigned order);
@@ -48,7 +49,7 @@ void run(const char* name, void (*kernel)(A...), dim3 grid, dim3 threads, size_t
 
 inline const std::vector<Kernel>& registry() {
 #define ZERO3_ENTRY(NAME)                                                                              \
-    Kernel{#NAME, arguments_of(NAME), [](dim3 g, dim3 b, size_t shared, void** a, unsigned order) {    \
+    Kernel{#NAME, reinterpret_cast<const void*>(NAME), arguments_of(NAME), [](dim3 g, dim3 b, size_t shared, void** a, unsigned order) {    \
                run(#NAME, NAME, g, b, shared, a, order);                                               \
            }},
     static const std::vector<Kernel> kernels{ZERO3_KERNELS(ZERO3_ENTRY)};

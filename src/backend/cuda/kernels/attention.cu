@@ -337,26 +337,28 @@ __device__ __forceinline__ void attention_backward_kv(T* dqkv, const T* dout, co
     }
 }
 
-// Tiles of N rows: fewer where gradients of 128 channels leave few registers.
+// Tiles of N rows: fewer where gradients of 128 channels leave few registers, and once more with as few as fit where a block
+// has 99 KiB of shared memory (compute capability 8.6, 8.9, 12.0).
 #define ATTENTION_KERNELS(T, DP, N)                                                                                  \
     KERNEL_OF(TilesOf<T>::Tiles::THREADS, 1)                                                                         \
-    attention_forward_##T##_##DP(T* out, f32* lse, const T* qkv, int b, int t, int n_heads, int n_kv_heads, int d,   \
-                                 f32 scale) {                                                                        \
+    attention_forward_##T##_##DP##x##N(T* out, f32* lse, const T* qkv, int b, int t, int n_heads, int n_kv_heads,    \
+                                       int d, f32 scale) {                                                           \
         attention_forward<T, DP, N>(out, lse, qkv, b, t, n_heads, n_kv_heads, d, scale);                             \
     }                                                                                                                \
     KERNEL_OF(TilesOf<T>::Tiles::THREADS, 1)                                                                         \
-    attention_backward_q_##T##_##DP(T* dqkv, const T* dout, const T* qkv, const f32* lse, const f32* delta, int b,   \
-                                    int t, int n_heads, int n_kv_heads, int d, f32 scale) {                          \
+    attention_backward_q_##T##_##DP##x##N(T* dqkv, const T* dout, const T* qkv, const f32* lse, const f32* delta,    \
+                                          int b, int t, int n_heads, int n_kv_heads, int d, f32 scale) {             \
         attention_backward_q<T, DP, N>(dqkv, dout, qkv, lse, delta, b, t, n_heads, n_kv_heads, d, scale);            \
     }                                                                                                                \
     KERNEL_OF(TilesOf<T>::Tiles::THREADS, 1)                                                                         \
-    attention_backward_kv_##T##_##DP(T* dqkv, const T* dout, const T* qkv, const f32* lse, const f32* delta, int b,  \
-                                     int t, int n_heads, int n_kv_heads, int d, f32 scale) {                         \
+    attention_backward_kv_##T##_##DP##x##N(T* dqkv, const T* dout, const T* qkv, const f32* lse, const f32* delta,   \
+                                           int b, int t, int n_heads, int n_kv_heads, int d, f32 scale) {            \
         attention_backward_kv<T, DP, N>(dqkv, dout, qkv, lse, delta, b, t, n_heads, n_kv_heads, d, scale);           \
     }
 ATTENTION_KERNELS(f32, 32, 64)
 ATTENTION_KERNELS(f32, 64, 64)
 ATTENTION_KERNELS(f32, 128, 64)
+ATTENTION_KERNELS(f32, 128, 16)
 ATTENTION_KERNELS(bf16, 32, 64)
 ATTENTION_KERNELS(bf16, 64, 64)
 ATTENTION_KERNELS(bf16, 128, 32)

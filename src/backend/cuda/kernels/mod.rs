@@ -1,7 +1,10 @@
 //! The kernels as text: CUDA C++ that NVRTC compiles when a run starts, for the device it runs on.
 //!
 //! `all.cuh` is the program; it includes the other files by name. They include nothing else, because a node has a
-//! driver and NVRTC but no headers of CUDA.
+//! driver and NVRTC but no headers of CUDA. A kernel is named by [`Kernel`], which is made for each launch and so owns nothing.
+
+use crate::dtype::DType;
+use std::fmt;
 
 /// The text to compile.
 pub const MAIN: &str = include_str!("all.cuh");
@@ -24,3 +27,54 @@ pub const FILES: &[(&str, &str)] = &[
 /// How to compile it, besides the architecture. Without `--fmad=false` the compiler leaves out roundings where the kernels
 /// and the CPU have them.
 pub const FLAGS: &[&str] = &["--std=c++17", "--fmad=false"];
+
+/// A kernel by its name in `all.cuh`: `NAME`, `NAME_T`, `NAME_T_G`, or with the tiles of attention `NAME_T_CHANNELSxROWS`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Kernel {
+    name: &'static str,
+    types: [Option<DType>; 2],
+    tile: Option<(usize, usize)>,
+}
+
+impl Kernel {
+    /// One that there is once.
+    pub const fn new(name: &'static str) -> Self {
+        Kernel { name, types: [None; 2], tile: None }
+    }
+
+    /// The one for elements of this type, which is the second one where a first is named already.
+    pub fn of(mut self, dtype: DType) -> Self {
+        assert!(dtype != DType::U32, "{self} is of numbers");
+        let place = self.types.iter_mut().find(|t| t.is_none());
+        *place.expect("kernels have two types at most") = Some(dtype);
+        self
+    }
+
+    /// The one for tiles of so many channels, by which tiles of so many rows go.
+    pub fn with_tile(mut self, channels: usize, rows: usize) -> Self {
+        self.tile = Some((channels, rows));
+        self
+    }
+}
+
+impl fmt::Display for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)?;
+        self.types.iter().flatten().try_for_each(|dtype| write!(f, "_{}", dtype.name()))?;
+        self.tile.iter().try_for_each(|(channels, rows)| write!(f, "_{channels}x{rows}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_are_called_as_in_the_list() {
+        let add = Kernel::new("add");
+        assert_eq!(add.to_string(), "add");
+        assert_eq!(add.of(DType::Bf16).to_string(), "add_bf16");
+        assert_eq!(add.of(DType::F32).of(DType::Bf16).to_string(), "add_f32_bf16");
+        assert_eq!(add.of(DType::F32).with_tile(128, 16).to_string(), "add_f32_128x16");
+    }
+}

@@ -1,7 +1,7 @@
 //! The AdamW update of a slice.
 
-use super::kernel;
 use crate::backend::cuda::CudaDevice;
+use crate::backend::cuda::kernels::Kernel;
 use crate::backend::ops::AdamwStep;
 use crate::backend::{View, ViewMut};
 use crate::dtype::DType;
@@ -24,7 +24,7 @@ pub fn adamw(
     }
     // Products that are the same for all elements, as the CPU's kernel works them out.
     device
-        .launch(&kernel("adamw", grad.dtype()), device.grid_over(n))
+        .launch(Kernel::new("adamw").of(grad.dtype()), device.grid_over(n))
         .write(master)
         .write(m)
         .write(v)

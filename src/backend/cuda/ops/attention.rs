@@ -1,6 +1,7 @@
-//! Causal attention: tiles of the kernels' kinds, and the shared memory that they take.
+//! Causal attention: which tiles the kernels work in, by element type, channels of a head, and shared memory of the device.
 
-use super::{CHUNK, THREADS, int, kernel};
+use super::{CHUNK, THREADS, int};
+use crate::backend::cuda::kernels::Kernel;
 use crate::backend::cuda::{CudaDevice, Grid};
 use crate::backend::ops::AttentionShape;
 use crate::backend::{View, ViewMut};
@@ -12,42 +13,79 @@ pub const MAX_D_HEAD: usize = 128;
 /// Rows of a block: `ROWS` of kernels/tiles.cuh.
 const ROWS: usize = 64;
 
+/// The tiles that there are kernels for, `ATTENTION_KERNELS` of kernels/attention.cu: type, channels, rows of the tiles that go
+/// by. Of two that a head fits into the first is faster; the second takes less shared memory.
+const MADE: [(DType, usize, usize); 7] = [
+    (DType::F32, 32, 64),
+    (DType::F32, 64, 64),
+    (DType::F32, 128, 64),
+    (DType::F32, 128, 16),
+    (DType::Bf16, 32, 64),
+    (DType::Bf16, 64, 64),
+    (DType::Bf16, 128, 32),
+];
+
 /// How the kernels of a type and a number of channels work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Tiles {
+    dtype: DType,
     /// Channels of a tile.
-    padded: usize,
+    channels: usize,
     /// Rows of the tiles that go by.
-    n: usize,
-    /// Threads of a block.
-    threads: usize,
-    /// Elements from one row of a tile to the next.
-    stride: usize,
-    /// Elements of shared memory that a left operand passes through.
-    scratch: usize,
-    /// Bytes of an element.
-    bytes: usize,
+    rows: usize,
 }
 
 impl Tiles {
-    /// # Panics
-    /// Where a head has more than [`MAX_D_HEAD`] channels.
-    fn of(dtype: DType, d_head: usize) -> Self {
-        let padded = [32, 64, MAX_D_HEAD].into_iter().find(|&padded| d_head <= padded);
-        let padded = padded.unwrap_or_else(|| panic!("heads of {d_head} channels; at most {MAX_D_HEAD} on CUDA"));
-        let bytes = dtype.bytes();
-        let n = if dtype == DType::Bf16 && padded == 128 { 32 } else { 64 };
-        // 16 bytes more than the channels or columns.
-        let (threads, scratch) = if dtype == DType::Bf16 { (128, 0) } else { (THREADS, ROWS * (n + 16 / bytes)) };
-        Tiles { padded, n, threads, stride: padded + 16 / bytes, scratch, bytes }
+    /// The first ones that a head and the shared memory of a block allow; None where there are none.
+    fn of(dtype: DType, d_head: usize, max_shared_bytes: u32) -> Option<Self> {
+        let made = MADE.map(|(dtype, channels, rows)| Tiles { dtype, channels, rows }).into_iter();
+        let channels = made.clone().find(|tiles| tiles.dtype == dtype && d_head <= tiles.channels)?.channels;
+        let mut alike = made.filter(|tiles| tiles.dtype == dtype && tiles.channels == channels);
+        alike.find(|tiles| tiles.most_shared_bytes() <= max_shared_bytes as usize)
     }
 
-    /// The kernel, and a grid of a block for each of `items` items that has so many tiles of its own and that go by.
-    fn launch(self, name: &str, dtype: DType, items: usize, own: usize, passing: usize) -> (String, Grid) {
-        let shared_bytes = ((own * ROWS + passing * self.n) * self.stride + self.scratch) * self.bytes;
-        let grid = Grid { blocks: int(items) as u32, threads: self.threads as u32, shared_bytes: shared_bytes as u32 };
-        (format!("{}_{}", kernel(name, dtype), self.padded), grid)
+    /// # Panics
+    /// Where there are none: a deck whose heads have more than [`MAX_D_HEAD`] channels is refused before, and so is a
+    /// device that has less than [`shared_bytes_needed`].
+    #[track_caller]
+    fn on(device: &CudaDevice, dtype: DType, d_head: usize) -> Self {
+        let max_shared_bytes = device.props().max_shared_bytes;
+        Self::of(dtype, d_head, max_shared_bytes).unwrap_or_else(|| {
+            panic!("no attention over {} heads of {d_head} channels in {max_shared_bytes} bytes", dtype.name())
+        })
     }
+
+    /// Dynamic shared memory of a kernel that has so many tiles of its own and that go by.
+    fn shared_bytes(self, own: usize, passing: usize) -> usize {
+        // 16 bytes more than the channels or rows.
+        let bytes = self.dtype.bytes();
+        let gap = 16 / bytes;
+        // f32 factors of a product pass through shared memory.
+        let scratch = if self.dtype == DType::F32 { ROWS * (self.rows + gap) } else { 0 };
+        ((own * ROWS + passing * self.rows) * (self.channels + gap) + scratch) * bytes
+    }
+
+    /// Shared memory of the kernel that takes most: that of keys and values, which has two f32 of each query besides.
+    fn most_shared_bytes(self) -> usize {
+        self.shared_bytes(2, 2) + 2 * self.rows * DType::F32.bytes()
+    }
+
+    /// The kernel, and a grid of a block for each of `items` items.
+    fn launch(self, name: &'static str, items: usize, own: usize, passing: usize) -> (Kernel, Grid) {
+        let threads = if self.dtype == DType::Bf16 { THREADS / 2 } else { THREADS } as u32;
+        let shared_bytes = self.shared_bytes(own, passing) as u32;
+        let kernel = Kernel::new(name).of(self.dtype).with_tile(self.channels, self.rows);
+        (kernel, Grid { blocks: int(items) as u32, threads, shared_bytes })
+    }
+}
+
+/// Shared memory that a block must be able to have, so that there are tiles for every head.
+pub fn shared_bytes_needed() -> u32 {
+    let least = |&(dtype, channels, _): &(DType, usize, usize)| {
+        let alike = MADE.into_iter().filter(|made| (made.0, made.1) == (dtype, channels));
+        alike.map(|(dtype, channels, rows)| Tiles { dtype, channels, rows }.most_shared_bytes()).min()
+    };
+    MADE.iter().filter_map(least).max().expect("the table is not empty") as u32
 }
 
 /// Scratch elements of [`backward`]: a number for each query and head.
@@ -69,10 +107,10 @@ pub fn forward(
 ) {
     check(shape, [qkv], [out.as_view()], lse.as_view());
     let items = shape.b * shape.n_heads * shape.t.div_ceil(ROWS);
-    let (kernel, grid) = Tiles::of(qkv.dtype(), shape.d_head).launch("attention_forward", qkv.dtype(), items, 1, 2);
+    let (kernel, grid) = Tiles::on(device, qkv.dtype(), shape.d_head).launch("attention_forward", items, 1, 2);
     let AttentionShape { b, t, n_heads, n_kv_heads, d_head } = shape;
     device
-        .launch(&kernel, grid)
+        .launch(kernel, grid)
         .write(out)
         .write(lse)
         .read(qkv)
@@ -103,7 +141,7 @@ pub fn backward(
     assert!(work.numel() >= needed, "scratch of {} elements, {needed} needed", work.numel());
     let mut delta = work.range(0..needed);
     device
-        .launch(&kernel("attention_delta", qkv.dtype()), device.blocks((needed * CHUNK).div_ceil(THREADS)))
+        .launch(Kernel::new("attention_delta").of(qkv.dtype()), device.blocks((needed * CHUNK).div_ceil(THREADS)))
         .write(delta.reborrow())
         .read(dout)
         .read(out)
@@ -112,11 +150,11 @@ pub fn backward(
         .int(int(n_heads))
         .int(int(d_head))
         .go();
-    let tiles = Tiles::of(qkv.dtype(), d_head);
+    let tiles = Tiles::on(device, qkv.dtype(), d_head);
     for (name, heads) in [("attention_backward_q", n_heads), ("attention_backward_kv", n_kv_heads)] {
-        let (kernel, grid) = tiles.launch(name, qkv.dtype(), b * heads * t.div_ceil(ROWS), 2, 2);
+        let (kernel, grid) = tiles.launch(name, b * heads * t.div_ceil(ROWS), 2, 2);
         device
-            .launch(&kernel, grid)
+            .launch(kernel, grid)
             .write(dqkv.reborrow())
             .read(dout)
             .read(qkv)
@@ -160,22 +198,35 @@ mod tests {
     #[test]
     fn tiles_are_those_of_the_kernels() {
         let text = kernels::FILES.iter().find(|(name, _)| *name == "attention.cu").expect("it is a file").1;
-        for dtype in [DType::F32, DType::Bf16] {
-            for (d_head, padded) in [(1, 32), (32, 32), (33, 64), (64, 64), (65, 128), (128, 128)] {
-                let tiles = Tiles::of(dtype, d_head);
-                assert_eq!(tiles.padded, padded);
-                let line = format!("ATTENTION_KERNELS({}, {padded}, {})", dtype.name(), tiles.n);
-                assert!(text.contains(&line), "no {line}");
-            }
-        }
+        let lines = text.lines().filter(|line| line.starts_with("ATTENTION_KERNELS("));
+        let listed =
+            MADE.map(|(dtype, channels, rows)| format!("ATTENTION_KERNELS({}, {channels}, {rows})", dtype.name()));
+        assert_eq!(lines.collect::<Vec<_>>(), listed);
     }
 
-    /// 163 KiB are what sm_80 has. Devices of 8.6, 8.9 and 12.0 have less, and cannot take the widest f32 heads.
     #[test]
-    fn tiles_fit_the_shared_memory_of_every_architecture() {
-        for (dtype, d_head) in [(DType::F32, 128), (DType::Bf16, 128), (DType::F32, 64)] {
-            let (_, grid) = Tiles::of(dtype, d_head).launch("attention_backward_q", dtype, 1, 2, 2);
-            assert!(grid.shared_bytes <= 163 << 10, "{grid:?}");
+    fn tiles_have_the_channels_of_a_head_and_the_rows_that_fit() {
+        let of = |dtype, d_head, kib: u32| Tiles::of(dtype, d_head, kib << 10).map(|t| (t.channels, t.rows));
+        for (d_head, channels) in [(1, 32), (32, 32), (33, 64), (64, 64)] {
+            assert_eq!([99, 163].map(|kib| of(DType::F32, d_head, kib)), [Some((channels, 64)); 2]);
+            assert_eq!([99, 163].map(|kib| of(DType::Bf16, d_head, kib)), [Some((channels, 64)); 2]);
         }
+        for d_head in [65, 80, 96, 128] {
+            assert_eq!([99, 163].map(|kib| of(DType::F32, d_head, kib)), [Some((128, 16)), Some((128, 64))]);
+            assert_eq!([99, 163].map(|kib| of(DType::Bf16, d_head, kib)), [Some((128, 32)); 2]);
+        }
+        assert_eq!((of(DType::F32, 129, 227), of(DType::F32, 128, 64)), (None, None));
+    }
+
+    /// What a block may have, by CUDA's table of compute capabilities: 99 KiB on 8.6, 8.9, 12.0 and 12.1; 163 KiB on 8.0 and 8.7;
+    /// 227 KiB on 9.0, 10.0, 10.3 and 11.0.
+    #[test]
+    fn every_device_from_8_0_on_has_what_attention_needs() {
+        let needed = shared_bytes_needed();
+        assert!(needed <= 99 << 10, "{needed} bytes");
+        for dtype in [DType::F32, DType::Bf16] {
+            assert!((1..=MAX_D_HEAD).all(|d_head| Tiles::of(dtype, d_head, needed).is_some()));
+        }
+        assert_eq!(Tiles::of(DType::F32, 128, needed - 1), None);
     }
 }

@@ -1,7 +1,8 @@
 //! Sums over the rows of a matrix: gradients of biases, and the second half of those of norms.
 
-use super::{CHUNK, WARP, int, kernel};
+use super::{CHUNK, WARP, int};
 use crate::backend::cuda::CudaDevice;
+use crate::backend::cuda::kernels::Kernel;
 use crate::backend::{View, ViewMut};
 use crate::dtype::DType;
 
@@ -41,7 +42,7 @@ pub fn backward(
     assert_eq!((dout.numel(), dbias.numel()), (rows * n_out, n_out), "dout and dbias of {rows} x {n_out}");
     assert!(work.numel() >= work_numel(rows, n_out) && work.dtype() == DType::F32, "scratch of {}", work.numel());
     device
-        .launch(&kernel("column_sums", dout.dtype()), device.blocks(blocks(rows, n_out)))
+        .launch(Kernel::new("column_sums").of(dout.dtype()), device.blocks(blocks(rows, n_out)))
         .write(work.reborrow())
         .read(dout)
         .long(rows as i64)
@@ -55,7 +56,7 @@ pub fn backward(
 pub(super) fn fold(device: &CudaDevice, out: ViewMut<'_>, partials: View<'_>, rows: usize, stride: usize) {
     let c = out.numel();
     device
-        .launch(&kernel("fold_chunks", out.dtype()), device.blocks(c.div_ceil(WARP)))
+        .launch(Kernel::new("fold_chunks").of(out.dtype()), device.blocks(c.div_ceil(WARP)))
         .write(out)
         .read(partials)
         .int(int(rows.div_ceil(chunk_rows(rows).max(1))))

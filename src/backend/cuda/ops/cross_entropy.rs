@@ -1,6 +1,7 @@
 //! The classifier's end: loss and gradient of the logits.
 
 use super::{CHUNK, WARP, int};
+use crate::backend::cuda::kernels::Kernel;
 use crate::backend::cuda::{CudaDevice, Grid};
 use crate::backend::{View, ViewMut};
 use crate::dtype::DType;
@@ -30,7 +31,7 @@ pub fn cross_entropy(
     let threads = vocab.div_ceil(CHUNK).next_multiple_of(WARP).min(MAX_THREADS);
     let most = device.props().n_multiprocessors as usize * BLOCKS_PER_MULTIPROCESSOR * (MAX_THREADS / threads);
     device
-        .launch("cross_entropy", Grid::row(rows.min(most) as u32, threads as u32))
+        .launch(Kernel::new("cross_entropy"), Grid::row(rows.min(most) as u32, threads as u32))
         .write(logits)
         .write(losses)
         .read(targets)

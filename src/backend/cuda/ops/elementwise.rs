@@ -1,7 +1,8 @@
 //! Kernels without neighbours.
 
-use super::{int, kernel, kernel_of_two};
+use super::int;
 use crate::backend::cuda::CudaDevice;
+use crate::backend::cuda::kernels::Kernel;
 use crate::backend::{View, ViewMut};
 use crate::dtype::DType;
 
@@ -9,36 +10,41 @@ use crate::dtype::DType;
 pub fn gelu_forward(device: &CudaDevice, out: ViewMut<'_>, inp: View<'_>) {
     let n = same_shape(&out, inp);
     let grid = device.grid_over(n);
-    device.launch(&kernel("gelu_forward", inp.dtype()), grid).write(out).read(inp).long(n as i64).go();
+    device.launch(Kernel::new("gelu_forward").of(inp.dtype()), grid).write(out).read(inp).long(n as i64).go();
 }
 
 /// Multiplies `dout_to_dinp` (n) by the derivative at `inp` (n).
 pub fn gelu_backward(device: &CudaDevice, dout_to_dinp: ViewMut<'_>, inp: View<'_>) {
     let n = same_shape(&dout_to_dinp, inp);
     let grid = device.grid_over(n);
-    device.launch(&kernel("gelu_backward", inp.dtype()), grid).write(dout_to_dinp).read(inp).long(n as i64).go();
+    device.launch(Kernel::new("gelu_backward").of(inp.dtype()), grid).write(dout_to_dinp).read(inp).long(n as i64).go();
 }
 
 /// Overwrites `out` (n).
 pub fn add(device: &CudaDevice, out: ViewMut<'_>, a: View<'_>, b: View<'_>) {
     let n = same_shape(&out, a);
     assert_eq!((b.numel(), b.dtype()), (n, a.dtype()), "a and b");
-    device.launch(&kernel("add", a.dtype()), device.grid_over(n)).write(out).read(a).read(b).long(n as i64).go();
+    device.launch(Kernel::new("add").of(a.dtype()), device.grid_over(n)).write(out).read(a).read(b).long(n as i64).go();
 }
 
 /// Adds to `out` (n) f32.
 pub fn accumulate(device: &CudaDevice, out: ViewMut<'_>, inp: View<'_>) {
     let n = out.numel();
     assert_eq!((inp.numel(), out.dtype()), (n, DType::F32), "elements of a sum and its type");
-    device.launch(&kernel("accumulate", inp.dtype()), device.grid_over(n)).write(out).read(inp).long(n as i64).go();
+    device
+        .launch(Kernel::new("accumulate").of(inp.dtype()), device.grid_over(n))
+        .write(out)
+        .read(inp)
+        .long(n as i64)
+        .go();
 }
 
 /// Overwrites `out` (n).
 pub fn cast(device: &CudaDevice, out: ViewMut<'_>, inp: View<'_>) {
     let n = out.numel();
     assert_eq!(inp.numel(), n, "elements of output and input");
-    let kernel = kernel_of_two("cast", out.dtype(), inp.dtype());
-    device.launch(&kernel, device.grid_over(n)).write(out).read(inp).long(n as i64).go();
+    let kernel = Kernel::new("cast").of(out.dtype()).of(inp.dtype());
+    device.launch(kernel, device.grid_over(n)).write(out).read(inp).long(n as i64).go();
 }
 
 /// Overwrites `out` (rows, F); `gate_up` (rows, 2F).
@@ -47,7 +53,7 @@ pub fn swiglu_forward(device: &CudaDevice, out: ViewMut<'_>, gate_up: View<'_>, 
     let rows = rows_of(out.numel(), f);
     let grid = device.blocks_over_rows(rows, f);
     device
-        .launch(&kernel("swiglu_forward", out.dtype()), grid)
+        .launch(Kernel::new("swiglu_forward").of(out.dtype()), grid)
         .write(out)
         .read(gate_up)
         .long(rows as i64)
@@ -61,7 +67,7 @@ pub fn swiglu_backward(device: &CudaDevice, dgate_up: ViewMut<'_>, dout: View<'_
     assert_eq!((2 * dout.numel(), dout.dtype()), (n, gate_up.dtype()), "gates of rows of {f}");
     let rows = rows_of(dout.numel(), f);
     device
-        .launch(&kernel("swiglu_backward", dout.dtype()), device.blocks_over_rows(rows, f))
+        .launch(Kernel::new("swiglu_backward").of(dout.dtype()), device.blocks_over_rows(rows, f))
         .write(dgate_up)
         .read(dout)
         .read(gate_up)

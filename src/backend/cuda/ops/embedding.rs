@@ -1,7 +1,8 @@
 //! Token and position embedding.
 
-use super::{CHUNK, THREADS, WARP, int, kernel, kernel_of_two};
+use super::{CHUNK, THREADS, WARP, int};
 use crate::backend::cuda::CudaDevice;
+use crate::backend::cuda::kernels::Kernel;
 use crate::backend::{View, ViewMut};
 use crate::dtype::DType;
 
@@ -22,7 +23,7 @@ pub fn forward(
     }
     assert_eq!(wte.dtype(), out.dtype(), "one type of parameters and activations");
     device
-        .launch(&kernel("embedding_forward", out.dtype()), device.blocks_over_rows(rows, c))
+        .launch(Kernel::new("embedding_forward").of(out.dtype()), device.blocks_over_rows(rows, c))
         .write(out)
         .read(tokens)
         .read(wte)
@@ -51,7 +52,7 @@ pub fn backward(
     let (rows, vocab) = (tokens.numel(), dwte.numel() / c);
     assert!(work.numel() >= rows && work.dtype() == DType::U32, "scratch of {} elements, {rows} needed", work.numel());
     device
-        .launch("embedding_order", device.blocks(rows.div_ceil(THREADS)))
+        .launch(Kernel::new("embedding_order"), device.blocks(rows.div_ceil(THREADS)))
         .write(work.reborrow())
         .read(tokens)
         .int(int(rows))
@@ -60,7 +61,7 @@ pub fn backward(
     let warps = rows * c.div_ceil(WARP * CHUNK);
     device
         .launch(
-            &kernel_of_two("embedding_backward_wte", dout.dtype(), dwte.dtype()),
+            Kernel::new("embedding_backward_wte").of(dout.dtype()).of(dwte.dtype()),
             device.blocks((warps * WARP).div_ceil(THREADS)),
         )
         .write(dwte)
@@ -75,7 +76,10 @@ pub fn backward(
     let t_max = dwpe.numel() / c;
     assert!(t_max >= t && dwpe.numel() == t_max * c, "dwpe has {} elements, {t} positions of {c}", dwpe.numel());
     device
-        .launch(&kernel_of_two("embedding_backward_wpe", dout.dtype(), dwpe.dtype()), device.blocks_over_rows(t_max, c))
+        .launch(
+            Kernel::new("embedding_backward_wpe").of(dout.dtype()).of(dwpe.dtype()),
+            device.blocks_over_rows(t_max, c),
+        )
         .write(dwpe)
         .read(dout)
         .long(rows as i64)

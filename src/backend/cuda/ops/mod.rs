@@ -29,17 +29,6 @@ const WARP: usize = 32;
 /// Blocks that are put on a multiprocessor at most; a grid goes around where there is more to do.
 const BLOCKS_PER_MULTIPROCESSOR: usize = 8;
 
-/// The kernel of this type, `NAME_T`.
-pub(super) fn kernel(name: &str, dtype: DType) -> String {
-    assert!(dtype != DType::U32, "{name} is of numbers");
-    format!("{name}_{}", dtype.name())
-}
-
-/// The kernel of these types, `NAME_T_G`.
-fn kernel_of_two(name: &str, first: DType, second: DType) -> String {
-    kernel(&kernel(name, first), second)
-}
-
 /// An `int` of a kernel.
 fn int(x: usize) -> i32 {
     i32::try_from(x).unwrap_or_else(|_| panic!("{x} is more than a kernel counts to"))

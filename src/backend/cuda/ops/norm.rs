@@ -1,6 +1,7 @@
 //! LayerNorm, alone and after an addition, and RMSNorm.
 
-use super::{THREADS, WARP, bias, int, kernel};
+use super::{THREADS, WARP, bias, int};
+use crate::backend::cuda::kernels::Kernel;
 use crate::backend::cuda::{CudaDevice, Grid};
 use crate::backend::{View, ViewMut};
 use crate::dtype::DType;
@@ -32,7 +33,7 @@ pub fn layer_norm_forward(
     let (rows, c) = (mean.numel(), weight.numel());
     check(rows, c, [out.as_view(), inp], [weight, bias], [mean.as_view(), rstd.as_view()]);
     device
-        .launch(&kernel("layer_norm_forward", inp.dtype()), grid(device, rows, c))
+        .launch(Kernel::new("layer_norm_forward").of(inp.dtype()), grid(device, rows, c))
         .write(out)
         .write(mean)
         .write(rstd)
@@ -61,7 +62,7 @@ pub fn add_layer_norm_forward(
     let (rows, c) = (mean.numel(), weight.numel());
     check(rows, c, [sum.as_view(), out.as_view(), a, b], [weight, bias], [mean.as_view(), rstd.as_view()]);
     device
-        .launch(&kernel("add_layer_norm_forward", a.dtype()), grid(device, rows, c))
+        .launch(Kernel::new("add_layer_norm_forward").of(a.dtype()), grid(device, rows, c))
         .write(sum)
         .write(out)
         .write(mean)
@@ -95,7 +96,7 @@ pub fn layer_norm_backward(
     let needed = 2 * bias::work_numel(rows, c);
     assert!(work.numel() >= needed, "scratch of {} elements, {needed} needed", work.numel());
     device
-        .launch(&kernel("layer_norm_backward", inp.dtype()), grid(device, rows, c))
+        .launch(Kernel::new("layer_norm_backward").of(inp.dtype()), grid(device, rows, c))
         .write(dinp)
         .read(dout)
         .read(inp)
@@ -107,7 +108,7 @@ pub fn layer_norm_backward(
         .int(int(team_threads(c)))
         .go();
     device
-        .launch(&kernel("layer_norm_weight_sums", inp.dtype()), device.blocks(bias::blocks(rows, c)))
+        .launch(Kernel::new("layer_norm_weight_sums").of(inp.dtype()), device.blocks(bias::blocks(rows, c)))
         .write(work.reborrow())
         .read(dout)
         .read(inp)
@@ -136,7 +137,7 @@ pub fn rms_norm_forward(
     let (rows, c) = (rstd.numel(), weight.numel());
     check(rows, c, [out.as_view(), inp], [weight], [rstd.as_view()]);
     device
-        .launch(&kernel("rms_norm_forward", inp.dtype()), grid(device, rows, c))
+        .launch(Kernel::new("rms_norm_forward").of(inp.dtype()), grid(device, rows, c))
         .write(out)
         .write(rstd)
         .read(inp)
@@ -166,7 +167,7 @@ pub fn rms_norm_backward(
     let needed = bias::work_numel(rows, c);
     assert!(work.numel() >= needed, "scratch of {} elements, {needed} needed", work.numel());
     device
-        .launch(&kernel("rms_norm_backward", inp.dtype()), grid(device, rows, c))
+        .launch(Kernel::new("rms_norm_backward").of(inp.dtype()), grid(device, rows, c))
         .write(dinp)
         .read(dout)
         .read(inp)
@@ -177,7 +178,7 @@ pub fn rms_norm_backward(
         .int(int(team_threads(c)))
         .go();
     device
-        .launch(&kernel("rms_norm_weight_sums", inp.dtype()), device.blocks(bias::blocks(rows, c)))
+        .launch(Kernel::new("rms_norm_weight_sums").of(inp.dtype()), device.blocks(bias::blocks(rows, c)))
         .write(work.reborrow())
         .read(dout)
         .read(inp)

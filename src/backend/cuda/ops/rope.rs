@@ -1,8 +1,9 @@
 //! Rotary position embedding, in place on the query and key heads of each row.
 
-use super::{THREADS, int, kernel};
+use super::{THREADS, int};
 use crate::backend::ViewMut;
 use crate::backend::cuda::CudaDevice;
+use crate::backend::cuda::kernels::Kernel;
 use crate::backend::ops::{AttentionShape, Rotation};
 
 /// Rotates in place.
@@ -16,7 +17,7 @@ pub fn rope(device: &CudaDevice, qkv: ViewMut<'_>, shape: AttentionShape, rotati
     let radian = split(1.0 / std::f64::consts::TAU);
     let rows = b * t;
     device
-        .launch(&kernel("rope", qkv.dtype()), device.blocks((rows * d_head / 2).div_ceil(THREADS)))
+        .launch(Kernel::new("rope").of(qkv.dtype()), device.blocks((rows * d_head / 2).div_ceil(THREADS)))
         .write(qkv)
         .long(rows as i64)
         .int(int(t))

@@ -1,0 +1,152 @@
+//! A directory that keeps compiled kernels from one run to the next.
+//!
+//! A cache is never in the way: what cannot be read or written is said once, as a warning, and the run compiles. A file is written
+//! under another name and renamed, so nobody sees half of one; it begins with a digest of the rest, so nobody loads a
+//! damaged one.
+//!
+//! Must not know: what an image is, CUDA, ranks.
+
+use std::fmt;
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use xxhash_rust::xxh3::xxh3_128;
+
+/// What a file begins with, before the digest.
+const MAGIC: &[u8; 8] = b"zero3k1\n";
+
+/// Where images are kept, if they are.
+pub struct Cache {
+    dir: Option<PathBuf>,
+}
+
+impl fmt::Display for Cache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.dir.as_deref().unwrap_or(Path::new("no cache")).display().fmt(f)
+    }
+}
+
+impl Cache {
+    /// As `run.kernel_cache` says it: a directory, `auto` for the user's, or empty for none.
+    pub fn new(setting: &str) -> Self {
+        let dir = match setting {
+            "" => None,
+            "auto" => user_cache(|name| std::env::var_os(name).map(PathBuf::from)),
+            dir => Some(dir.into()),
+        };
+        Cache { dir }
+    }
+
+    /// What is kept under a name; None where nothing is, or nothing that is whole.
+    pub fn read(&self, name: &str) -> Option<Vec<u8>> {
+        let path = self.dir.as_ref()?.join(name);
+        match std::fs::read(&path) {
+            Ok(file) => {
+                let image = unpack(file);
+                if image.is_none() {
+                    log::warn!("{} is not what was written there: it is made anew", path.display());
+                }
+                image
+            }
+            Err(error) => {
+                // A directory that is none is what writing will complain of.
+                if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) {
+                    log::warn!("{} cannot be read ({error}): it is made anew", path.display());
+                }
+                None
+            }
+        }
+    }
+
+    /// Keeps an image; false where that cannot be done, or is not wanted.
+    pub fn write(&self, name: &str, image: &[u8]) -> bool {
+        let Some(dir) = &self.dir else { return false };
+        let written = std::fs::create_dir_all(dir).and_then(|()| {
+            let mut file = tempfile::NamedTempFile::new_in(dir)?;
+            file.write_all(&head(image))?;
+            file.write_all(image)?;
+            // Two runs at once write the same bytes: whoever renames last is right, too.
+            file.persist(dir.join(name)).map(|_| ()).map_err(|error| error.error)
+        });
+        if let Err(error) = &written {
+            log::warn!(
+                "compiled kernels cannot be kept in {} ({error}); run.kernel_cache names another",
+                dir.display()
+            );
+        }
+        written.is_ok()
+    }
+}
+
+/// `zero3` in the user's directory for caches (XDG Base Directory Specification); None where there is none.
+fn user_cache(variable: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
+    // Paths that are not absolute are to be ignored.
+    let absolute = |name: &str| variable(name).filter(|path| path.is_absolute());
+    let caches = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")));
+    caches.map(|caches| caches.join("zero3"))
+}
+
+fn head(image: &[u8]) -> Vec<u8> {
+    [MAGIC.as_slice(), &xxh3_128(image).to_le_bytes()].concat()
+}
+
+/// The image of a whole file.
+fn unpack(mut file: Vec<u8>) -> Option<Vec<u8>> {
+    let n_head = MAGIC.len() + size_of::<u128>();
+    let image = file.get(n_head..)?;
+    let whole = file.starts_with(&head(image));
+    whole.then(|| {
+        file.drain(..n_head);
+        file
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_written_is_read_and_damage_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().join("some/where");
+        let cache = Cache::new(place.to_str().unwrap());
+        assert_eq!(cache.read("image"), None);
+        assert!(cache.write("image", b"machine code"));
+        assert_eq!(cache.read("image").unwrap(), b"machine code");
+        let path = place.join("image");
+        let file = std::fs::read(&path).unwrap();
+        for n_bytes in 0..file.len() {
+            std::fs::write(&path, &file[..n_bytes]).unwrap();
+            assert_eq!(cache.read("image"), None, "the first {n_bytes} bytes");
+        }
+        for at in 0..file.len() {
+            let mut damaged = file.clone();
+            damaged[at] ^= 4;
+            std::fs::write(&path, damaged).unwrap();
+            assert_eq!(cache.read("image"), None, "byte {at}");
+        }
+        assert!(cache.write("image", b"machine code"));
+        assert_eq!(cache.read("image").unwrap(), b"machine code");
+        assert_eq!(std::fs::read_dir(&place).unwrap().count(), 1, "nothing else is left");
+    }
+
+    #[test]
+    fn a_place_that_is_no_directory_keeps_nothing() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let cache = Cache::new(file.path().join("below").to_str().unwrap());
+        assert_eq!((cache.read("image"), cache.write("image", b"x")), (None, false));
+        let none = Cache::new("");
+        assert_eq!((none.read("image"), none.write("image", b"x")), (None, false));
+    }
+
+    #[test]
+    fn the_users_cache_is_where_the_specification_says() {
+        let of = |xdg: Option<&str>, home: Option<&str>| {
+            let text = user_cache(|name| if name == "HOME" { home } else { xdg }.map(PathBuf::from));
+            text.map(|path| path.display().to_string())
+        };
+        assert_eq!(of(Some("/x"), Some("/h")).as_deref(), Some("/x/zero3"));
+        assert_eq!(of(Some("x"), Some("/h")).as_deref(), Some("/h/.cache/zero3"));
+        assert_eq!(of(None, Some("/h")).as_deref(), Some("/h/.cache/zero3"));
+        assert_eq!(of(None, None), None);
+    }
+}
