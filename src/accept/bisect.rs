@@ -1,7 +1,8 @@
 //! Which rank computes wrong, from runs of the same steps on subsets of the ranks. Pure: whoever calls it does the runs.
 //!
 //! Every rank count gives the same bits (rule 8), so two subsets that differ contain a rank that computes wrong. Halves of the ranks
-//! run at the same time; only halves that differ are halved again, so log2(N) rounds find one rank among N.
+//! run at the same time; halves that differ are halved again, and those in which not every rank has work, so log2(N) rounds find one rank
+//! among N.
 
 use crate::error::Result;
 

@@ -40,13 +40,19 @@ use baseline::Baseline;
 use deadline::Deadline;
 use metric::Metric;
 use report::Report;
+use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use verdict::{Ending, Section, blocked};
 
 /// The runs' own place under the checkpoint directory; removed before and after.
 const WORK_DIR: &str = "acceptance_work";
 /// What is under way after so many times the time limit ends the job.
 const HARD_LIMIT: f64 = 1.5;
+/// There, under the run directory, while a rank that ends the job writes the reports.
+const WRITING: &str = ".writing";
+/// What another one that fails meanwhile gives it.
+const TIME_TO_WRITE: Duration = Duration::from_secs(2);
 
 /// What to write besides the reports.
 #[derive(Debug, Clone, Default)]
@@ -158,6 +164,8 @@ fn prepare<B: Backend>(lab: &Lab<'_, B>, run_dir: &Path, work: &Path) -> Result<
             locked.push(dir);
         }
     }
+    // Of a job that was killed while it wrote.
+    std::fs::remove_file(run_dir.join(WRITING)).ok();
     if work.exists() {
         std::fs::remove_dir_all(work).map_err(|e| Error::io("rm -r", work, &e))?;
     }
@@ -199,10 +207,21 @@ fn one_section<B: Backend>(
         Err(error) => {
             let reason = format!("{}: {error}", lab.name(lab.rank()));
             std::fs::remove_dir_all(work).ok();
-            found.report.amid(&Section { ending: Ending::Failed, reason, ..section }).write(run_dir).ok();
+            write_last(&found.report.amid(&Section { ending: Ending::Failed, reason, ..section }), run_dir);
             Err(error)
         }
     }
+}
+
+/// Writes the reports of a job that ends here. Of several ranks that fail at once one does: two would write into one file.
+fn write_last(report: &Report, run_dir: &Path) {
+    let writing = run_dir.join(WRITING);
+    if File::create_new(&writing).is_err() {
+        std::thread::sleep(TIME_TO_WRITE);
+        return;
+    }
+    report.write(run_dir).ok();
+    std::fs::remove_file(writing).ok();
 }
 
 /// Whether a section does not run, and why. Rank 0's clock decides; a signal to any rank counts.

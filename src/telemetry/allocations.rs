@@ -62,12 +62,33 @@ thread_local! {
 }
 
 /// Counts this thread from now on; what it asks for is put down to `owner` where nobody says otherwise.
+///
+/// # Panics
+/// For [`Owner::Products`]: that is [`packing`].
 pub fn count_this_thread(owner: Owner) {
+    assert_ne!(owner, Owner::Products, "products are counted by `packing`");
     OWNER.set(Some(owner));
 }
 
 /// Runs `work` with what it allocates on this thread put down to `owner`; where the thread is not counted nothing is.
+///
+/// # Panics
+/// For [`Owner::Products`]: that is [`packing`].
 pub fn on_behalf_of<T>(owner: Owner, work: impl FnOnce() -> T) -> T {
+    assert_ne!(owner, Owner::Products, "products are counted by `packing`");
+    put_down_to(owner, work)
+}
+
+/// The same for a matrix product of crate `gemm`, which gets the pieces that the thread keeps.
+///
+/// # Safety
+/// What `work` allocates on this thread is given back on this thread. Another one would give a piece to the heap, and this one would
+/// not know.
+pub unsafe fn packing<T>(work: impl FnOnce() -> T) -> T {
+    put_down_to(Owner::Products, work)
+}
+
+fn put_down_to<T>(owner: Owner, work: impl FnOnce() -> T) -> T {
     let before = OWNER.get();
     OWNER.set(before.map(|_| owner));
     let result = work();
@@ -170,7 +191,7 @@ impl Counting {
 }
 
 // SAFETY: every block is the system allocator's own, and handed out once until it comes back; counting and lending neither allocate
-// from here nor unwind. A piece comes back on the thread it was lent to: it is a local variable of a matrix product, or the thread's own.
+// from here nor unwind. A piece comes back on the thread it was lent to: [`packing`] asks its caller for that.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if let Some(start) = Self::lend(layout) {
@@ -239,7 +260,7 @@ mod tests {
     fn packing_gets_the_same_piece_until_it_is_too_small() {
         on_a_counted_thread(|| {
             // SAFETY: each block is written within its size and given back once.
-            on_behalf_of(Owner::Products, || unsafe {
+            put_down_to(Owner::Products, || unsafe {
                 let first = Counting.alloc(layout(8000));
                 first.write_bytes(1, 8000);
                 Counting.dealloc(first, layout(8000));
@@ -271,7 +292,7 @@ mod tests {
         on_a_counted_thread(|| {
             // SAFETY: as above.
             unsafe {
-                let kept = on_behalf_of(Owner::Products, || {
+                let kept = put_down_to(Owner::Products, || {
                     let kept = Counting.alloc(layout(8000));
                     Counting.dealloc(kept, layout(8000));
                     kept

@@ -9,7 +9,7 @@
 use super::element::Element;
 use super::host::Shared;
 use crate::dtype::DType;
-use crate::telemetry::allocations::{self, Owner};
+use crate::telemetry::allocations;
 use gemm::Parallelism;
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -142,7 +142,7 @@ pub fn matmul(dst: MatMut<'_>, accumulate: bool, lhs: Mat<'_>, rhs: Mat<'_>, sca
         let n = chunk.min(k - start);
         // SAFETY: `Mat` and `MatMut` checked that every element lies in its slice; the elements of `dst` are exclusive
         // for its lifetime, so it cannot overlap `lhs` or `rhs`; the pointers are used until gemm returns.
-        allocations::on_behalf_of(Owner::Products, || unsafe {
+        let product = || unsafe {
             gemm::gemm(
                 dst.rows,
                 dst.cols,
@@ -164,7 +164,10 @@ pub fn matmul(dst: MatMut<'_>, accumulate: bool, lhs: Mat<'_>, rhs: Mat<'_>, sca
                 false,
                 parallelism,
             );
-        });
+        };
+        // SAFETY: what `gemm` packs in is a local variable of the product or the thread's own. Its tasks lie on stacks, and rayon's list
+        // of them, which another thread may free, has room for more than a product makes from the start.
+        unsafe { allocations::packing(product) };
         start += n;
         if start >= k {
             break;

@@ -85,7 +85,7 @@ impl<J: Job> Shared<J> {
         self.state.lock().expect("nobody panics with it")
     }
 
-    /// The next job, when there is one; none once the queue is closed.
+    /// The next job, when there is one; none once the queue is closed and all that was put has been taken.
     fn next(&self) -> Option<(u64, J)> {
         let idle = |state: &mut State<J>| state.jobs.is_empty() && !state.closed;
         self.put.wait_while(self.lock(), idle).expect("nobody panics with it").jobs.pop_front()

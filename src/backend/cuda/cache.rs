@@ -7,7 +7,9 @@
 //! Must not know: what an image is, CUDA, ranks.
 
 use std::fmt;
+use std::fs::Permissions;
 use std::io::{ErrorKind, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -61,7 +63,8 @@ impl Cache {
     pub fn write(&self, name: &str, image: &[u8]) -> bool {
         let Some(dir) = &self.dir else { return false };
         let written = std::fs::create_dir_all(dir).and_then(|()| {
-            let mut file = tempfile::NamedTempFile::new_in(dir)?;
+            // As readable as the user's other files: others may share the directory.
+            let mut file = tempfile::Builder::new().permissions(Permissions::from_mode(0o666)).tempfile_in(dir)?;
             file.write_all(&head(image))?;
             file.write_all(image)?;
             // Two runs at once write the same bytes: whoever renames last is right, too.

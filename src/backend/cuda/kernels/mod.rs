@@ -1,4 +1,4 @@
-//! The kernels as text: CUDA C++ that NVRTC compiles when a run starts, for the device it runs on.
+//! The kernels as text: CUDA C++ that NVRTC compiles for the device a run finds, unless an earlier run has (`image.rs`).
 //!
 //! `all.cuh` is the program; it includes the other files by name. They include nothing else, because a node has a
 //! driver and NVRTC but no headers of CUDA. A kernel is named by [`Kernel`], which is made for each launch and so owns nothing.
