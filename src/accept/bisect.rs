@@ -20,7 +20,7 @@ pub enum Finding {
 }
 
 /// Finds the ranks that compute wrong among `0..n`. In a group of `n_busy` ranks at most each has a micro-batch to compute; larger ones
-/// are halved whatever they come to, since a rank that computes nothing computes nothing wrong. `all` is the digest of the run on all
+/// are halved whatever they come to, since a rank without one hardly computes and so hardly errs. `all` is the digest of the run on all
 /// ranks, `known` that of a stored answer; `run` does the same steps on disjoint groups at the same time and returns their digests.
 pub fn find(
     n: usize,

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 const ACCEPT_HELP: &str = "\
 Examples:
   mpirun -n 2 zero3 accept inputs/acceptance_quick.toml run.dir=runs/acceptance
-      two minutes on two cores; runs/acceptance/report.html has the plots
+      well under a minute on two cores; runs/acceptance/report.html has the plots
   sbatch --nodes=16 slurm/acceptance.sbatch
   srun -n 128 zero3 accept inputs/acceptance.toml --record-baseline good.json
       then, after the next maintenance:  ... --baseline good.json
