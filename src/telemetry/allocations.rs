@@ -288,6 +288,12 @@ mod tests {
     }
 
     #[test]
+    #[should_panic(expected = "products are counted by `packing`")]
+    fn no_safe_call_lends() {
+        on_behalf_of(Owner::Products, || ());
+    }
+
+    #[test]
     fn nobody_else_gets_it() {
         on_a_counted_thread(|| {
             // SAFETY: as above.

@@ -55,7 +55,7 @@ fn verdict(key: &str) -> Verdict {
         "zero.param_dtype" | "zero.grad_dtype" | "zero.reduce_dtype" | "zero.reduce" | "zero.deterministic" => {
             Verdict::Course
         }
-        "run.backend" => Verdict::Course,
+        "run.backend" | "run.tf32" => Verdict::Course,
         _ if ["run.", "zero.", "checkpoint.", "log."].iter().any(|section| key.starts_with(section)) => Verdict::Free,
         _ => Verdict::Course,
     }
