@@ -23,7 +23,7 @@ pub enum Owner {
     Program,
     /// Crate `gemm`: packing buffers of matrix products that are larger than any before on that thread.
     Products,
-    /// Crate `rayon`: its list of tasks for the compute threads.
+    /// Crates `rayon` and `gemm` where several threads compute: lists of tasks, and what a task notes for itself.
     Tasks,
 }
 
@@ -133,8 +133,9 @@ thread_local! {
     static PACKING: Cell<[Piece; N_PIECES]> = const { Cell::new([Piece::NONE; N_PIECES]) };
 }
 
-/// What a product has at once; were it more, the heap would be asked, and that counted.
-const N_PIECES: usize = 4;
+/// More than a product has at once, and those that its thread takes up while it waits for others; were it more, the heap would be
+/// asked, and that counted.
+const N_PIECES: usize = 8;
 
 /// The system's allocator, counted, with a kept piece for packing.
 pub struct Counting;

@@ -71,11 +71,15 @@ impl CpuDevice {
         }
         let pool = (threads > 1)
             .then(|| {
-                rayon::ThreadPoolBuilder::new()
-                    .num_threads(threads)
-                    .thread_name(|i| format!("compute-{i}"))
-                    .start_handler(|_| allocations::count_this_thread(Owner::Tasks))
-                    .build()
+                // The calling thread is one of them, so that it computes instead of handing over and waiting, for every operation.
+                let build = |with_this: bool| {
+                    let builder = rayon::ThreadPoolBuilder::new().num_threads(threads);
+                    let builder = if with_this { builder.use_current_thread() } else { builder };
+                    let builder = builder.thread_name(|i| format!("compute-{i}"));
+                    builder.start_handler(|_| allocations::count_this_thread(Owner::Tasks)).build()
+                };
+                // It can be in one pool alone: a second device of this thread has threads of its own.
+                build(true).or_else(|_| build(false))
             })
             .transpose()
             .map_err(|err| Error::Io(format!("starting {threads} compute threads: {err}")))?;
