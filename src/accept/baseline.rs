@@ -29,10 +29,11 @@ pub struct Baseline {
     pub metrics: BTreeMap<String, f64>,
 }
 
-/// What of a deck its figures depend on, by key.
-fn sizes(deck: &Deck) -> BTreeMap<String, String> {
+/// What of a deck its figures depend on, by key; `backend` is what its `run.backend` came to.
+fn sizes(deck: &Deck, backend: &str) -> BTreeMap<String, String> {
     let Deck { run, device, collectives, storage, .. } = deck;
     [
+        ("run.backend", backend.to_string()),
         ("run.threads_per_rank", run.threads_per_rank.to_string()),
         ("run.peak_gflops", run.peak_gflops.to_string()),
         ("device.gemm_n", device.gemm_n.to_string()),
@@ -48,10 +49,10 @@ fn sizes(deck: &Deck) -> BTreeMap<String, String> {
 
 impl Baseline {
     /// Of what has been measured: every figure but those that must be exact anyway.
-    pub fn of(sections: &[Section], n_ranks: usize, deck: &Deck) -> Self {
+    pub fn of(sections: &[Section], n_ranks: usize, deck: &Deck, backend: &str) -> Self {
         let metrics = sections.iter().flat_map(|s| &s.metrics).filter(|m| !m.correctness);
         let metrics = metrics.filter_map(|m| Some((m.name.clone(), m.value?))).collect();
-        Baseline { schema: SCHEMA.into(), schema_version: VERSION, n_ranks, sizes: sizes(deck), metrics }
+        Baseline { schema: SCHEMA.into(), schema_version: VERSION, n_ranks, sizes: sizes(deck, backend), metrics }
     }
 
     /// The figure of that name.
@@ -69,9 +70,10 @@ impl Baseline {
         self.is_given() && self.n_ranks != n_ranks
     }
 
-    /// Fails where it was measured with other sizes than `deck` has: such figures say nothing about each other.
-    pub fn check(&self, deck: &Deck) -> Result<()> {
-        let own = sizes(deck);
+    /// Fails where it was measured with other sizes than `deck` has, or on another backend: such figures say nothing about each
+    /// other.
+    pub fn check(&self, deck: &Deck, backend: &str) -> Result<()> {
+        let own = sizes(deck, backend);
         let other = own.iter().filter(|(key, _)| self.is_given() && self.sizes.get(*key) != own.get(*key));
         let words = |(key, own): (&String, &String)| {
             let stored = self.sizes.get(key).map_or("nothing", String::as_str);
@@ -133,9 +135,10 @@ fn of_report(report: &Value) -> std::result::Result<Baseline, String> {
     }
     let sections = Vec::<Section>::deserialize(&report["sections"]).map_err(|e| format!("its sections: {e}"))?;
     let n_ranks = usize::deserialize(&report["n_ranks"]).map_err(|e| format!("its n_ranks: {e}"))?;
+    let backend = report["backend"].as_str().ok_or("it does not say which backend it is of")?;
     let deck = report["deck"].as_str().unwrap_or_default();
     let deck = Deck::parse(deck, &[], "the deck of the report").map_err(|e| format!("its deck: {e}"))?;
-    Ok(Baseline::of(&sections, n_ranks, &deck))
+    Ok(Baseline::of(&sections, n_ranks, &deck, backend))
 }
 
 #[cfg(test)]
@@ -162,16 +165,18 @@ mod tests {
             metrics,
         };
         let deck = |line: &str| Deck::parse(&format!("run.dir = \"r\"\n{line}"), &[], "test.toml").unwrap();
-        let baseline = Baseline::of(&[section], 3, &deck(""));
+        let baseline = Baseline::of(&[section], 3, &deck(""), "cpu");
         assert_eq!(baseline.metrics.len(), 1);
         baseline.write(&path).unwrap();
         assert_eq!(Baseline::read(&path).unwrap(), baseline);
         assert!(baseline.is_of_other_than(4) && !baseline.is_of_other_than(3));
         assert!(!Baseline::default().is_of_other_than(4), "none was given");
-        baseline.check(&deck("run.checkpoint_dir = \"elsewhere\"\ndevice.slow_rank = 0.3")).unwrap();
-        let said = baseline.check(&deck("device.gemm_n = 64")).unwrap_err().to_string();
+        baseline.check(&deck("run.checkpoint_dir = \"elsewhere\"\ndevice.slow_rank = 0.3"), "cpu").unwrap();
+        let said = baseline.check(&deck("device.gemm_n = 64"), "cpu").unwrap_err().to_string();
         assert!(said.contains("device.gemm_n: 1024 there, 64 here") && !said.contains("memory_bytes"), "{said}");
-        Baseline::default().check(&deck("device.gemm_n = 64")).unwrap();
+        let said = baseline.check(&deck(""), "cuda").unwrap_err().to_string();
+        assert!(said.contains("run.backend: cpu there, cuda here"), "{said}");
+        Baseline::default().check(&deck("device.gemm_n = 64"), "cpu").unwrap();
         for (text, says) in [
             ("{}", "it says that it is `nothing` version 0"),
             ("[", "EOF"),

@@ -108,7 +108,7 @@ pub fn run<B: Backend>(lab: &Lab<'_, B>, own: &Facts, record: &Record) -> Result
     let mut locks = Vec::new();
     decided_by_rank_0(lab.comm, || {
         record.check(run_dir)?;
-        lab.baseline.check(lab.deck)?;
+        lab.baseline.check(lab.deck, B::NAME)?;
         if lab.deck.runs("training") {
             answers::read(&lab.deck.training.known_answers)?;
         }
@@ -296,7 +296,7 @@ fn write_records<B: Backend>(lab: &Lab<'_, B>, found: &Findings, record: &Record
         if !found.report.verdict.valid {
             log::warn!("{} is not written: figures of an invalid run are no baseline", path.display());
         } else {
-            Baseline::of(&found.report.sections, lab.n(), lab.deck).write(path)?;
+            Baseline::of(&found.report.sections, lab.n(), lab.deck, B::NAME).write(path)?;
         }
     }
     match (&record.answers, &found.reference) {

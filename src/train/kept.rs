@@ -47,7 +47,12 @@ pub(super) struct InHand<B: Backend> {
 
 impl<B: Backend> Default for InHand<B> {
     fn default() -> Self {
-        InHand { live: Live::new(), gathers: Gathers::new(0), reductions: Reductions::new(0), last_use: Vec::new() }
+        InHand {
+            live: Live::new(),
+            gathers: Gathers::default(),
+            reductions: Reductions::default(),
+            last_use: Vec::new(),
+        }
     }
 }
 

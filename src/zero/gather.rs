@@ -17,20 +17,19 @@ enum UnitState<P> {
     Live,
 }
 
-/// The state of every gather of a program.
+/// The state of every gather of a program; at first of one without any.
 pub struct Gathers<C: Comm> {
     states: Vec<UnitState<C::Pending>>,
 }
 
-impl<C: Comm> Gathers<C> {
-    /// Nothing is gathered.
-    pub fn new(n_gathers: usize) -> Self {
-        let mut gathers = Gathers { states: Vec::new() };
-        gathers.reset(n_gathers);
-        gathers
+impl<C: Comm> Default for Gathers<C> {
+    fn default() -> Self {
+        Gathers { states: Vec::new() }
     }
+}
 
-    /// Nothing is gathered, of another program.
+impl<C: Comm> Gathers<C> {
+    /// Nothing is gathered of a program of `n_gathers`.
     pub fn reset(&mut self, n_gathers: usize) {
         self.states.clear();
         self.states.resize_with(n_gathers, || UnitState::Sharded);

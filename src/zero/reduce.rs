@@ -8,7 +8,7 @@ use crate::params::PerTensor;
 use crate::plan::Plan;
 use crate::plan::schedule::{Reduce, ReduceId};
 
-/// The state of every reduction of a program.
+/// The state of every reduction of a program; at first of one without any.
 pub struct Reductions<C: Comm> {
     in_flight: Vec<Option<C::Pending>>,
 }
@@ -22,15 +22,14 @@ pub struct Contributions {
     pub first: bool,
 }
 
-impl<C: Comm> Reductions<C> {
-    /// Nothing is on its way.
-    pub fn new(n_reduces: usize) -> Self {
-        let mut reductions = Reductions { in_flight: Vec::new() };
-        reductions.reset(n_reduces);
-        reductions
+impl<C: Comm> Default for Reductions<C> {
+    fn default() -> Self {
+        Reductions { in_flight: Vec::new() }
     }
+}
 
-    /// Nothing is on its way, of another program.
+impl<C: Comm> Reductions<C> {
+    /// Nothing is on its way, of a program of `n_reduces`.
     pub fn reset(&mut self, n_reduces: usize) {
         self.in_flight.clear();
         self.in_flight.resize_with(n_reduces, || None);

@@ -39,6 +39,8 @@ pub struct Report {
     pub seconds: f64,
     /// Ranks.
     pub n_ranks: usize,
+    /// What computed: `cpu` or `cuda`.
+    pub backend: &'static str,
     /// Whether figures were held against a baseline.
     pub has_baseline: bool,
     /// Program, MPI, HDF5, instruction set.
@@ -71,6 +73,7 @@ impl Report {
             started_unix: unix_now() - lab.started.elapsed().as_secs_f64(),
             seconds: 0.0,
             n_ranks: lab.n(),
+            backend: B::NAME,
             has_baseline: lab.baseline.is_given(),
             versions: lab.versions.clone(),
             deck: lab.deck.to_toml(),

@@ -58,6 +58,7 @@ fn report() -> Report {
         started_unix: 1.7e9,
         seconds: 3.0,
         n_ranks: 2,
+        backend: "cpu",
         has_baseline: false,
         versions: BTreeMap::from([("mpi".into(), "Open MPI".into())]),
         deck: "[run]\n".into(),

@@ -152,7 +152,7 @@ impl<J: Job> Drop for Worker<J> {
     }
 }
 
-/// A job on its way.
+/// A job on its way. Who drops it without waiting leaves its buffers with the queue, to the queue's end.
 pub struct InFlight<J> {
     shared: Arc<Shared<J>>,
     number: u64,

@@ -11,8 +11,10 @@ use crate::error::{Error, Result};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// How long ranks connect before they tell each other how far they are.
-const ROUND: Duration = Duration::from_millis(100);
+/// How long ranks connect before they tell each other how far they are, at first.
+const FIRST_ROUND: Duration = Duration::from_millis(100);
+/// The longest that such a round becomes: each is a word from every rank to every other one.
+const LONGEST_ROUND: Duration = Duration::from_secs(2);
 
 /// One for each queue of collectives.
 #[derive(Clone)]
@@ -66,8 +68,10 @@ fn connect_one(
     let started = Instant::now();
     let id = id.try_into().expect("rank 0 sent what NCCL gave it");
     let comm = Communicator::begin(id, (control.rank(), control.size()), queue, Rc::clone(&device.streams));
+    let mut length = FIRST_ROUND;
     loop {
-        let connected = comm.as_ref().map_err(Error::clone).and_then(|comm| comm.poll_for(ROUND));
+        let connected = comm.as_ref().map_err(Error::clone).and_then(|comm| comm.poll_for(length));
+        length = (2 * length).min(LONGEST_ROUND);
         let late = control.roll_call(timeout)?;
         if !late.is_empty() {
             let why = connected.err().map_or(String::new(), |error| format!(" ({error})"));
