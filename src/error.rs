@@ -104,6 +104,12 @@ impl Error {
         }
     }
 
+    /// Ends the work at a place that returns nothing, such as the launch of a kernel on a device that has failed: by a panic that
+    /// carries the error. `cli` says it as any other error, with its exit code.
+    pub fn raise(self) -> ! {
+        std::panic::panic_any(self)
+    }
+
     /// An operating-system error with the call and the path it happened on.
     pub fn io(call: &str, path: &std::path::Path, err: &std::io::Error) -> Self {
         Error::Io(format!("{call} {}: {err}", path.display()))

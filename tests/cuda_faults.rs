@@ -182,12 +182,17 @@ fn an_error_of_nccl_behind_the_scenes_ends_every_rank() {
 #[test]
 fn failing_calls_of_the_driver_end_the_job() {
     let case = Case::tiny();
-    for (call, code) in
-        [("cuStreamCreateWithPriority:1:999", 5), ("cuMemHostAlloc:1:2", 5), ("cuLaunchKernel:300:700", 70)]
-    {
-        let run = case.train(2, call, &[CUDA]).on_doubles(2, "demand").env("CUDA_DOUBLE_FAIL", format!("{call}@1"));
-        let name = call.split(':').next().expect("a name");
-        run.timeout(SOON).output().expect_code(code).expect_text(name);
+    for (call, says) in [
+        ("cuStreamCreateWithPriority:1:999", "cuStreamCreateWithPriority failed"),
+        ("cuMemHostAlloc:1:2", "cuMemHostAlloc of"),
+        ("cuLaunchKernel:300:700", "launch of"),
+        ("cuMemsetD8Async:20:700", "cuMemsetD8Async failed"),
+        ("cublasLtMatmulAlgoGetHeuristic:3:15", "cuBLASLt has no algorithm for"),
+        ("cublasLtMatmul:5:13", "cuBLASLt fails at"),
+    ] {
+        let run = case.train(3, call, &[CUDA]).on_doubles(3, "demand").env("CUDA_DOUBLE_FAIL", format!("{call}@1"));
+        let output = run.timeout(SOON).output().expect_code(5).expect_text(says).expect_text("zero3: rank 1 on ");
+        assert!(!output.stderr.contains("internal error") && !output.stderr.contains("panicked"), "{output}");
     }
 }
 

@@ -54,7 +54,7 @@ impl Launch {
         if let Some(refusal) = launch_checks::refusal_after_mpi(&env, world.size() as usize) {
             return Err(Error::Input(refusal));
         }
-        abort_on_panic(world.rank());
+        abort_on_panic(world.rank(), processor_name());
         test_hooks::set_world_rank(world.rank() as usize);
         let launch = Launch { universe, world };
         launch.connect_all();
@@ -94,7 +94,7 @@ impl Launch {
 
     /// The name of this rank's node.
     pub fn host(&self) -> String {
-        mpi::environment::processor_name().unwrap_or_else(|_| "an unnamed host".into())
+        processor_name()
     }
 
     /// The group of ranks that share the slices of every parameter: today all of them.
@@ -247,15 +247,28 @@ pub fn abort_job(exit: Exit) {
     unsafe { mpi::ffi::MPI_Abort(mpi::ffi::RSMPI_COMM_WORLD, exit.code()) };
 }
 
-/// A panic is a broken invariant: nobody may go on, and nobody may be left waiting.
-fn abort_on_panic(rank: i32) {
+/// This host, as MPI knows it.
+fn processor_name() -> String {
+    mpi::environment::processor_name().unwrap_or_else(|_| "an unnamed host".into())
+}
+
+/// A panic is a broken invariant, or an error where none could be returned: nobody may go on, and nobody may be left waiting.
+fn abort_on_panic(rank: i32, host: String) {
     let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
         // Standard error may be closed, and a panic in here would leave the other ranks waiting.
-        write!(std::io::stderr(), "zero3: rank {rank}: internal error: ").ok();
-        print(info);
-        // SAFETY: MPI is initialised, and the call does not return.
-        unsafe { mpi::ffi::MPI_Abort(mpi::ffi::RSMPI_COMM_WORLD, Exit::Internal.code()) };
+        let exit = match info.payload().downcast_ref::<Error>() {
+            Some(error) => {
+                writeln!(std::io::stderr(), "zero3: rank {rank} on {host}: {error}").ok();
+                error.exit()
+            }
+            None => {
+                write!(std::io::stderr(), "zero3: rank {rank}: internal error: ").ok();
+                print(info);
+                Exit::Internal
+            }
+        };
+        abort_job(exit);
     }));
 }
 

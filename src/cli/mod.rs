@@ -153,9 +153,15 @@ fn alone<T: Into<Said>>(work: impl FnOnce() -> Result<T>) -> Result<Said> {
     if launch::rank_from_environment() != 0 {
         std::process::exit(0);
     }
-    // The panic has been printed by the time it is caught.
+    let print = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        if !info.payload().is::<Error>() {
+            print(info);
+        }
+    }));
+    let broken = |_| Box::new(Error::Internal("the program broke its own rule; please report it".into()));
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(work))
-        .unwrap_or_else(|_| Err(Error::Internal("the program broke its own rule; please report it".into())))
+        .unwrap_or_else(|panic| Err(*panic.downcast::<Error>().unwrap_or_else(broken)))
         .map(Into::into)
 }
 

@@ -215,7 +215,7 @@ impl Transfers {
             driver::memcpy_dtoh_async(staged, inp.addr(), streams.raw(Queue::Compute))
         };
         if let Err(error) = copied {
-            panic!("cuMemcpyDtoHAsync failed: {}", in_words(error));
+            super::fault("cuMemcpyDtoHAsync", error).raise();
         }
         PendingSum { place, numel: inp.numel(), there: streams.record(Queue::Compute) }
     }

@@ -194,7 +194,7 @@ impl CublasLt {
     /// Puts a product on the compute queue.
     ///
     /// # Panics
-    /// Where the library has no algorithm for it, or refuses the call.
+    /// With an error ([`Error::raise`]) where the library has no algorithm for it, or refuses the call.
     pub fn multiply(&self, device: &CudaDevice, product: Product, operands: Operands<'_>) {
         let Product { m, n, k, accumulate, epilogue, .. } = product;
         let Operands { a, b, out, bias, aside, workspace } = operands;
@@ -212,12 +212,15 @@ impl CublasLt {
         let known = self.known.borrow().get(&key).cloned();
         let prepared = known.unwrap_or_else(|| {
             let prepared = Rc::new(self.prepare(&key, bias, aside).unwrap_or_else(|e| {
-                panic!("cuBLASLt has no algorithm for {product:?} of {} to {}: {e}", key.inp.name(), key.out.name())
+                let types = format!("{} to {}", key.inp.name(), key.out.name());
+                refused(format!("has no algorithm for {product:?} of {types}"), e)
             }));
             self.known.borrow_mut().insert(key, Rc::clone(&prepared));
             prepared
         });
-        prepared.point(bias, aside).unwrap_or_else(|e| panic!("addresses of {product:?}: {e}"));
+        prepared
+            .point(bias, aside)
+            .unwrap_or_else(|e| refused(format!("does not take the addresses of {product:?}"), e));
         let (alpha, beta) = (1.0f32, if accumulate { 1.0f32 } else { 0.0 });
         let [a_layout, b_layout, out_layout] = prepared.layouts;
         let pointer = |addr: u64| addr as usize as *mut c_void;
@@ -243,8 +246,14 @@ impl CublasLt {
                 device.streams.raw(Queue::Compute).cast(),
             )
         };
-        called.unwrap_or_else(|e| panic!("cublasLtMatmul of {product:?} failed: {e}"));
+        called.unwrap_or_else(|e| refused(format!("fails at {product:?}"), e));
     }
+}
+
+/// Ends the work: operations return nothing.
+fn refused(what: String, error: lt::CublasError) -> ! {
+    Error::Comm(format!("cuBLASLt {what}: {error}; another version of the library may do, or run.backend = \"cpu\""))
+        .raise()
 }
 
 /// Sets an attribute of an operation.

@@ -123,7 +123,7 @@ impl Launch<'_> {
             )
         };
         if let Err(error) = launched {
-            panic!("launch of {} with {:?} failed: {}", self.kernel, self.grid, super::in_words(error));
+            super::fault(&format!("launch of {} with {:?}", self.kernel, self.grid), error).raise();
         }
     }
 }

@@ -325,7 +325,7 @@ impl CudaDevice {
         }
         // SAFETY: the view is of device memory, and so long.
         let filled = unsafe { driver::memset_d8_async(dst.addr(), byte, bytes, self.streams.raw(queue)) };
-        filled.unwrap_or_else(|error| panic!("cuMemsetD8Async failed: {}", in_words(error)));
+        filled.unwrap_or_else(|error| fault("cuMemsetD8Async", error).raise());
     }
 }
 

@@ -131,9 +131,9 @@ pub struct Mark {
 #[derive(Debug)]
 struct Host;
 
-/// What cannot fail but through a fault of this program, or a device that has died: both end the job.
+/// What cannot fail but through a device that has died: it ends the job.
 fn expect<T>(call: &str, result: std::result::Result<T, driver::DriverError>) -> T {
-    result.unwrap_or_else(|error| panic!("{call} failed: {}", super::in_words(error)))
+    result.unwrap_or_else(|error| super::fault(call, error).raise())
 }
 
 impl Streams {
