@@ -113,6 +113,12 @@ pub trait Backend {
     fn group(comm: &Self::Comm, members: MpiComm) -> Result<Self::Comm>;
 }
 
+/// A point on a queue of a backend's device, with its time.
+pub type MarkOf<B> = <<B as Backend>::Device as Device>::Mark;
+
+/// A sum that a backend's device may not have finished.
+pub type SumOf<B> = <<B as Backend>::Device as Device>::Sum;
+
 /// The time of one queue of a device.
 pub struct QueueClock<'a, D> {
     /// Its device.

@@ -3,10 +3,11 @@
 //!
 //! Must not know: what is done with them.
 
-use super::step::{Mark, MicroBatch, Sum};
-use super::visit::Live;
-use crate::backend::Backend;
+use super::source::MicroBatch;
+use crate::backend::{Backend, Buf, MarkOf, SumOf};
+use crate::params::PerTensor;
 use crate::plan::Program;
+use crate::plan::memory::SlotId;
 use crate::zero::refresh::Lists;
 use crate::zero::{Gathers, Reductions};
 
@@ -17,7 +18,7 @@ pub struct Kept<B: Backend> {
     /// Those of a pass.
     pub(super) pass: InHand<B>,
     /// Sums of the losses of this rank's micro-batches, in the order of micro-steps; none where it had no batch.
-    pub(super) losses: Vec<Option<Sum<B>>>,
+    pub(super) losses: Vec<Option<SumOf<B>>>,
     /// The same, finished, and a word.
     pub(super) own: Vec<f64>,
     /// Those of all ranks.
@@ -42,7 +43,7 @@ pub(super) struct InHand<B: Backend> {
     /// Reductions.
     pub reductions: Reductions<B::Comm>,
     /// The last visit of each gather's parameters so far.
-    pub last_use: Vec<Option<Mark<B>>>,
+    pub last_use: Vec<Option<MarkOf<B>>>,
 }
 
 impl<B: Backend> Default for InHand<B> {
@@ -66,5 +67,26 @@ impl<B: Backend> InHand<B> {
         self.reductions.reset(n_reduces);
         self.last_use.clear();
         self.last_use.resize(n_gathers, None);
+    }
+}
+
+/// Buffers in the executor's hands, by slot.
+pub(super) type Live = Vec<Option<Buf>>;
+
+pub(super) fn get(live: &Live, id: SlotId) -> &Buf {
+    live[id].as_ref().expect("the planned life covers this use")
+}
+
+pub(super) fn get_mut(live: &mut Live, id: SlotId) -> &mut Buf {
+    live[id].as_mut().expect("the planned life covers this use")
+}
+
+pub(super) fn take(live: &mut Live, ids: &[SlotId]) -> PerTensor<Buf> {
+    ids.iter().map(|&id| live[id].take().expect("the planned life covers this use")).collect()
+}
+
+pub(super) fn put(live: &mut Live, ids: &[SlotId], bufs: PerTensor<Buf>) {
+    for (&id, buf) in ids.iter().zip(bufs) {
+        live[id] = Some(buf);
     }
 }

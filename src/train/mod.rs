@@ -1,6 +1,6 @@
 //! The training run: where it starts from, the loop, what it writes, why it ends.
 //!
-//! Reading order: [`step`] (the algorithm), then [`run`] here, then `state.rs` (restore) and `save.rs`.
+//! Reading order: [`step`] (the algorithm), [`stepper`] (what it is made of), then [`run`] here, then `state.rs` (restore) and `save.rs`.
 //!
 //! Must not know: which backend it runs on, what a family of models computes, the command line.
 
@@ -16,6 +16,7 @@ pub mod save;
 pub mod source;
 pub mod state;
 pub mod step;
+pub mod stepper;
 pub mod tracing;
 mod visit;
 
@@ -40,7 +41,7 @@ use state::{Position, Start};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use step::Stepper;
+use stepper::Stepper;
 
 /// Everything a run needs besides its backend.
 pub struct Job {

@@ -9,7 +9,7 @@
 
 use super::source::Source;
 use super::state::{self, Position};
-use super::step::Stepper;
+use super::stepper::Stepper;
 use crate::backend::agree::{all_or_none, all_to_rank_0, decided_by_rank_0};
 use crate::backend::{Backend, Comm};
 use crate::checkpoint::manifest::FileRecord;

@@ -1,6 +1,5 @@
 //! The run's data: opened on every rank, read through once by rank 0, micro-batches by index.
 
-use super::step::MicroBatch;
 use crate::backend::Comm;
 use crate::backend::agree::{all_or_none, decided_by_rank_0};
 use crate::config::Deck;
@@ -9,6 +8,15 @@ use crate::error::{Error, Result};
 use crate::telemetry::Flight;
 use crate::telemetry::progress::BytesBar;
 use crate::test_hooks::fault_point;
+
+/// Token and target ids of one micro-batch, (B, T) each.
+#[derive(Default)]
+pub struct MicroBatch {
+    /// Inputs.
+    pub tokens: Vec<u32>,
+    /// The token after each input.
+    pub targets: Vec<u32>,
+}
 
 /// Training and validation samples, and what rank 0 found when it read them.
 pub struct Source {

@@ -3,7 +3,7 @@
 
 use super::changes::{Verdict, changes};
 use super::source::Source;
-use super::step::Stepper;
+use super::stepper::Stepper;
 use crate::backend::agree::all_or_none;
 use crate::backend::mesh::{Dim, Mesh};
 use crate::backend::{Backend, Comm, Device};

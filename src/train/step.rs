@@ -4,84 +4,24 @@
 //! AllGather again, compute gradients, ReduceScatter them to the owners of the slices. Then the optimizer updates
 //! the local slices. `Stepper::run` executes the planned instructions from top to bottom and decides nothing.
 
-use super::kept::{InHand, Kept};
-use super::tracing::{Note, Noted, describe};
-use super::visit::{Live, Visit, get, get_mut, put, take, travelling_ids};
-use crate::backend::agree::all_or_none;
-use crate::backend::memory::Memory;
-use crate::backend::{Backend, Comm, Device, Ops, Queue, QueueClock};
+use super::kept::{InHand, Kept, get, get_mut, put, take};
+use super::source::MicroBatch;
+use super::stepper::{Noted, Purpose, Stepper};
+use super::visit::{Visit, travelling_ids};
+use crate::backend::{Backend, Comm, Device, Ops, Queue, SumOf};
 use crate::config::OptimSection;
 use crate::error::Result;
-use crate::model::Model;
 use crate::optim;
 use crate::optim::lr_schedule::lr_at;
 use crate::params::{ParamId, UnitId};
-use crate::plan::schedule::{GatherId, Instr, Pass};
+use crate::plan::schedule::Instr;
 use crate::plan::volume::micro_steps;
-use crate::plan::{Plan, Program, State};
+use crate::plan::{Program, State};
 use crate::telemetry::signals::{self, Stop};
-use crate::telemetry::{CommClass, CommVolume, Flight, MemKind, Phase, PhaseTimer, Trace, Track, UnitTimes};
+use crate::telemetry::{CommClass, Phase, Track};
 use crate::test_hooks;
 use crate::zero::reduce::Contributions;
 use crate::zero::refresh::refresh;
-use crate::zero::{Gathers, Shards};
-
-/// Token and target ids of one micro-batch, (B, T) each.
-#[derive(Default)]
-pub struct MicroBatch {
-    /// Inputs.
-    pub tokens: Vec<u32>,
-    /// The token after each input.
-    pub targets: Vec<u32>,
-}
-
-/// What a pass over a program is for.
-#[derive(Clone, Copy)]
-pub enum Purpose {
-    /// A micro-step of training.
-    Train {
-        /// 1 / tokens of the global batch.
-        dlogits_scale: f32,
-        /// Whose gradients are added.
-        who: Contributions,
-        /// First micro-step of the step.
-        first: bool,
-    },
-    /// A loss and nothing else.
-    Evaluate,
-}
-
-impl Purpose {
-    /// Whether it counts for the figures of training.
-    pub(super) fn trains(self) -> bool {
-        matches!(self, Purpose::Train { .. })
-    }
-
-    /// The phase that a wait for a collective belongs to.
-    fn waiting(self) -> Phase {
-        match self {
-            Purpose::Train { .. } => Phase::ExposedComm,
-            Purpose::Evaluate => Phase::Evaluation,
-        }
-    }
-
-    /// The phase that a visit belongs to. The head's one visit is counted as backward: two thirds of it are.
-    fn computing(self, pass: Pass) -> Phase {
-        match (self, pass) {
-            (Purpose::Evaluate, _) => Phase::Evaluation,
-            (_, Pass::Forward) => Phase::Forward,
-            (_, Pass::Loss | Pass::Backward) => Phase::Backward,
-        }
-    }
-
-    /// The counter that an all-gather belongs to.
-    fn gathering(self) -> CommClass {
-        match self {
-            Purpose::Train { .. } => CommClass::TrainAllGather,
-            Purpose::Evaluate => CommClass::EvalAllGather,
-        }
-    }
-}
 
 /// Outcome of one step, the same on every rank.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -100,81 +40,7 @@ pub struct StepOutcome {
     pub not_finite: Option<(UnitId, ParamId)>,
 }
 
-/// A point on a queue of the backend's device, with its time.
-pub(super) type Mark<B> = <<B as Backend>::Device as Device>::Mark;
-
-/// A sum that the backend's device may not have finished.
-pub(super) type Sum<B> = <<B as Backend>::Device as Device>::Sum;
-
-/// One rank's executor: everything it needs to run a step.
-pub struct Stepper<'a, B: Backend> {
-    /// Where kernels run.
-    pub device: &'a B::Device,
-    /// The shard group.
-    pub comm: &'a B::Comm,
-    /// What is computed.
-    pub model: &'a Model,
-    /// What is executed.
-    pub plan: &'a Plan,
-    /// The arena and its ledger.
-    pub memory: Memory<B::Device>,
-    /// What this rank owns.
-    pub shards: Shards,
-    /// Time by phase since it was last read.
-    pub timer: PhaseTimer<QueueClock<'a, B::Device>>,
-    /// Bytes by collective since the start.
-    pub volume: CommVolume,
-    /// Spans of chosen steps.
-    pub trace: Trace,
-    /// Collectives of each unit in training, since the start.
-    pub units: Vec<UnitTimes>,
-    /// What the step under way has to tell to `units` and `trace`, once its times are known.
-    pub notes: Vec<Note<Mark<B>>>,
-    /// Lists, for their room.
-    pub kept: Kept<B>,
-    /// What this rank is at, for ranks that wait for it.
-    pub flight: Flight,
-    /// The step that is under way.
-    pub step_now: u64,
-}
-
-impl<'a, B: Backend> Stepper<'a, B> {
-    /// Takes the memory of `plan`, filled with zeros, and room for `n_sums` sums of losses at once: on every rank or on none.
-    /// `poison` fills what is given back with NaN. Collective.
-    ///
-    /// # Errors
-    /// Memory is not to be had on some rank.
-    pub fn allocate(
-        (device, comm): (&'a B::Device, &'a B::Comm),
-        model: &'a Model,
-        plan: &'a Plan,
-        flight: Flight,
-        n_sums: usize,
-        poison: bool,
-    ) -> Result<Self> {
-        let mut arena = None;
-        let allocated = comm.alloc(plan.arena_bytes).map(|a| _ = arena.insert(a));
-        all_or_none(comm, allocated.and_then(|()| device.reserve(n_sums, model.spec.tokens_per_micro_batch)))?;
-        let mut memory = Memory::new(arena.expect("no rank failed"), poison);
-        let shards = Shards::allocate(device, &mut memory, plan, comm.rank());
-        Ok(Stepper {
-            device,
-            comm,
-            model,
-            plan,
-            memory,
-            shards,
-            timer: PhaseTimer::new(QueueClock { device, queue: Queue::Compute }),
-            volume: CommVolume::new(),
-            trace: Trace::default(),
-            units: vec![UnitTimes::default(); model.spec.units.len()],
-            notes: Vec::new(),
-            kept: Kept::default(),
-            flight,
-            step_now: 0,
-        })
-    }
-
+impl<B: Backend> Stepper<'_, B> {
     /// One optimizer step over `n_micro` micro-batches; `load(j, batch)` reads micro-batch `j`. `update` counts from 1.
     pub fn step(
         &mut self,
@@ -272,7 +138,7 @@ impl<'a, B: Backend> Stepper<'a, B> {
 
     /// Executes a program once, on the micro-batch that was loaded; without one the rank joins the collectives only. Returns the
     /// sum of the losses.
-    fn run(&mut self, program: &Program, has_batch: bool, purpose: Purpose) -> Result<Option<Sum<B>>> {
+    fn run(&mut self, program: &Program, has_batch: bool, purpose: Purpose) -> Result<Option<SumOf<B>>> {
         let mut pass = std::mem::take(&mut self.kept.pass);
         pass.begin(program);
         let InHand { live, gathers, reductions, last_use } = &mut pass;
@@ -367,77 +233,6 @@ impl<'a, B: Backend> Stepper<'a, B> {
         }
         self.kept.pass = pass;
         Ok(loss)
-    }
-
-    /// Starts gather `g` into the buffers that were taken for it.
-    pub(super) fn start_gather(
-        &mut self,
-        program: &Program,
-        g: GatherId,
-        gathers: &mut Gathers<B::Comm>,
-        live: &mut Live,
-    ) {
-        let outs = take(live, &program.gathered[g]);
-        let after = self.device.record(Queue::Compute);
-        self.flight.gathering(program.schedule.gathers[g].unit);
-        gathers.start(g, &program.schedule.gathers[g], self.comm, after, &mut self.shards, outs);
-    }
-
-    /// Waits, since `began`, until gather `g` has brought whole parameters.
-    pub(super) fn land_gather(
-        &mut self,
-        program: &Program,
-        g: GatherId,
-        gathers: &mut Gathers<B::Comm>,
-        live: &mut Live,
-        began: &Mark<B>,
-        purpose: Purpose,
-    ) -> Result<()> {
-        let outer = self.timer.switch(purpose.waiting());
-        let (bufs, records) = gathers.wait(g, &program.schedule.gathers[g], &mut self.shards)?;
-        self.timer.switch(outer);
-        let unit = program.schedule.gathers[g].unit;
-        self.flight.gathered(unit);
-        for record in records {
-            self.volume.add(purpose.gathering(), record.received_bytes);
-            self.note_comm(Track::Gather, unit, record, purpose);
-        }
-        self.note(Noted::Wait { on: Track::Gather }, unit, began, purpose);
-        for buf in &bufs {
-            self.memory.convert(buf, MemKind::Prefetched, MemKind::Gathered);
-        }
-        put(live, &program.gathered[g], bufs);
-        Ok(())
-    }
-
-    /// The parameters of gather `g` are used no more.
-    pub(super) fn release_gather(&self, program: &Program, g: GatherId, gathers: &mut Gathers<B::Comm>) {
-        gathers.release(g);
-        self.flight.released(program.schedule.gathers[g].unit);
-    }
-
-    /// Takes the buffers whose life begins with instruction `at`.
-    pub(super) fn begin(&mut self, program: &Program, at: usize, instr: Instr, live: &mut Live) {
-        let queue = match instr {
-            Instr::Gather(_) => Queue::Gather,
-            Instr::Reduce(_) => Queue::Reduce,
-            _ => Queue::Compute,
-        };
-        let (what, unit) = describe(program, instr);
-        self.flight.at(self.step_now, what, unit);
-        self.memory.ledger().set_label(what, unit);
-        for &id in &program.begins[at] {
-            let slot = &program.slots[id];
-            live[id] = Some(self.memory.take(self.device, slot, slot.kind_at(at), queue));
-        }
-    }
-
-    /// Gives back the buffers whose life ends with instruction `at`.
-    pub(super) fn end(&mut self, program: &Program, at: usize, live: &mut Live) {
-        for &id in &program.ends[at] {
-            let buf = live[id].take().expect("a buffer is back in hand when its life ends");
-            self.memory.give(self.device, buf, program.slots[id].kind_at(at));
-        }
     }
 
     /// Sum of the losses of all micro-batches in the order of their index (`kept.losses[a]` is that of `a * N + rank`), and

@@ -1,13 +1,13 @@
 //! What a step shows of itself while it runs: times of collectives, the answer to SIGUSR2, the trace of chosen steps (recorded
 //! by every rank, put on one clock, written by rank 0).
 
-use super::step::{Purpose, Stepper};
+use super::stepper::{Note, Noted, Purpose, Stepper, describe};
 use crate::backend::agree::{all_or_none, decided_by_rank_0};
-use crate::backend::{Backend, Comm, CommRecord, Device, Queue};
+use crate::backend::{Backend, Comm, CommRecord, Device, MarkOf, Queue};
 use crate::error::Result;
 use crate::params::{ModelSpec, UnitId};
 use crate::plan::Program;
-use crate::plan::schedule::{GatherId, Instr, Pass};
+use crate::plan::schedule::{GatherId, Instr};
 use crate::telemetry::Track;
 use crate::telemetry::ledger::Label;
 use crate::telemetry::trace::{self, Event};
@@ -59,57 +59,22 @@ fn clock_offsets_ns<B: Backend>(stepper: &Stepper<'_, B>) -> Result<Vec<i64>> {
         .collect())
 }
 
-/// Something a step has to tell, with marks where its times will be. A device may not have come to them while the step is
-/// under way, so [`Stepper::settle`] reads them at its end.
-pub struct Note<M> {
-    noted: Noted,
-    unit: Option<UnitId>,
-    start: M,
-    end: M,
-    /// It belongs to training: it counts for its unit.
-    counts: bool,
-}
-
-/// What a [`Note`] is about.
-pub(super) enum Noted {
-    /// A collective ran.
-    Comm { track: Track, bytes: u64, live_bytes: u64 },
-    /// Compute waited for a collective.
-    Wait { on: Track },
-    /// Gathered parameters were kept after their last use.
-    Kept { bytes: u64 },
-    /// An instruction; in traced steps alone.
-    Instr { what: &'static str, bytes: u64, live_bytes: u64 },
-}
-
 impl<B: Backend> Stepper<'_, B> {
     /// Notes what lasted from `start` to now.
-    pub(super) fn note(&mut self, noted: Noted, unit: UnitId, start: &<B::Device as Device>::Mark, purpose: Purpose) {
+    pub(super) fn note(&mut self, noted: Noted, unit: UnitId, start: &MarkOf<B>, purpose: Purpose) {
         let (start, end) = (start.clone(), self.device.mark(Queue::Compute));
         self.notes.push(Note { noted, unit: Some(unit), start, end, counts: purpose.trains() });
     }
 
     /// Notes a collective.
-    pub(super) fn note_comm(
-        &mut self,
-        track: Track,
-        unit: UnitId,
-        record: CommRecord<<B::Device as Device>::Mark>,
-        purpose: Purpose,
-    ) {
+    pub(super) fn note_comm(&mut self, track: Track, unit: UnitId, record: CommRecord<MarkOf<B>>, purpose: Purpose) {
         let CommRecord { received_bytes: bytes, started: start, finished: end } = record;
         let noted = Noted::Comm { track, bytes, live_bytes: self.memory.ledger().total_now() };
         self.notes.push(Note { noted, unit: Some(unit), start, end, counts: purpose.trains() });
     }
 
     /// Notes an instruction, where the step is traced.
-    pub(super) fn note_instr(
-        &mut self,
-        program: &Program,
-        instr: Instr,
-        start: <B::Device as Device>::Mark,
-        bytes: u64,
-    ) {
+    pub(super) fn note_instr(&mut self, program: &Program, instr: Instr, start: MarkOf<B>, bytes: u64) {
         if self.trace.is_on() {
             let (what, unit) = describe(program, instr);
             let noted = Noted::Instr { what, bytes, live_bytes: self.memory.ledger().total_now() };
@@ -173,23 +138,6 @@ impl<B: Backend> Stepper<'_, B> {
             self.memory.ledger(),
             label_in_words(self.memory.ledger().peak_label(), spec)
         );
-    }
-}
-
-/// An instruction in words, and its unit, for the ledger.
-pub fn describe(program: &Program, instr: Instr) -> (&'static str, Option<UnitId>) {
-    let schedule = &program.schedule;
-    match instr {
-        Instr::Gather(g) => ("gather", Some(schedule.gathers[g].unit)),
-        Instr::Wait(g) => ("wait", Some(schedule.gathers[g].unit)),
-        Instr::Compute { unit, pass: Pass::Forward, .. } => ("forward", Some(unit)),
-        Instr::Compute { unit, pass: Pass::Loss, .. } => ("loss", Some(unit)),
-        Instr::Compute { unit, pass: Pass::Backward, .. } => ("backward", Some(unit)),
-        Instr::Release(g) => ("release", Some(schedule.gathers[g].unit)),
-        Instr::Accumulate(r) => ("hold gradients", Some(schedule.reduces[r].unit)),
-        Instr::Round(r) => ("round gradients", Some(schedule.reduces[r].unit)),
-        Instr::Reduce(r) => ("reduce", Some(schedule.reduces[r].unit)),
-        Instr::ReduceWait(r) => ("wait for the reduction", Some(schedule.reduces[r].unit)),
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! Must not know: ranks, collectives, when a visit is.
 
-use super::step::{Purpose, Stepper};
+use super::kept::{Live, get, put, take};
+use super::stepper::{Purpose, Stepper};
 use crate::backend::{Backend, Buf, View};
 use crate::model::{BackwardIo, Cached, ForwardIo, LossGrad, LossIo, Model};
 use crate::params::{ParamId, PerTensor, UnitId, UnitRole};
@@ -136,25 +137,4 @@ pub(super) fn grad_ids(program: &Program, params: &[ParamId]) -> PerTensor<SlotI
 /// What of some parameters' gradients travels: the full gradient, or its rounding where it has added up from parts.
 pub(super) fn travelling_ids(program: &Program, params: &[ParamId]) -> PerTensor<SlotId> {
     params.iter().map(|&p| program.rounded[p].unwrap_or(program.grads[p])).collect()
-}
-
-/// Buffers in the executor's hands, by slot.
-pub(super) type Live = Vec<Option<Buf>>;
-
-pub(super) fn get(live: &Live, id: SlotId) -> &Buf {
-    live[id].as_ref().expect("the planned life covers this use")
-}
-
-pub(super) fn get_mut(live: &mut Live, id: SlotId) -> &mut Buf {
-    live[id].as_mut().expect("the planned life covers this use")
-}
-
-pub(super) fn take(live: &mut Live, ids: &[SlotId]) -> PerTensor<Buf> {
-    ids.iter().map(|&id| live[id].take().expect("the planned life covers this use")).collect()
-}
-
-pub(super) fn put(live: &mut Live, ids: &[SlotId], bufs: PerTensor<Buf>) {
-    for (&id, buf) in ids.iter().zip(bufs) {
-        live[id] = Some(buf);
-    }
 }

@@ -15,7 +15,7 @@ use crate::telemetry::MemKind;
 use crate::telemetry::run_records::RunEvent;
 use crate::telemetry::step_reader::LoggedStep;
 use crate::telemetry::trace::Track;
-use crate::train::tracing::describe;
+use crate::train::stepper::describe;
 
 /// The first attempt at the first traced step, as far as it is this plan's.
 struct TracedStep<'a> {

@@ -10,8 +10,8 @@ use crate::error::Result;
 use crate::plan::schedule::Pass;
 use crate::plan::volume::micro_steps;
 use crate::text::tokenizer::TextTokenizer;
-use crate::train::step::{Purpose, Stepper};
-use crate::train::visit::{get, get_mut};
+use crate::train::kept::{get, get_mut};
+use crate::train::stepper::{Purpose, Stepper};
 use std::ops::Range;
 
 /// What an evaluation found.

@@ -13,8 +13,8 @@ use crate::plan::Plan;
 use crate::plan::generation::{Feed, KeptSizes, PerFeed, Ran};
 use crate::plan::memory::Slot;
 use crate::plan::schedule::Pass;
-use crate::train::step::{Purpose, Stepper};
-use crate::train::visit::{get, get_mut};
+use crate::train::kept::{get, get_mut};
+use crate::train::stepper::{Purpose, Stepper};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 

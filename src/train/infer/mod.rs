@@ -17,7 +17,7 @@ use crate::plan::generation::Ran;
 use crate::plan::{Knobs, Plan, State};
 use crate::telemetry::{Flight, Phase};
 use crate::text::tokenizer::TextTokenizer;
-use crate::train::step::Stepper;
+use crate::train::stepper::Stepper;
 use generate::{Choice, Decoders, generate};
 use std::path::Path;
 use std::time::Duration;

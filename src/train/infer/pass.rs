@@ -4,9 +4,9 @@ use crate::backend::{Backend, Device, Queue};
 use crate::error::Result;
 use crate::plan::Program;
 use crate::plan::schedule::Instr;
-use crate::train::kept::InHand;
-use crate::train::step::{Purpose, Stepper};
-use crate::train::visit::{Live, Visit};
+use crate::train::kept::{InHand, Live};
+use crate::train::stepper::{Purpose, Stepper};
+use crate::train::visit::Visit;
 
 /// Executes a program, calling `visit` where it computes. Collective: every rank runs the same programs.
 pub fn run<B: Backend>(

@@ -6,7 +6,7 @@ use crate::telemetry::human;
 use crate::train::Job;
 use crate::train::source::Source;
 use crate::train::state::Position;
-use crate::train::step::Stepper;
+use crate::train::stepper::Stepper;
 
 /// Logs it. Rank 0 alone.
 pub(super) fn banner<B: Backend>(job: &Job, stepper: &Stepper<'_, B>, source: &Source, start: Position) {

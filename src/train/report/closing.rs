@@ -12,7 +12,7 @@ use crate::plan::memory::Peaks;
 use crate::plan::placement::bytes_per_param;
 use crate::telemetry::summary::{KindBytes, PhaseTotal, Planned, RankBytes, Resident, SUMMARY_FILE, UnitRow};
 use crate::telemetry::{CommClass, Phase, RunEvent, Summary, UnitTimes};
-use crate::train::step::Stepper;
+use crate::train::stepper::Stepper;
 use crate::train::tracing::label_in_words;
 use crate::train::{Ending, Job};
 use serde::{Deserialize, Serialize};
