@@ -1,7 +1,7 @@
 //! The job ends, whatever hangs: a thread that waits for the hard limit and then says what was under way, and on which rank.
 
 use crate::error::Exit;
-use std::io::Write;
+use crate::telemetry::say;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -62,11 +62,9 @@ impl Deadline {
             };
             if is_over(limit + grace) {
                 let what = *what.lock().expect("nobody panics with it");
-                writeln!(
-                    std::io::stderr(),
+                say::err(&format!(
                     "zero3: `{what}` is not over after {limit_s:.0} s, half as much again as run.time_limit: {name} {state}; the job ends"
-                )
-                .ok();
+                ));
                 abort(Exit::CommFailure);
             }
         };

@@ -11,8 +11,8 @@ use crate::backend::cpu::{Cpu, CpuDevice};
 use crate::backend::mesh::ranks_by_host;
 use crate::calibrate::{self, Machine};
 use crate::config::acceptance::Deck;
-use crate::error::{Exit, Result};
-use crate::telemetry::logging;
+use crate::error::{Error, Exit, Result};
+use crate::telemetry::{logging, say};
 use crate::train::node_memory::NodeMemory;
 use std::time::Instant;
 
@@ -54,7 +54,7 @@ pub(super) fn run(launch: &Launch, args: &PlanArgs, started: Instant) -> Result<
     };
     let text = calibrate::run(&lab, machine, args.rounds, &args.out)?;
     if launch.rank() == 0 {
-        println!("{text}");
+        say::out(&text).map_err(|e| Error::Io(format!("standard output: {e}")))?;
     }
     Ok(Exit::Finished)
 }

@@ -11,10 +11,13 @@ use std::time::{Duration, Instant};
 use rayon::prelude::*;
 
 use super::documents::{Documents, Piece};
-use super::job::{DocumentToken, Job, State, files_of, lock, lock_path, outputs, start, state_path, write_state};
+use super::job::{
+    DocumentToken, Job, State, files_of, lock, lock_path, outputs, remove_made, start, state_path, write_state,
+};
 use super::token_files::TokenFiles;
 use crate::data::ScanProgress;
 use crate::error::{Error, Result};
+use crate::telemetry::human;
 use crate::test_hooks::fault_point;
 
 /// Bytes of text in memory at once, about.
@@ -88,6 +91,24 @@ fn make(job: &Job<'_>, progress: ScanProgress, batch_bytes: usize, save_every: D
     if files.iter().all(|f| f.written().total == 0) {
         fs::remove_file(state_path(&job.out)).ok();
         return Err(Error::Input("the inputs hold no text; name files that do".into()));
+    }
+    let totals: Vec<u64> = files.iter().map(|f| f.written().total).collect();
+    if options.val_fraction > 0.0 && totals.contains(&0) {
+        for (written, files) in state.written.iter_mut().zip(files) {
+            *written = files.written();
+            files.discard();
+        }
+        remove_made(&job.out, &state);
+        let (all, side) = match totals[1] {
+            0 => ("training", "validation"),
+            _ => ("validation", "training"),
+        };
+        return Err(Error::Input(format!(
+            "--val-fraction {}: the split is by document, and all {} went to {all}, none to {side}; more documents would do (--separator \
+             says what is between them in a file), another fraction, or data.val_fraction in the deck, which takes the end of the tokens",
+            options.val_fraction,
+            human::counted(state.documents.iter().sum::<u64>() as usize, "document"),
+        )));
     }
     for (written, files) in state.written.iter_mut().zip(files) {
         *written = files.finish()?;

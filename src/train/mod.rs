@@ -24,6 +24,7 @@ use crate::backend::agree::{all_or_none, decided_by_rank_0};
 use crate::backend::{Backend, Comm, Device};
 use crate::config::Deck;
 use crate::error::{Error, Exit, Result};
+use crate::optim;
 use crate::params::ModelSpec;
 use crate::plan::Plan;
 use crate::telemetry::allocations::{self, Owner};
@@ -299,12 +300,21 @@ fn run_steps<B: Backend>(
             skipped_in_a_row += 1;
             report.skipped(stepper, *at, &outcome, skipped_in_a_row)?;
             if skipped_in_a_row >= t.max_skipped_steps {
+                let spec = &stepper.model.spec;
+                let bad = optim::first_non_finite_weight(stepper.device, stepper.comm, &stepper.shards, spec)?;
+                let remedy = match bad {
+                    None => "lower optim.lr, or raise train.max_skipped_steps".to_string(),
+                    Some(p) => format!(
+                        "{} holds values that are not finite, which no training mends: start from weights that are",
+                        spec.params[p].name
+                    ),
+                };
                 let reason = format!(
                     "{skipped_in_a_row} steps in a row were not finite (loss {}, gradient norm {}{}); weights are those of step {}; \
-                     lower optim.lr, or raise train.max_skipped_steps",
+                     {remedy}",
                     outcome.loss,
                     outcome.grad_norm,
-                    report::origin(&stepper.model.spec, &outcome),
+                    report::origin(spec, &outcome),
                     at.step
                 );
                 return Ok((Exit::NonFinite, reason));

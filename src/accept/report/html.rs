@@ -27,20 +27,15 @@ pre{overflow-x:auto;font-size:13px}\
 pub fn page(report: &Report) -> Result<String, Error> {
     let mut out = String::new();
     let line = report.verdict.line();
-    write!(
-        out,
-        "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\">\
-         <meta name=\"viewport\" content=\"width=device-width\"><meta name=\"color-scheme\" content=\"light dark\"><link rel=\"icon\" href=\"data:,\">\
-         <title>zero3 accept: {line}</title><style>{STYLE}{}</style></head><body><main>",
-        html::STYLE
-    )?;
+    write!(out, "{}<body><main>", html::head(&format!("zero3 accept: {line}"), STYLE))?;
     let class = if report.verdict.accepted { "PASS" } else { "FAIL" };
     let began = Timestamp::from_second(report.started_unix as i64).map_or(String::new(), |t| format!(" from {t}"));
     let hosts: BTreeSet<&String> = report.ranks.iter().filter_map(|facts| facts.get("host")).collect();
     let nodes = if hosts.len() == 1 { "1 node".into() } else { format!("{} nodes", hosts.len()) };
     write!(
         out,
-        "<h1 class=\"{class}\">{line}</h1><p>{} ranks on {nodes}, {}{began}</p><ul>",
+        "<h1 class=\"{class}\">{}</h1><p>{} ranks on {nodes}, {}{began}</p><ul>",
+        escape(&line),
         report.n_ranks,
         human::seconds(report.seconds)
     )?;
@@ -52,7 +47,7 @@ pub fn page(report: &Report) -> Result<String, Error> {
         out += &html::element(&figure);
     }
     for section in &report.sections {
-        write!(out, "<h2>{}</h2>", section.name)?;
+        write!(out, "<h2>{}</h2>", escape(&section.name))?;
         let (class, how) = match section.ending {
             Ending::Completed => ("INFO", "completed"),
             Ending::NotAsked => ("SKIPPED", "not asked for"),
@@ -69,11 +64,11 @@ pub fn page(report: &Report) -> Result<String, Error> {
         for m in &section.metrics {
             let value = m.value.map_or(String::new(), show);
             let reference = m.held_against().unwrap_or_default();
-            let (s, name, why) = (m.status.name(), &m.name, escape(&m.reason));
+            let (s, name, why) = (m.status.name(), escape(&m.name), escape(&m.reason));
             write!(
                 out,
                 "<tr><td class=\"{s}\">{s}</td><td>{name}</td><td class=\"n\">{value}</td><td>{}</td><td class=\"r\">{reference}</td><td>{why}</td></tr>",
-                m.unit
+                escape(&m.unit)
             )?;
         }
         out += "</table></div>";

@@ -3,8 +3,7 @@
 use super::Report;
 use crate::accept::metric::{Metric, show};
 use crate::accept::verdict::{Ending, Section};
-use crate::telemetry::human;
-use std::io::Write;
+use crate::telemetry::{human, say};
 use std::path::Path;
 
 /// Metrics start their figure here.
@@ -12,8 +11,7 @@ const NAME_WIDTH: usize = 40;
 
 /// Nobody may be reading any more; the files and the exit code remain.
 fn say(text: &str) {
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "{text}").and_then(|()| out.flush()).ok();
+    say::out(text).ok();
 }
 
 /// One section.
