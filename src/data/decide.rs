@@ -14,8 +14,24 @@ use crate::foreign::{kind_of, start_of};
 
 /// Endings of container formats whose bytes are neither text nor bare tokens.
 pub const CONTAINERS: [&str; 18] = [
-    "7z", "arrow", "bz2", "gz", "h5", "hdf5", "lz4", "npy", "npz", "parquet", "pt", "rar", "safetensors", "tar", "tgz", "xz",
-    "zip", "zst",
+    "7z",
+    "arrow",
+    "bz2",
+    "gz",
+    "h5",
+    "hdf5",
+    "lz4",
+    "npy",
+    "npz",
+    "parquet",
+    "pt",
+    "rar",
+    "safetensors",
+    "tar",
+    "tgz",
+    "xz",
+    "zip",
+    "zst",
 ];
 
 /// Why a file is not text, by the end of its name; none where the end says nothing against it.
@@ -75,7 +91,9 @@ pub fn decide_format(key: &str, word: &str, files: &[PathBuf], vocab_size: u64) 
                 // A file that cannot be read has its own fault.
                 if let Some(why) = start_of(path).ok().and_then(|start| not_text_by_start(&start)) {
                     let path = path.display();
-                    faults.push(format!("{key}: {path} {why}, or say data.format = \"text\" to train on its bytes as they are"));
+                    faults.push(format!(
+                        "{key}: {path} {why}, or say data.format = \"text\" to train on its bytes as they are"
+                    ));
                     continue;
                 }
                 TokenFormat::Text
@@ -182,7 +200,11 @@ mod tests {
         assert!(message(auto(&[&llmc], 50_257)).contains("llm.c"));
         let gzip = file("packed.txt", b"\x1f\x8b\x08\x00");
         assert!(message(auto(&[&gzip], 256)).contains("packed.txt is a gzip file, not text; unpack it"));
-        assert_eq!(decide_format("data.train", "text", &[gzip], 256).unwrap(), TokenFormat::Text, "its bytes as they are");
+        assert_eq!(
+            decide_format("data.train", "text", &[gzip], 256).unwrap(),
+            TokenFormat::Text,
+            "its bytes as they are"
+        );
         assert!(message(auto(&[&txt, &bin], 256)).contains("one kind"));
         assert!(message(decide_format("data.train", "utf8", &[txt], 256)).contains("raw_u16"));
         assert!(message(decide_format("data.train", "raw_u16", std::slice::from_ref(&llmc), 70_000)).contains("llm.c"));

@@ -138,11 +138,28 @@ mod tests {
         std::os::unix::fs::symlink("nowhere", dir.path().join("dangling.txt")).unwrap();
         let options = MatchOptions { require_literal_leading_dot: true, ..MatchOptions::new() };
         for tail in [
-            "*", "*.txt", "**/*.txt", "*/*.txt", "sub/**/*", ".git/*", "**/.*.txt", "?.txt", "[ab].*", "e[[]1].txt", "none/*",
-            "a.txt/*", "**/deep/*.txt", "**/**/c.txt", "sub/../*.md", "./*.md", "*/deep/../a.txt", "dang*",
+            "*",
+            "*.txt",
+            "**/*.txt",
+            "*/*.txt",
+            "sub/**/*",
+            ".git/*",
+            "**/.*.txt",
+            "?.txt",
+            "[ab].*",
+            "e[[]1].txt",
+            "none/*",
+            "a.txt/*",
+            "**/deep/*.txt",
+            "**/**/c.txt",
+            "sub/../*.md",
+            "./*.md",
+            "*/deep/../a.txt",
+            "dang*",
         ] {
             let pattern = format!("{}/{tail}", dir.path().display());
-            let mut want: Vec<PathBuf> = glob::glob_with(&pattern, options).unwrap().map(|path| path.unwrap()).collect();
+            let mut want: Vec<PathBuf> =
+                glob::glob_with(&pattern, options).unwrap().map(|path| path.unwrap()).collect();
             want.sort();
             want.dedup();
             let canonical = |paths: Vec<PathBuf>| -> Vec<PathBuf> {

@@ -12,9 +12,13 @@ use std::sync::Arc;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Order {
     Sequential,
-    Shuffled { seed: u64 },
+    Shuffled {
+        seed: u64,
+    },
     /// Samples `0..n_samples` lie evenly over all windows, in their order; with as many windows or fewer they follow one another.
-    Spread { n_samples: u64 },
+    Spread {
+        n_samples: u64,
+    },
 }
 
 /// The samples of a range of tokens. Window `w` is the `seq_len + 1` tokens from `w * stride` on; the last tokens that fill no

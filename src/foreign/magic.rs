@@ -70,7 +70,9 @@ const MAGIC: [(usize, &[u8], &str, &str); 23] = [
 /// What a file is that begins with `start` (up to [`START_BYTES`]); none where that is not known.
 pub fn kind_of(start: &[u8]) -> Option<FileKind> {
     let of_text = |(name, remedy)| FileKind { name, remedy, is_text: true };
-    if let Some((.., name, remedy)) = MAGIC.iter().find(|(at, bytes, ..)| start.get(*at..).is_some_and(|s| s.starts_with(bytes))) {
+    if let Some((.., name, remedy)) =
+        MAGIC.iter().find(|(at, bytes, ..)| start.get(*at..).is_some_and(|s| s.starts_with(bytes)))
+    {
         return Some(FileKind { name, remedy, is_text: false });
     }
     let text = without_bom(start).trim_ascii_start();

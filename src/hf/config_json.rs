@@ -372,7 +372,10 @@ mod tests {
             (json!({ "rope_parameters": { "rope_type": "default", "rope_theta": 5e5 } }), 5e5),
             (json!({ "rope_parameters": { "rope_type": "default" }, "rope_theta": 5e5 }), 5e5),
             (json!({ "rope_scaling": { "rope_type": "default", "factor": null }, "rope_theta": 5e5 }), 5e5),
-            (json!({ "sliding_window": null, "use_sliding_window": false, "_name_or_path": "x", "use_cache": true }), 1e4),
+            (
+                json!({ "sliding_window": null, "use_sliding_window": false, "_name_or_path": "x", "use_cache": true }),
+                1e4,
+            ),
         ] {
             assert_eq!(llama(&words).unwrap().model.rope_theta, theta, "{words}");
         }

@@ -15,7 +15,13 @@ pub fn init(filter: &str, rank: usize) {
     let mut builder = env_logger::Builder::new();
     builder.parse_filters(from_environment.as_deref().unwrap_or(filter));
     builder.format(move |out, record| {
-        writeln!(out, "[rank {rank}] {} {:<5} {}", out.timestamp_seconds(), record.level(), shown(&record.args().to_string()))
+        writeln!(
+            out,
+            "[rank {rank}] {} {:<5} {}",
+            out.timestamp_seconds(),
+            record.level(),
+            shown(&record.args().to_string())
+        )
     });
     // The only failure is a logger that is there already.
     builder.try_init().ok();

@@ -98,13 +98,25 @@ impl<'a> Documents<'a> {
     /// large.
     /// Without `hashes`, a document that is given out in parts has the hash 0.
     pub fn new(paths: &'a [PathBuf], layout: &Layout, hashes: bool, at: Cursor, last_cut: LastCut<'a>) -> Self {
-        let is_lines = |path: &Path| path.extension().is_some_and(|e| JSON_LINES.iter().any(|end| e.eq_ignore_ascii_case(end)));
+        let is_lines =
+            |path: &Path| path.extension().is_some_and(|e| JSON_LINES.iter().any(|end| e.eq_ignore_ascii_case(end)));
         let of = |path: &PathBuf| match (layout, is_lines(path)) {
             (Layout::JsonLines(_), _) | (_, false) => layout.clone(),
             (_, true) => Layout::JsonLines("text".into()),
         };
         let layouts = paths.iter().map(of).collect();
-        Documents { paths, layouts, last_cut, hashes, at, open: None, window: Vec::new(), start: 0, is_end: false, n_line_ends: 0 }
+        Documents {
+            paths,
+            layouts,
+            last_cut,
+            hashes,
+            at,
+            open: None,
+            window: Vec::new(),
+            start: 0,
+            is_end: false,
+            n_line_ends: 0,
+        }
     }
 
     /// The next piece; none after the last file. Empty documents are passed over.
@@ -419,7 +431,10 @@ mod tests {
                 let found = pieces(&paths, &Layout::Whole, Cursor::default(), &|_| None);
                 let Err(Error::Input(text)) = found else { panic!("{line:?}") };
                 let at = bom.len() + first.len() + offset;
-                assert!(text.contains(&format!("line 3, byte offset {at}: ")) && text.contains(why), "{line:?}: {text}");
+                assert!(
+                    text.contains(&format!("line 3, byte offset {at}: ")) && text.contains(why),
+                    "{line:?}: {text}"
+                );
             }
         }
     }
@@ -427,7 +442,11 @@ mod tests {
     #[test]
     fn a_byte_order_mark_is_passed_over_and_what_is_packed_is_refused() {
         let at = Cursor::default();
-        let (_dir, paths) = files(&[("a.txt", b"\xef\xbb\xbfone"), ("b.jsonl", b"\xef\xbb\xbf{\"text\": \"two\"}"), ("c", b"\xef\xbb\xbf")]);
+        let (_dir, paths) = files(&[
+            ("a.txt", b"\xef\xbb\xbfone"),
+            ("b.jsonl", b"\xef\xbb\xbf{\"text\": \"two\"}"),
+            ("c", b"\xef\xbb\xbf"),
+        ]);
         let found = pieces(&paths, &Layout::Whole, at, &|_| None).unwrap();
         assert_eq!((texts(&found), found[0].offset), (vec!["one".to_string(), "two".into()], 3));
         for start in [&b"\x1f\x8b\x08rest"[..], b"PK\x03\x04", b"version https://git-lfs.github.com/spec/v1\n"] {

@@ -153,7 +153,8 @@ pub fn other_tokenizer(files: &[PathBuf], named: &Tokenizer) -> Result<Option<St
     let mut states = BTreeMap::new();
     for file in files {
         let beside = states.entry(dir_of(file)).or_insert_with_key(|dir| states_in(dir));
-        let Some((_, state)) = beside.iter().find(|(names, _)| file.file_name().is_some_and(|n| names.contains(n))) else {
+        let Some((_, state)) = beside.iter().find(|(names, _)| file.file_name().is_some_and(|n| names.contains(n)))
+        else {
             continue;
         };
         let Options { tokenizer, tokenizer_digest: then, .. } = &state.options;

@@ -235,8 +235,8 @@ fn char_before(text: &[u8], at: usize) -> Option<char> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::path::PathBuf;
     use proptest::prelude::*;
+    use std::path::PathBuf;
 
     fn gpt2() -> &'static TextTokenizer {
         static GPT2: std::sync::OnceLock<TextTokenizer> = std::sync::OnceLock::new();
@@ -325,7 +325,8 @@ mod tests {
         let path = dir.path().join("tokenizer.json");
         let named = Named::File(path.to_str().unwrap().into());
         let cuts = (0..40).map(|i| whole[..i * whole.len() / 40].to_vec());
-        let odd = ["{\"decoder\":[", "{\"model\":", "[]", "null", "{\"added_tokens\":[{\"id\":-1}]}", "{\"normalizer\":["];
+        let odd =
+            ["{\"decoder\":[", "{\"model\":", "[]", "null", "{\"added_tokens\":[{\"id\":-1}]}", "{\"normalizer\":["];
         for content in cuts.chain(odd.map(|text| text.as_bytes().to_vec())) {
             std::fs::write(&path, &content).unwrap();
             let Err(Error::Input(why)) = TextTokenizer::load(&named, None) else { panic!("{} bytes", content.len()) };

@@ -71,7 +71,10 @@ pub fn draw(frame: &mut Frame<'_>, view: &View<'_>, colors: Colors) {
 }
 
 fn panel(frame: &mut Frame<'_>, title: &str, lines: Vec<Line<'_>>, area: Rect) {
-    frame.render_widget(Paragraph::new(lines).block(Block::bordered().title(on_a_line(&format!(" {title} ")).into_owned())), area);
+    frame.render_widget(
+        Paragraph::new(lines).block(Block::bordered().title(on_a_line(&format!(" {title} ")).into_owned())),
+        area,
+    );
 }
 
 /// A line of text that others may have had a part in.
@@ -199,9 +202,9 @@ fn rank_line(rank: &RankLine, colors: Colors) -> Line<'static> {
 }
 
 fn event_lines<'v>(view: &'v View<'_>) -> impl Iterator<Item = Line<'v>> {
-    view.happened.iter().map(|(ago, words)| {
-        plain(&format!("{:>7} ago  {words}", human::seconds(ago.max(0.0))), Style::default())
-    })
+    view.happened
+        .iter()
+        .map(|(ago, words)| plain(&format!("{:>7} ago  {words}", human::seconds(ago.max(0.0))), Style::default()))
 }
 
 /// What counts most, for a small terminal: a line each, cut off at its edge.

@@ -12,7 +12,9 @@ const N_LISTED: usize = 8;
 /// The whole view, without colours.
 pub fn snapshot(view: &View<'_>) -> String {
     let mut out = String::new();
-    let mut line = |label: &str, text: &str| writeln!(out, "{:<12}{}", on_a_line(label), on_a_line(text)).expect("writing to a String");
+    let mut line = |label: &str, text: &str| {
+        writeln!(out, "{:<12}{}", on_a_line(label), on_a_line(text)).expect("writing to a String")
+    };
     line(&view.run, "");
     line("status", &view.status_in_words().0);
     line("job", &headline(view));
