@@ -165,7 +165,7 @@ pub fn other_tokenizer(files: &[PathBuf], named: &Tokenizer) -> Result<Option<St
                  one they were made with, or make them again",
                 file.display(),
                 with_digest(tokenizer, then),
-                with_digest(&name, &today)
+                with_digest(name, &today)
             )));
         }
     }

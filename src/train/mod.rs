@@ -281,6 +281,7 @@ fn run_steps<B: Backend>(
     let traced = trace::steps_of(&deck.log.trace).expect("the deck was checked");
     let n_micro = t.n_micro();
     let mut skipped_in_a_row = 0;
+    let first_step = at.step;
     let sampler = (t.sample_every > 0).then(|| Sampler::open::<B>(stepper.comm, deck)).transpose()?;
     report.begin_steps(stepper)?;
     allocations::count_this_thread(Owner::Program);
@@ -303,6 +304,10 @@ fn run_steps<B: Backend>(
                 let spec = &stepper.model.spec;
                 let bad = optim::first_non_finite_weight(stepper.device, stepper.comm, &stepper.shards, spec)?;
                 let remedy = match bad {
+                    // No update of this process has touched them.
+                    None if at.step == first_step => {
+                        "not one step was: the weights that it began with are too large to compute with, so start from others".into()
+                    }
                     None => "lower optim.lr, or raise train.max_skipped_steps".to_string(),
                     Some(p) => format!(
                         "{} holds values that are not finite, which no training mends: start from weights that are",
