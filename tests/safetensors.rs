@@ -319,7 +319,7 @@ fn a_value_that_is_not_finite_is_named_and_weights_that_compute_none_end_with_co
     ckpt(&[&"import", &case.path("hf"), &case.path("in"), &"--ranks", &"3"]).output().expect_success();
     for n_ranks in [1, 2] {
         let sample =
-            Run::new(n_ranks).arg("sample").arg(case.path("in")).args(["data.tokenizer=bytes", "--max-tokens", "4"]);
+            Run::new(n_ranks).arg("sample").arg(case.path("in")).args(["data.format=text", "data.tokenizer=bytes", "--prompt", "a", "--max-tokens", "4"]);
         let said = sample.output().expect_code(4).expect_text("the model's weights are not finite, or too large");
         assert_eq!(said.text().matches("zero3: ").count(), 1, "said once: {said}");
     }
