@@ -1,8 +1,8 @@
-//! The paths that a glob matches. Patterns of one name are read and matched by crate `glob`; directories are walked here, because that
-//! crate's walk panics at names that are not UTF-8.
+//! The paths that a glob matches. Patterns of one name are read and matched by crate `glob`; directories are
+//! walked here, because that crate's walk panics at names that are not UTF-8.
 //!
-//! Such a name matches as it is shown, with U+FFFD for what cannot be. Hidden names (`.git`) are left out unless the pattern names the
-//! dot, as in a shell. Must not know: what the paths are for.
+//! Such a name matches as it is shown, with U+FFFD for what cannot be. Hidden names (`.git`) are left out
+//! unless the pattern names the dot, as in a shell. Must not know: what the paths are for.
 
 use std::fs;
 use std::io;

@@ -54,7 +54,8 @@ pub struct DataConfig {
     pub stride: usize,
     /// The same of validation windows.
     pub val_stride: usize,
-    /// Samples of one validation. Where there are more windows, they are taken evenly from all; 0 = every window, in file order.
+    /// Samples of one validation. Where there are more windows, they are taken evenly from all; 0 = every
+    /// window, in file order.
     pub n_val_samples: u64,
     /// Seed of the sample order.
     pub seed: u64,

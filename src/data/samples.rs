@@ -15,7 +15,8 @@ pub(super) enum Order {
     Shuffled {
         seed: u64,
     },
-    /// Samples `0..n_samples` lie evenly over all windows, in their order; with as many windows or fewer they follow one another.
+    /// Samples `0..n_samples` lie evenly over all windows, in their order; with as many windows or fewer they
+    /// follow one another.
     Spread {
         n_samples: u64,
     },

@@ -21,7 +21,8 @@ pub fn element(figure: &Figure) -> String {
     )
 }
 
-/// Nothing may be loaded, whatever stands in a page (the icon is an empty one, lest a browser ask a server for it).
+/// Nothing may be loaded, whatever stands in a page (the icon is an empty one, lest a browser ask a server
+/// for it).
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; img-src data:";
 
 /// The head of every page: what may be loaded, the title, the page's style and that of its figures.

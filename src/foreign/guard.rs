@@ -1,6 +1,8 @@
-//! Parsers of other crates that may panic on what they are given: for the caller that is a fault of the input.
+//! Parsers of other crates that may panic on what they are given: for the caller that is a fault of the
+//! input.
 //!
-//! The program's panic hooks print and abort the job; they ask [`is_guarded`] and leave such a panic to [`guarded`].
+//! The program's panic hooks print and abort the job; they ask [`is_guarded`] and leave such a panic to
+//! [`guarded`].
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,8 +16,8 @@ pub fn is_guarded() -> bool {
     DEPTH.with(|depth| depth.get() > 0)
 }
 
-/// Calls a foreign parser on this thread. What it was working on is lost with its panic, so `parse` must not leave anything half
-/// done that is used afterwards.
+/// Calls a foreign parser on this thread. What it was working on is lost with its panic, so `parse` must not
+/// leave anything half done that is used afterwards.
 ///
 /// # Errors
 /// It panicked: with these words.

@@ -5,8 +5,8 @@
 use std::borrow::Cow;
 use std::fmt::Write;
 
-/// Controls of C0 and C1, and what reorders or breaks a line although it is not seen: UAX #9's explicit formatting characters, the
-/// separators of lines and paragraphs.
+/// Controls of C0 and C1, and what reorders or breaks a line although it is not seen: UAX #9's explicit
+/// formatting characters, the separators of lines and paragraphs.
 fn is_escaped(c: char) -> bool {
     c.is_control() || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }

@@ -200,7 +200,8 @@ impl Theirs<'_> {
         }
     }
 
-    /// The frequencies of the rotation: they are not scaled, and whole heads are rotated. Newer files keep its parameters together.
+    /// The frequencies of the rotation: they are not scaled, and whole heads are rotated. Newer files keep
+    /// its parameters together.
     fn read_rotation(&mut self, model: &str) {
         let mut thetas: Vec<Value> = vec![self.config["rope_theta"].clone()];
         let partial = ("partial_rotary_factor".to_string(), self.config["partial_rotary_factor"].clone());
@@ -273,8 +274,8 @@ fn brief(value: &Value) -> String {
     }
 }
 
-/// Keys of `transformers` that do not change what weights compute: names, versions and types, special tokens, dropout in training, how
-/// text is generated, what a call returns, heads of classifiers.
+/// Keys of `transformers` that do not change what weights compute: names, versions and types, special tokens,
+/// dropout in training, how text is generated, what a call returns, heads of classifiers.
 const OF_OTHERS: [&str; 73] = [
     "architectures",
     "attention_dropout",

@@ -260,7 +260,8 @@ impl Stream<'_> {
     }
 }
 
-/// A model with a value that is not a number computes nothing but such values. `values` are elements `first` on of their tensor.
+/// A model with a value that is not a number computes nothing but such values. `values` are elements `first`
+/// on of their tensor.
 fn refuse_non_finite(tensor: &Tensor, first: usize, values: &[f32]) -> Result<()> {
     match values.iter().position(|x| !x.is_finite()) {
         None => Ok(()),

@@ -49,7 +49,8 @@ impl TensorFiles {
     /// Opens a file, the files that an index lists, or the one of both that a directory has.
     ///
     /// # Errors
-    /// A directory that has both; all that is missing, not a safetensors file, cut short, or in two files: at once.
+    /// A directory that has both; all that is missing, not a safetensors file, cut short, or in two files: at
+    /// once.
     pub fn open(path: &Path) -> Result<Self> {
         let (paths, listed) = find(path)?;
         let mut found = TensorFiles { files: Vec::new(), entries: BTreeMap::new() };
@@ -159,7 +160,8 @@ fn header(path: &Path) -> std::result::Result<(File, u64, Metadata), String> {
     let file = File::open(path).map_err(|e| e.to_string())?;
     let n_bytes = file.metadata().map_err(|e| e.to_string())?.len();
     let mut length = [0; 8];
-    // The length of a header may look like the magic of another format: what the file is otherwise is asked where it is none.
+    // The length of a header may look like the magic of another format: what the file is otherwise is asked
+    // where it is none.
     let but = || {
         let kind = start_of(path).ok().and_then(|start| kind_of(&start));
         kind.map(|kind| format!("not a safetensors file but {}; {}", kind.name, kind.remedy))

@@ -232,7 +232,8 @@ proptest! {
             };
             let row = paper.step_volume.iter().find(|row| (row.first_rank..=row.last_rank).contains(&rank)).unwrap();
             prop_assert_eq!((row.all_gather_bytes, row.reduce_scatter_bytes), volume(n_micro));
-            // Each micro-step more of all ranks brings the same (from the second on, where gradients are held).
+            // Each micro-step more of all ranks brings the same (from the second on, where gradients are
+            // held).
             let (few, more, many) = (volume(n_micro + n), volume(n_micro + 2 * n), volume(n_micro + (1_000_000_000 + 1) * n));
             prop_assert_eq!(many.0 - few.0, 1_000_000_000 * (more.0 - few.0));
             prop_assert_eq!(many.1 - few.1, 1_000_000_000 * (more.1 - few.1));

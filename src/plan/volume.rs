@@ -99,7 +99,8 @@ impl Plan {
         self.slice_bytes(self.knobs.reduce_dtype)
     }
 
-    /// The reductions of all gradients in one step: how many ranks contribute, and to how many of them. All but the last are alike.
+    /// The reductions of all gradients in one step: how many ranks contribute, and to how many of them. All
+    /// but the last are alike.
     pub fn reductions(&self, n_micro: usize) -> impl Iterator<Item = (usize, u64)> {
         let a = micro_steps(n_micro, self.world_size);
         let before = if self.train_hold.is_some() { 0 } else { a as u64 - 1 };
@@ -107,8 +108,8 @@ impl Plan {
         runs.map(move |(a_i, times)| (self.contributors(n_micro, a_i), times))
     }
 
-    /// Ranks from which on a step brings other bytes than to the ranks before: always 0, and one more where the last micro-step has
-    /// fewer micro-batches than there are ranks.
+    /// Ranks from which on a step brings other bytes than to the ranks before: always 0, and one more where
+    /// the last micro-step has fewer micro-batches than there are ranks.
     pub fn volume_borders(&self, n_micro: usize) -> Vec<usize> {
         let borders = self.reductions(n_micro).map(|(k, _)| k).filter(|&k| 0 < k && k < self.world_size);
         let mut borders: Vec<usize> = std::iter::once(0).chain(borders).collect();

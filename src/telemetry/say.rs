@@ -1,5 +1,6 @@
-//! The one way to standard output and standard error, but for a bar that redraws itself and a terminal that was taken over: what others
-//! wrote may stand in any line, so what would control a terminal is escaped in all of them.
+//! The one way to standard output and standard error, but for a bar that redraws itself and a terminal that
+//! was taken over: what others wrote may stand in any line, so what would control a terminal is escaped in
+//! all of them.
 //!
 //! Must not know: what is said.
 
@@ -7,7 +8,8 @@ use std::io::{self, ErrorKind, Write};
 
 use crate::foreign::shown;
 
-/// A text and a line end on standard output. A pipe that was closed is no error: whoever read it has had enough.
+/// A text and a line end on standard output. A pipe that was closed is no error: whoever read it has had
+/// enough.
 ///
 /// # Errors
 /// The operating system's.

@@ -94,9 +94,9 @@ struct End {
 }
 
 impl<'a> Documents<'a> {
-    /// Documents of the files from `at` on; `layout` holds for all of them but files named as [`JSON_LINES`] are, in small letters or
-    /// large.
-    /// Without `hashes`, a document that is given out in parts has the hash 0.
+    /// Documents of the files from `at` on; `layout` holds for all of them but files named as [`JSON_LINES`]
+    /// are, in small letters or large. Without `hashes`, a document that is given out in parts has the hash
+    /// 0.
     pub fn new(paths: &'a [PathBuf], layout: &Layout, hashes: bool, at: Cursor, last_cut: LastCut<'a>) -> Self {
         let is_lines =
             |path: &Path| path.extension().is_some_and(|e| JSON_LINES.iter().any(|end| e.eq_ignore_ascii_case(end)));
@@ -272,7 +272,8 @@ impl<'a> Documents<'a> {
         Ok(Some(piece).filter(|piece| !piece.text.is_empty()))
     }
 
-    /// The number of the line at the start of the window, from 1: of a file that was opened in its midst the lines before are counted.
+    /// The number of the line at the start of the window, from 1: of a file that was opened in its midst the
+    /// lines before are counted.
     fn line_number(&self) -> u64 {
         let path = &self.paths[self.at.file];
         let mut before = 0;

@@ -134,8 +134,8 @@ fn states_in(dir: &Path) -> Vec<(BTreeSet<OsString>, State)> {
     paths.into_iter().filter_map(read).collect()
 }
 
-/// What `data tokenize` wrote beside token files about their tokenizer, where it is another one than `named` is today; none where all is
-/// as it was, or nothing is known.
+/// What `data tokenize` wrote beside token files about their tokenizer, where it is another one than `named`
+/// is today; none where all is as it was, or nothing is known.
 ///
 /// # Errors
 /// The file of `named` cannot be read.

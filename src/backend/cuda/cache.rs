@@ -4,8 +4,9 @@
 //! under another name and renamed, so nobody sees half of one; it begins with a digest of the rest, so nobody loads a
 //! damaged one.
 //!
-//! A digest is no signature: whoever may write a file decides what runs on the device as this user. So, as ssh does with keys, a file
-//! is believed only where it and all directories above it belong to this user or to root and nobody else may write them.
+//! A digest is no signature: whoever may write a file decides what runs on the device as this user. So, as
+//! ssh does with keys, a file is believed only where it and all directories above it belong to this user or
+//! to root and nobody else may write them.
 //!
 //! Must not know: what an image is, CUDA, ranks.
 
@@ -109,8 +110,8 @@ fn read_trusted(path: &Path) -> std::io::Result<Result<Vec<u8>, String>> {
     Ok(Ok(bytes))
 }
 
-/// Why what belongs to `owner` and has this mode is not to be believed by `me`. In a directory with the sticky bit (/tmp) others may
-/// add entries, but not replace those of this user.
+/// Why what belongs to `owner` and has this mode is not to be believed by `me`. In a directory with the
+/// sticky bit (/tmp) others may add entries, but not replace those of this user.
 fn distrust(owner: u32, mode: u32, is_dir: bool, me: u32) -> Option<String> {
     let is_sticky = is_dir && mode & libc::S_ISVTX != 0;
     match mode & 0o022 {

@@ -104,7 +104,8 @@ fn prompt_tokens(tokenizer: &TextTokenizer, prompt: &str, deck: &Deck) -> Result
     }
 }
 
-/// Weights that compute `found` are of no use. Every rank has computed the same, so all leave together with exit code 4.
+/// Weights that compute `found` are of no use. Every rank has computed the same, so all leave together with
+/// exit code 4.
 fn refuse_non_finite(what: &str, found: Option<f64>) -> Result<()> {
     let Some(found) = found else { return Ok(()) };
     let why =
