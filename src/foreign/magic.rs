@@ -2,6 +2,7 @@
 //!
 //! Sources: the formats' own specifications, and the `magic` database of file(1).
 
+use std::fmt::Display;
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
@@ -18,13 +19,6 @@ pub struct FileKind {
     pub remedy: &'static str,
     /// It is text that may be meant.
     pub is_text: bool,
-}
-
-impl FileKind {
-    /// Whether it is what JSON begins like.
-    pub fn is_json(self) -> bool {
-        self.name == JSON
-    }
 }
 
 /// Text that only points to the file, or is what a server answered in its place.
@@ -84,6 +78,14 @@ pub fn kind_of(start: &[u8]) -> Option<FileKind> {
     match text.first() {
         Some(b'{' | b'[') => Some(of_text((JSON, "name the file that it belongs to"))),
         _ => None,
+    }
+}
+
+/// What to say of bytes that a parser of JSON refused with `error`.
+pub fn not_json(bytes: &[u8], error: &dyn Display) -> String {
+    match kind_of(bytes).filter(|kind| kind.name != JSON) {
+        Some(kind) => format!("not JSON but {}; {}", kind.name, kind.remedy),
+        None => format!("not JSON: {error}"),
     }
 }
 

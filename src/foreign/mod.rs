@@ -13,5 +13,5 @@ mod magic;
 mod shown;
 
 pub use guard::{guarded, is_guarded};
-pub use magic::{FileKind, START_BYTES, kind_of, start_of, without_bom};
+pub use magic::{FileKind, START_BYTES, kind_of, not_json, start_of, without_bom};
 pub use shown::{on_a_line, shown};

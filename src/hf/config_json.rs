@@ -4,7 +4,7 @@
 
 use crate::config::{Deck, Family, ModelSection};
 use crate::error::{Error, Result};
-use crate::foreign::without_bom;
+use crate::foreign::{not_json, without_bom};
 use serde_json::{Value, json};
 
 /// The end-of-text token of GPT-2's vocabulary.
@@ -77,7 +77,7 @@ fn of_llama(model: &ModelSection, dtype: &str) -> Value {
 /// Everything in it that this program's models do not have, at once.
 pub fn to_deck(text: &[u8], origin: &str) -> Result<Deck> {
     let no = |why: String| Error::Input(format!("{origin}: {why}"));
-    let config: Value = serde_json::from_slice(without_bom(text)).map_err(|e| no(format!("not JSON: {e}")))?;
+    let config: Value = serde_json::from_slice(without_bom(text)).map_err(|e| no(not_json(text, &e)))?;
     let mut theirs = Theirs { config: &config, read: Vec::new(), faults: Vec::new(), overrides: Vec::new() };
     match config["model_type"].as_str() {
         Some("gpt2") => theirs.read_gpt2(),

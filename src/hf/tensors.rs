@@ -12,7 +12,7 @@ use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use serde_json::Value;
 
 use crate::error::{Error, Result};
-use crate::foreign::{guarded, kind_of, start_of, without_bom};
+use crate::foreign::{guarded, kind_of, not_json, start_of, without_bom};
 
 /// The name of a file that holds everything.
 pub const SINGLE: &str = "model.safetensors";
@@ -141,10 +141,7 @@ fn find(path: &Path) -> Result<(Vec<PathBuf>, BTreeMap<String, String>)> {
 fn listed(index: &Path) -> Result<(Vec<PathBuf>, BTreeMap<String, String>)> {
     let no = |why: &dyn std::fmt::Display| Error::Input(format!("{}: {why}", index.display()));
     let bytes = std::fs::read(index).map_err(|e| no(&e))?;
-    let parsed: Value = serde_json::from_slice(without_bom(&bytes)).map_err(|e| match kind_of(&bytes) {
-        Some(kind) if !kind.is_json() => no(&format!("not JSON but {}; {}", kind.name, kind.remedy)),
-        _ => no(&format!("not JSON: {e}")),
-    })?;
+    let parsed: Value = serde_json::from_slice(without_bom(&bytes)).map_err(|e| no(&not_json(&bytes, &e)))?;
     let map = parsed["weight_map"].as_object().ok_or_else(|| no(&"it has no weight_map"))?;
     let mut listed = BTreeMap::new();
     for (name, file) in map {
