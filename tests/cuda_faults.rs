@@ -146,7 +146,7 @@ fn memory_that_another_process_took_meanwhile_is_an_error_and_not_a_panic() {
     let run = case.train(2, "taken", &[CUDA]).on_doubles(2, "demand");
     // The first is of the bins of the gradient norm, the second is the arena.
     let output = run.env("CUDA_DOUBLE_FAIL", "cuMemAlloc_v2:2:2@1").timeout(SOON).output().expect_code(5);
-    output.expect_text("the device has not got");
+    output.expect_text("bytes of device memory are required");
 }
 
 #[test]

@@ -3,31 +3,15 @@
 //! Values are copied when the kernel is launched; buffers are kept alive and in order by what their owners do anyway:
 //! `Memory` reuses a region only after the event of its last use.
 
-use super::CudaDevice;
+use super::device::CudaDevice;
+use super::driver::fault;
+use super::grid::Grid;
 use super::kernels::Kernel;
 use crate::backend::{Queue, View, ViewMut};
 use std::ffi::c_void;
 
 /// Most arguments of a kernel.
 const MAX_ARGS: usize = 24;
-
-/// How many threads run a kernel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Grid {
-    /// Blocks, all in x; where there are none there is nothing to do.
-    pub blocks: u32,
-    /// Threads of a block, all in x.
-    pub threads: u32,
-    /// Dynamic shared memory of a block.
-    pub shared_bytes: u32,
-}
-
-impl Grid {
-    /// `blocks` blocks in a row, without dynamic shared memory.
-    pub fn row(blocks: u32, threads: u32) -> Self {
-        Grid { blocks, threads, shared_bytes: 0 }
-    }
-}
 
 /// A launch in the making: arguments in the kernel's order, then [`Launch::go`].
 #[must_use = "a kernel runs when `go` is called"]
@@ -109,9 +93,9 @@ impl Launch<'_> {
         for (pointer, arg) in pointers.iter_mut().zip(&mut self.args) {
             *pointer = std::ptr::from_mut(arg).cast();
         }
-        // SAFETY: the function is of a module that lives as long as the device; each pointer leads to 8 bytes of which the
-        // driver copies as many as the parameter has before it returns; the stream is the device's own. What the kernel does
-        // with its pointers is the contract of the operation that launches it.
+        // SAFETY: the function is of a module that lives as long as the device; each pointer leads to 8 bytes of which
+        // the driver copies as many as the parameter has before it returns; the stream is the device's own. What the
+        // kernel does with its pointers is the contract of the operation that launches it.
         let launched = unsafe {
             cudarc::driver::result::launch_kernel(
                 function,
@@ -123,7 +107,7 @@ impl Launch<'_> {
             )
         };
         if let Err(error) = launched {
-            super::fault(&format!("launch of {} with {:?}", self.kernel, self.grid), error).raise();
+            fault(&format!("launch of {} with {:?}", self.kernel, self.grid), error).raise();
         }
     }
 }

@@ -4,7 +4,7 @@
 //! A library is first looked for and then asked for each symbol, because crate `cudarc` panics at the first call of what is
 //! not there.
 
-use super::in_words;
+use super::driver::in_words;
 use cudarc::driver::{result as driver, sys};
 use cudarc::{cublaslt, nccl, nvrtc};
 

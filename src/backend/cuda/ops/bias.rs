@@ -1,7 +1,7 @@
 //! Sums over the rows of a matrix: gradients of biases, and the second half of those of norms.
 
-use super::{CHUNK, WARP, int};
 use crate::backend::cuda::CudaDevice;
+use crate::backend::cuda::grid::{CHUNK, WARP, int};
 use crate::backend::cuda::kernels::Kernel;
 use crate::backend::{View, ViewMut};
 use crate::dtype::DType;
