@@ -1,8 +1,8 @@
-//! Two shard groups in one world: what hybrid sharding will stand on. Communicators come from the mesh, and nothing below
-//! `cli` knows the world.
+//! Two shard groups in one world: what hybrid sharding will stand on. Communicators come from the mesh, and
+//! nothing below `cli` knows the world.
 //!
-//! A process of this test is either the test or, started by it under mpirun, a rank; so there is a `main`, which speaks the
-//! test harness's language as far as `cargo test` needs it.
+//! A process of this test is either the test or, started by it under mpirun, a rank; so there is a `main`,
+//! which speaks the test harness's language as far as `cargo test` needs it.
 
 mod common;
 

@@ -1,8 +1,8 @@
 //! Collectives between the ranks of a group.
 //!
 //! The two collectives of a training step take their buffers by value and give back a [`Pending`]; only
-//! [`Pending::wait`] yields the buffers again, so no code can read a half-gathered unit. Everything else is control:
-//! [`mpi::Group`].
+//! [`Pending::wait`] yields the buffers again, so no code can read a half-gathered unit. Everything else is
+//! control: [`mpi::Group`].
 
 use super::buffer::{Arena, Buf};
 use super::library::Library;
@@ -44,8 +44,8 @@ pub trait Pending {
     /// When it ran.
     type Mark;
 
-    /// Yields the buffers to work put on the compute queue from now on: that work runs after the collective. Blocks
-    /// the host where there is no other way.
+    /// Yields the buffers to work put on the compute queue from now on: that work runs after the collective.
+    /// Blocks the host where there is no other way.
     fn wait(self) -> Result<Landed<Self::Mark>>;
 }
 
@@ -59,7 +59,8 @@ pub struct ReduceScatter {
     pub staging: Option<Buf>,
     /// The exchange, bucket by bucket (planned).
     pub buckets: Arc<[Bucket]>,
-    /// Ranks `0..contributors` have a gradient in this micro-step; the others receive and add nothing of their own.
+    /// Ranks `0..contributors` have a gradient in this micro-step; the others receive and add nothing of
+    /// their own.
     pub contributors: usize,
     /// First micro-step of a step: the first contribution is copied, not added.
     pub first: bool,
@@ -93,11 +94,13 @@ pub trait Comm: AsRef<mpi::Group> {
     /// The host or the device has not enough memory.
     fn alloc(&self, bytes: usize) -> Result<Arc<Arena>>;
 
-    /// Starts gathering whole parameters after `after`: `outs[i]` is the concatenation of every rank's `shards[i]`.
+    /// Starts gathering whole parameters after `after`: `outs[i]` is the concatenation of every rank's
+    /// `shards[i]`.
     fn all_gather(&self, after: Self::Event, shards: PerTensor<Buf>, outs: PerTensor<Buf>) -> Self::Pending;
 
-    /// Starts an exchange of slices and adds the contributions to the owner's slice in the order of the micro-batch
-    /// index (rule 8: one left fold, whatever the rank count); with `zero.deterministic = false` in NCCL's.
+    /// Starts an exchange of slices and adds the contributions to the owner's slice in the order of the
+    /// micro-batch index (rule 8: one left fold, whatever the rank count); with `zero.deterministic = false`
+    /// in NCCL's.
     fn reduce_scatter(&self, after: Self::Event, reduce: ReduceScatter) -> Self::Pending;
 
     /// The library's own collectives, where the backend has them.

@@ -10,7 +10,8 @@ use crate::telemetry::Clock;
 use std::borrow::Cow;
 use std::time::Instant;
 
-/// The four queues of a device. Work on one queue runs in order; queues are ordered against each other by events.
+/// The four queues of a device. Work on one queue runs in order; queues are ordered against each other by
+/// events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Queue {
     /// Kernels.
@@ -41,15 +42,17 @@ pub trait Device: Ops {
     /// When the queue reached `mark`, on the host's clock. Blocks the host until then.
     ///
     /// # Errors
-    /// The device, or a peer that it waits for, failed. The same holds for every call here that blocks the host.
+    /// The device, or a peer that it waits for, failed. The same holds for every call here that blocks the
+    /// host.
     fn when(&self, mark: &Self::Mark) -> Result<Instant>;
-    /// Host memory for transfers, and for up to `n_sums` sums at once of `numel` elements each; before step 0.
+    /// Host memory for transfers, and for up to `n_sums` sums at once of `numel` elements each; before step
+    /// 0.
     ///
     /// # Errors
     /// Less memory is free.
     fn reserve(&self, n_sums: usize, numel: usize) -> Result<()>;
-    /// Gives back what was reserved and lets memory be allocated again, until the next [`Device::reserve`]: another run
-    /// begins in this process.
+    /// Gives back what was reserved and lets memory be allocated again, until the next [`Device::reserve`]:
+    /// another run begins in this process.
     fn release(&self);
     /// Bytes that [`Device::reserve`] takes.
     fn reserved_bytes(n_sums: usize, numel: usize) -> u64
@@ -57,10 +60,11 @@ pub trait Device: Ops {
         Self: Sized;
     /// Bytes that can still be allocated, where the device says so.
     fn free_bytes(&self) -> Option<u64>;
-    /// Copies host bytes into `dst` on the compute queue. Overwrites; `src` and `dst` have the same byte count, and `src`
-    /// is read before the call returns.
+    /// Copies host bytes into `dst` on the compute queue. Overwrites; `src` and `dst` have the same byte
+    /// count, and `src` is read before the call returns.
     fn upload(&self, dst: ViewMut<'_>, src: &[u8]) -> Result<()>;
-    /// The elements for the host to read: borrowed where the host can see them, copied where not. Blocks the host.
+    /// The elements for the host to read: borrowed where the host can see them, copied where not. Blocks the
+    /// host.
     fn read<'a>(&self, src: View<'a>) -> Result<Cow<'a, [f32]>>;
     /// Starts a sum of f32 elements in f64, in the order of the elements.
     fn start_sum(&self, inp: View<'_>) -> Self::Sum;

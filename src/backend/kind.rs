@@ -1,4 +1,5 @@
-//! From `run.backend` to types: what depends on the kind of a backend where there is neither a device nor a job.
+//! From `run.backend` to types: what depends on the kind of a backend where there is neither a device nor a
+//! job.
 
 use super::cpu::Cpu;
 use super::cuda::Cuda;

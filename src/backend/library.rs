@@ -1,5 +1,5 @@
-//! Collectives of the communication library itself, for the acceptance benchmark: what training does not use, but what tells
-//! a healthy network from a sick one in the terms of nccl-tests.
+//! Collectives of the communication library itself, for the acceptance benchmark: what training does not use,
+//! but what tells a healthy network from a sick one in the terms of nccl-tests.
 //!
 //! Each call blocks the host until this rank's part is done. Elements are f32.
 

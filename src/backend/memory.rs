@@ -1,7 +1,7 @@
 //! Hands out the planned regions of the arena and takes them back.
 //!
-//! It keeps three promises: two living [`Buf`]s never overlap (checked on every take); the [`Ledger`] holds exactly
-//! the bytes of the living buffers; a region is reused only after the event of its last use.
+//! It keeps three promises: two living [`Buf`]s never overlap (checked on every take); the [`Ledger`] holds
+//! exactly the bytes of the living buffers; a region is reused only after the event of its last use.
 
 use super::buffer::{Arena, Buf};
 use super::{Device, Queue};

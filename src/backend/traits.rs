@@ -17,14 +17,15 @@ pub trait Backend {
     /// How slices travel.
     type Comm: Comm<Event = <Self::Device as Device>::Event, Mark = <Self::Device as Device>::Mark>;
 
-    /// Connects the ranks of `members`, some of those of `comm`, to move slices among themselves. Collective over
-    /// the members.
+    /// Connects the ranks of `members`, some of those of `comm`, to move slices among themselves. Collective
+    /// over the members.
     ///
     /// # Errors
     /// The same on every member: one of them has not connected, or the library fails.
     fn group(comm: &Self::Comm, members: mpi::Group) -> Result<Self::Comm>;
 
-    /// Versions of the libraries it loads at run time, by name; with those that connect ranks where there are several.
+    /// Versions of the libraries it loads at run time, by name; with those that connect ranks where there are
+    /// several.
     fn library_versions(_has_peers: bool) -> Vec<(&'static str, String)> {
         Vec::new()
     }

@@ -21,8 +21,9 @@ pub struct Launch {
     universe: Universe,
 }
 
-/// Lets the C library's allocator keep what is freed. Matrix products allocate their packing buffers at each call, up to some
-/// MB; given back to the system and asked for again, they cost a page fault per 4 KiB in every step.
+/// Lets the C library's allocator keep what is freed. Matrix products allocate their packing buffers at each
+/// call, up to some MB; given back to the system and asked for again, they cost a page fault per 4 KiB in
+/// every step.
 fn keep_freed_memory() {
     #[cfg(target_env = "gnu")]
     {
@@ -66,7 +67,8 @@ impl Launch {
         processor_name()
     }
 
-    /// The group of ranks that share the slices of every parameter: today all of them. Collective over the job.
+    /// The group of ranks that share the slices of every parameter: today all of them. Collective over the
+    /// job.
     pub fn shard_group(&self) -> Result<Group> {
         let world = self.universe.world();
         world.along(&Mesh::sharded(world.size()), Dim::Shard)
@@ -88,8 +90,8 @@ impl Launch {
         facts
     }
 
-    /// Ranks that would compute different bits are refused: another program, deck or instruction set. Rank 0 says who is
-    /// where, and warns of a start that will be slow. Collective.
+    /// Ranks that would compute different bits are refused: another program, deck or instruction set. Rank 0
+    /// says who is where, and warns of a start that will be slow. Collective.
     pub fn check_agreement(&self, group: &Group, deck: &Deck, threads: usize) -> Result<()> {
         let own = Start {
             version: env!("CARGO_PKG_VERSION").into(),
@@ -210,7 +212,8 @@ pub fn abort_job(exit: Exit) {
     mpi::abort_job(exit)
 }
 
-/// A panic is a broken invariant, or an error where none could be returned: nobody may go on, and nobody may be left waiting.
+/// A panic is a broken invariant, or an error where none could be returned: nobody may go on, and nobody may
+/// be left waiting.
 fn abort_on_panic(rank: usize, host: String) {
     let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {

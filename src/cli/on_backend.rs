@@ -56,11 +56,12 @@ pub(super) fn on_backend<W: Work>(
     }
 }
 
-/// The kernels for this rank's device: what rank 0 obtained, or its own where it has a device of another architecture.
-/// Collective.
+/// The kernels for this rank's device: what rank 0 obtained, or its own where it has a device of another
+/// architecture. Collective.
 ///
 /// # Errors
-/// A rank has no such device, or rank 0 cannot obtain them, on every rank; the inner one is this rank's alone.
+/// A rank has no such device, or rank 0 cannot obtain them, on every rank; the inner one is this rank's
+/// alone.
 fn kernels(control: &Group, ordinal: usize, cache: &Cache) -> Result<Result<Image>> {
     let architectures = all_or_none(control, Architecture::of_device(ordinal))?;
     let (first, own) = (architectures[0], architectures[control.rank()]);

@@ -1,17 +1,17 @@
-//! The ordered exchange of one bucket of gradients: which rank sends which elements to whom, where they land in the
-//! owner's staging, and in which order the owner adds them.
+//! The ordered exchange of one bucket of gradients: which rank sends which elements to whom, where they land
+//! in the owner's staging, and in which order the owner adds them.
 //!
-//! MPI, NCCL and the planned bytes follow this one description. Both ends of a pair of ranks list their messages in
-//! the same order, so none needs a tag. Contributions are added in the order of ranks, which within a micro-step is the
-//! order of micro-batches: one left fold, whatever the number of ranks (rule 8).
+//! MPI, NCCL and the planned bytes follow this one description. Both ends of a pair of ranks list their
+//! messages in the same order, so none needs a tag. Contributions are added in the order of ranks, which
+//! within a micro-step is the order of micro-batches: one left fold, whatever the number of ranks (rule 8).
 //!
 //! Must not know: how elements travel, what is left out because a rank can read another's memory.
 
 use super::schedule::{Bucket, Piece};
 use std::ops::Range;
 
-/// The exchange of a bucket, as one rank takes part in it: it receives the others' contributions to its own slices, and
-/// sends its contributions to theirs.
+/// The exchange of a bucket, as one rank takes part in it: it receives the others' contributions to its own
+/// slices, and sends its contributions to theirs.
 #[derive(Debug, Clone, Copy)]
 pub struct OrderedExchange<'a> {
     pieces: &'a [Piece],
@@ -68,7 +68,8 @@ impl Part {
 }
 
 impl Bucket {
-    /// The exchange of this bucket between `size` ranks, of which `0..contributors` have a gradient, as `rank` sees it.
+    /// The exchange of this bucket between `size` ranks, of which `0..contributors` have a gradient, as
+    /// `rank` sees it.
     pub fn exchange(&self, rank: usize, size: usize, contributors: usize) -> OrderedExchange<'_> {
         assert!(rank < size && contributors <= size, "rank {rank} of {size}, {contributors} contributors");
         OrderedExchange { pieces: &self.pieces, numel: self.numel(), rank, size, contributors }
@@ -136,7 +137,8 @@ mod tests {
     /// An element of the full gradient of a rank.
     type Element = (usize, usize, usize);
 
-    /// What lies in the staging of each rank when all messages have arrived, pair by pair in the order they are listed.
+    /// What lies in the staging of each rank when all messages have arrived, pair by pair in the order they
+    /// are listed.
     fn exchanged(bucket: &Bucket, size: usize, contributors: usize) -> Vec<BTreeMap<usize, Element>> {
         let exchange = |rank| bucket.exchange(rank, size, contributors);
         let receive = |rank: usize| {
@@ -182,7 +184,8 @@ mod tests {
             }
         }
 
-        /// `ordered_add` of kernels/optimizer.cu finds a contribution by the first one, a stride and its position.
+        /// `ordered_add` of kernels/optimizer.cu finds a contribution by the first one, a stride and its
+        /// position.
         #[test]
         fn contributions_that_are_received_lie_a_stride_apart(
             bucket in any_bucket(), size in 2usize..9, rank in 0usize..9

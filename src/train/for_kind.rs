@@ -1,4 +1,5 @@
-//! Planning for a kind of backend, where there is neither a device nor a job: `zero3 plan`, dry runs, figures.
+//! Planning for a kind of backend, where there is neither a device nor a job: `zero3 plan`, dry runs,
+//! figures.
 //!
 //! Pure. Must not know: whether such a device is installed here.
 

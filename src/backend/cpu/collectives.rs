@@ -1,9 +1,9 @@
 //! The two collectives of a step, as the threads of their queues run them.
 //!
-//! Ranks of one node read each other's memory ([`Peers`]): each tells the others where its bytes lie, reads theirs, and
-//! says so; a gather is one copy, and a reduction reads what it adds, chunk by chunk, without staging. Everything else
-//! travels in MPI messages: gathers of a group on several nodes, and gradients between nodes. Which gradients go where
-//! is planned (`plan/ordered_exchange.rs`).
+//! Ranks of one node read each other's memory ([`Peers`]): each tells the others where its bytes lie, reads
+//! theirs, and says so; a gather is one copy, and a reduction reads what it adds, chunk by chunk, without
+//! staging. Everything else travels in MPI messages: gathers of a group on several nodes, and gradients
+//! between nodes. Which gradients go where is planned (`plan/ordered_exchange.rs`).
 //!
 //! Must not know: units, queues.
 
@@ -159,7 +159,8 @@ fn read_by_all(requests: &mut Requests<'_>, pacer: &Pacer<'_>, to: &[usize], fro
     pacer.until(|| requests.test_all())
 }
 
-/// `outs[i]` becomes the concatenation of every rank's `shards[i]`. Returns the payload bytes received from others.
+/// `outs[i]` becomes the concatenation of every rank's `shards[i]`. Returns the payload bytes received from
+/// others.
 fn all_gather(
     transport: &Transport,
     pacer: &Pacer<'_>,
@@ -210,8 +211,8 @@ fn read_slices(transport: &Transport, peers: &Peers, theirs: &[u64], shards: &[B
     Ok(read_bytes)
 }
 
-/// Adds this rank's part of the contributors' full gradients to its slices. Returns the payload bytes received from
-/// others.
+/// Adds this rank's part of the contributors' full gradients to its slices. Returns the payload bytes
+/// received from others.
 fn reduce_scatter(
     transport: &Transport,
     pacer: &Pacer<'_>,

@@ -1,4 +1,5 @@
-//! [`Comm`] over MPI: gathers and reductions on a queue each, with a communicator and a helper thread for each queue.
+//! [`Comm`] over MPI: gathers and reductions on a queue each, with a communicator and a helper thread for
+//! each queue.
 //!
 //! These are made for slices in host memory alone; what the ranks say to each other goes over the group's own
 //! communicator.
@@ -49,8 +50,8 @@ impl DataQueue {
 }
 
 impl CpuComm {
-    /// Gives the ranks of `control` queues for slices; with `single_copy`, ranks of one node read them out of each
-    /// other's memory, where the system lets them. Collective.
+    /// Gives the ranks of `control` queues for slices; with `single_copy`, ranks of one node read them out of
+    /// each other's memory, where the system lets them. Collective.
     ///
     /// # Errors
     /// A communicator or a thread could not be made.

@@ -1,7 +1,7 @@
 //! The processor cores of one rank, and how work is shared between them.
 //!
-//! [Note: tasks] Every kernel cuts its work into tasks by shape alone; a pool decides which thread runs a task, never
-//! what a task is. So the bits of a result do not depend on the number of threads (rule 8).
+//! [Note: tasks] Every kernel cuts its work into tasks by shape alone; a pool decides which thread runs a
+//! task, never what a task is. So the bits of a result do not depend on the number of threads (rule 8).
 //!
 //! Must not know: what a task computes.
 
@@ -32,7 +32,8 @@ impl CpuDevice {
         }
         let pool = (threads > 1)
             .then(|| {
-                // The calling thread is one of them, so that it computes instead of handing over and waiting, for every operation.
+                // The calling thread is one of them, so that it computes instead of handing over and waiting,
+                // for every operation.
                 let build = |with_this: bool| {
                     let builder = rayon::ThreadPoolBuilder::new().num_threads(threads);
                     let builder = if with_this { builder.use_current_thread() } else { builder };

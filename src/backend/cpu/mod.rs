@@ -1,5 +1,5 @@
-//! The CPU backend: kernels on the calling thread or on a pool (`device.rs`, `ops/`), collectives on helper threads
-//! over MPI (`comm.rs`).
+//! The CPU backend: kernels on the calling thread or on a pool (`device.rs`, `ops/`), collectives on helper
+//! threads over MPI (`comm.rs`).
 //!
 //! Must not know: ranks (but for the communicator), what a transformer is.
 

@@ -1,9 +1,9 @@
 //! Memory of the other ranks of this node, read without their help: one copy, no message, no staging.
 //!
-//! Linux lets a process read another one of the same user (`process_vm_readv`, what MPI libraries call cross-memory
-//! attach). Whether it does here is found out by trying, once, and all ranks go by the same answer. The reader has to
-//! know from the owner that the bytes are there, and the owner that they have been read: [`super::collectives`] sends
-//! those words.
+//! Linux lets a process read another one of the same user (`process_vm_readv`, what MPI libraries call
+//! cross-memory attach). Whether it does here is found out by trying, once, and all ranks go by the same
+//! answer. The reader has to know from the owner that the bytes are there, and the owner that they have been
+//! read: [`super::collectives`] sends those words.
 //!
 //! Must not know: buffers, which bytes are read and why.
 
@@ -26,10 +26,11 @@ pub struct Peers {
 }
 
 impl Peers {
-    /// Tries every rank of this node; none at all where one rank cannot read another, or where no two ranks share a
-    /// node. Collective.
+    /// Tries every rank of this node; none at all where one rank cannot read another, or where no two ranks
+    /// share a node. Collective.
     pub fn find(group: &Group) -> Result<Option<Self>> {
-        // What only this process holds at that address: a process of the same number on another node does not.
+        // What only this process holds at that address: a process of the same number on another node does
+        // not.
         let token = Box::new(unlikely_word());
         let (rank, size) = (group.rank(), group.size());
         let own = [node_key(rank), u64::from(std::process::id()), &raw const *token as u64, *token];
@@ -70,8 +71,8 @@ impl Peers {
     /// Reads the bytes at `addr` of a rank. Overwrites `out`.
     ///
     /// # Errors
-    /// The rank has ended, or its memory is no longer there. The job is about to end then, and the error waits long
-    /// enough for the rank that failed to say why.
+    /// The rank has ended, or its memory is no longer there. The job is about to end then, and the error
+    /// waits long enough for the rank that failed to say why.
     pub fn read(&self, rank: usize, addr: u64, out: &mut [u8]) -> Result<()> {
         let n = out.len();
         self.try_read(rank, addr, out).map_err(|why| {

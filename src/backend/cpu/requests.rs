@@ -1,8 +1,8 @@
 //! Nonblocking MPI calls over views of buffers.
 //!
-//! rsmpi's own requests borrow their buffers; a collective in flight on a helper thread must own them. Here the caller
-//! (on the thread of a queue, [`super::worker`]) keeps the `Buf`s and polls [`Requests::test_all`] until it is true.
-//! Counts are `c_int` in MPI, so messages are cut at a limit that tests lower.
+//! rsmpi's own requests borrow their buffers; a collective in flight on a helper thread must own them. Here
+//! the caller (on the thread of a queue, [`super::worker`]) keeps the `Buf`s and polls [`Requests::test_all`]
+//! until it is true. Counts are `c_int` in MPI, so messages are cut at a limit that tests lower.
 
 use crate::backend::buffer::{View, ViewMut};
 use crate::backend::mpi::check;
@@ -18,8 +18,8 @@ pub const MAX_MESSAGE_NUMEL: usize = i32::MAX as usize;
 #[derive(Clone, Copy)]
 pub struct RawComm(pub ffi::MPI_Comm);
 
-// SAFETY: MPI handles are plain values, valid in every thread under MPI_THREAD_MULTIPLE, which `launch` checks. The
-// communicator outlives the threads: CpuComm joins them before it frees it.
+// SAFETY: MPI handles are plain values, valid in every thread under MPI_THREAD_MULTIPLE, which `launch`
+// checks. The communicator outlives the threads: CpuComm joins them before it frees it.
 unsafe impl Send for RawComm {}
 
 /// Calls in flight and the payload they receive.
@@ -103,7 +103,8 @@ impl<'a> Requests<'a> {
             }
             recv_count = 1;
         }
-        // SAFETY: addresses and counts come from checked views; the caller keeps the buffers until completion.
+        // SAFETY: addresses and counts come from checked views; the caller keeps the buffers until
+        // completion.
         let code = unsafe {
             ffi::MPI_Iallgather(
                 send.addr() as usize as *const _,

@@ -1,8 +1,9 @@
 //! One queue of collectives: a helper thread that runs them in the order they were submitted.
 //!
-//! Open MPI progresses only inside its calls, so the thread polls. It polls eagerly for a moment while the host waits on
-//! this queue, and rests between polls when that moment is over, and while the host computes: on a rank with one core it
-//! would take time from the kernels, and where ranks share cores from the rank that is waited for.
+//! Open MPI progresses only inside its calls, so the thread polls. It polls eagerly for a moment while the
+//! host waits on this queue, and rests between polls when that moment is over, and while the host computes:
+//! on a rank with one core it would take time from the kernels, and where ranks share cores from the rank
+//! that is waited for.
 
 use crate::backend::comm::{CommRecord, Landed, Pending};
 use crate::error::{Error, Result};
@@ -63,8 +64,8 @@ const ROOM: usize = 64;
 /// A lock is poisoned by a panic alone, and a panic ends the job.
 const NOT_POISONED: &str = "lock poisoned";
 
-/// What the host and the thread of a queue share. Collectives are known by their number, and the lists keep their
-/// room, so that a steady step allocates nothing.
+/// What the host and the thread of a queue share. Collectives are known by their number, and the lists keep
+/// their room, so that a steady step allocates nothing.
 struct Shared<Q> {
     lists: Mutex<Lists<Q>>,
     /// A collective was submitted, or the queue was closed.

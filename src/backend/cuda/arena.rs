@@ -1,5 +1,5 @@
-//! Memory: on the device the arena and the bins of the gradient norm, on the host one pinned allocation that all
-//! transfers go through.
+//! Memory: on the device the arena and the bins of the gradient norm, on the host one pinned allocation that
+//! all transfers go through.
 //!
 //! All are made before step 0; after [`Transfers::new`] nothing may be allocated, and [`Seal`] enforces it.
 

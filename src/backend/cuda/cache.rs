@@ -1,8 +1,8 @@
 //! A directory that keeps compiled kernels from one run to the next.
 //!
-//! A cache is never in the way: what cannot be read or written is said once, as a warning, and the run compiles. A file is written
-//! under another name and renamed, so nobody sees half of one; it begins with a digest of the rest, so nobody loads a
-//! damaged one.
+//! A cache is never in the way: what cannot be read or written is said once, as a warning, and the run
+//! compiles. A file is written under another name and renamed, so nobody sees half of one; it begins with a
+//! digest of the rest, so nobody loads a damaged one.
 //!
 //! Must not know: what an image is, CUDA, ranks.
 

@@ -1,5 +1,6 @@
-//! [`Comm`] over NCCL: gathers and reductions on a queue and a communicator each, so that neither waits behind the
-//! other; MPI carries control alone. Which gradients go where is planned (`plan/ordered_exchange.rs`).
+//! [`Comm`] over NCCL: gathers and reductions on a queue and a communicator each, so that neither waits
+//! behind the other; MPI carries control alone. Which gradients go where is planned
+//! (`plan/ordered_exchange.rs`).
 //!
 //! Two communicators of one device may run at once only because every rank launches in one order: the plan's.
 
@@ -40,7 +41,8 @@ impl NcclComm {
     /// Connects the ranks of `control`, each of which has opened its device. Collective.
     ///
     /// # Errors
-    /// The same on every rank: a rank has not connected within `timeout` (all such ranks are named), or NCCL fails.
+    /// The same on every rank: a rank has not connected within `timeout` (all such ranks are named), or NCCL
+    /// fails.
     pub fn connect(
         device: Rc<CudaDevice>,
         control: mpi::Group,
@@ -100,8 +102,8 @@ struct Registered {
     _memory: Arc<Arena>,
 }
 
-// SAFETY: an arena and its handles stay on the thread that opened the device: neither `Buf` nor `Memory` leaves it in this
-// backend, so the last handle is dropped there.
+// SAFETY: an arena and its handles stay on the thread that opened the device: neither `Buf` nor `Memory`
+// leaves it in this backend, so the last handle is dropped there.
 unsafe impl Send for Registered {}
 // SAFETY: as above; nothing of it is read through a shared reference.
 unsafe impl Sync for Registered {}
@@ -134,7 +136,8 @@ impl NcclComm {
     ) -> InFlight {
         self.device.wait(queue, after);
         let started = self.device.mark(queue);
-        // After an error the other ranks may never call, and the device would not finish: memory is freed after that.
+        // After an error the other ranks may never call, and the device would not finish: memory is freed
+        // after that.
         let received = calls(&mut landed).inspect_err(|_| self.communicators.iter().for_each(Communicators::abort));
         let finished = self.device.mark(queue);
         let Buffers { inputs, outputs, staging } = landed;
@@ -154,7 +157,8 @@ impl NcclComm {
             .map_err(|e| fault("cuMemcpyDtoDAsync", e))
     }
 
-    /// Exchanges the contributions of one bucket and adds them in the order of ranks; returns the bytes received.
+    /// Exchanges the contributions of one bucket and adds them in the order of ranks; returns the bytes
+    /// received.
     fn exchange_and_add(&self, bucket: &Bucket, bufs: &mut Buffers, contributors: usize, first: bool) -> Result<u64> {
         let (rank, size) = (self.rank(), self.size());
         let exchange = bucket.exchange(rank, size, contributors);
@@ -182,7 +186,8 @@ impl NcclComm {
         Ok(received_bytes)
     }
 
-    /// Lets NCCL add the contributions of one bucket, whose pieces are whole slices; returns the bytes received.
+    /// Lets NCCL add the contributions of one bucket, whose pieces are whole slices; returns the bytes
+    /// received.
     fn reduce_scatter_and_add(
         &self,
         bucket: &Bucket,
@@ -239,8 +244,8 @@ impl NcclComm {
     }
 }
 
-/// Where contributions lie: that of rank r at `own` where `r == rank`, else in the staging, `stride` elements from the
-/// next one.
+/// Where contributions lie: that of rank r at `own` where `r == rank`, else in the staging, `stride` elements
+/// from the next one.
 struct Order {
     stride: usize,
     contributors: usize,

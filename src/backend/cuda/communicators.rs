@@ -56,8 +56,8 @@ impl Communicators {
     }
 }
 
-/// Connects one of them. NCCL says neither which rank it waits for nor that another one has failed: MPI does, in rounds.
-/// Collective.
+/// Connects one of them. NCCL says neither which rank it waits for nor that another one has failed: MPI does,
+/// in rounds. Collective.
 fn connect_one(
     device: &CudaDevice,
     control: &mpi::Group,

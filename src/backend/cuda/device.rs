@@ -85,11 +85,12 @@ impl Drop for Context {
 }
 
 impl CudaDevice {
-    /// Opens a device and loads the kernels, which `image` has for its architecture; `tf32` lets products of f32
-    /// matrices round their operands.
+    /// Opens a device and loads the kernels, which `image` has for its architecture; `tf32` lets products of
+    /// f32 matrices round their operands.
     ///
     /// # Errors
-    /// There is no such device, its blocks have too little shared memory for the kernels, or the driver fails.
+    /// There is no such device, its blocks have too little shared memory for the kernels, or the driver
+    /// fails.
     pub fn open(ordinal: usize, tf32: bool, image: &Image) -> Result<Self> {
         driver::init().map_err(|e| fault("cuInit", e))?;
         let device = driver::device::get(ordinal as i32).map_err(|e| fault("cuDeviceGet", e))?;

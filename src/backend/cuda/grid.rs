@@ -1,9 +1,7 @@
 //! How many threads run a kernel.
 //!
-//! What a block does and how many threads share a row follow from the shape alone, so the bits of a result do, too; how
-//! many blocks there are follows from the device, and no kernel's result depends on it.
-
-use super::device::CudaDevice;
+//! What a block does and how many threads share a row follow from the shape alone, so the bits of a result
+//! do, too; how many blocks there are follows from the device, and no kernel's result depends on it.
 
 /// The blocks and threads of a launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,28 +30,7 @@ pub const THREADS: usize = 256;
 /// Threads of a warp.
 pub const WARP: usize = 32;
 
-/// Most blocks per multiprocessor; where there is more to do, the threads of a grid loop.
-const BLOCKS_PER_MULTIPROCESSOR: usize = 8;
-
 /// An `int` argument of a kernel.
 pub fn int(x: usize) -> i32 {
     i32::try_from(x).unwrap_or_else(|_| panic!("{x} does not fit into an int of a kernel"))
-}
-
-impl CudaDevice {
-    /// As many blocks of [`THREADS`] threads as there is work for, within what the device runs at once.
-    pub(super) fn blocks(&self, wanted: usize) -> Grid {
-        let most = self.props().n_multiprocessors as usize * BLOCKS_PER_MULTIPROCESSOR;
-        Grid::row(wanted.min(most) as u32, THREADS as u32)
-    }
-
-    /// A grid of a thread for each chunk of `n` elements.
-    pub(super) fn grid_over(&self, n: usize) -> Grid {
-        self.blocks(n.div_ceil(CHUNK * THREADS))
-    }
-
-    /// A grid of a thread for each chunk of each of `rows` rows of `c` elements.
-    pub(super) fn blocks_over_rows(&self, rows: usize, c: usize) -> Grid {
-        self.blocks((rows * c.div_ceil(CHUNK)).div_ceil(THREADS))
-    }
 }

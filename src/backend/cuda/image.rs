@@ -1,9 +1,10 @@
-//! Machine code of the kernels for one architecture: compiled by NVRTC from the embedded sources, or cached by an
-//! earlier run.
+//! Machine code of the kernels for one architecture: compiled by NVRTC from the embedded sources, or cached
+//! by an earlier run.
 //!
-//! [Note: one compiler] All kernels are compiled together, whatever a model uses: the image is then the same for every
-//! deck, and it is made once for each architecture of a job. Rank 0 reads it from the cache or compiles it, and sends it
-//! to the others over MPI (`cli/on_backend.rs`), so no rank waits for a lock or reads what another one is writing.
+//! [Note: one compiler] All kernels are compiled together, whatever a model uses: the image is then the same
+//! for every deck, and it is made once for each architecture of a job. Rank 0 reads it from the cache or
+//! compiles it, and sends it to the others over MPI (`cli/on_backend.rs`), so no rank waits for a lock or
+//! reads what another one is writing.
 
 use super::cache::Cache;
 use super::driver::fault;

@@ -1,12 +1,14 @@
-//! The CUDA backend: kernels compiled for the device found at run time, products by cuBLASLt, collectives by NCCL.
+//! The CUDA backend: kernels compiled for the device found at run time, products by cuBLASLt, collectives by
+//! NCCL.
 //!
-//! Nothing of CUDA is linked: the driver and the libraries are loaded when a run asks for this backend (crate `cudarc`),
-//! so one program serves nodes with and without GPUs. `probe.rs` checks that everything is installed and says in one
-//! sentence what is missing; after it, a call that fails is a fault of the device or of this program.
+//! Nothing of CUDA is linked: the driver and the libraries are loaded when a run asks for this backend (crate
+//! `cudarc`), so one program serves nodes with and without GPUs. `probe.rs` checks that everything is
+//! installed and says in one sentence what is missing; after it, a call that fails is a fault of the device
+//! or of this program.
 //!
-//! The host runs ahead: it puts a whole step on four streams and waits where it needs the losses and the gradient norm.
-//! Order between streams is by events alone. So a call on this device returns before its work is done, and an error may
-//! show later than its cause.
+//! The host runs ahead: it puts a whole step on four streams and waits where it needs the losses and the
+//! gradient norm. Order between streams is by events alone. So a call on this device returns before its work
+//! is done, and an error may show later than its cause.
 //!
 //! Must not know: what a transformer is, files.
 

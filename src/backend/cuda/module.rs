@@ -33,8 +33,8 @@ impl Kernels {
     /// # Errors
     /// The image is for another device.
     pub fn load(image: &Image) -> Result<Self> {
-        // SAFETY: a complete image: the compiler of this rank or of rank 0 has just made it, or its digest is that of one
-        // it made.
+        // SAFETY: a complete image: the compiler of this rank or of rank 0 has just made it, or its digest is
+        // that of one it made.
         let module = unsafe { driver::module::load_data(image.bytes().as_ptr().cast()) };
         Ok(Kernels { module: module.map_err(|e| fault("cuModuleLoadData", e))?, functions: RefCell::default() })
     }

@@ -1,10 +1,11 @@
 //! One NCCL communicator: made without blocking, polled, aborted where something fails.
 //!
-//! Every call is checked, and its error has the call's name, NCCL's code and NCCL's own words. A communicator is not
-//! blocking, so the end of a group may return "in progress": then it is polled until it is done, and a peer that died in
-//! between is an error and not a hang.
+//! Every call is checked, and its error has the call's name, NCCL's code and NCCL's own words. A communicator
+//! is not blocking, so the end of a group may return "in progress": then it is polled until it is done, and a
+//! peer that died in between is an error and not a hang.
 //!
-//! Must not know: what is sent, what decides the order of calls (all ranks make the same ones in the same order).
+//! Must not know: what is sent, what decides the order of calls (all ranks make the same ones in the same
+//! order).
 
 use super::streams::Streams;
 use crate::backend::{Queue, View, ViewMut};
@@ -96,7 +97,8 @@ impl Communicator {
         };
         let id = sys::ncclUniqueId { internal: id.map(|byte| byte as std::ffi::c_char) };
         let mut raw = ptr::null_mut();
-        // SAFETY: the configuration outlives the call, which copies it; the device's context is current on this thread.
+        // SAFETY: the configuration outlives the call, which copies it; the device's context is current on
+        // this thread.
         let code = unsafe { sys::ncclCommInitRankConfig(&mut raw, size as i32, id, rank as i32, &mut config) };
         check("ncclCommInitRankConfig", code, raw)?;
         Ok(Communicator { raw, queue, streams, aborted: Cell::new(false) })
@@ -193,7 +195,8 @@ pub struct Registration {
 impl Drop for Registration {
     fn drop(&mut self) {
         if !self.comm.aborted.get() {
-            // SAFETY: registered with this communicator, which lives. An error at the end is of no consequence.
+            // SAFETY: registered with this communicator, which lives. An error at the end is of no
+            // consequence.
             unsafe { sys::ncclCommDeregister(self.comm.raw, self.handle) };
         }
     }
@@ -201,8 +204,8 @@ impl Drop for Registration {
 
 /// Calls inside a group.
 ///
-/// All of them are asynchronous: views must stay valid and untouched until the communicator's queue has passed the
-/// group; the pending collective owns their buffers until then.
+/// All of them are asynchronous: views must stay valid and untouched until the communicator's queue has
+/// passed the group; the pending collective owns their buffers until then.
 pub struct GroupCalls<'a> {
     comm: &'a Communicator,
 }

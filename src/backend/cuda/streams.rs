@@ -1,10 +1,11 @@
 //! The four queues as four streams, and events between them.
 //!
-//! Events are pooled: a step records some hundreds and creates none once the pool is full. A stream that was told to wait
-//! for an event keeps the moment it stood for, so an event may be recorded anew as soon as its last handle is gone.
+//! Events are pooled: a step records some hundreds and creates none once the pool is full. A stream that was
+//! told to wait for an event keeps the moment it stood for, so an event may be recorded anew as soon as its
+//! last handle is gone.
 //!
-//! Must not know: kernels, NCCL. What can fail without a stream noticing registers a check, which every wait of the host
-//! makes.
+//! Must not know: kernels, NCCL. What can fail without a stream noticing registers a check, which every wait
+//! of the host makes.
 
 use super::driver::fault;
 use crate::backend::Queue;
@@ -22,7 +23,8 @@ const EAGER_POLLS: u32 = 10_000;
 const REST: Duration = Duration::from_micros(20);
 /// Polls between two runs of the checks.
 const POLLS_PER_CHECK: u32 = 256;
-/// Clocks of host and device drift apart: compared again after this time, when the device has just been waited for.
+/// Clocks of host and device drift apart: compared again after this time, when the device has just been
+/// waited for.
 const COMPARE_EVERY: Duration = Duration::from_millis(100);
 
 /// The streams of a device.
@@ -52,7 +54,8 @@ struct Pool {
     free: RefCell<Vec<usize>>,
 }
 
-/// An event of a pool. Handles are counted in the pool: an `Rc` for each event would be allocated at every step.
+/// An event of a pool. Handles are counted in the pool: an `Rc` for each event would be allocated at every
+/// step.
 struct Pooled {
     at: usize,
     pool: Rc<Pool>,
@@ -84,7 +87,8 @@ impl Drop for Pooled {
 impl Drop for Pool {
     fn drop(&mut self) {
         for (raw, _) in self.events.take() {
-            // SAFETY: created by this pool, whose handles keep it alive. An error at the end is of no consequence.
+            // SAFETY: created by this pool, whose handles keep it alive. An error at the end is of no
+            // consequence.
             unsafe { driver::event::destroy(raw) }.ok();
         }
     }
@@ -138,7 +142,8 @@ fn expect<T>(call: &str, result: std::result::Result<T, driver::DriverError>) ->
 }
 
 impl Streams {
-    /// Creates the streams in the current context. Collectives go before kernels where both could run: others wait for them.
+    /// Creates the streams in the current context. Collectives go before kernels where both could run: others
+    /// wait for them.
     pub fn create() -> Result<Self> {
         let (lowest, highest) =
             driver::stream::get_priority_range().map_err(|e| fault("cuCtxGetStreamPriorityRange", e))?;
@@ -180,8 +185,8 @@ impl Streams {
         Event(self.events.record(self.raw(queue)))
     }
 
-    /// Makes later work on `queue` run after `event`. Tests leave single waits out, by the place of the call: every order
-    /// between streams is made here, one line for each reason.
+    /// Makes later work on `queue` run after `event`. Tests leave single waits out, by the place of the call:
+    /// every order between streams is made here, one line for each reason.
     #[track_caller]
     pub fn wait(&self, queue: Queue, event: &Event) {
         if test_hooks::skips_wait(Location::caller(), queue) {
@@ -204,7 +209,8 @@ impl Streams {
         self.poll(event.0.raw())
     }
 
-    /// Blocks the host until everything on `queue` is done, and compares the clocks while there is nothing to disturb.
+    /// Blocks the host until everything on `queue` is done, and compares the clocks while there is nothing to
+    /// disturb.
     ///
     /// # Errors
     /// As for [`Streams::sync`].

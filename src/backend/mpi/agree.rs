@@ -15,14 +15,15 @@ pub fn decided_by_rank_0<G: AsRef<Group>, T: Serialize + DeserializeOwned>(
     decode(0, &group.broadcast_bytes(&own)?)
 }
 
-/// Every rank has tried: all results in rank order, or the error of the lowest rank that failed, on every rank.
+/// Every rank has tried: all results in rank order, or the error of the lowest rank that failed, on every
+/// rank.
 pub fn all_or_none<G: AsRef<Group>, T: Serialize + DeserializeOwned>(group: &G, own: Result<T>) -> Result<Vec<T>> {
     let group = group.as_ref();
     group.all_gather_bytes(&encode(&own))?.iter().enumerate().map(|(rank, bytes)| decode(rank, bytes)).collect()
 }
 
-/// Every rank has tried: rank 0 gets all results in rank order and the others an empty list; or the error of the lowest
-/// rank that failed, on every rank. For results too large to send everywhere.
+/// Every rank has tried: rank 0 gets all results in rank order and the others an empty list; or the error of
+/// the lowest rank that failed, on every rank. For results too large to send everywhere.
 pub fn all_to_rank_0<G: AsRef<Group>, T: Serialize + DeserializeOwned>(group: &G, own: Result<T>) -> Result<Vec<T>> {
     let (verdict, own) = match own {
         Ok(own) => (Ok(()), Some(own)),

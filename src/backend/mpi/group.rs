@@ -79,8 +79,8 @@ impl Group {
         self.size
     }
 
-    /// The ranks that have not called this within `timeout` of this rank. Unlike a barrier it ends when one does not
-    /// come; then the job has to end too, since messages stay under way.
+    /// The ranks that have not called this within `timeout` of this rank. Unlike a barrier it ends when one
+    /// does not come; then the job has to end too, since messages stay under way.
     pub fn roll_call(&self, timeout: Duration) -> Result<Vec<usize>> {
         roll_call(&self.comm, timeout)
     }

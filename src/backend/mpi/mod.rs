@@ -1,8 +1,8 @@
-//! MPI as every backend uses it: its start and end, groups of ranks, and the small blocking messages between them
-//! (the control plane).
+//! MPI as every backend uses it: its start and end, groups of ranks, and the small blocking messages between
+//! them (the control plane).
 //!
-//! Slices of parameters and gradients travel elsewhere: `cpu/` has queues and communicators for them, `cuda/` has
-//! NCCL. A group has one communicator and no thread.
+//! Slices of parameters and gradients travel elsewhere: `cpu/` has queues and communicators for them, `cuda/`
+//! has NCCL. A group has one communicator and no thread.
 //!
 //! Must not know: devices, buffers, what the ranks compute.
 

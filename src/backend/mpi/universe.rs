@@ -44,10 +44,10 @@ impl Universe {
         }
     }
 
-    /// Exchanges a byte with every other rank, on this thread alone. MPI libraries open a connection at the first
-    /// message between two ranks; Open MPI 4.1 crashes or hangs now and then when several threads of a rank, or both
-    /// ends at once, open the same one, which is what the first collectives of two queues would do between nodes. So
-    /// the lower rank of each pair opens it, and the higher one answers.
+    /// Exchanges a byte with every other rank, on this thread alone. MPI libraries open a connection at the
+    /// first message between two ranks; Open MPI 4.1 crashes or hangs now and then when several threads of a
+    /// rank, or both ends at once, open the same one, which is what the first collectives of two queues would
+    /// do between nodes. So the lower rank of each pair opens it, and the higher one answers.
     pub fn connect_all(&self) {
         let world = self.world.communicator();
         let (rank, size) = (world.rank(), world.size());
@@ -66,8 +66,8 @@ impl Universe {
     }
 }
 
-/// Ends the job on every rank, now, from any thread, with MPI running. Finalising would wait for ranks that wait for
-/// this one.
+/// Ends the job on every rank, now, from any thread, with MPI running. Finalising would wait for ranks that
+/// wait for this one.
 pub fn abort_job(exit: Exit) -> ! {
     SimpleCommunicator::world().abort(exit.code())
 }

@@ -1,4 +1,5 @@
-//! One matrix product through cuBLASLt: descriptors and the algorithm are found once for each shape and cached.
+//! One matrix product through cuBLASLt: descriptors and the algorithm are found once for each shape and
+//! cached.
 //!
 //! Matrices here are column-major, as the library's are. Must not know: what is multiplied.
 
@@ -57,7 +58,8 @@ pub struct Operands<'a> {
     pub out: ViewMut<'a>,
     /// (m), of the type of `out`.
     pub bias: Option<View<'a>>,
-    /// The auxiliary matrix, (m, n) of the type of `out`: its address, since one epilogue writes it and one reads it.
+    /// The auxiliary matrix, (m, n) of the type of `out`: its address, since one epilogue writes it and one
+    /// reads it.
     pub aux: Option<u64>,
     /// At least [`WORKSPACE_BYTES`].
     pub workspace: ViewMut<'a>,
@@ -100,7 +102,8 @@ impl Prepared {
 
 impl Drop for Prepared {
     fn drop(&mut self) {
-        // SAFETY: created once, used by no call that has not returned. An error at the end is of no consequence.
+        // SAFETY: created once, used by no call that has not returned. An error at the end is of no
+        // consequence.
         unsafe {
             lt::destroy_matmul_desc(self.operation).ok();
             self.layouts.into_iter().for_each(|layout| _ = lt::destroy_matrix_layout(layout));
@@ -135,8 +138,8 @@ impl CublasLt {
         Ok(CublasLt { handle, tf32, known: RefCell::default() })
     }
 
-    /// Finds the algorithm of a product, whose epilogue uses these addresses: the library takes their alignment from the
-    /// addresses themselves, as it has no preference for it.
+    /// Finds the algorithm of a product, whose epilogue uses these addresses: the library takes their
+    /// alignment from the addresses themselves, as it has no preference for it.
     fn prepare(
         &self,
         key: &Key,
@@ -222,8 +225,8 @@ impl CublasLt {
         let (alpha, beta) = (1.0f32, if accumulate { 1.0f32 } else { 0.0 });
         let [a_layout, b_layout, out_layout] = prepared.layouts;
         let pointer = |addr: u64| addr as usize as *mut c_void;
-        // SAFETY: device memory of the sizes that the layouts say, in order on the stream; the factors are read before
-        // the call returns.
+        // SAFETY: device memory of the sizes that the layouts say, in order on the stream; the factors are
+        // read before the call returns.
         let called = unsafe {
             lt::matmul(
                 self.handle,

@@ -1,9 +1,10 @@
-//! The linear layer as products of cuBLASLt: bias, GELU and its derivative are computed with the product where the
-//! library does it.
+//! The linear layer as products of cuBLASLt: bias, GELU and its derivative are computed with the product
+//! where the library does it.
 //!
-//! Row-major matrices are the transposes of column-major ones, so operands change places: `out = inp * weight^T` is
-//! computed as `out^T = weight * inp^T`. Both operands of a product have one type: f32 gradients of logits are rounded to
-//! bf16 before they meet bf16 weights or activations. Work is `[workspace of the library | rounded operand | f32 result]`.
+//! Row-major matrices are the transposes of column-major ones, so operands change places: `out = inp *
+//! weight^T` is computed as `out^T = weight * inp^T`. Both operands of a product have one type: f32 gradients
+//! of logits are rounded to bf16 before they meet bf16 weights or activations. Work is `[workspace of the
+//! library | rounded operand | f32 result]`.
 
 use super::bias;
 use super::cublaslt::{Epilogue, Operands, Product, WORKSPACE_BYTES};
@@ -83,8 +84,8 @@ fn fuses_gelu(n: usize, dtype: DType) -> bool {
     dtype == DType::Bf16 && n.is_multiple_of(AUX_ALIGN)
 }
 
-/// `pre = inp * weight^T + bias`, `out = gelu(pre)`. Overwrites both. With the product, GELU sees the sum before it is
-/// rounded.
+/// `pre = inp * weight^T + bias`, `out = gelu(pre)`. Overwrites both. With the product, GELU sees the sum
+/// before it is rounded.
 #[allow(clippy::too_many_arguments)]
 pub fn gelu_forward(
     device: &CudaDevice,

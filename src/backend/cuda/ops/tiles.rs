@@ -1,4 +1,5 @@
-//! Which tiles the attention kernels work in, by element type, channels of a head, and shared memory of the device.
+//! Which tiles the attention kernels work in, by element type, channels of a head, and shared memory of the
+//! device.
 
 use crate::backend::cuda::grid::{Grid, THREADS, int};
 use crate::backend::cuda::kernels::Kernel;
@@ -10,8 +11,9 @@ pub const MAX_D_HEAD: usize = 128;
 /// Rows of a block: `ROWS` of kernels/tiles.cuh.
 pub(super) const ROWS: usize = 64;
 
-/// The tiles that kernels are compiled for, `ATTENTION_KERNELS` of kernels/attention.cu: type, channels, rows of the
-/// tiles that pass. Of two that a head fits into, the first is faster and the second takes less shared memory.
+/// The tiles that kernels are compiled for, `ATTENTION_KERNELS` of kernels/attention.cu: type, channels, rows
+/// of the tiles that pass. Of two that a head fits into, the first is faster and the second takes less shared
+/// memory.
 const COMPILED_TILES: [(DType, usize, usize); 7] = [
     (DType::F32, 32, 64),
     (DType::F32, 64, 64),
@@ -44,8 +46,8 @@ impl Tiles {
     /// Those on a device whose blocks may have `max_shared_bytes`.
     ///
     /// # Panics
-    /// Where there are none: a deck whose heads have more than [`MAX_D_HEAD`] channels is refused before, and so is a
-    /// device that has less than [`shared_bytes_needed`].
+    /// Where there are none: a deck whose heads have more than [`MAX_D_HEAD`] channels is refused before, and
+    /// so is a device that has less than [`shared_bytes_needed`].
     #[track_caller]
     pub(super) fn on(max_shared_bytes: u32, dtype: DType, d_head: usize) -> Self {
         Self::of(dtype, d_head, max_shared_bytes).unwrap_or_else(|| {
@@ -63,7 +65,8 @@ impl Tiles {
         ((own * ROWS + passing * self.rows) * (self.channels + gap) + scratch) * bytes
     }
 
-    /// Shared memory of the kernel that takes most: that of keys and values, which also has two f32 of each query.
+    /// Shared memory of the kernel that takes most: that of keys and values, which also has two f32 of each
+    /// query.
     fn most_shared_bytes(self) -> usize {
         self.shared_bytes(2, 2) + 2 * self.rows * DType::F32.bytes()
     }
@@ -115,8 +118,8 @@ mod tests {
         assert_eq!((of(DType::F32, 129, 227), of(DType::F32, 128, 64)), (None, None));
     }
 
-    /// What a block may have, by CUDA's table of compute capabilities: 99 KiB on 8.6, 8.9, 12.0 and 12.1; 163 KiB on 8.0
-    /// and 8.7; 227 KiB on 9.0, 10.0, 10.3 and 11.0.
+    /// What a block may have, by CUDA's table of compute capabilities: 99 KiB on 8.6, 8.9, 12.0 and 12.1; 163
+    /// KiB on 8.0 and 8.7; 227 KiB on 9.0, 10.0, 10.3 and 11.0.
     #[test]
     fn every_device_from_8_0_on_has_what_attention_needs() {
         let needed = shared_bytes_needed();
