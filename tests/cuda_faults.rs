@@ -154,7 +154,7 @@ fn a_rank_that_does_not_come_to_connect_is_named_within_the_timeout() {
     let case = Case::tiny();
     let run = case.train(3, "late", &[CUDA, "run.timeout=3"]).on_doubles(3, "demand");
     let run = run.env("CUDA_DOUBLE_FAIL", "ncclCommInitRankConfig:1:hang@1");
-    run.timeout(SOON).output().expect_code(5).expect_text("rank 1 has not come to connect over NCCL");
+    run.timeout(SOON).output().expect_code(5).expect_text("rank 1 has not called to connect over NCCL");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Case, Run, Steps, cuda, summary};
+use common::{Case, Run, Steps, summary};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;

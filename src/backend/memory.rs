@@ -84,7 +84,7 @@ impl<D: Device> Memory<D> {
         self.ledger.convert(from, to, buf.bytes() as u64);
     }
 
-    /// Counts host memory that somebody else keeps for the rest of the run.
+    /// Counts host memory outside the arena, held for the rest of the run.
     pub fn count_outside(&self, kind: MemKind, bytes: u64) {
         self.ledger.take(kind, bytes);
         self.outside_bytes.set(self.outside_bytes.get() + bytes);

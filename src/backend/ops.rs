@@ -374,8 +374,8 @@ pub trait Ops {
     );
 
     /// [`Ops::attention_forward`] of the last `n` rows of one sequence, of which all rows of `qkv` are known:
-    /// what generating text needs. Overwrites `out`. A device without a kernel of its own computes every row
-    /// anew.
+    /// what generating text needs. Overwrites `out`. A device without such a kernel computes every row
+    /// again.
     fn attention_cached(
         &self,
         out: ViewMut<'_>, // (n, H * D)

@@ -104,7 +104,7 @@ simd! {
     /// `to_dst`, else in `sums`, rows of as many elements.
     ///
     /// # Safety
-    /// While this runs nobody else uses these elements of `dst` and `sums`.
+    /// While this runs no other code uses these elements of `dst` and `sums`.
     unsafe fn store_tile<D: Element, B: Element>(
         tile: &Tile,
         dst: &MatMut<'_, D>,

@@ -71,7 +71,7 @@ impl Peers {
     /// Reads the bytes at `addr` of a rank. Overwrites `out`.
     ///
     /// # Errors
-    /// The rank has ended, or its memory is no longer there. The job is about to end then, and the error
+    /// The rank has ended, or its memory is unmapped. The job is about to end then, and the error
     /// waits long enough for the rank that failed to say why.
     pub fn read(&self, rank: usize, addr: u64, out: &mut [u8]) -> Result<()> {
         let n = out.len();

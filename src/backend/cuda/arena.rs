@@ -80,7 +80,7 @@ impl Pinned {
         let base = unsafe { driver::malloc_host(bytes, 0) }
             .map_err(|e| Error::Comm(format!("cuMemHostAlloc of {bytes} bytes failed: {}", in_words(e))))?;
         // Every byte is a byte from here on.
-        // SAFETY: the allocation has so many.
+        // SAFETY: the allocation has `bytes` bytes.
         unsafe { std::ptr::write_bytes(base.cast::<u8>(), 0, bytes) };
         Ok(Pinned { base: base.cast(), bytes })
     }

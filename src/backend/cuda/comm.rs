@@ -23,7 +23,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A group of ranks, each with a GPU of its own.
+/// A group of ranks, each with its GPU.
 pub struct NcclComm {
     device: Rc<CudaDevice>,
     control: mpi::Group,

@@ -75,7 +75,7 @@ fn connect_one(
         let late = control.roll_call(timeout)?;
         if !late.is_empty() {
             let why = connected.err().map_or(String::new(), |error| format!(" ({error})"));
-            return Err(Error::Comm(format!("{} not come to connect over NCCL{why}", ranks_have(&late))));
+            return Err(Error::Comm(format!("{} not called to connect over NCCL{why}", ranks_have(&late))));
         }
         let round = all_or_none(control, connected.map(|connected| (connected, started.elapsed() > timeout)))?;
         let waiting: Vec<usize> = (0..round.len()).filter(|&rank| !round[rank].0).collect();

@@ -67,8 +67,8 @@ impl Image {
         }
         let image = compile(architecture)?;
         let compiled = took();
-        let kept = if cache.write(&name, &image) { format!(", kept in {cache}") } else { String::new() };
-        log::info!("kernels for {architecture}: compiled in {compiled}{kept}");
+        let cached = if cache.write(&name, &image) { format!(", cached in {cache}") } else { String::new() };
+        log::info!("kernels for {architecture}: compiled in {compiled}{cached}");
         Ok(Image(image))
     }
 

@@ -14,7 +14,7 @@ const OLDEST_DRIVER: i32 = 12_080;
 /// Oldest NCCL, as it counts: 2.19 has buffers that are registered by the user.
 const OLDEST_NCCL: i32 = 21_900;
 
-/// Oldest device: bf16 has come with compute capability 8.0.
+/// Oldest device: bf16 came with compute capability 8.0.
 const OLDEST_DEVICE: (i32, i32) = (8, 0);
 
 const DRIVER_SYMBOLS: &[&str] = &[

@@ -1,7 +1,7 @@
 //! The four queues as four streams, and events between them.
 //!
 //! Events are pooled: a step records some hundreds and creates none once the pool is full. A stream that was
-//! told to wait for an event keeps the moment it stood for, so an event may be recorded anew as soon as its
+//! told to wait for an event keeps the moment it stood for, so an event may be recorded again as soon as its
 //! last handle is gone.
 //!
 //! Must not know: kernels, NCCL. What can fail without a stream noticing registers a check, which every wait
@@ -231,7 +231,7 @@ impl Streams {
         Mark { event: self.marks.record(self.raw(queue)), number }
     }
 
-    /// When the device came to `mark`, on the host's clock; waits for it.
+    /// When the device reached `mark`, on the host's clock; waits for it.
     ///
     /// # Errors
     /// As for [`Streams::sync`].

@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 use std::os::raw::c_int;
 use std::time::Duration;
 
-/// Ranks with a communicator of their own. All methods but `rank` and `size` are collective.
+/// Ranks with a communicator. All methods but `rank` and `size` are collective.
 pub struct Group {
     comm: SimpleCommunicator,
     rank: usize,

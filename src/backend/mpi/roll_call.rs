@@ -1,4 +1,4 @@
-//! Who is there: a byte from every rank to every other one, with a time limit.
+//! Which ranks are there: a byte from every rank to every other one, with a time limit.
 
 use super::call::check;
 use crate::error::Result;
