@@ -6,6 +6,7 @@ use crate::data::info::Decode;
 use crate::data::{DataInfo, Dataset, ResolvedFiles, TokenFilesInfo, TokenFormat};
 use crate::error::{Error, Result};
 use crate::telemetry::progress::BytesBar;
+use crate::telemetry::say;
 use crate::text::TextTokenizer;
 use crate::text::job::{DocumentToken, Job, Options, other_tokenizer, state_of};
 use crate::text::tokenize::{self, Made};
@@ -44,7 +45,7 @@ fn info(args: &DeckArgs) -> Result<String> {
 /// Says so where the tokens were made with another tokenizer.
 fn warn_of_tokenizer(files: &[PathBuf], named: &Tokenizer) -> Result<()> {
     if let Some(why) = other_tokenizer(files, named)? {
-        super::complain(&format!("warning: {why}"));
+        say::err(&format!("zero3: warning: {why}"));
     }
     Ok(())
 }

@@ -18,7 +18,7 @@ use crate::zero::Shards;
 pub fn grad_norm<D: Device, C: Comm>(device: &D, comm: &C, shards: &Shards, spec: &ModelSpec) -> Result<f64> {
     let grads = (0..spec.params.len()).map(|p| shards.owned(p, State::Grad));
     let mut words: [i64; DIGITS + 1] = device.sum_of_squares(grads)?.to_words();
-    comm.all_reduce_sum(&mut words)?;
+    comm.control().all_reduce_sum(&mut words)?;
     Ok(ExactSum::from_words(&words).to_f64().sqrt())
 }
 
@@ -54,7 +54,7 @@ fn not_finite<D: Device, C: Comm>(
 ) -> Result<Vec<bool>> {
     let of_param = |p| Ok(i64::from(device.sum_of_squares([shards.owned(p, state)])?.to_f64().is_nan()));
     let mut flags = (0..spec.params.len()).map(of_param).collect::<Result<Vec<i64>>>()?;
-    comm.all_reduce_sum(&mut flags)?;
+    comm.control().all_reduce_sum(&mut flags)?;
     Ok(flags.iter().map(|&n| n > 0).collect())
 }
 

@@ -1,6 +1,7 @@
 //! Bytes a rank receives in one training step, from the plan alone (rule 6), and what the plan saves, by name.
 
 use super::Plan;
+use super::ordered_exchange;
 use super::placement::{Hold, State};
 use super::schedule::{Gather, Schedule};
 use crate::dtype::DType;
@@ -85,12 +86,20 @@ impl Plan {
         let before = if a > 1 { gathered(0).saturating_mul(a as u64 - 1) } else { 0 };
         let gathered = before.saturating_add(gathered(a - 1));
         let refreshed = self.refreshed_state().map_or(0, |s| self.refresh.received_bytes(s, n));
-        // A rank without a gradient takes part in a reduce-scatter all the same, with zeros.
-        let arriving = |k: usize| if self.knobs.deterministic { k - usize::from(rank < k) } else { n - 1 };
-        let contributions: u64 = self.reductions(n_micro).map(|(k, times)| arriving(k) as u64 * times).sum();
+        let received = |(k, times)| self.n_received(rank, k) as u64 * times;
+        let contributions: u64 = self.reductions(n_micro).map(received).sum();
         Volume {
             all_gather_bytes: gathered.saturating_add(refreshed),
             reduce_scatter_bytes: contributions.saturating_mul(self.reduce_slice_bytes()),
+        }
+    }
+
+    /// Contributions that reach `rank` in a reduction of the gradients of ranks `0..contributors`. In a reduce-scatter a
+    /// rank without a gradient takes part with zeros.
+    pub fn n_received(&self, rank: usize, contributors: usize) -> usize {
+        match self.knobs.deterministic {
+            true => ordered_exchange::n_received(rank, contributors),
+            false => self.world_size - 1,
         }
     }
 

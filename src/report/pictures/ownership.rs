@@ -59,7 +59,7 @@ fn compare(planned: &RunPlan) -> Result<Ownership> {
         // All micro-steps but the last are alike.
         let broadcast = foreign(0) * (n_micro_steps as u64 - 1) + foreign(n_micro_steps - 1);
         let contributions: u64 =
-            plan.reductions(*n_micro).map(|(k, times)| arriving(plan, rank, k) as u64 * times).sum();
+            plan.reductions(*n_micro).map(|(k, times)| plan.n_received(rank, k) as u64 * times).sum();
         broadcast + contributions * plan.knobs.reduce_dtype.bytes() as u64 * owned[rank]
     };
     Ok(Ownership {
@@ -81,11 +81,6 @@ fn compare(planned: &RunPlan) -> Result<Ownership> {
         },
         remark,
     })
-}
-
-/// Contributions that reach an owner in a reduction to which `k` ranks contribute: those of the others.
-fn arriving(plan: &Plan, rank: usize, k: usize) -> usize {
-    if plan.knobs.deterministic { k - usize::from(rank < k) } else { plan.world_size - 1 }
 }
 
 #[cfg(test)]
@@ -119,7 +114,7 @@ mod tests {
             let reduced: u64 = (0..n)
                 .map(|rank| {
                     let runs = planned.plan.reductions(planned.n_micro);
-                    let arrive: u64 = runs.map(|(k, times)| arriving(&planned.plan, rank, k) as u64 * times).sum();
+                    let arrive: u64 = runs.map(|(k, times)| planned.plan.n_received(rank, k) as u64 * times).sum();
                     arrive * both.wrong.resident_bytes[rank] / 16 * 4
                 })
                 .sum();
