@@ -3,7 +3,7 @@
 //!
 //! Micro-batch i runs on rank i mod N, and sums are added in the order of i: the same bits on every number of ranks.
 
-use super::{pass, refuse_non_finite};
+use super::pass::{self, refuse_non_finite};
 use crate::backend::{Backend, Comm, Device};
 use crate::data::SampleSpace;
 use crate::error::Result;

@@ -3,7 +3,7 @@
 //! Blocks keep the projections of the rows so far, so a token costs one row, and one gather of every unit. When the context is
 //! full it starts again with its last half.
 
-use super::{pass, refuse_non_finite};
+use super::pass::{self, refuse_non_finite};
 use crate::backend::ops::{AttentionShape, CachedWork};
 use crate::backend::{Backend, Buf, Device, Ops, Queue};
 use crate::config::Deck;

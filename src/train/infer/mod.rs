@@ -104,15 +104,6 @@ fn prompt_tokens(tokenizer: &TextTokenizer, prompt: &str, deck: &Deck) -> Result
     }
 }
 
-/// Weights that compute `found` are of no use. Every rank has computed the same, so all leave together with
-/// exit code 4.
-fn refuse_non_finite(what: &str, found: Option<f64>) -> Result<()> {
-    let Some(found) = found else { return Ok(()) };
-    let why =
-        format!("{what} is {found}: the model's weights are not finite, or too large; an earlier checkpoint may do");
-    Err(Error::Agreed { rank: 0, error: Box::new(Error::NonFinite(why)) })
-}
-
 /// A recorder that writes nothing and watches nobody.
 pub fn silent_flight<C: Comm>(comm: &C) -> Result<Flight> {
     Flight::start(Path::new(""), comm.rank(), Vec::new(), Vec::new(), Duration::ZERO, || {})
