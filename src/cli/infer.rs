@@ -11,7 +11,7 @@ use crate::checkpoint::find;
 use crate::config::{Deck, Tokenizer};
 use crate::data::ResolvedFiles;
 use crate::error::{Error, Exit, Result};
-use crate::telemetry::logging;
+use crate::telemetry::{logging, say};
 use crate::text::job::other_tokenizer;
 use crate::text::tokenizer::TextTokenizer;
 use crate::train::infer::evaluate::{Evaluated, evaluate};
@@ -79,7 +79,7 @@ pub(super) fn sample(launch: &Launch, args: &SampleArgs) -> Result<Exit> {
     let (dir, deck) = find_deck(&group, &args.checkpoint, None, &args.overrides)?;
     let text = start(launch, group, &deck, Sample { args, dir: &dir, deck: &deck })?;
     if launch.rank() == 0 {
-        super::say(&text).map_err(|e| Error::Io(format!("standard output: {e}")))?;
+        say::out(&text).map_err(|e| Error::Io(format!("standard output: {e}")))?;
     }
     Ok(Exit::Finished)
 }
@@ -143,7 +143,7 @@ pub(super) fn eval(launch: &Launch, args: &EvalArgs) -> Result<Exit> {
     if launch.rank() == 0 {
         let said =
             if args.json { as_json(&evaluated, &dir, key, stride) } else { in_words(&evaluated, &dir, key, stride) };
-        super::say(&said).map_err(|e| Error::Io(format!("standard output: {e}")))?;
+        say::out(&said).map_err(|e| Error::Io(format!("standard output: {e}")))?;
     }
     Ok(Exit::Finished)
 }
