@@ -6,6 +6,7 @@ use crate::backend::{Arena, Buf, Device, Queue};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::plan::memory::{ALIGN, Slot};
+use crate::random::SplitMix64;
 use crate::telemetry::MemKind;
 use half::bf16;
 use std::sync::Arc;
@@ -101,16 +102,10 @@ impl<'a, D: Device> Bench<'a, D> {
         Ok((buf, tokens))
     }
 
-    /// SplitMix64 (Steele, Lea, Flood 2014), another sequence at each call.
+    /// Another sequence at each call.
     fn words(&mut self, numel: usize) -> impl Iterator<Item = u64> + use<D> {
         self.seed += 1;
-        let seed = self.seed << 32;
-        (1..=numel as u64).map(move |i| {
-            let z = seed.wrapping_add(i).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            z ^ (z >> 31)
-        })
+        SplitMix64::stream(self.seed).take(numel)
     }
 
     /// Runs a case: `check` gives outputs and what they should be, `prepare` a call to time. `tolerance` is for f32 and bf16.

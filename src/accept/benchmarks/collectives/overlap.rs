@@ -1,77 +1,80 @@
-//! How much of a collective hides behind compute.
+//! How much of a collective is hidden behind compute.
 
-use super::bench::{Bench, Op};
-use crate::accept::lab::Lab;
-use crate::accept::metric::{Metric, show};
-use crate::accept::product::Product;
+use crate::accept::acceptance::Acceptance;
+use crate::accept::benchmarks::square_product::SquareProduct;
+use crate::accept::verdict::limits;
+use crate::accept::verdict::metric::{Metric, show};
 use crate::backend::comm::Pending;
 use crate::backend::{Backend, Comm, Device, Queue};
 use crate::dtype::DType;
 use crate::error::Result;
+use crate::harness::{Cluster, CollectiveBench, CollectiveOp};
 use crate::telemetry::quantile::median;
 use smallvec::smallvec;
 use std::time::Instant;
 
-/// Sides of the matrices, the largest and the smallest: as large as lets several products pass within the collective.
+/// Largest and smallest side of the matrices.
 const SIDES: (usize, usize) = (1024, 64);
-/// So many at least.
+/// Products that should fit into the time of the collective.
 const N_PRODUCTS: f64 = 4.0;
 
-/// How much of an AllGather hides behind products of matrices that take about as long. Collective.
-pub fn measure<B: Backend>(lab: &Lab<'_, B>, bytes: u64) -> Result<Metric> {
-    let slowest = |own: f64| Ok(lab.gather(own)?.into_iter().fold(0.0, f64::max));
-    let n_rounds = lab.deck.collectives.iterations;
-    let mut bench = Bench::new(lab, lab.comm, Op::AllGather, bytes)?;
+/// How much of an AllGather is hidden behind matrix products that take about as long. Collective.
+pub fn measure<B: Backend>(acceptance: &Acceptance<'_, B>, bytes: u64) -> Result<Metric> {
+    let cluster = &acceptance.cluster;
+    let slowest = |own: f64| Ok(cluster.gather(own)?.into_iter().fold(0.0, f64::max));
+    let n_rounds = acceptance.deck.collectives.iterations;
+    let mut bench = CollectiveBench::new(cluster, cluster.comm, CollectiveOp::AllGather, bytes)?;
     let mut alone = Vec::new();
     for _ in 0..n_rounds {
-        lab.comm.barrier()?;
+        cluster.comm.barrier()?;
         let started = Instant::now();
-        bench.call(lab, lab.comm)?;
+        bench.call(cluster, cluster.comm)?;
         alone.push(started.elapsed().as_secs_f64());
     }
     let comm_s = slowest(median(&alone))?;
-    let (mut product, one_s) = fitting_product(lab, comm_s, slowest)?;
+    let (mut product, one_s) = fitting_product(cluster, comm_s, slowest)?;
     // All ranks compute the same number of products, so that none leaves early.
     let n_products = ((comm_s / one_s).ceil() as usize).clamp(1, 10_000);
     let (mut both, mut computed) = (Vec::new(), Vec::new());
     for _ in 0..n_rounds {
         for with_comm in [false, true] {
-            lab.comm.barrier()?;
+            cluster.comm.barrier()?;
             let started = Instant::now();
             let pending = with_comm.then(|| {
-                let (inp, out) = (bench.inp.take().expect("at rest"), bench.out.take().expect("at rest"));
-                lab.comm.all_gather(lab.device.record(Queue::Compute), smallvec![inp], smallvec![out])
+                let (inp, out) =
+                    (bench.inp.take().expect("no call is in flight"), bench.out.take().expect("no call is in flight"));
+                cluster.comm.all_gather(cluster.device.record(Queue::Compute), smallvec![inp], smallvec![out])
             });
             for _ in 0..n_products {
-                product.multiply(lab);
+                product.multiply(cluster.device);
             }
             if let Some(pending) = pending {
                 let landed = pending.wait()?;
                 (bench.inp, bench.out) = (landed.inputs.into_iter().next(), landed.outputs.into_iter().next());
             }
-            lab.settle()?;
+            cluster.settle()?;
             let took = started.elapsed().as_secs_f64();
             if with_comm { both.push(took) } else { computed.push(took) }
         }
     }
     let (compute_s, both_s) = (median(&computed), median(&both));
-    let hidden = lab.gather((comm_s + compute_s - both_s) / comm_s.min(compute_s))?;
+    let hidden = cluster.gather((comm_s + compute_s - both_s) / comm_s.min(compute_s))?;
     let least = hidden.iter().fold(f64::INFINITY, |a, &b| a.min(b)).clamp(0.0, 1.0);
     let [comm_us, compute_us, both_us] = [comm_s, compute_s, both_s].map(|seconds| show(seconds * 1e6));
     let words = format!("{comm_us} us of communication beside {compute_us} us of compute took {both_us} us");
-    Ok(lab.judged("collectives.overlap", least, "", Some(1.0)).because(words))
+    Ok(acceptance.judged(limits::OVERLAP, least, "", Some(1.0)).because(words))
 }
 
-/// The largest product of which several pass in `comm_s`, with the seconds of one. Collective.
+/// The largest product of which several fit into `comm_s`, and the seconds of one. Collective.
 fn fitting_product<B: Backend>(
-    lab: &Lab<'_, B>,
+    cluster: &Cluster<'_, B>,
     comm_s: f64,
     slowest: impl Fn(f64) -> Result<f64>,
-) -> Result<(Product, f64)> {
+) -> Result<(SquareProduct, f64)> {
     let mut side = SIDES.0;
     loop {
-        let mut product = Product::new(lab, side, DType::F32)?;
-        let one_s = slowest(lab.mean_time(0.0, || product.multiply(lab))?.as_secs_f64())?;
+        let mut product = SquareProduct::new(cluster, side, DType::F32)?;
+        let one_s = slowest(cluster.mean_time(0.0, || product.multiply(cluster.device))?.as_secs_f64())?;
         if N_PRODUCTS * one_s <= comm_s || side <= SIDES.1 {
             return Ok((product, one_s));
         }
