@@ -84,9 +84,9 @@ deck! {
         checkpoint_dir: String = (default ""), Kind::Text { may_be_empty: true },
             "Where checkpoints will live: `storage` measures this file system, and the runs of `training` write here; empty = `run.dir`.";
         sections: String = (default "all"), Kind::Text { may_be_empty: false },
-            "Sections to run: `all`, or names out of inventory, device, collectives, storage, training, scaling, elasticity, separated by commas.";
+            "Sections to run: `all`, or some of inventory, device, collectives, storage, training, scaling, elasticity, separated by commas.";
         time_limit: String = (default "1h"), Kind::Duration,
-            "No section begins after this time; what is under way when half as much again has passed ends the job with code 5.";
+            "No section begins after this time; a section that still runs at 1.5 times of it ends the job with code 5.";
         backend: BackendKind = (default "auto"), Kind::Choice(BackendKind::NAMES),
             "What computes: `auto` is GPUs where every rank has one, and CPUs where none has.";
         threads_per_rank: usize = (default "0"), integer(0, 4096),
@@ -94,7 +94,7 @@ deck! {
         peak_gflops: f64 = (default "0"), float(0.0, 1e12),
             "Peak GFLOP/s of one rank by its data sheet, the denominator of MFU; 0 = unknown, and MFU is skipped.";
         log_level: String = (default "warn"), Kind::LogFilter,
-            "A level, or an env_logger filter by module, for what the parts say beside the report.";
+            "A level, or an env_logger filter by module, for messages beside the report.";
     }
 
     /// Matrix products and memory bandwidth of every rank.
@@ -128,7 +128,7 @@ deck! {
         bytes_per_rank: u64 = (default "0"), integer(0, 1 << 50),
             "Bytes that each rank writes and reads; 0 = its share of the reference model's weights and moments.";
         n_files: usize = (default "64"), integer(1, 1_000_000),
-            "Small files that each rank makes, renames and removes, for the metadata rate.";
+            "Small files that each rank creates, renames and removes, for the metadata rate.";
     }
 
     /// The reference model and its training on synthetic tokens.
@@ -136,7 +136,7 @@ deck! {
         preset: Preset = (default "none"), Kind::Choice(Preset::NAMES),
             "A published size instead of the size keys.";
         n_layer: usize = (default "0"), integer(0, 4096),
-            "Transformer blocks (L); 0 = as many as suit the devices, with `training.n_head` and `training.d_model` 0 too.";
+            "Transformer blocks (L); 0 = a model sized to the devices, with `training.n_head` and `training.d_model` 0 too.";
         n_head: usize = (default "0"), integer(0, 4096),
             "Attention heads; divides `training.d_model`.";
         d_model: usize = (default "0"), integer(0, 1 << 20),
@@ -156,12 +156,12 @@ deck! {
         seed: u64 = (default "1"), UNSIGNED,
             "Seed of the synthetic tokens and of the initial weights.";
         known_answers: String = (default ""), Kind::Text { may_be_empty: true },
-            "File of losses that this model must come to; empty = the one that comes with the program.";
+            "File of golden losses of this model; empty = those that ship with the program.";
         find_bad_rank: bool = (default "true"), Kind::Flag,
             "Run the same steps on halves of the ranks, and halves of those where bits differ, down to the rank that computes wrong.";
     }
 
-    /// Tokens per second over more and more ranks of the job.
+    /// Tokens per second on more and more ranks of the job.
     scaling: ScalingSection {
         steps: u64 = (default "10"), integer(4, 1_000_000),
             "Steps of each run.";
@@ -188,12 +188,12 @@ deck! {
         overlap: String = (default ""), Kind::Limit, "Share of an AllGather that hides behind compute (theory: 1).";
         write_gb_per_s: String = (default "-30%"), Kind::Limit, "Checkpoint-shaped write with fsync, all ranks together, GB/s.";
         read_gb_per_s: String = (default "-30%"), Kind::Limit, "The same read back by other ranks, GB/s.";
-        metadata_per_s: String = (default ""), Kind::Limit, "Small files made, renamed and removed, operations per second.";
+        metadata_per_s: String = (default ""), Kind::Limit, "Operations per second on small files that are created, renamed and removed.";
         tokens_per_s: String = (default "-10%"), Kind::Limit, "Reference run on all ranks, tokens per second at the median step.";
         mfu: String = (default "-10%"), Kind::Limit, "Model FLOPs utilisation of the same, of `run.peak_gflops`.";
         step_p99_ms: String = (default "+50%"), Kind::Limit, "99th percentile of the step time, milliseconds.";
         exposed_comm: String = (default ""), Kind::Limit, "Share of the step that the mean rank waits for collectives.";
-        loss: String = (default "-0.1% +0.1%"), Kind::Limit, "Band of the final loss around the known answer, where its bits cannot be asked for.";
+        loss: String = (default "-0.1% +0.1%"), Kind::Limit, "Band of the final loss around the golden one, where bits cannot be compared.";
         strong_efficiency: String = (default ""), Kind::Limit, "Strong scaling to all ranks, as a share of the ideal (theory: 1).";
         weak_efficiency: String = (default ""), Kind::Limit, "Weak scaling to all ranks, likewise.";
         goodput: String = (default "-10%"), Kind::Limit, "Share of the soak spent in steps of median length (theory: 1).";
