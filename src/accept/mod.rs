@@ -42,7 +42,7 @@ const WORK_DIR: &str = "acceptance_work";
 const HARD_LIMIT: f64 = 1.5;
 
 /// An acceptance under way: what was measured so far, and what later sections need.
-struct Progress<'a> {
+struct AcceptanceRun<'a> {
     /// What this rank's launcher knows.
     launch_facts: &'a RankFacts,
     work_dir: PathBuf,
@@ -53,7 +53,7 @@ struct Progress<'a> {
     reference: Option<ReferenceRun>,
 }
 
-impl Progress<'_> {
+impl AcceptanceRun<'_> {
     /// A deck cannot ask for the sections that need it without `training`, and none of them runs unless
     /// `training` succeeded.
     fn reference(&self) -> &ReferenceRun {
@@ -98,7 +98,7 @@ pub fn run<B: Backend>(acceptance: &Acceptance<'_, B>, launch_facts: &RankFacts,
         versions: cluster.versions.clone(),
         deck: deck.to_toml(),
     };
-    let mut progress = Progress {
+    let mut run = AcceptanceRun {
         launch_facts,
         work_dir,
         limit_s,
@@ -107,23 +107,23 @@ pub fn run<B: Backend>(acceptance: &Acceptance<'_, B>, launch_facts: &RankFacts,
         reference: None,
     };
     for section in Section::ALL {
-        let result = run_section(acceptance, section, &mut progress)?;
+        let result = run_section(acceptance, section, &mut run)?;
         if cluster.rank() == 0 {
             report::screen::section(&result);
         }
-        progress.facts.sections.push(result);
+        run.facts.sections.push(result);
     }
-    progress.deadline.enter("reports");
-    progress.facts.judge(cluster.started.elapsed().as_secs_f64());
+    run.deadline.enter("reports");
+    run.facts.judge(cluster.started.elapsed().as_secs_f64());
     // Every rank has the same metrics; rank 0's clock decided which sections ran, so its verdict counts.
     let verdict = decided_by_rank_0(cluster.comm, || {
-        std::fs::remove_dir_all(&progress.work_dir).ok();
+        std::fs::remove_dir_all(&run.work_dir).ok();
         // The verdict is printed even where the files cannot be written.
-        let written = report::write(&progress.facts, run_dir);
-        report::screen::verdict(&progress.facts, run_dir, written.is_ok());
+        let written = report::write(&run.facts, run_dir);
+        report::screen::verdict(&run.facts, run_dir, written.is_ok());
         written?;
-        record.write(acceptance, &progress.facts, progress.reference.as_ref().map(|run| &run.losses))?;
-        Ok(progress.facts.verdict.clone())
+        record.write(acceptance, &run.facts, run.reference.as_ref().map(|run| &run.losses))?;
+        Ok(run.facts.verdict.clone())
     })?;
     Ok(verdict.exit())
 }
@@ -133,21 +133,21 @@ pub fn run<B: Backend>(acceptance: &Acceptance<'_, B>, launch_facts: &RankFacts,
 fn run_section<B: Backend>(
     acceptance: &Acceptance<'_, B>,
     section: Section,
-    progress: &mut Progress<'_>,
+    run: &mut AcceptanceRun<'_>,
 ) -> Result<SectionResult> {
     let cluster = &acceptance.cluster;
     let run_dir = Path::new(&acceptance.deck.run.dir);
     let elapsed_s = || cluster.started.elapsed().as_secs_f64();
     let mut result = SectionResult::begun(section, elapsed_s());
-    if let Some((ending, reason)) = reason_to_skip(acceptance, section, progress)? {
+    if let Some((ending, reason)) = reason_to_skip(acceptance, section, run)? {
         return Ok(SectionResult { ending, reason, ..result });
     }
-    progress.deadline.enter(section.name());
+    run.deadline.enter(section.name());
     if cluster.rank() == 0 {
         // A failure to write is reported at the end.
-        report::write(&progress.facts.interrupted_in(&result), run_dir).ok();
+        report::write(&run.facts.interrupted_in(&result), run_dir).ok();
     }
-    let outcome = measure(acceptance, section, progress);
+    let outcome = measure(acceptance, section, run);
     result.took_s = elapsed_s() - result.began_s;
     match outcome {
         Ok(metrics) => {
@@ -161,9 +161,9 @@ fn run_section<B: Backend>(
         // This rank alone has it. It ends the job, and writes the reports, since rank 0 cannot.
         Err(error) => {
             let reason = format!("{}: {error}", cluster.name(cluster.rank()));
-            std::fs::remove_dir_all(&progress.work_dir).ok();
+            std::fs::remove_dir_all(&run.work_dir).ok();
             let failed = SectionResult { ending: Ending::Failed, reason, ..result };
-            output::write_last(&progress.facts.interrupted_in(&failed), run_dir);
+            output::write_last(&run.facts.interrupted_in(&failed), run_dir);
             Err(error)
         }
     }
@@ -173,12 +173,12 @@ fn run_section<B: Backend>(
 fn reason_to_skip<B: Backend>(
     acceptance: &Acceptance<'_, B>,
     section: Section,
-    progress: &Progress<'_>,
+    run: &AcceptanceRun<'_>,
 ) -> Result<Option<(Ending, String)>> {
     let Acceptance { cluster, deck, .. } = acceptance;
     let stop = all_or_none(cluster.comm, Ok(signals::stop_code()))?.into_iter().max().and_then(Stop::from_code);
     decided_by_rank_0(cluster.comm, || {
-        let (elapsed, limit_s) = (cluster.started.elapsed().as_secs_f64(), progress.limit_s);
+        let (elapsed, limit_s) = (cluster.started.elapsed().as_secs_f64(), run.limit_s);
         Ok(if !deck.runs(section) {
             Some((Ending::NotAsked, "not in run.sections".to_string()))
         } else if let Some(stop) = stop {
@@ -186,7 +186,7 @@ fn reason_to_skip<B: Backend>(
         } else if limit_s > 0.0 && elapsed > limit_s {
             Some((Ending::Skipped, format!("{elapsed:.0} s have passed of run.time_limit = {limit_s:.0} s")))
         } else {
-            blocked(section, &progress.facts.sections).map(|why| (Ending::Skipped, why))
+            blocked(section, &run.facts.sections).map(|why| (Ending::Skipped, why))
         })
     })
 }
@@ -195,41 +195,41 @@ fn reason_to_skip<B: Backend>(
 fn measure<B: Backend>(
     acceptance: &Acceptance<'_, B>,
     section: Section,
-    progress: &mut Progress<'_>,
+    run: &mut AcceptanceRun<'_>,
 ) -> Result<Vec<Metric>> {
-    let work_dir = progress.work_dir.as_path();
+    let work_dir = run.work_dir.as_path();
     match section {
         Section::Inventory => {
-            let (metrics, ranks) = inventory::run(acceptance, progress.launch_facts)?;
-            progress.facts.ranks = ranks;
+            let (metrics, ranks) = inventory::run(acceptance, run.launch_facts)?;
+            run.facts.ranks = ranks;
             Ok(metrics)
         }
         Section::Device => {
             let (metrics, rates) = device::run(acceptance)?;
-            progress.facts.device = rates;
+            run.facts.device = rates;
             Ok(metrics)
         }
         Section::Collectives => {
             let (metrics, measured) = collectives::run(acceptance)?;
-            progress.facts.collectives = measured;
+            run.facts.collectives = measured;
             Ok(metrics)
         }
         Section::Storage => {
             let (metrics, rates) = storage::run(acceptance, work_dir)?;
-            progress.facts.storage = rates;
+            run.facts.storage = rates;
             Ok(metrics)
         }
         Section::Training => {
             let (metrics, reference) = training::run(acceptance, work_dir)?;
-            progress.facts.reference_run = Some(reference.trained.clone());
-            progress.reference = Some(reference);
+            run.facts.reference_run = Some(reference.trained.clone());
+            run.reference = Some(reference);
             Ok(metrics)
         }
         Section::Scaling => {
-            let (metrics, points) = scaling::run(acceptance, work_dir, progress.reference())?;
-            progress.facts.scaling = points;
+            let (metrics, points) = scaling::run(acceptance, work_dir, run.reference())?;
+            run.facts.scaling = points;
             Ok(metrics)
         }
-        Section::Elasticity => elasticity::run(acceptance, work_dir, progress.reference()),
+        Section::Elasticity => elasticity::run(acceptance, work_dir, run.reference()),
     }
 }

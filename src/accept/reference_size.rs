@@ -102,7 +102,7 @@ mod tests {
         let by_memory = [0.001, 0.5, 4.0, 64.0].map(|gib| d_model("", gib, 64));
         assert!(by_memory.is_sorted() && by_memory[0] == 256 && by_memory[3] == by_cores[3], "{by_memory:?}");
         assert!(by_memory[1] < by_memory[3], "half a GiB is not enough for what 64 cores could train: {by_memory:?}");
-        // A little more memory, as firmware leaves it, is no other model.
+        // A little more memory, as firmware leaves it, does not change the model.
         assert_eq!(d_model("", 250.0, 64), d_model("", 251.3, 64));
     }
 

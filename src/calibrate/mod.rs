@@ -88,7 +88,7 @@ fn measured<B: Backend>(
     let hardware = Hardware::parse(&file, &[], "the file that was written")?;
     let tried = trials::run(cluster, &hardware, node, rounds, work)?;
     let mut text = format!(
-        "calibrated on {} of {} each, {n_at_once} of them with cores of their own; load {load_before} before, {} after\n\n{fits}",
+        "calibrated on {} of {} each, {n_at_once} of them with cores to themselves; load {load_before} before, {} after\n\n{fits}",
         human::counted(cluster.n(), "rank"),
         human::counted(node.threads, "thread"),
         load()

@@ -1,6 +1,7 @@
 //! Buffers, errors and times: what every case needs.
 
-use super::{Row, Scale};
+use super::result::KernelResult;
+use super::sizes::Scale;
 use crate::backend::memory::Memory;
 use crate::backend::{Arena, Buf, Device, Queue};
 use crate::dtype::DType;
@@ -11,7 +12,8 @@ use crate::telemetry::MemKind;
 use half::bf16;
 use std::sync::Arc;
 
-/// Scratch that the kernels of any backend take on the shapes of a check, on top of what scales with the shape.
+/// Scratch that the kernels of any backend take on the shapes of a check, on top of what scales with the
+/// shape.
 const FIXED_BYTES: usize = 256 << 20;
 
 /// Bytes that the largest case takes: the widest activations three times, logits and their head, and scratch.
@@ -30,7 +32,7 @@ pub struct Bench<'a, D: Device> {
     /// What is timed.
     pub scale: Scale,
     /// What was found.
-    pub rows: Vec<Row>,
+    pub rows: Vec<KernelResult>,
     arena: &'a Arc<Arena>,
     memory: Memory<D>,
     /// Where the next buffer begins.
@@ -108,7 +110,8 @@ impl<'a, D: Device> Bench<'a, D> {
         SplitMix64::stream(self.seed).take(numel)
     }
 
-    /// Runs a case: `check` gives outputs and what they should be, `prepare` a call to time. `tolerance` is for f32 and bf16.
+    /// Runs a case: `check` gives outputs and what they should be, `prepare` a call to time. `tolerance` is
+    /// for f32 and bf16.
     pub fn case(
         &mut self,
         kernel: &'static str,
@@ -130,7 +133,7 @@ impl<'a, D: Device> Bench<'a, D> {
         drop(call);
         self.begin_anew();
         let tolerance = if self.dtype == DType::Bf16 { of_bf16 } else { of_f32 };
-        self.rows.push(Row {
+        self.rows.push(KernelResult {
             kernel,
             dtype: self.dtype.name(),
             error,

@@ -1,30 +1,25 @@
-//! Embedding, norms and what has no neighbours: a check on a small shape that divides nothing, a time on a large one.
+//! Embedding, norms and elementwise kernels: a check on a small shape that divides nothing, a time on a large
+//! one.
 //!
-//! Tolerances in f32 are a few roundings of sums of such lengths; in bf16 half a unit in the last place of the result, 2^-9,
-//! and where a kernel rounds in between (probabilities of attention), several of them.
+//! Tolerances in f32 are a few roundings of sums of such lengths; in bf16 half a unit in the last place of
+//! the result, 2^-9, and where a kernel rounds in between (probabilities of attention), several of them.
 
 use super::bench::{Bench, Timed};
+use super::sizes::{C, ONE_ROUNDING, ROWS, T};
+use super::{attention_cases, llama_cases, step_cases};
 use crate::backend::Device;
 use crate::backend::reference;
 use crate::dtype::DType;
 use crate::error::Result;
 
-/// Rows, tokens per sequence and width of a check.
-pub(super) const ROWS: usize = 39;
-const T: usize = 13;
-pub(super) const C: usize = 72;
-
-/// One rounding to bf16.
-pub(super) const ONE_ROUNDING: f64 = 1.0 / 256.0;
-
-/// Runs all of them.
+/// Runs all cases but matrix products.
 pub fn run<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
     embedding(b)?;
     layer_norm(b)?;
-    super::llama_cases::run(b)?;
+    llama_cases::run(b)?;
     elementwise(b)?;
-    super::attention_cases::run(b)?;
-    super::step_cases::run(b)
+    attention_cases::run(b)?;
+    step_cases::run(b)
 }
 
 fn embedding<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {

@@ -1,6 +1,6 @@
 //! One collective of one size: its buffers, a call, a check of every value, and timed calls.
 //!
-//! Must not know: which sizes are worth measuring, and what the times are held against.
+//! Must not know: which sizes are worth measuring, and which limits apply to the times.
 
 use super::cluster::Cluster;
 use super::pairing::across;

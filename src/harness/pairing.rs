@@ -6,7 +6,7 @@ pub fn rounds(n: usize) -> Vec<Vec<(usize, usize)>> {
     if n < 2 {
         return Vec::new();
     }
-    // With an odd number a seat stays empty, and whoever is paired with it sits the round out.
+    // With an odd number a seat stays empty, and the member paired with it sits the round out.
     let seats = n.next_multiple_of(2);
     let turn = |seat: usize, round: usize| if seat == 0 { 0 } else { 1 + (seat - 1 + round) % (seats - 1) };
     (0..seats - 1)

@@ -62,7 +62,7 @@ fn restore_on_fewer<B: Backend>(
     let cluster = &acceptance.cluster;
     let name = "elasticity.restore_on_fewer_ranks";
     if cluster.n() == 1 {
-        return Ok(Metric::skipped(name, "one rank: there are no fewer"));
+        return Ok(Metric::skipped(name, "one rank: fewer are impossible"));
     }
     let dir = work.join("restore");
     train_on_all(cluster, part_of(acceptance, reference, &dir, half)?, Start::Scratch, Exit::Finished, None)?;
