@@ -74,7 +74,7 @@ pub fn measure<B: Backend>(cluster: &Cluster<'_, B>, group: &B::Comm) -> Result<
         let mut bench = KernelBench { cluster, group, samples: Vec::new() };
         bench.all()?;
         let own: Vec<f64> = bench.samples.iter().map(|sample| sample.seconds).collect();
-        let all = group.all_gather_f64(&own)?;
+        let all = group.control().all_gather_f64(&own)?;
         for (i, sample) in bench.samples.iter_mut().enumerate() {
             let of_ranks: Vec<f64> = all.iter().skip(i).step_by(own.len()).copied().collect();
             sample.seconds = median(&of_ranks);
@@ -141,7 +141,7 @@ impl<B: Backend> KernelBench<'_, B> {
             self.cluster.device.upload(buf.view_mut(), &bytes)?;
         }
         call(self.cluster.device, &mut bufs);
-        self.group.barrier()?;
+        self.group.control().barrier()?;
         let (began, mut times) = (Instant::now(), Vec::new());
         while times.len() < MIN_CALLS || began.elapsed() < MEASURE {
             let started = Instant::now();

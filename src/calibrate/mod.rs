@@ -16,8 +16,8 @@ pub use node::Node;
 
 use crate::backend::agree::decided_by_rank_0;
 use crate::backend::{Backend, Device};
+use crate::config::GatherRoute;
 use crate::config::hardware::Hardware;
-use crate::config::{DeviceKind, GatherRoute};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::harness::{Cluster, CollectiveOp};
@@ -127,7 +127,7 @@ fn fitted<B: Backend>(
     let mut hardware = Hardware::default();
     let h = &mut hardware.hardware;
     h.name = cluster.device.describe();
-    h.kind = DeviceKind::Cpu;
+    h.kind = B::KIND.device_kind();
     h.measured = true;
     h.source = format!(
         "zero3 plan --calibrate: {} ranks of {} threads; peaks are the best product measured{}",

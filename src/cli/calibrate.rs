@@ -2,10 +2,10 @@
 
 use super::args::PlanArgs;
 use super::launch::{self, Launch};
-use crate::backend::Comm;
 use crate::backend::agree::all_or_none;
-use crate::backend::cpu::{Cpu, CpuDevice};
+use crate::backend::cpu::{Cpu, CpuComm, CpuDevice};
 use crate::backend::mesh::ranks_by_host;
+use crate::backend::{Backend, Comm};
 use crate::calibrate::{self, Node};
 use crate::error::{Exit, Result};
 use crate::harness::{Cluster, LocalWork};
@@ -15,15 +15,14 @@ use std::time::Instant;
 
 /// Measures on all ranks. GPUs cannot be calibrated yet.
 pub(super) fn run(launch: &Launch, args: &PlanArgs, started: Instant) -> Result<Exit> {
-    let comm = launch.shard_group()?;
     logging::init("warn", launch.rank());
-    let threads = launch.threads(0);
+    let threads = launch.threads(0)?;
     let device = CpuDevice::new(threads)?;
-    let comm = comm.reading_peers();
+    let comm = CpuComm::connect(launch.shard_group()?, true)?;
     let hosts = all_or_none(&comm, Ok(launch.host()))?;
     let n_here = ranks_by_host(hosts.iter().map(String::as_str))[0].1.len();
     // A launcher binds the only rank of a node to one of its cores.
-    let cores = launch.cores_of_node();
+    let cores = launch.cores_of_node()?;
     let cores = if comm.size() == 1 { cores.max(online_cores()) } else { cores };
     let node = Node {
         devices: (cores / threads).max(1),
@@ -34,7 +33,7 @@ pub(super) fn run(launch: &Launch, args: &PlanArgs, started: Instant) -> Result<
     let cluster: Cluster<'_, Cpu> = Cluster {
         device: &device,
         comm: &comm,
-        split: &|color, key| launch.group(color, key),
+        split: &|color, key| Cpu::group(&comm, launch.group(color, key)?),
         hosts,
         versions: launch.versions(),
         poison: false,

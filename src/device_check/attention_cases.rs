@@ -1,7 +1,6 @@
 //! Attention, forward and backward, as in `cases.rs`.
 
-use super::bench::{Bench, Timed};
-use super::sizes::{ONE_ROUNDING, Scale};
+use super::bench::{Bench, ONE_ROUNDING, Scale, Timed};
 use crate::backend::Device;
 use crate::backend::ops::AttentionShape;
 use crate::backend::reference;
@@ -10,8 +9,7 @@ use crate::error::Result;
 
 /// Runs both.
 pub fn run<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
-    // Over one tile of queries and keys, and heads that share keys; as wide as each width of tiles, and
-    // narrower.
+    // Over one tile of queries and keys, and heads that share keys; as wide as each width of tiles, and narrower.
     let small = [24, 64, 80, 128].map(|d_head| AttentionShape { b: 2, t: 67, n_heads: 4, n_kv_heads: 2, d_head });
     let Scale { rows, t, c, n_heads, .. } = b.scale;
     let large = AttentionShape { b: rows / t, t, n_heads, n_kv_heads: n_heads, d_head: c / n_heads };

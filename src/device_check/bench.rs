@@ -1,7 +1,5 @@
 //! Buffers, errors and times: what every case needs.
 
-use super::result::KernelResult;
-use super::sizes::Scale;
 use crate::backend::memory::Memory;
 use crate::backend::{Arena, Buf, Device, Queue};
 use crate::dtype::DType;
@@ -10,10 +8,67 @@ use crate::plan::memory::{ALIGN, Slot};
 use crate::random::SplitMix64;
 use crate::telemetry::MemKind;
 use half::bf16;
+use serde::Serialize;
 use std::sync::Arc;
 
-/// Scratch that the kernels of any backend take on the shapes of a check, on top of what scales with the
-/// shape.
+/// Rows of activations in a check.
+pub const ROWS: usize = 39;
+/// Tokens per sequence; divides [`ROWS`].
+pub const T: usize = 13;
+/// Width.
+pub const C: usize = 72;
+
+/// One rounding to bf16.
+pub const ONE_ROUNDING: f64 = 1.0 / 256.0;
+
+/// Error and speed of one kernel on elements of one type.
+#[derive(Debug, Clone, Serialize)]
+pub struct KernelResult {
+    /// Its name, e.g. `layer_norm_forward`.
+    pub kernel: &'static str,
+    /// Type of activations.
+    pub dtype: &'static str,
+    /// Largest error of an element: `|got - want| / max(1, |want|)`.
+    pub error: f64,
+    /// Largest error allowed.
+    pub tolerance: f64,
+    /// Whether `error` is within `tolerance`.
+    pub passed: bool,
+    /// Shape it was timed on.
+    pub shape: String,
+    /// Time of one call, the best of several.
+    pub ms: f64,
+    /// Bytes it must read and write, each once, over that time, in GB/s.
+    pub gb_per_s: f64,
+    /// Floating-point operations over that time, in TFLOP/s; 0 for kernels bound by memory.
+    pub tflop_per_s: f64,
+}
+
+/// Sizes of the shapes that kernels are timed on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Scale {
+    /// Rows of activations.
+    pub rows: usize,
+    /// Tokens per sequence; divides `rows`.
+    pub t: usize,
+    /// Width.
+    pub c: usize,
+    /// Heads; divides `c`.
+    pub n_heads: usize,
+    /// Vocabulary.
+    pub vocab: usize,
+    /// Calls of each kernel, of which the best counts.
+    pub n_calls: usize,
+}
+
+impl Scale {
+    /// GPT-2 124M on micro-batches of 16 sequences.
+    pub const GPT2: Scale = Scale { rows: 16 * 1024, t: 1024, c: 768, n_heads: 12, vocab: 50257, n_calls: 10 };
+    /// Small enough for a CPU to finish at once.
+    pub const SMALL: Scale = Scale { rows: 64, t: 16, c: 48, n_heads: 3, vocab: 97, n_calls: 1 };
+}
+
+/// Scratch that the kernels of any backend take on the shapes of a check, on top of what scales with the shape.
 const FIXED_BYTES: usize = 256 << 20;
 
 /// Bytes that the largest case takes: the widest activations three times, logits and their head, and scratch.
@@ -110,8 +165,7 @@ impl<'a, D: Device> Bench<'a, D> {
         SplitMix64::stream(self.seed).take(numel)
     }
 
-    /// Runs a case: `check` gives outputs and what they should be, `prepare` a call to time. `tolerance` is
-    /// for f32 and bf16.
+    /// Runs a case: `check` gives outputs and what they should be, `prepare` a call to time. `tolerance` is for f32 and bf16.
     pub fn case(
         &mut self,
         kernel: &'static str,

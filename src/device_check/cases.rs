@@ -1,28 +1,16 @@
-//! Embedding, norms and elementwise kernels: a check on a small shape that divides nothing, a time on a large
-//! one.
+//! Embedding, norms and what has no neighbours: a check on a small shape that divides nothing, a time on a large one.
 //!
-//! Tolerances in f32 are a few roundings of sums of such lengths; in bf16 half a unit in the last place of
-//! the result, 2^-9, and where a kernel rounds in between (probabilities of attention), several of them.
+//! Tolerances in f32 are a few roundings of sums of such lengths; in bf16 half a unit in the last place of the result, 2^-9,
+//! and where a kernel rounds in between (probabilities of attention), several of them.
 
-use super::bench::{Bench, Timed};
-use super::sizes::{C, ONE_ROUNDING, ROWS, T};
-use super::{attention_cases, llama_cases, step_cases};
+use super::bench::{Bench, C, ONE_ROUNDING, ROWS, T, Timed};
 use crate::backend::Device;
 use crate::backend::reference;
 use crate::dtype::DType;
 use crate::error::Result;
 
-/// Runs all cases but matrix products.
-pub fn run<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
-    embedding(b)?;
-    layer_norm(b)?;
-    llama_cases::run(b)?;
-    elementwise(b)?;
-    attention_cases::run(b)?;
-    step_cases::run(b)
-}
-
-fn embedding<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
+/// Lookup and its gradient.
+pub fn embedding<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
     const V: usize = 31;
     b.case(
         "embedding_forward",
@@ -81,7 +69,8 @@ fn embedding<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
     )
 }
 
-fn layer_norm<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
+/// Layer norm, alone and after an addition.
+pub fn layer_norm<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
     b.case(
         "layer_norm_forward",
         [1e-5, 4.0 * ONE_ROUNDING],
@@ -201,7 +190,8 @@ fn layer_norm<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
     )
 }
 
-fn elementwise<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
+/// Additions, casts, GELU, cross entropy and what else works element by element.
+pub fn elementwise<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
     const N: usize = 4099;
     b.case(
         "gelu_forward",

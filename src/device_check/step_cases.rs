@@ -1,7 +1,6 @@
 //! The ends of a step, as in `cases.rs`: the classifier's loss, the norm of the gradient, the update.
 
-use super::bench::{Bench, Timed};
-use super::sizes::{ONE_ROUNDING, ROWS};
+use super::bench::{Bench, ONE_ROUNDING, ROWS, Timed};
 use crate::backend::Device;
 use crate::backend::ops::AdamwStep;
 use crate::backend::reference;
@@ -46,8 +45,7 @@ fn cross_entropy<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
     )
 }
 
-/// The exact sum of the norm: not one bit may differ. Its time is that of the launch and of the copy of the
-/// bins as well.
+/// The exact sum of the norm: not one bit may differ. Its time is that of the launch and of the copy of the bins as well.
 fn sum_of_squares<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
     // More than a block takes at a time.
     const N: usize = (1 << 17) + 3;
@@ -57,8 +55,7 @@ fn sum_of_squares<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
         |b| {
             let (inp, inp_is) = b.numbers(b.dtype, N)?;
             let got = b.device.sum_of_squares([inp.view()])?.to_f64();
-            // Squares of f32 have 48 bits: their f64 is exact, and the sum of so few is rounded once in a
-            // superaccumulator.
+            // Squares of f32 have 48 bits: their f64 is exact, and the sum of so few is rounded once in a superaccumulator.
             let values: Vec<f32> = inp_is.iter().map(|&x| x as f32).collect();
             let off = (got - ExactSum::of_squares(&values).to_f64()) as f32;
             Ok(vec![(b.filled(DType::F32, &[off])?, vec![0.0])])

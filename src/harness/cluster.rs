@@ -1,6 +1,6 @@
 //! The ranks of the job as benchmarks see them: devices, communicators, host names, timed calls.
 
-use super::deadline::LocalWork;
+use super::local_work::LocalWork;
 use crate::backend::agree::all_or_none;
 use crate::backend::{Backend, Comm, Device, Queue};
 use crate::error::{Exit, Result};
@@ -51,7 +51,7 @@ impl<B: Backend> Cluster<'_, B> {
 
     /// One number from every rank, in rank order. Collective.
     pub fn gather(&self, own: f64) -> Result<Vec<f64>> {
-        self.comm.all_gather_f64(&[own])
+        self.comm.control().all_gather_f64(&[own])
     }
 
     /// Returns when every rank has called it. Where the library can, ranks that wait leave their cores to

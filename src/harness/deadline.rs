@@ -2,10 +2,10 @@
 //! and on which rank.
 
 use super::cluster::Cluster;
+use super::local_work::LocalWork;
 use crate::backend::Backend;
 use crate::error::Exit;
 use std::io::Write;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -15,20 +15,6 @@ use std::time::{Duration, Instant};
 const RANK_0_WAITS: Duration = Duration::from_secs(2);
 /// How long the other ranks give rank 0.
 const OTHERS_WAIT: Duration = Duration::from_secs(5);
-
-/// Whether this rank is working by itself, outside of any collective, while the others wait for it.
-#[derive(Debug, Clone, Default)]
-pub struct LocalWork(Arc<AtomicBool>);
-
-impl LocalWork {
-    /// Runs `work` as local work.
-    pub fn run<T>(&self, work: impl FnOnce() -> T) -> T {
-        self.0.store(true, Ordering::Relaxed);
-        let done = work();
-        self.0.store(false, Ordering::Relaxed);
-        done
-    }
-}
 
 /// The time limit; it stands until this is dropped.
 pub struct Deadline {
@@ -90,7 +76,7 @@ impl Waiter {
         if !has_passed(limit) {
             return;
         }
-        let (grace, state) = match (local_work.0.load(Ordering::Relaxed), reports_first) {
+        let (grace, state) = match (local_work.is_running(), reports_first) {
             (true, _) => (Duration::ZERO, "is busy with local work, and the other ranks wait for it"),
             (false, true) => (RANK_0_WAITS, "is in a collective or waits for other ranks"),
             (false, false) => (OTHERS_WAIT, "is in a collective or waits for other ranks"),
@@ -120,7 +106,7 @@ impl Drop for Deadline {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::AtomicUsize;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     static ABORTED: AtomicUsize = AtomicUsize::new(0);
 
@@ -137,10 +123,13 @@ mod tests {
         drop(start(LocalWork::default(), 3600.0));
         drop(start(LocalWork::default(), 0.0));
         assert_eq!(ABORTED.load(Ordering::SeqCst), 0);
-        let deadline = start(LocalWork(Arc::new(true.into())), 0.01);
-        deadline.enter("a section");
-        while ABORTED.load(Ordering::SeqCst) == 0 {
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        let work = LocalWork::default();
+        work.run(|| {
+            let deadline = start(work.clone(), 0.01);
+            deadline.enter("a section");
+            while ABORTED.load(Ordering::SeqCst) == 0 {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        });
     }
 }

@@ -8,13 +8,15 @@
 mod buffers;
 mod cluster;
 mod collective_bench;
-pub mod deadline;
+mod deadline;
+mod local_work;
 mod pairing;
 mod training_runs;
 
 pub use cluster::{Cluster, Split};
 pub use collective_bench::{Calls, CollectiveBench, CollectiveOp, CollectiveTime};
-pub use deadline::{Deadline, LocalWork};
+pub use deadline::Deadline;
+pub use local_work::LocalWork;
 pub use pairing::rounds;
 pub use training_runs::{
     StepObserver, TrainedRun, agreed_failure, digest, train_on, train_on_all, train_on_groups, write_tokens,

@@ -96,7 +96,7 @@ fn stop_and_resume<B: Backend>(
         }
     };
     let stopped = train_on_all(cluster, deck.clone(), Start::Scratch, Exit::StoppedEarly, Some(Box::new(observer)));
-    cluster.comm.barrier()?;
+    cluster.comm.control().barrier()?;
     // A signal on another rank came from the scheduler, not from this section, and stays.
     if receives {
         signals::withdraw_stop();
@@ -141,7 +141,7 @@ fn soak<B: Backend>(acceptance: &Acceptance<'_, B>, work: &Path, reference: &Ref
         }
     };
     let trained = train_on_all(cluster, deck, Start::Scratch, Exit::StoppedEarly, Some(Box::new(observer)));
-    cluster.comm.barrier()?;
+    cluster.comm.control().barrier()?;
     if asked.get() {
         signals::withdraw_stop();
     }

@@ -137,7 +137,7 @@ pub fn run<B: Backend>(acceptance: &Acceptance<'_, B>, own: &RankFacts) -> Resul
         Metric::info("inventory.reference_params", acceptance.reference_spec()?.numel() as f64, "").because(shape),
     );
     let plan_digest = plan_digest(acceptance)?;
-    let digests = cluster.comm.all_gather_bytes(&plan_digest.to_le_bytes())?;
+    let digests = cluster.comm.control().all_gather_bytes(&plan_digest.to_le_bytes())?;
     let differs: Vec<String> =
         (0..cluster.n()).filter(|&r| digests[r] != digests[0]).map(|r| cluster.name(r)).collect();
     metrics.push(Metric::exactly(

@@ -87,7 +87,7 @@ fn timed<B: Backend, T>(
     work: impl FnOnce() -> std::io::Result<T>,
 ) -> Result<TimedWork<T>> {
     let cluster = &acceptance.cluster;
-    cluster.comm.barrier()?;
+    cluster.comm.control().barrier()?;
     let started = Instant::now();
     let done = cluster.local_work.run(work);
     let seconds = started.elapsed().as_secs_f64();
@@ -95,7 +95,7 @@ fn timed<B: Backend, T>(
         .as_ref()
         .err()
         .map_or(String::new(), |e| format!("{}: {what} in {}: {e}", cluster.name(cluster.rank()), dir.display()));
-    let reported = cluster.comm.all_gather_bytes(own.as_bytes())?;
+    let reported = cluster.comm.control().all_gather_bytes(own.as_bytes())?;
     let reported: Vec<String> =
         reported.iter().map(|s| String::from_utf8_lossy(s).into_owned()).filter(|s| !s.is_empty()).collect();
     let seconds = cluster.gather(seconds)?;
@@ -108,7 +108,7 @@ pub fn run<B: Backend>(acceptance: &Acceptance<'_, B>, dir: &Path) -> Result<(Ve
     let dir = &dir.join("storage");
     decided_by_rank_0(cluster.comm, || std::fs::create_dir_all(dir).map_err(|e| Error::io("mkdir", dir, &e)))?;
     let found = measure(acceptance, dir);
-    cluster.comm.barrier()?;
+    cluster.comm.control().barrier()?;
     if cluster.rank() == 0 {
         std::fs::remove_dir_all(dir).ok();
     }

@@ -43,7 +43,7 @@ pub fn measure<B: Backend>(acceptance: &Acceptance<'_, B>, bytes: u64) -> Result
             times[2 * peer + i] = time / 2.0;
         }
     }
-    let all = cluster.comm.all_gather_f64(&times)?;
+    let all = cluster.comm.control().all_gather_f64(&times)?;
     let half_trip = |a: usize, b: usize, i: usize| all[ends[a] * times.len() + 2 * b + i];
     let link = |&(a, b): &(usize, usize)| LinkTimes {
         a: ends[a],

@@ -26,7 +26,7 @@ pub fn measure<B: Backend>(acceptance: &Acceptance<'_, B>, bytes: u64) -> Result
     let mut bench = CollectiveBench::new(cluster, cluster.comm, CollectiveOp::AllGather, bytes)?;
     let mut alone = Vec::new();
     for _ in 0..n_rounds {
-        cluster.comm.barrier()?;
+        cluster.comm.control().barrier()?;
         let started = Instant::now();
         bench.call(cluster, cluster.comm)?;
         alone.push(started.elapsed().as_secs_f64());
@@ -38,7 +38,7 @@ pub fn measure<B: Backend>(acceptance: &Acceptance<'_, B>, bytes: u64) -> Result
     let (mut both, mut computed) = (Vec::new(), Vec::new());
     for _ in 0..n_rounds {
         for with_comm in [false, true] {
-            cluster.comm.barrier()?;
+            cluster.comm.control().barrier()?;
             let started = Instant::now();
             let pending = with_comm.then(|| {
                 let (inp, out) =
