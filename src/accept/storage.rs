@@ -6,6 +6,7 @@ use super::metric::{Metric, show};
 use crate::backend::agree::decided_by_rank_0;
 use crate::backend::{Backend, Comm};
 use crate::error::{Error, Result};
+use crate::optimizers::{BYTES_PER_STATE, OptimizerKind};
 use crate::test_hooks::write_point;
 use serde::Serialize;
 use std::fs::File;
@@ -182,9 +183,11 @@ fn measure<B: Backend>(lab: &Lab<'_, B>, dir: &Path) -> Result<(Vec<Metric>, Vec
     Ok((metrics, points.collect()))
 }
 
-/// Bytes of a rank's weights and moments of the reference model.
+/// Bytes that a rank saves of the reference model, with the default optimizer.
 fn share_of_reference<B: Backend>(lab: &Lab<'_, B>) -> Result<u64> {
-    Ok((12 * lab.reference_spec()?.numel()).div_ceil(lab.n()) as u64)
+    let kind = OptimizerKind::default();
+    let bytes_per_param = BYTES_PER_STATE * (1 + kind.states(&kind.default_hyper(0.0)).len());
+    Ok((bytes_per_param * lab.reference_spec()?.numel()).div_ceil(lab.n()) as u64)
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use crate::error::Result;
 use crate::plan::memory::{ALIGN, Slot};
 use crate::telemetry::MemKind;
 use half::bf16;
+use std::borrow::Cow;
 use std::sync::Arc;
 
 /// Scratch that the kernels of any backend take on the shapes of a check, on top of what scales with the shape.
@@ -116,11 +117,12 @@ impl<'a, D: Device> Bench<'a, D> {
     /// Runs a case: `check` gives outputs and what they should be, `prepare` a call to time. `tolerance` is for f32 and bf16.
     pub fn case(
         &mut self,
-        kernel: &'static str,
+        kernel: impl Into<Cow<'static, str>>,
         [of_f32, of_bf16]: [f64; 2],
         check: impl FnOnce(&mut Self) -> Result<Vec<(Buf, Vec<f64>)>>,
         prepare: impl FnOnce(&mut Self) -> Result<Timed<'a>>,
     ) -> Result<()> {
+        let kernel = kernel.into();
         let mut error = 0.0f64;
         for (got, want) in check(self)? {
             let got = self.device.read(got.view())?;

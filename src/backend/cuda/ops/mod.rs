@@ -3,7 +3,6 @@
 //! What a block does and how many threads share a row follow from the shape alone, so the bits of a result do, too; how many
 //! blocks there are follows from the device, and no kernel's result depends on it. One file for each file of kernels.
 
-mod adamw;
 pub mod attention;
 pub mod bias;
 mod cross_entropy;
@@ -11,11 +10,13 @@ mod elementwise;
 mod embedding;
 mod norm;
 mod rope;
+mod update;
 
 use super::{CudaDevice, Grid, linear};
-use crate::backend::ops::{AdamwStep, AttentionShape, LinearShape, Ops, Rotation};
+use crate::backend::ops::{AttentionShape, LinearShape, Ops, Rotation};
 use crate::backend::{View, ViewMut};
 use crate::dtype::DType;
+use crate::optimizers::{OptimStates, UpdateStep};
 
 /// Elements that a thread moves at a time: `CHUNK` of kernels/common.cuh.
 const CHUNK: usize = 8;
@@ -284,15 +285,14 @@ impl Ops for CudaDevice {
         cross_entropy::cross_entropy(self, logits, losses, targets, dlogits_scale);
     }
 
-    fn adamw(
+    fn update(
         &self,
         master: ViewMut<'_>,
-        m: ViewMut<'_>,
-        v: ViewMut<'_>,
+        states: OptimStates<ViewMut<'_>>,
         grad: View<'_>,
-        step: &AdamwStep,
+        step: &UpdateStep,
         param: Option<ViewMut<'_>>,
     ) {
-        adamw::adamw(self, master, m, v, grad, step, param);
+        update::update(self, master, states, grad, step, param);
     }
 }
