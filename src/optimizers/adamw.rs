@@ -1,7 +1,7 @@
 //! AdamW (Loshchilov and Hutter, arXiv:1711.05101) in PyTorch's order of operations: the decay first
 //! (`p *= 1 - lr * weight_decay`), then `p -= lr * m^ / (sqrt(v^) + eps)`.
 
-use super::{Hyper, OptimState, OptimStates, Optimizer, Scalars, UpdateNow};
+use super::row::{Hyper, OptimState, OptimStates, Optimizer, Scalars, UpdateNow};
 use OptimState::{ExpAvg, ExpAvgSq};
 
 /// The numbers of one AdamW update.
