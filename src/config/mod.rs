@@ -288,9 +288,9 @@ deck! {
         decay_steps: u64 = (default "0"), UNSIGNED,
             "Step at which the cosine decay reaches `optim.min_lr`; 0 = `train.steps`.";
         beta1: f64 = (derived "the optimizer's, 0 where it has none"), FRACTION,
-            "Decay of the first moment.";
+            "Decay of the first moment, or of the average whose direction an update takes.";
         beta2: f64 = (derived "the optimizer's, 0 where it has none"), FRACTION,
-            "Decay of the second moment.";
+            "Decay of the second moment, or of the average that is kept.";
         eps: f64 = (derived "the optimizer's, 0 where it has none"), float(0.0, 1.0),
             "Added to the square root of the second moment; above 0 where the optimizer has it.";
         weight_decay: f64 = (default "0.1"), float(0.0, 1e3),

@@ -6,6 +6,7 @@
 //! `backend/cuda/kernels/` (docs/architecture.md). Must not know: decks, devices, files.
 
 pub mod adamw;
+pub mod lion;
 mod row;
 
 pub use row::{BYTES_PER_STATE, Hyper, OptimState, OptimStates, Optimizer, Scalars, UpdateNow};
@@ -78,6 +79,8 @@ macro_rules! optimizers {
 optimizers! {
     /// Adam with decoupled weight decay (Loshchilov and Hutter, arXiv:1711.05101).
     Adamw = "adamw", adamw::AdamwStep;
+    /// Lion (Chen et al. 2023, arXiv:2302.06675).
+    Lion = "lion", lion::LionStep;
 }
 
 impl OptimizerKind {

@@ -7,6 +7,7 @@
 #include "cross_entropy.cu"
 #include "elementwise.cu"
 #include "embedding.cu"
+#include "lion.cu"
 #include "norm.cu"
 #include "optimizer.cu"
 #include "rope.cu"
@@ -26,6 +27,7 @@
     X(layer_norm_backward_##T)            \
     X(layer_norm_forward_##T)             \
     X(layer_norm_weight_sums_##T)         \
+    X(lion_##T)                           \
     X(ordered_add_##T)                    \
     X(rms_norm_backward_##T)              \
     X(rms_norm_forward_##T)               \

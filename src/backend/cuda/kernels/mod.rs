@@ -17,6 +17,7 @@ pub const FILES: &[(&str, &str)] = &[
     ("elementwise.cu", include_str!("elementwise.cu")),
     ("embedding.cu", include_str!("embedding.cu")),
     ("exp.cuh", include_str!("exp.cuh")),
+    ("lion.cu", include_str!("lion.cu")),
     ("norm.cu", include_str!("norm.cu")),
     ("optimizer.cu", include_str!("optimizer.cu")),
     ("rope.cu", include_str!("rope.cu")),

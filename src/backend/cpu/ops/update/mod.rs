@@ -2,6 +2,7 @@
 //! optimizer. Must not know: views.
 
 mod adamw;
+mod lion;
 #[cfg(test)]
 mod tests;
 
@@ -40,6 +41,7 @@ pub fn update<G: Element>(
         let grad = &grad[start..][..n];
         match step {
             UpdateStep::Adamw(step) => adamw::update(master, states, grad, step),
+            UpdateStep::Lion(step) => lion::update(master, states, grad, step),
         }
         if let Some(param) = &param {
             // SAFETY: as above.
