@@ -113,6 +113,8 @@ deck! {
         adamw_bf16: String = (default ""), RATE, "The update of a slice by AdamW, bf16.";
         lion_f32: String = (default ""), RATE, "The update of a slice by Lion, f32.";
         lion_bf16: String = (default ""), RATE, "The update of a slice by Lion, bf16.";
+        sgd_f32: String = (default ""), RATE, "The update of a slice by SGD, f32.";
+        sgd_bf16: String = (default ""), RATE, "The update of a slice by SGD, bf16.";
     }
 }
 

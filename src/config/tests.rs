@@ -565,6 +565,8 @@ fn valid_overrides() -> impl Strategy<Value = Vec<(String, String)>> {
         "optim.beta1",
         "optim.beta2",
         "optim.eps",
+        "optim.momentum",
+        "optim.nesterov",
         "zero.reduce_dtype",
         "zero.reduce",
         "zero.deterministic",

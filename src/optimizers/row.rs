@@ -17,17 +17,20 @@ pub enum OptimState {
     ExpAvg,
     /// Running average of the squared gradient.
     ExpAvgSq,
+    /// Decaying sum of the gradient.
+    MomentumBuffer,
 }
 
 impl OptimState {
     /// All of them, in the order they lie in memory and in files.
-    pub const ALL: [OptimState; 2] = [OptimState::ExpAvg, OptimState::ExpAvgSq];
+    pub const ALL: [OptimState; 3] = [OptimState::ExpAvg, OptimState::ExpAvgSq, OptimState::MomentumBuffer];
 
     /// The name in checkpoints.
     pub const fn name(self) -> &'static str {
         match self {
             OptimState::ExpAvg => "exp_avg",
             OptimState::ExpAvgSq => "exp_avg_sq",
+            OptimState::MomentumBuffer => "momentum_buffer",
         }
     }
 }
@@ -127,6 +130,10 @@ pub struct Hyper {
     pub beta2: f64,
     /// `optim.eps`
     pub eps: f64,
+    /// `optim.momentum`
+    pub momentum: f64,
+    /// `optim.nesterov`
+    pub nesterov: bool,
     /// `optim.weight_decay`
     pub weight_decay: f64,
 }

@@ -11,6 +11,7 @@
 #include "norm.cu"
 #include "optimizer.cu"
 #include "rope.cu"
+#include "sgd.cu"
 #include "sums.cu"
 
 #define KERNELS_OF_TYPE(X, T)             \
@@ -33,6 +34,7 @@
     X(rms_norm_forward_##T)               \
     X(rms_norm_weight_sums_##T)           \
     X(rope_##T)                           \
+    X(sgd_##T)                            \
     X(sum_of_squares_##T)                 \
     X(swiglu_backward_##T)                \
     X(swiglu_forward_##T)

@@ -21,6 +21,7 @@ pub const FILES: &[(&str, &str)] = &[
     ("norm.cu", include_str!("norm.cu")),
     ("optimizer.cu", include_str!("optimizer.cu")),
     ("rope.cu", include_str!("rope.cu")),
+    ("sgd.cu", include_str!("sgd.cu")),
     ("sums.cu", include_str!("sums.cu")),
     ("tiles.cuh", include_str!("tiles.cuh")),
 ];

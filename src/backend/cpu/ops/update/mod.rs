@@ -3,6 +3,7 @@
 
 mod adamw;
 mod lion;
+mod sgd;
 #[cfg(test)]
 mod tests;
 
@@ -42,6 +43,7 @@ pub fn update<G: Element>(
         match step {
             UpdateStep::Adamw(step) => adamw::update(master, states, grad, step),
             UpdateStep::Lion(step) => lion::update(master, states, grad, step),
+            UpdateStep::Sgd(step) => sgd::update(master, states, grad, step),
         }
         if let Some(param) = &param {
             // SAFETY: as above.
