@@ -9,7 +9,7 @@ __device__ void sgd(f32* master, f32* buffer, const G* grad, bf16* param, i64 n,
                     f32 momentum, f32 nesterov, f32 lr) {
     const bool in_words = aligned(address(master) | address(buffer) | address(grad) | address(param));
     for (i64 i = first_chunk(); i < n; i += next_chunk()) {
-        f32 p[CHUNK], sum[CHUNK], g[CHUNK];
+        f32 p[CHUNK], sum[CHUNK] = {}, g[CHUNK];
         load(p, master + i, n - i, in_words);
         load(g, grad + i, n - i, in_words);
         if (buffer != nullptr) load(sum, buffer + i, n - i, in_words);
