@@ -1,7 +1,7 @@
 //! What a visit of a unit computes, as data: kernels with their FLOPs and the bytes they have to move.
 //!
-//! `model/work.rs` fills it in from a model's shapes, `plan/forecast/` gives it a time, `calibrate/` measures the same kernels.
-//! Must not know: how fast anything is.
+//! `model/work.rs` fills it in from a model's shapes, `plan/forecast/` gives it a time, `calibrate/` measures
+//! the same kernels. Must not know: how fast anything is.
 
 use crate::dtype::DType;
 use crate::optimizers::{BYTES_PER_STATE, OptimizerKind};
@@ -117,8 +117,8 @@ pub struct Product {
 }
 
 impl Product {
-    /// One of the three linear kernels on operands of `dtype`; rows of `n_out` columns have `wide_bytes` an element, and a
-    /// gradient of the weight that is added to what is there is read and written in f32.
+    /// One of the three linear kernels on operands of `dtype`; rows of `n_out` columns have `wide_bytes` an
+    /// element, and a gradient of the weight that is added to what is there is read and written in f32.
     pub fn work(self, kernel: Kernel, dtype: DType, wide_bytes: usize, accumulates: bool) -> Work {
         let (m, k, n) = (self.rows as f64, self.n_in as f64, self.n_out as f64);
         let size = dtype.bytes() as f64;
@@ -143,8 +143,8 @@ pub struct Attention {
 }
 
 impl Attention {
-    /// Forward (two products over the pairs of a query and a key not after it) or backward (five). Rows of projections and
-    /// output are moved once; scores stay where they are computed.
+    /// Forward (two products over the pairs of a query and a key not after it) or backward (five). Rows of
+    /// projections and output are moved once; scores stay where they are computed.
     pub fn work(self, kernel: Kernel, dtype: DType) -> Work {
         let Attention { b, t, n_heads, n_kv_heads, d_head } = self;
         let pairs = (b * n_heads) as f64 * (t as f64 * (t + 1) as f64 / 2.0);
@@ -162,8 +162,8 @@ impl Work {
         Work { kernel, dtype, flops: 0.0, bytes: bytes as f64 }
     }
 
-    /// An optimizer's update of a slice of parameters of type `param`: fp32 weights and states are read and written, gradients
-    /// read, and parameters of lower precision written beside their masters.
+    /// An optimizer's update of a slice of parameters of type `param`: fp32 weights and states are read and
+    /// written, gradients read, and parameters of lower precision written beside their masters.
     pub fn update(kind: OptimizerKind, n_states: usize, param: DType, grad: DType, numel: usize) -> Work {
         let rounded = if param == DType::F32 { 0 } else { param.bytes() };
         let bytes = 2 * BYTES_PER_STATE * (1 + n_states) + grad.bytes() + rounded;

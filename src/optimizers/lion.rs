@@ -1,5 +1,6 @@
-//! Lion, "evolved sign momentum" (Chen et al. 2023, arXiv:2302.06675, algorithm 2): each weight moves by the learning
-//! rate, in the direction of the sign of an average of gradients. Weight decay is decoupled, as in AdamW.
+//! Lion, "evolved sign momentum" (Chen et al. 2023, arXiv:2302.06675, algorithm 2): each weight moves by the
+//! learning rate, in the direction of the sign of an average of gradients. Weight decay is decoupled, as in
+//! AdamW.
 
 use super::row::{Hyper, OptimState, OptimStates, Optimizer, Scalars, UpdateNow};
 use OptimState::ExpAvg;

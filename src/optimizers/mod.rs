@@ -1,9 +1,10 @@
-//! The optimizers as data, one file each: what it keeps of a parameter between steps, the deck keys it reads with their
-//! defaults, the numbers its kernel is given, and its update as a formula in f64.
+//! The optimizers as data, one file each: what it keeps of a parameter between steps, the deck keys it reads
+//! with their defaults, the numbers its kernel is given, and its update as a formula in f64.
 //!
-//! Planned and counted memory, checkpoints, the forecast, calibration and kernel launches follow from these rows. To add
-//! an optimizer: a file here and a line in the table below, a CPU kernel in `backend/cpu/ops/update/`, a CUDA kernel in
-//! `backend/cuda/kernels/` (docs/architecture.md). Must not know: decks, devices, files.
+//! Planned and counted memory, checkpoints, the forecast, calibration and kernel launches follow from these
+//! rows. To add an optimizer: a file here and a line in the table below, a CPU kernel in
+//! `backend/cpu/ops/update/`, a CUDA kernel in `backend/cuda/kernels/` (docs/architecture.md). Must not know:
+//! decks, devices, files.
 
 pub mod adamw;
 pub mod lion;

@@ -1,6 +1,6 @@
-//! Stochastic gradient descent with momentum, as `torch.optim.SGD` has it without dampening, and with its `nesterov`
-//! (Sutskever et al. 2013); but the weight decay is decoupled, as in AdamW (SGDW of arXiv:1711.05101). Without momentum
-//! it keeps nothing.
+//! Stochastic gradient descent with momentum, as `torch.optim.SGD` has it without dampening, and with its
+//! `nesterov` (Sutskever et al. 2013); but the weight decay is decoupled, as in AdamW (SGDW of
+//! arXiv:1711.05101). Without momentum it keeps nothing.
 
 use super::row::{Hyper, OptimState, OptimStates, Optimizer, Scalars, UpdateNow};
 use OptimState::MomentumBuffer;

@@ -1,6 +1,6 @@
-// One Lion update (arXiv:2302.06675, algorithm 2). Updates master and m (n) in place; `param` (n), or null, is overwritten
-// with the rounded master. Operations in the order of backend/cpu/ops/update/lion.rs; the host has computed
-// decay = 1 - lr * weight_decay.
+// One Lion update (arXiv:2302.06675, algorithm 2). Updates master and m (n) in place; `param` (n), or null,
+// is overwritten with the rounded master. Operations in the order of backend/cpu/ops/update/lion.rs; the host
+// has computed decay = 1 - lr * weight_decay.
 #include "common.cuh"
 
 template <class G>

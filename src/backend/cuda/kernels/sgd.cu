@@ -1,7 +1,7 @@
-// One update of SGD as torch.optim.SGD has it without dampening, but with decoupled weight decay. Updates master and the
-// momentum buffer (n) in place; where `buffer` is null there is no momentum. `param` (n), or null, is overwritten with the
-// rounded master. Operations in the order of backend/cpu/ops/update/sgd.rs; the host has computed
-// decay = 1 - lr * weight_decay. `nesterov` is 0 or 1.
+// One update of SGD as torch.optim.SGD has it without dampening, but with decoupled weight decay. Updates
+// master and the momentum buffer (n) in place; where `buffer` is null there is no momentum. `param` (n), or
+// null, is overwritten with the rounded master. Operations in the order of backend/cpu/ops/update/sgd.rs; the
+// host has computed decay = 1 - lr * weight_decay. `nesterov` is 0 or 1.
 #include "common.cuh"
 
 template <class G>

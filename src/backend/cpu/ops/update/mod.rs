@@ -1,5 +1,5 @@
-//! An optimizer's update of a slice: cut into tasks, computed by the optimizer's own kernel, rounded beside. A file per
-//! optimizer. Must not know: views.
+//! An optimizer's update of a slice: cut into tasks, computed by the optimizer's own kernel, rounded beside.
+//! A file per optimizer. Must not know: views.
 
 mod adamw;
 mod lion;

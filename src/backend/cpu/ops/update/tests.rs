@@ -1,4 +1,5 @@
-//! Every optimizer's kernel against its definition in f64, whatever the slice, the threads and the gradient's type.
+//! Every optimizer's kernel against its definition in f64, whatever the slice, the threads and the gradient's
+//! type.
 
 use crate::backend::Ops;
 use crate::backend::buffer::Buf;
@@ -70,7 +71,8 @@ fn three_updates_equal_the_definition_and_thread_counts_agree() {
                 let mut p = wide(&master);
                 let mut want = OptimStates::of(case.states(), |_| vec![0.0; n]);
                 (1..=3).for_each(|i| case.step(i).reference(&mut p, &mut want, &wide(&grad)));
-                // A handful of roundings per step of numbers of size 1; what is added to a weight is about lr.
+                // A handful of roundings per step of numbers of size 1; what is added to a weight is about
+                // lr.
                 assert_close(&format!("{case:?}: weights"), &got[0], &p, 1e-6);
                 for ((state, want), got) in want.iter().zip(&got[2..]) {
                     assert_close(&format!("{case:?}: {}", state.name()), got, want, 1e-6);
