@@ -7,7 +7,7 @@ use super::deadline::OwnWork;
 use super::metric::{Metric, Source, Status};
 use crate::backend::agree::all_or_none;
 use crate::backend::memory::Memory;
-use crate::backend::{Backend, Buf, Comm, Device, Queue, View};
+use crate::backend::{Backend, Buf, Comm, Device, Ops, Queue, View};
 use crate::config::acceptance::Deck;
 use crate::config::{self, Limit};
 use crate::dtype::DType;

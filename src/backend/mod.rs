@@ -9,6 +9,7 @@
 pub mod agree;
 pub mod buffer;
 pub mod comm;
+pub mod counting;
 pub mod cpu;
 pub mod cuda;
 pub mod library;
@@ -86,8 +87,6 @@ pub trait Device: Ops {
     fn finish_sum(&self, sum: Self::Sum) -> Result<f64>;
     /// Exact sum of the squares of all elements. Blocks the host.
     fn sum_of_squares<'a>(&self, inps: impl IntoIterator<Item = View<'a>>) -> Result<ExactSum>;
-    /// Sets every byte of `dst`: 0 for zeros, 0xff for f32/bf16 NaN (use after release then shows).
-    fn fill_bytes(&self, dst: ViewMut<'_>, byte: u8);
     /// What the device is, for banners and logs.
     fn describe(&self) -> String;
     /// What else is to be known of a device that is no processor, by name.

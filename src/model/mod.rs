@@ -5,17 +5,21 @@
 
 pub mod gpt2;
 pub mod init;
+pub mod layers;
 pub mod llama;
 pub mod logits;
+pub mod rms_head;
 #[cfg(test)]
 mod tests;
+pub mod token_embedding;
+pub mod unit;
 pub mod work;
 
 use crate::backend::ops::{AttentionShape, CachedWork};
-use crate::backend::{Buf, Device, Ops, View, ViewMut};
-use crate::config::{self, Deck, ReduceWhen};
+use crate::backend::{Buf, Ops, View, ViewMut};
+use crate::config::{self, Deck, ModelSection, ReduceWhen};
 use crate::dtype::DType;
-use crate::params::{ModelSpec, Precision, UnitId, UnitRole};
+use crate::params::{ModelSpec, Piece, Precision, UnitId, UnitRole};
 
 /// Sizes of one micro-batch that every family has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,6 +34,8 @@ pub struct Dims {
     pub c: usize,
     /// Attention heads (H).
     pub n_heads: usize,
+    /// Channels of a head (D).
+    pub d_head: usize,
     /// Vocabulary (V).
     pub vocab: usize,
     /// Transformer blocks (L).
@@ -43,13 +49,61 @@ impl Dims {
     }
 }
 
-/// What a model computes, with the sizes of its family alone.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Family {
+/// A family of models: what its units are, and what they compute. Its kernels are those of any device.
+///
+/// Dispatch is static: scratch is asked of a device's type, before there is a device, which no object could do. The one
+/// `match` is made by `families!`.
+pub trait Family: Sized {
+    /// A model of a deck whose sizes of a micro-batch are `dims`.
+    fn new(model: &ModelSection, dims: Dims) -> Self;
+    /// Its sizes.
+    fn dims(&self) -> &Dims;
+    /// Shape of a block's attention.
+    fn attention_shape(&self) -> AttentionShape;
+    /// The model as data.
+    fn spec<D: Ops>(&self, precision: Precision) -> ModelSpec;
+    /// The forward of the embedding.
+    fn embedding<D: Ops>(&self, dev: &D, params: &[View<'_>], io: ForwardIo<'_>);
+    /// The backward of the embedding, which needs no parameters.
+    fn embedding_backward<D: Ops>(&self, dev: &D, io: BackwardIo<'_>);
+    /// These pieces of the forward of a block.
+    fn block<D: Ops>(&self, dev: &D, pieces: &[Piece], params: &[View<'_>], io: ForwardIo<'_>);
+    /// These pieces of the backward of a block, last piece first.
+    fn block_backward<D: Ops>(&self, dev: &D, pieces: &[Piece], params: &[View<'_>], io: BackwardIo<'_>);
+    /// The head: losses, and in training its backward.
+    fn loss<D: Ops>(&self, dev: &D, params: &[View<'_>], io: LossIo<'_>);
+}
+
+/// The list of families: the enum of them, which one a deck asks for, and calls of [`Family`] for whichever it is.
+macro_rules! families {
+    ($($(#[$meta:meta])* $Name:ident($Type:ty),)+) => {
+        /// A model of one of the families.
+        #[derive(Debug, Clone, Copy, PartialEq)]
+        pub enum AnyFamily { $($(#[$meta])* $Name($Type),)+ }
+
+        impl AnyFamily {
+            /// The family that a deck asks for.
+            fn new(model: &ModelSection, dims: Dims) -> Self {
+                match model.family {
+                    $(config::Family::$Name => AnyFamily::$Name(<$Type as Family>::new(model, dims)),)+
+                }
+            }
+        }
+
+        /// An expression over the [`Family`] that an [`AnyFamily`] is.
+        macro_rules! of_family {
+            ($any:expr, $family:ident => $body:expr) => {
+                match $any { $(AnyFamily::$Name($family) => $body,)+ }
+            };
+        }
+    };
+}
+
+families! {
     /// GPT-2.
-    Gpt2,
+    Gpt2(gpt2::Gpt2),
     /// Llama.
-    Llama(llama::Shape),
+    Llama(llama::Llama),
 }
 
 /// A model for one micro-batch shape.
@@ -59,8 +113,8 @@ pub struct Model {
     pub spec: ModelSpec,
     /// Its sizes.
     pub dims: Dims,
-    /// Its family.
-    pub family: Family,
+    /// What computes it.
+    pub family: AnyFamily,
 }
 
 /// Rows of a sequence that come after others, whose projections are kept: generating text.
@@ -138,67 +192,54 @@ impl Model {
 
     /// The same parameters for `b` sequences of `t` tokens.
     pub fn of_rows<D: Ops>(deck: &Deck, b: usize, t: usize) -> Model {
-        let m = &deck.model;
-        let dims =
-            Dims { b, t, t_max: m.seq_len, c: m.d_model, n_heads: m.n_head, vocab: m.vocab_size, n_layer: m.n_layer };
-        let family = match m.family {
-            config::Family::Gpt2 => Family::Gpt2,
-            config::Family::Llama => Family::Llama(llama::Shape {
-                n_kv_heads: m.n_kv_head,
-                d_ff: m.d_ff,
-                rope_theta: m.rope_theta as f32,
-                norm_eps: m.norm_eps as f32,
-                tied: m.tied,
-            }),
-        };
-        Model::new::<D>(dims, family, precision(deck))
+        Model::new::<D>(&deck.model, b, t, precision(deck))
     }
 
-    /// A model of these sizes and types.
-    pub fn new<D: Ops>(dims: Dims, family: Family, precision: Precision) -> Model {
-        let spec = match &family {
-            Family::Gpt2 => gpt2::spec::<D>(&dims, precision),
-            Family::Llama(shape) => llama::spec::<D>(&dims, shape, precision),
+    /// A model of these sizes and types for `b` sequences of `t` tokens.
+    pub fn new<D: Ops>(m: &ModelSection, b: usize, t: usize, precision: Precision) -> Model {
+        let dims = Dims {
+            b,
+            t,
+            t_max: m.seq_len,
+            c: m.d_model,
+            n_heads: m.n_head,
+            d_head: m.d_model / m.n_head,
+            vocab: m.vocab_size,
+            n_layer: m.n_layer,
         };
+        let family = AnyFamily::new(m, dims);
+        let spec = of_family!(&family, family => family.spec::<D>(precision));
         Model { spec, dims, family }
-    }
-
-    /// Runs the forward of an embedding or block.
-    pub fn forward<D: Device>(&self, dev: &D, unit: UnitId, params: &[View<'_>], io: ForwardIo<'_>) {
-        match (&self.family, self.spec.units[unit].role) {
-            (Family::Gpt2, UnitRole::Embedding) => gpt2::embedding::forward(dev, &self.dims, params, io),
-            (Family::Gpt2, UnitRole::Block) => gpt2::block::forward(dev, &self.dims, params, io),
-            (Family::Llama(_), UnitRole::Embedding) => llama::embedding::forward(dev, &self.dims, params, io),
-            (Family::Llama(shape), UnitRole::Block) => llama::block::forward(dev, &self.dims, shape, params, io),
-            (_, UnitRole::Head) => panic!("the head is visited for its loss"),
-        }
     }
 
     /// Shape of a block's attention.
     pub fn attention_shape(&self) -> AttentionShape {
-        match &self.family {
-            Family::Gpt2 => gpt2::block::attention_shape(&self.dims),
-            Family::Llama(shape) => llama::block::attention_shape(&self.dims, shape),
-        }
+        of_family!(&self.family, family => family.attention_shape())
+    }
+
+    /// Runs the forward of an embedding or block.
+    pub fn forward<D: Ops>(&self, dev: &D, unit: UnitId, params: &[View<'_>], io: ForwardIo<'_>) {
+        let unit = &self.spec.units[unit];
+        of_family!(&self.family, family => match unit.role {
+            UnitRole::Embedding => family.embedding(dev, params, io),
+            UnitRole::Block => family.block(dev, unit.pieces, params, io),
+            UnitRole::Head => panic!("the head is visited for its loss"),
+        })
     }
 
     /// Runs the backward of an embedding or block.
-    pub fn backward<D: Device>(&self, dev: &D, unit: UnitId, params: &[View<'_>], io: BackwardIo<'_>) {
-        match (&self.family, self.spec.units[unit].role) {
-            (Family::Gpt2, UnitRole::Embedding) => gpt2::embedding::backward(dev, &self.dims, io),
-            (Family::Gpt2, UnitRole::Block) => gpt2::block::backward(dev, &self.dims, params, io),
-            (Family::Llama(shape), UnitRole::Embedding) => llama::embedding::backward(dev, &self.dims, shape, io),
-            (Family::Llama(shape), UnitRole::Block) => llama::block::backward(dev, &self.dims, shape, params, io),
-            (_, UnitRole::Head) => panic!("the head is visited for its loss"),
-        }
+    pub fn backward<D: Ops>(&self, dev: &D, unit: UnitId, params: &[View<'_>], io: BackwardIo<'_>) {
+        let unit = &self.spec.units[unit];
+        of_family!(&self.family, family => match unit.role {
+            UnitRole::Embedding => family.embedding_backward(dev, io),
+            UnitRole::Block => family.block_backward(dev, unit.pieces, params, io),
+            UnitRole::Head => panic!("the head is visited for its loss"),
+        })
     }
 
     /// Runs the head: losses, and in training its backward.
-    pub fn loss<D: Device>(&self, dev: &D, params: &[View<'_>], io: LossIo<'_>) {
-        match &self.family {
-            Family::Gpt2 => gpt2::head::loss(dev, &self.dims, params, io),
-            Family::Llama(shape) => llama::head::loss(dev, &self.dims, shape, params, io),
-        }
+    pub fn loss<D: Ops>(&self, dev: &D, params: &[View<'_>], io: LossIo<'_>) {
+        of_family!(&self.family, family => family.loss(dev, params, io))
     }
 }
 
@@ -208,30 +249,4 @@ pub fn precision(deck: &Deck) -> Precision {
     let zero = &deck.zero;
     let grad = if zero.reduce == ReduceWhen::LastMicroStep { DType::F32 } else { zero.reduce_dtype };
     Precision { param: zero.param_dtype, activation: zero.param_dtype, grad }
-}
-
-/// Attention of a block's rows: of whole sequences, or of new rows over those that are kept.
-fn attend<D: Device>(
-    dev: &D,
-    out: &mut Buf,
-    lse: &mut Buf,
-    qkv: View<'_>,
-    work: &mut Buf,
-    shape: AttentionShape,
-    cached: Option<Cached<'_>>,
-) {
-    let Some(Cached { first, qkv: kept, work: scratch }) = cached else {
-        return dev.attention_forward(out.view_mut(), lse.view_mut(), qkv, work.view_mut(), shape);
-    };
-    let kept = kept.expect("a block keeps the projections of its rows");
-    assert_eq!(shape.b, 1, "one text is generated at a time");
-    let (row, all) = (shape.qkv_row(), first + shape.t);
-    dev.cast(kept.view_mut().range(first * row..all * row), qkv);
-    let so_far = AttentionShape { t: all, ..shape };
-    dev.attention_cached(out.view_mut(), kept.view().range(0..all * row), scratch, so_far, shape.t);
-}
-
-/// A gradient buffer without its padding.
-fn dense(buf: &mut Buf, numel: usize) -> ViewMut<'_> {
-    buf.view_mut().range(0..numel)
 }

@@ -4,7 +4,7 @@ use super::pairs::across;
 use crate::accept::lab::Lab;
 use crate::backend::comm::{Pending, ReduceScatter};
 use crate::backend::library::ping_pong;
-use crate::backend::{Backend, Buf, Comm, Device, Queue};
+use crate::backend::{Backend, Buf, Comm, Device, Ops, Queue};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::plan::schedule::{Bucket, Piece};

@@ -36,7 +36,7 @@ pub use streams::{Event, Mark};
 
 use crate::backend::buffer::{Arena, Buf};
 use crate::backend::cpu::MpiComm;
-use crate::backend::{Backend, Device, Queue, View, ViewMut};
+use crate::backend::{Backend, Device, Ops, Queue, View, ViewMut};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::exact_sum::ExactSum;
@@ -291,10 +291,6 @@ impl Device for CudaDevice {
         self.streams.drain(Queue::Compute)?;
         let bin = |e: usize| u128::from(words[2 * e]) + (u128::from(words[2 * e + 1]) << 32);
         Ok(ExactSum::of_bins(&std::array::from_fn(bin)))
-    }
-
-    fn fill_bytes(&self, dst: ViewMut<'_>, byte: u8) {
-        self.fill_bytes_on(Queue::Compute, dst, byte);
     }
 
     fn describe(&self) -> String {

@@ -14,7 +14,7 @@ mod rope;
 
 use super::{CudaDevice, Grid, linear};
 use crate::backend::ops::{AdamwStep, AttentionShape, LinearShape, Ops, Rotation};
-use crate::backend::{View, ViewMut};
+use crate::backend::{Queue, View, ViewMut};
 use crate::dtype::DType;
 
 /// Elements that a thread moves at a time: `CHUNK` of kernels/common.cuh.
@@ -234,6 +234,10 @@ impl Ops for CudaDevice {
         shape: LinearShape,
     ) {
         linear::gelu_backward_input(self, dinp, dout, weight, pre, work, shape);
+    }
+
+    fn fill_bytes(&self, dst: ViewMut<'_>, byte: u8) {
+        self.fill_bytes_on(Queue::Compute, dst, byte);
     }
 
     fn add(&self, out: ViewMut<'_>, a: View<'_>, b: View<'_>) {
