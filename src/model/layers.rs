@@ -7,7 +7,7 @@
 //!
 //! Must not know: which layers a family has, where memory comes from.
 
-use super::Cached;
+use super::visit::Cached;
 use crate::backend::ops::{AttentionShape, LinearShape, Rotation};
 use crate::backend::{Ops, View, ViewMut};
 use crate::dtype::DType;

@@ -3,7 +3,7 @@
 //! Logits exist for a chunk of rows at a time; in training each chunk's backward follows at once, so that the
 //! parameters stay gathered from forward to backward and the logits are never whole.
 
-use super::Dims;
+use super::visit::Dims;
 use crate::backend::ops::LinearShape;
 use crate::backend::{Ops, View, ViewMut};
 use crate::dtype::DType;

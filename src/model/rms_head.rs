@@ -5,8 +5,9 @@ use crate::backend::{Ops, View};
 use crate::dtype::DType;
 use crate::model::layers::{Residual, RmsNorm, Rows, Table};
 use crate::model::logits::{self, Projection};
+use crate::model::token_embedding;
 use crate::model::unit::{NORMAL, scratch, unit};
-use crate::model::{Dims, LossIo, token_embedding};
+use crate::model::visit::{Dims, LossIo};
 
 /// The output matrix, a parameter of its own or another name of the embedding.
 pub const OUTPUT: &str = "lm_head";

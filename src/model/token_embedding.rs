@@ -4,7 +4,7 @@ use crate::backend::{Ops, View};
 use crate::dtype::DType;
 use crate::model::layers::Table;
 use crate::model::unit::{NORMAL, scratch, unit};
-use crate::model::{BackwardIo, Dims, ForwardIo};
+use crate::model::visit::{BackwardIo, Dims, ForwardIo};
 use crate::params::SHARED_GRAD;
 
 /// Name of the layer.

@@ -48,7 +48,7 @@
 use crate::params::{Init, ModelSpec, ParamId, ParamSpec, Piece, Precision, TensorSpec, UnitRole, UnitSpec};
 use crate::work::LinearShape;
 
-use super::Dims;
+use super::visit::Dims;
 
 /// A unit, as the planner sees it.
 pub trait Unit {

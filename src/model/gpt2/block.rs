@@ -13,7 +13,7 @@ use crate::model::layers::{
     linear_forward_work,
 };
 use crate::model::unit::{NORMAL, Unit, residual_init, scratch, unit};
-use crate::model::{BackwardIo, Dims, ForwardIo};
+use crate::model::visit::{BackwardIo, Dims, ForwardIo};
 use crate::params::Piece;
 
 unit! {

@@ -5,7 +5,7 @@ use crate::dtype::DType;
 use crate::model::layers::{LayerNorm, Residual, Rows, Table};
 use crate::model::logits::{self, Projection};
 use crate::model::unit::{NORMAL, scratch, unit};
-use crate::model::{Dims, LossIo};
+use crate::model::visit::{Dims, LossIo};
 
 unit! {
     /// The head.

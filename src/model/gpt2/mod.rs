@@ -5,8 +5,9 @@ pub mod block;
 pub mod embedding;
 pub mod head;
 
+use super::family::Family;
 use super::unit::{SpecBuilder, Visits};
-use super::{BackwardIo, Dims, Family, ForwardIo, LossIo};
+use super::visit::{BackwardIo, Dims, ForwardIo, LossIo};
 use crate::backend::ops::AttentionShape;
 use crate::backend::{Ops, View};
 use crate::config::ModelSection;

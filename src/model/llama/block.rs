@@ -5,7 +5,7 @@
 //! out = sum + down_proj(swiglu(gate_up_proj(norm_2(sum))))
 //! ```
 
-use super::Shape;
+use super::shape::Shape;
 use crate::backend::ops::{AttentionShape, LinearShape, Rotation};
 use crate::backend::{Ops, View};
 use crate::dtype::DType;
@@ -13,7 +13,7 @@ use crate::model::layers::{
     Attention, Linear, LinearBranch, Residual, RmsNorm, Rows, Sum, Swiglu, linear_backward_work, linear_forward_work,
 };
 use crate::model::unit::{NORMAL, Unit, residual_init, scratch, unit};
-use crate::model::{BackwardIo, Dims, ForwardIo};
+use crate::model::visit::{BackwardIo, Dims, ForwardIo};
 use crate::params::Piece;
 
 unit! {

@@ -4,41 +4,18 @@
 //! Residual projections begin scaled by 1/sqrt(2 L), as this program's GPT-2 has them.
 
 pub mod block;
+pub mod shape;
 
+use shape::Shape;
+
+use super::family::Family;
 use super::unit::{SpecBuilder, Visits};
-use super::{BackwardIo, Dims, Family, ForwardIo, LossIo, rms_head, token_embedding};
+use super::visit::{BackwardIo, Dims, ForwardIo, LossIo};
+use super::{rms_head, token_embedding};
 use crate::backend::ops::AttentionShape;
 use crate::backend::{Ops, View};
 use crate::config::ModelSection;
 use crate::params::{ModelSpec, Piece, Precision, UnitRole};
-
-/// What a Llama has beside [`Dims`].
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Shape {
-    /// Key/value heads (Hkv); divides the attention heads.
-    pub n_kv_heads: usize,
-    /// Width of the hidden layer (F).
-    pub d_ff: usize,
-    /// Base of the rotary frequencies.
-    pub rope_theta: f32,
-    /// Added to the mean square in norms.
-    pub norm_eps: f32,
-    /// The head is the token embedding.
-    pub tied: bool,
-}
-
-impl Shape {
-    /// Of a deck.
-    pub fn of_deck(model: &ModelSection) -> Self {
-        Shape {
-            n_kv_heads: model.n_kv_head,
-            d_ff: model.d_ff,
-            rope_theta: model.rope_theta as f32,
-            norm_eps: model.norm_eps as f32,
-            tied: model.tied,
-        }
-    }
-}
 
 /// A Llama.
 #[derive(Debug, Clone, Copy, PartialEq)]
