@@ -5,7 +5,7 @@
 
 use std::fmt::Write as _;
 
-use super::step_row::{N_MEASURES, StepRow};
+use super::step_row::{MEASURES, Measure, StepRow};
 
 /// One field of a row.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -24,9 +24,9 @@ impl From<Option<f64>> for Value {
 
 /// Where a column's value comes from.
 #[derive(Debug, Clone, Copy)]
-enum Source {
+enum ColumnSource {
     Row(fn(&StepRow) -> Value),
-    /// Index of a measure.
+    /// Index into [`MEASURES`].
     Mean(usize),
     Min(usize),
     Max(usize),
@@ -41,37 +41,8 @@ pub struct Column {
     pub unit: &'static str,
     /// What it means.
     pub definition: String,
-    source: Source,
+    source: ColumnSource,
 }
-
-/// Name, unit and definition of the numbers of a [`RankStep`](super::step_row::RankStep), in the order of its array.
-const MEASURES: [(&str, &str, &str); N_MEASURES] = [
-    ("step_ms", "ms", "time of the step on the host's monotonic clock, evaluation and checkpoint apart"),
-    ("data_ms", "ms", "reading token files into micro-batches"),
-    ("forward_ms", "ms", "forward compute; waiting for collectives is not in it"),
-    ("backward_ms", "ms", "backward compute, recomputation included; waiting for collectives is not in it"),
-    (
-        "optimizer_ms",
-        "ms",
-        "gradient norm, clipping and update of the local slices; waiting for collectives is not in it",
-    ),
-    ("checkpoint_ms", "ms", "writing a checkpoint after this step; 0 where none was written; not part of step_ms"),
-    ("exposed_comm_ms", "ms", "waiting for collectives while no compute ran"),
-    (
-        "all_gather_bytes",
-        "bytes",
-        "payload a rank received in all-gathers of parameters in this step, evaluation apart",
-    ),
-    ("reduce_scatter_bytes", "bytes", "payload a rank received in reductions of gradients in this step"),
-    ("live_peak_bytes", "bytes", "most bytes of the memory ledger held together at one moment of the step"),
-    (
-        "resident_bytes",
-        "bytes",
-        "model state held after the step: slices of parameters, master weights, gradients, moments",
-    ),
-    ("peak_rss_bytes", "bytes", "most memory the process has had since its start, as the system counts it"),
-    ("page_faults", "pages", "pages the system gave the process since the row before"),
-];
 
 /// Every column in file order: the only definition of the schema.
 pub fn columns() -> Vec<Column> {
@@ -79,15 +50,15 @@ pub fn columns() -> Vec<Column> {
         name: name.into(),
         unit,
         definition: definition.into(),
-        source: Source::Row(value),
+        source: ColumnSource::Row(value),
     };
     let measure = |i: usize| {
-        let (name, unit, definition) = MEASURES[i];
+        let Measure { name, unit, definition } = MEASURES[i];
         Column {
             name: name.into(),
             unit,
             definition: format!("{definition} (mean over ranks)"),
-            source: Source::Mean(i),
+            source: ColumnSource::Mean(i),
         }
     };
     let mut columns = vec![
@@ -108,9 +79,11 @@ pub fn columns() -> Vec<Column> {
         |r| Value::Float(r.tokens_per_s()),
     ));
     columns.push(row("mfu", "-", "model FLOPs utilisation, 0 to 1; empty where the peak is unknown", |r| r.mfu.into()));
-    columns.extend((9..N_MEASURES).map(measure));
-    for (i, (name, unit, _)) in MEASURES.into_iter().enumerate() {
-        for (which, word, source) in [("min", "smallest", Source::Min(i)), ("max", "largest", Source::Max(i))] {
+    columns.extend((9..MEASURES.len()).map(measure));
+    for (i, Measure { name, unit, .. }) in MEASURES.into_iter().enumerate() {
+        for (which, word, source) in
+            [("min", "smallest", ColumnSource::Min(i)), ("max", "largest", ColumnSource::Max(i))]
+        {
             let definition = format!("{word} {name} of any rank");
             columns.push(Column { name: format!("{name}_{which}"), unit, definition, source });
         }
@@ -130,10 +103,10 @@ pub fn markdown_table() -> String {
 impl Column {
     fn value(&self, row: &StepRow) -> Value {
         match self.source {
-            Source::Row(value) => value(row),
-            Source::Mean(i) => Value::Float(row.ranks.mean.to_array()[i]),
-            Source::Min(i) => Value::Float(row.ranks.min.to_array()[i]),
-            Source::Max(i) => Value::Float(row.ranks.max.to_array()[i]),
+            ColumnSource::Row(value) => value(row),
+            ColumnSource::Mean(i) => Value::Float(row.ranks.mean.to_array()[i]),
+            ColumnSource::Min(i) => Value::Float(row.ranks.min.to_array()[i]),
+            ColumnSource::Max(i) => Value::Float(row.ranks.max.to_array()[i]),
         }
     }
 }
@@ -193,10 +166,10 @@ mod tests {
 
     #[test]
     fn measures_and_their_array_agree_in_order() {
-        let array: [f64; N_MEASURES] = std::array::from_fn(|i| i as f64);
+        let array: [f64; MEASURES.len()] = std::array::from_fn(|i| i as f64);
         assert_eq!(RankStep::from_array(array).to_array(), array);
         let shown = format!("{:?}", RankStep::from_array(array));
-        for (i, (name, ..)) in MEASURES.iter().enumerate() {
+        for (i, Measure { name, .. }) in MEASURES.iter().enumerate() {
             assert!(shown.contains(&format!("{name}: {i}.0")), "{name} is not number {i} of {shown}");
         }
     }

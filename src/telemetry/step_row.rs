@@ -2,82 +2,66 @@
 //!
 //! Must not know: how the numbers came about, how they are written.
 
-/// Numbers of one rank and one step that may differ between ranks. f64 throughout, so that one all-gather carries
-/// them; bytes are exact up to 2^53.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-#[allow(missing_docs)] // each is a row of MEASURES in step_columns.rs
-pub struct RankStep {
-    pub step_ms: f64,
-    pub data_ms: f64,
-    pub forward_ms: f64,
-    pub backward_ms: f64,
-    pub optimizer_ms: f64,
-    pub checkpoint_ms: f64,
-    pub exposed_comm_ms: f64,
-    pub all_gather_bytes: f64,
-    pub reduce_scatter_bytes: f64,
-    pub live_peak_bytes: f64,
-    pub resident_bytes: f64,
-    pub peak_rss_bytes: f64,
-    pub page_faults: f64,
+/// A number of a [`RankStep`]: its column in the step log.
+#[derive(Debug, Clone, Copy)]
+pub struct Measure {
+    /// Name of the field and of the column.
+    pub name: &'static str,
+    /// Unit.
+    pub unit: &'static str,
+    /// What it means.
+    pub definition: &'static str,
 }
 
-/// Numbers in a [`RankStep`].
-pub const N_MEASURES: usize = 13;
-
-impl RankStep {
-    /// The numbers in a fixed order.
-    pub fn to_array(&self) -> [f64; N_MEASURES] {
-        [
-            self.step_ms,
-            self.data_ms,
-            self.forward_ms,
-            self.backward_ms,
-            self.optimizer_ms,
-            self.checkpoint_ms,
-            self.exposed_comm_ms,
-            self.all_gather_bytes,
-            self.reduce_scatter_bytes,
-            self.live_peak_bytes,
-            self.resident_bytes,
-            self.peak_rss_bytes,
-            self.page_faults,
-        ]
-    }
-
-    /// The reverse of [`RankStep::to_array`].
-    pub fn from_array(numbers: [f64; N_MEASURES]) -> Self {
-        let [
-            step_ms,
-            data_ms,
-            forward_ms,
-            backward_ms,
-            optimizer_ms,
-            checkpoint_ms,
-            exposed_comm_ms,
-            all_gather_bytes,
-            reduce_scatter_bytes,
-            live_peak_bytes,
-            resident_bytes,
-            peak_rss_bytes,
-            page_faults,
-        ] = numbers;
-        RankStep {
-            step_ms,
-            data_ms,
-            forward_ms,
-            backward_ms,
-            optimizer_ms,
-            checkpoint_ms,
-            exposed_comm_ms,
-            all_gather_bytes,
-            reduce_scatter_bytes,
-            live_peak_bytes,
-            resident_bytes,
-            peak_rss_bytes,
-            page_faults,
+/// The struct, its array and the description of its numbers, from one list.
+macro_rules! measures {
+    ($($name:ident: $unit:literal, $definition:literal;)+) => {
+        /// Numbers of one rank and one step that may differ between ranks. f64 throughout, so that one all-gather carries
+        /// them; bytes are exact up to 2^53.
+        #[derive(Debug, Clone, Copy, PartialEq, Default)]
+        pub struct RankStep {
+            $(
+                #[doc = concat!($definition, " (", $unit, ").")]
+                pub $name: f64,
+            )+
         }
-    }
+
+        /// The numbers of a [`RankStep`], in the order of its array.
+        pub const MEASURES: [Measure; [$(stringify!($name)),+].len()] =
+            [$(Measure { name: stringify!($name), unit: $unit, definition: $definition }),+];
+
+        impl RankStep {
+            /// The numbers in the order of [`MEASURES`].
+            pub fn to_array(&self) -> [f64; MEASURES.len()] {
+                [$(self.$name),+]
+            }
+
+            /// The reverse of [`RankStep::to_array`].
+            pub fn from_array([$($name),+]: [f64; MEASURES.len()]) -> Self {
+                RankStep { $($name),+ }
+            }
+        }
+    };
+}
+
+measures! {
+    step_ms: "ms", "time of the step on the host's monotonic clock, evaluation and checkpoint apart";
+    data_ms: "ms", "reading token files into micro-batches";
+    forward_ms: "ms", "forward compute; waiting for collectives is not in it";
+    backward_ms: "ms", "backward compute, recomputation included; waiting for collectives is not in it";
+    optimizer_ms: "ms",
+        "gradient norm, clipping and update of the local slices; waiting for collectives is not in it";
+    checkpoint_ms: "ms",
+        "writing a checkpoint after this step; 0 where none was written; not part of step_ms";
+    exposed_comm_ms: "ms", "waiting for collectives while no compute ran";
+    all_gather_bytes: "bytes",
+        "payload a rank received in all-gathers of parameters in this step, evaluation apart";
+    reduce_scatter_bytes: "bytes", "payload a rank received in reductions of gradients in this step";
+    live_peak_bytes: "bytes", "most bytes of the memory ledger held together at one moment of the step";
+    resident_bytes: "bytes",
+        "model state held after the step: slices of parameters, master weights, gradients, moments";
+    peak_rss_bytes: "bytes", "most memory the process has had since its start, as the system counts it";
+    page_faults: "pages", "pages the system gave the process since the row before";
 }
 
 /// All ranks' [`RankStep`]s in three.
@@ -94,7 +78,7 @@ pub struct RankStats {
 /// Mean, smallest and largest of every number, each on its own.
 pub fn combine(ranks: &[RankStep]) -> RankStats {
     assert!(!ranks.is_empty(), "numbers of 0 ranks");
-    let arrays: Vec<[f64; N_MEASURES]> = ranks.iter().map(RankStep::to_array).collect();
+    let arrays: Vec<[f64; MEASURES.len()]> = ranks.iter().map(RankStep::to_array).collect();
     let fold = |i: usize, f: fn(f64, f64) -> f64| arrays[1..].iter().fold(arrays[0][i], |acc, a| f(acc, a[i]));
     RankStats {
         mean: RankStep::from_array(std::array::from_fn(|i| fold(i, |a, b| a + b) / ranks.len() as f64)),
