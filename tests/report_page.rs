@@ -12,7 +12,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-const FIGURES: [&str; 7] = ["storage", "compute", "ownership", "timeline", "memory", "stages", "course"];
+const FIGURES: [&str; 7] = ["storage", "compute", "ownership", "timeline", "memory", "stages", "loss_curve"];
 
 /// Names of the SVGs of a directory, each of which must be XML without a number that is none.
 fn svgs(dir: &Path) -> BTreeSet<String> {
@@ -79,7 +79,7 @@ fn a_restored_run_with_a_skipped_step_has_every_figure_and_its_page_opens_in_a_b
     assert_eq!(svgs(&figures), both(&FIGURES));
     let text = |name: &str| fs::read_to_string(figures.join(name)).expect("a figure");
     for words in ["restored from a checkpoint", "skipped: loss"] {
-        assert!(text("course.svg").contains(words), "{words}");
+        assert!(text("loss_curve.svg").contains(words), "{words}");
     }
     for rank in 0..5 {
         for name in ["storage.svg", "compute.svg"] {
@@ -132,7 +132,7 @@ fn the_page_is_light_or_dark_as_the_reader_has_it_and_not_blank() {
 #[test]
 fn odd_runs_are_drawn_as_far_as_they_go() {
     let case = Case::tiny();
-    let without_trace = both(&["storage", "compute", "ownership", "memory", "stages", "course"]);
+    let without_trace = both(&["storage", "compute", "ownership", "memory", "stages", "loss_curve"]);
     let llama = ["model.family=llama", "model.n_kv_head=1"];
     let runs: [(usize, &str, &[&str]); 4] = [
         (1, "one & <only>", &["zero.stage=0"]),

@@ -7,8 +7,8 @@
 pub mod axis;
 pub mod chart;
 pub mod compute;
-pub mod course;
 pub mod html;
+pub mod loss_curve;
 pub mod memory;
 pub mod ownership;
 pub mod png;

@@ -3,16 +3,16 @@
 //! `records` reads the run directory, `pictures` turns records and plan into figures, `page` binds them. Must not know: MPI; it starts no
 //! device, and writes nothing before everything it was asked for is made.
 
-mod answers;
 mod page;
 mod pictures;
-mod records;
+mod questions;
+mod run_dir;
 
 use crate::error::{Error, Result};
 use crate::figures::{Figure, png};
 use crate::telemetry::{Summary, replace_file};
 use page::Page;
-use records::Records;
+use run_dir::RunDir;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -35,8 +35,8 @@ pub fn run(run_dir: &Path, wanted: &Wanted) -> Result<String> {
     if wanted.figures.is_none() && wanted.html.is_none() {
         return five_answers(run_dir);
     }
-    let records = Records::read(run_dir)?;
-    let (figures, missing) = pictures::draw(&records)?;
+    let run = RunDir::read(run_dir)?;
+    let (figures, missing) = pictures::draw(&run)?;
     let mut files: Vec<(PathBuf, Vec<u8>)> = Vec::new();
     if let Some(dir) = &wanted.figures {
         for figure in &figures {
@@ -44,14 +44,14 @@ pub fn run(run_dir: &Path, wanted: &Wanted) -> Result<String> {
         }
     }
     if let Some(path) = &wanted.html {
-        files.push((path.clone(), page_of(run_dir, &records, &figures, &missing).into_bytes()));
+        files.push((path.clone(), page_of(run_dir, &run, &figures, &missing).into_bytes()));
     }
     if let Some(dir) = &wanted.figures {
         std::fs::create_dir_all(dir).map_err(|e| Error::io("mkdir", dir, &e))?;
     }
-    let mut said = match &records.summary {
-        Some(summary) => answers::in_words(summary) + "\n",
-        None => format!("{}: {}\n", run_dir.display(), no_summary(&records)),
+    let mut said = match &run.summary {
+        Some(summary) => questions::in_words(summary) + "\n",
+        None => format!("{}: {}\n", run_dir.display(), no_summary(&run)),
     };
     for why in &missing {
         said += &format!("\nnot drawn: {why}");
@@ -64,8 +64,8 @@ pub fn run(run_dir: &Path, wanted: &Wanted) -> Result<String> {
 }
 
 fn five_answers(run_dir: &Path) -> Result<String> {
-    match records::read_summary(run_dir)? {
-        Some(summary) => Ok(answers::in_words(&summary)),
+    match run_dir::read_summary(run_dir)? {
+        Some(summary) => Ok(questions::in_words(&summary)),
         None => Err(Error::Input(format!(
             "{}: no such file; a run directory with a finished or stopped run would do (a running job answers to SIGUSR2)",
             run_dir.join(crate::telemetry::summary::SUMMARY_FILE).display()
@@ -85,24 +85,24 @@ fn files_of(figure: &Figure, dir: &Path, with_png: bool) -> Result<Vec<(PathBuf,
     Ok(files)
 }
 
-fn no_summary(records: &Records) -> String {
+fn no_summary(run: &RunDir) -> String {
     format!(
         "the run has left no summary: it goes on, or it was killed (its log reaches to step {} of {}); the answers come with its end, and \
          SIGUSR2 asks a running job",
-        records.steps.last().map_or(0, |s| s.step),
-        records.deck.train.steps
+        run.steps.last().map_or(0, |s| s.step),
+        run.deck.train.steps
     )
 }
 
-fn page_of(run_dir: &Path, records: &Records, figures: &[Figure], missing: &[String]) -> String {
-    let summary: Option<&Summary> = records.summary.as_ref();
-    let five = summary.map(answers::five);
-    let why = no_summary(records);
-    let heading = summary.map_or_else(|| run_dir.display().to_string(), answers::heading);
-    let z = &records.deck.zero;
+fn page_of(run_dir: &Path, run: &RunDir, figures: &[Figure], missing: &[String]) -> String {
+    let summary: Option<&Summary> = run.summary.as_ref();
+    let five = summary.map(questions::five);
+    let why = no_summary(run);
+    let heading = summary.map_or_else(|| run_dir.display().to_string(), questions::heading);
+    let z = &run.deck.zero;
     let mut facts: Vec<(String, String)> = vec![
-        ("ranks".into(), records.world_size.to_string()),
-        ("backend".into(), records.backend.name().into()),
+        ("ranks".into(), run.world_size.to_string()),
+        ("backend".into(), run.backend.name().into()),
         ("ZeRO stage".into(), z.stage.to_string()),
     ];
     if let Some(s) = summary {
@@ -122,7 +122,7 @@ fn page_of(run_dir: &Path, records: &Records, figures: &[Figure], missing: &[Str
         answers: five.as_ref().map_or(Err(why.as_str()), |five| Ok(five.as_slice())),
         figures,
         missing,
-        deck: &records.deck.to_toml(),
+        deck: &run.deck.to_toml(),
     }
     .html()
 }

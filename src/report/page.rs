@@ -1,7 +1,7 @@
 //! `report.html`: the five answers and the figures in one file. It loads nothing and runs nothing; light or dark is the reader's
 //! system's choice.
 
-use super::answers::{Answer, Table};
+use super::questions::{AnswerTable, AnsweredQuestion};
 use crate::figures::Figure;
 use crate::figures::html::{self, escape};
 use std::fmt::Write;
@@ -28,7 +28,7 @@ pub struct Page<'a> {
     /// Facts about the run: name and value.
     pub facts: &'a [(String, String)],
     /// The five answers, or why there are none.
-    pub answers: Result<&'a [Answer], &'a str>,
+    pub answers: Result<&'a [AnsweredQuestion], &'a str>,
     /// The figures.
     pub figures: &'a [Figure],
     /// What is missing, and what would give it.
@@ -61,12 +61,12 @@ impl Page<'_> {
         match self.answers {
             Err(why) => writeln!(out, "<p>{}</p>", escape(why))?,
             Ok(answers) => {
-                for (i, Answer { question, sentences, table }) in answers.iter().enumerate() {
+                for (i, AnsweredQuestion { question, sentences, table }) in answers.iter().enumerate() {
                     writeln!(out, "<section class=\"answer\"><h3>{}. {}</h3>", i + 1, escape(question))?;
                     for sentence in sentences {
                         writeln!(out, "<p>{}</p>", escape(sentence))?;
                     }
-                    if let Some(Table { head, rows }) = table.as_ref().filter(|t| !t.rows.is_empty()) {
+                    if let Some(AnswerTable { head, rows }) = table.as_ref().filter(|t| !t.rows.is_empty()) {
                         write_table(out, head, rows.iter().cloned())?;
                     }
                     out.push_str("</section>\n");
@@ -101,11 +101,11 @@ fn write_table(out: &mut String, head: &[&str], rows: impl Iterator<Item = Vec<S
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::answers;
+    use crate::report::questions;
 
     #[test]
     fn the_page_has_everything_in_itself_and_names_from_outside_are_text() {
-        let five = answers::five(&answers::tests::summary());
+        let five = questions::five(&questions::tests::summary());
         let figure = Figure::new("storage", "t", "a < b", |_| 60.0);
         let page = Page {
             heading: "runs/<tiny> & co",

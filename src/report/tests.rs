@@ -1,6 +1,6 @@
 use super::*;
 use crate::config::{BackendKind, Deck};
-use pictures::RunPlan;
+use pictures::run_plan::RunPlan;
 
 /// The plan of a small deck on `n` ranks.
 pub fn planned(n: usize, keys: &[&str]) -> RunPlan {
@@ -12,7 +12,7 @@ pub fn planned(n: usize, keys: &[&str]) -> RunPlan {
         .map(|(key, value)| (key.into(), value.into()))
         .collect();
     let deck = Deck::parse(text, &overrides, "test").unwrap_or_else(|e| panic!("{e}"));
-    let records = Records {
+    let run = RunDir {
         summary: None,
         deck,
         world_size: n,
@@ -21,7 +21,7 @@ pub fn planned(n: usize, keys: &[&str]) -> RunPlan {
         steps: Vec::new(),
         trace: None,
     };
-    RunPlan::of(&records).unwrap()
+    RunPlan::of(&run).unwrap()
 }
 
 #[test]

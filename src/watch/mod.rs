@@ -1,11 +1,11 @@
 //! `zero3 watch RUN`: a run as it goes on, or as it ended, from its own records.
 //!
-//! `records.rs` reads the files (`tail.rs` those that grow), `view.rs` makes of them what is shown, `draw.rs` draws it on
+//! `run_files.rs` reads the files (`tail.rs` those that grow), `view.rs` makes of them what is shown, `draw.rs` draws it on
 //! the terminal of `terminal.rs`, `text.rs` writes it as plain lines. Needs no port and asks nothing of the job; never
 //! writes into a run directory. Must not know: MPI, plans, devices.
 
 mod draw;
-mod records;
+mod run_files;
 mod tail;
 mod terminal;
 mod text;
@@ -16,7 +16,7 @@ mod tests;
 
 use crate::error::{Error, Result};
 use crate::telemetry::time_limit::unix_now;
-use records::Records;
+use run_files::RunFiles;
 use std::path::Path;
 use view::{Status, View};
 
@@ -26,7 +26,7 @@ use view::{Status, View};
 /// `run_dir` is no directory; the terminal cannot be drawn on.
 pub fn live(run_dir: &Path) -> Result<()> {
     check(run_dir)?;
-    terminal::show(&mut Records::new(run_dir)).map_err(|e| {
+    terminal::show(&mut RunFiles::new(run_dir)).map_err(|e| {
         Error::Input(format!(
             "this terminal cannot be drawn on: {e}; `zero3 watch {} --once` prints plain lines",
             run_dir.display()
@@ -40,7 +40,7 @@ pub fn live(run_dir: &Path) -> Result<()> {
 /// There is no run.
 pub fn once(run_dir: &Path) -> Result<String> {
     check(run_dir)?;
-    let mut records = Records::new(run_dir);
+    let mut records = RunFiles::new(run_dir);
     // More ranks than one look reads.
     let now = unix_now();
     records.look(now);

@@ -1,7 +1,7 @@
 //! The terminal: taken over, drawn on, asked for keys, and given back as it was, also after a panic or a signal.
 
 use super::draw::{Colors, draw};
-use super::records::Records;
+use super::run_files::RunFiles;
 use super::view::View;
 use crate::telemetry::signals;
 use crate::telemetry::time_limit::unix_now;
@@ -22,7 +22,7 @@ const ENDING: &str = "TERM, INT, HUP, QUIT";
 ///
 /// # Errors
 /// Standard output is no terminal that can be drawn on.
-pub fn show(records: &mut Records) -> Result<()> {
+pub fn show(records: &mut RunFiles) -> Result<()> {
     signals::listen(&signals::numbers_of(ENDING).expect("names of signals"));
     // Its panic hook gives the terminal back before the message is printed.
     let mut terminal = ratatui::try_init()?;
@@ -31,7 +31,7 @@ pub fn show(records: &mut Records) -> Result<()> {
     outcome.and(restored)
 }
 
-fn until_left(terminal: &mut DefaultTerminal, records: &mut Records) -> Result<()> {
+fn until_left(terminal: &mut DefaultTerminal, records: &mut RunFiles) -> Result<()> {
     let colors = Colors(std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()));
     for n_looks in 0.. {
         let now = unix_now();

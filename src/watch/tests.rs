@@ -1,7 +1,7 @@
 //! Views of runs that tests make up with the writers of real ones, drawn on terminals of all sizes.
 
 use super::draw::{Colors, draw};
-use super::records::Records;
+use super::run_files::RunFiles;
 use super::text::snapshot;
 use super::view::{Status, View};
 use crate::telemetry::ledger::MemKind;
@@ -96,7 +96,7 @@ impl Made {
     }
 
     fn see<T>(&self, look: impl FnOnce(&View<'_>) -> T) -> T {
-        let mut records = Records::new(self.path());
+        let mut records = RunFiles::new(self.path());
         records.look(unix_now());
         look(&View::of(&records, unix_now()))
     }
@@ -208,7 +208,7 @@ fn odd_records_are_drawn_too() {
     assert!(one.screen(80, 24).join("\n").contains("loss in nats/token: 5.0000"));
     let many = Made::new().rows(1..=5000);
     let many = (0..300).fold(many, |made, rank| made.sign(rank, 300, 0.0)).started(300, None);
-    let mut records = Records::new(many.path());
+    let mut records = RunFiles::new(many.path());
     while records.signs.len() < 300 {
         records.look(unix_now());
     }

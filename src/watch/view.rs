@@ -2,7 +2,7 @@
 //!
 //! Must not know: files, terminals.
 
-use super::records::{Records, Sign};
+use super::run_files::{RunFiles, Sign};
 use crate::error::Exit;
 use crate::telemetry::human;
 use crate::telemetry::ledger::MemKind;
@@ -142,7 +142,7 @@ pub struct View<'a> {
 
 impl<'a> View<'a> {
     /// Of the records at `now_unix`.
-    pub fn of(records: &'a Records, now_unix: f64) -> Self {
+    pub fn of(records: &'a RunFiles, now_unix: f64) -> Self {
         let newest = records.signs.values().max_by(|a, b| a.said.started_unix.total_cmp(&b.said.started_unix));
         let world_size = newest.map(|sign| sign.said.world_size);
         let started = records.happened.iter().rev().find_map(|line| match line.event {
@@ -250,7 +250,7 @@ impl<'a> View<'a> {
     }
 }
 
-fn status(records: &Records, signs: &[&Sign], world_size: usize, now_unix: f64) -> Status {
+fn status(records: &RunFiles, signs: &[&Sign], world_size: usize, now_unix: f64) -> Status {
     let n_live = signs.iter().filter(|sign| sign.is_live).count();
     let last = records.happened.last();
     let began = signs.iter().map(|sign| sign.said.started_unix).fold(0.0, f64::max);
@@ -288,7 +288,7 @@ fn status(records: &Records, signs: &[&Sign], world_size: usize, now_unix: f64) 
 }
 
 /// The fullest rank's bytes of each kind; of a run that is over what its summary says.
-fn memory(records: &Records, signs: &[&Sign]) -> Memory {
+fn memory(records: &RunFiles, signs: &[&Sign]) -> Memory {
     let fullest =
         |a: Held, b: Held| Held { now: a.now.max(b.now), peak: a.peak.max(b.peak), planned: a.planned.max(b.planned) };
     if let Some(sign) = signs.iter().find(|sign| !sign.said.memory.is_empty()) {

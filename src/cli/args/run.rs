@@ -47,7 +47,7 @@ Examples:
   zero3 report runs/tiny --html
       the answers and all figures in one page, runs/tiny/report.html
   zero3 report runs/tiny --figures figures --png
-      storage, compute, ownership, timeline, memory, stages, course: NAME.svg, NAME-dark.svg and both as PNG
+      storage, compute, ownership, timeline, memory, stages, loss_curve: NAME.svg, NAME-dark.svg and both as PNG
 A timeline needs a trace: zero3 train ... log.trace=10 writes one of step 10.
 
 Exit codes: 0 finished; 2 no run there, or without what is asked for; 5 a file cannot be written; 70 internal error.";

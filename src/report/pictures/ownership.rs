@@ -11,8 +11,8 @@
 //!
 //! In sum over ranks both move the same but for padding. What differs is who holds it, and who sends and receives while others wait.
 
-use super::RunPlan;
 use super::planned::own_params;
+use super::run_plan::RunPlan;
 use crate::error::Result;
 use crate::figures::Figure;
 use crate::figures::ownership::{Cost, Ownership};

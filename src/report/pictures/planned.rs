@@ -1,6 +1,6 @@
 //! Figures of the plan alone: who keeps what, who computes what, and what other stages and rank counts would cost.
 
-use super::RunPlan;
+use super::run_plan::RunPlan;
 use crate::figures::stages::Point;
 use crate::figures::storage::{Held, Param, Unit};
 use crate::figures::{Figure, compute, stages, storage};

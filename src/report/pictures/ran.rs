@@ -1,16 +1,16 @@
 //! Figures of what happened: a traced step, the ledger beside the plan, the course of the whole run.
 
-use super::RunPlan;
+use super::run_plan::RunPlan;
 use crate::figures::Figure;
 use crate::figures::compute::Pass;
-use crate::figures::course::{Course, Step};
+use crate::figures::loss_curve::{CurveStep, LossCurve};
 use crate::figures::memory::{Layer, Measured, Memory};
 use crate::figures::timeline::{MAX_RANKS, Span, Timeline, What};
 use crate::plan::Program;
 use crate::plan::memory::Slot;
 use crate::plan::schedule::{self, Instr};
 use crate::plan::volume::micro_steps;
-use crate::report::records::{Records, TracedEvent};
+use crate::report::run_dir::{RunDir, TracedEvent};
 use crate::telemetry::MemKind;
 use crate::telemetry::run_records::RunEvent;
 use crate::telemetry::step_reader::LoggedStep;
@@ -28,8 +28,8 @@ struct TracedStep<'a> {
     events: Vec<&'a TracedEvent>,
 }
 
-fn traced_step<'a>(records: &'a Records, planned: &RunPlan) -> Option<TracedStep<'a>> {
-    let trace = records.trace.as_ref()?;
+fn traced_step<'a>(run: &'a RunDir, planned: &RunPlan) -> Option<TracedStep<'a>> {
+    let trace = run.trace.as_ref()?;
     let step = trace.iter().map(|e| e.step).min()?;
     let of_step = || trace.iter().filter(|e| e.step == step);
     let RunPlan { spec, plan, n_micro } = planned;
@@ -54,8 +54,8 @@ fn traced_step<'a>(records: &'a Records, planned: &RunPlan) -> Option<TracedStep
 }
 
 /// One step from the trace; None without one.
-pub fn timeline(records: &Records, planned: &RunPlan) -> Option<Figure> {
-    let traced = traced_step(records, planned)?;
+pub fn timeline(run: &RunDir, planned: &RunPlan) -> Option<Figure> {
+    let traced = traced_step(run, planned)?;
     let span = |e: &TracedEvent| Span {
         what: what(e),
         unit: e.unit.clone(),
@@ -104,7 +104,7 @@ const LAYERS: [(&str, &[MemKind]); 7] = [
 ];
 
 /// The plan's memory over a micro-step, and the ledger's where the step was traced.
-pub fn memory(records: &Records, planned: &RunPlan) -> Figure {
+pub fn memory(run: &RunDir, planned: &RunPlan) -> Figure {
     let RunPlan { spec, plan, n_micro } = planned;
     let program = plan.micro_step(0, micro_steps(*n_micro, plan.world_size));
     let instrs = &program.schedule.instrs;
@@ -122,7 +122,7 @@ pub fn memory(records: &Records, planned: &RunPlan) -> Figure {
     let after = |at: usize| -> u64 {
         always + program.slots.iter().filter(|s| s.first <= at && at < s.last).map(|s| s.bytes() as u64).sum::<u64>()
     };
-    let traced = traced_step(records, planned).map(|t| t.first_micro_step).unwrap_or_default();
+    let traced = traced_step(run, planned).map(|t| t.first_micro_step).unwrap_or_default();
     let measured = traced
         .iter()
         .enumerate()
@@ -147,28 +147,28 @@ pub fn memory(records: &Records, planned: &RunPlan) -> Figure {
         layers: layers.to_vec(),
         instructions: instrs.iter().map(words).collect(),
         parts,
-        planned_peak: records.summary.as_ref().map_or(plan.training_peaks().total, |s| s.peak_bytes.planned),
-        measured_peak: records.summary.as_ref().map(|s| s.peak_bytes.measured),
+        planned_peak: run.summary.as_ref().map_or(plan.training_peaks().total, |s| s.peak_bytes.planned),
+        measured_peak: run.summary.as_ref().map(|s| s.peak_bytes.measured),
         measured: measured.collect(),
     }
     .figure()
 }
 
 /// Loss and speed over the run.
-pub fn course(records: &Records) -> Figure {
-    let step = |s: &LoggedStep| Step {
+pub fn loss_curve(run: &RunDir) -> Figure {
+    let step = |s: &LoggedStep| CurveStep {
         step: s.step,
         loss: s.loss,
         val_loss: s.val_loss,
         step_ms: s.step_ms_max,
         tokens_per_s: s.tokens_per_s,
     };
-    let restored = records.events.iter().filter_map(|event| match event {
+    let restored = run.events.iter().filter_map(|event| match event {
         RunEvent::Start { step, from: Some(_), .. } => Some(*step),
         _ => None,
     });
     // After a kill the same attempt is made, and noted, again.
-    let mut skipped: Vec<(u64, u64)> = records
+    let mut skipped: Vec<(u64, u64)> = run
         .events
         .iter()
         .filter_map(|event| match event {
@@ -178,8 +178,8 @@ pub fn course(records: &Records) -> Figure {
         .collect();
     skipped.sort_unstable();
     skipped.dedup();
-    Course {
-        steps: records.steps.iter().map(step).collect(),
+    LossCurve {
+        steps: run.steps.iter().map(step).collect(),
         restored_at: restored.collect(),
         skipped_at: skipped.into_iter().map(|(_, step)| step).collect(),
     }

@@ -5,7 +5,7 @@ use crate::telemetry::{MemKind, Summary, UnitTimes, human};
 
 /// Numbers side by side.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Table {
+pub struct AnswerTable {
     /// Names of the columns; the first one holds words.
     pub head: Vec<&'static str>,
     /// Rows, each as long as the head.
@@ -14,13 +14,13 @@ pub struct Table {
 
 /// One question, answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Answer {
+pub struct AnsweredQuestion {
     /// The question.
     pub question: &'static str,
     /// Sentences, each with its numbers.
     pub sentences: Vec<String>,
     /// What they are drawn from.
-    pub table: Option<Table>,
+    pub table: Option<AnswerTable>,
 }
 
 /// What run it was and how it ended.
@@ -30,7 +30,7 @@ pub fn heading(s: &Summary) -> String {
 }
 
 /// The answers for a finished (or stopped) run.
-pub fn five(s: &Summary) -> [Answer; 5] {
+pub fn five(s: &Summary) -> [AnsweredQuestion; 5] {
     let kind =
         |kind: MemKind| s.peak_bytes_by_kind.iter().find(|k| k.kind == kind).map_or(Planned::default(), |k| k.bytes);
     let r = &s.resident;
@@ -48,7 +48,7 @@ pub fn five(s: &Summary) -> [Answer; 5] {
     late.extend(worst);
     let (overlap, units) = overlap(s);
     [
-        Answer {
+        AnsweredQuestion {
             question: "Which shards are resident at rest?",
             sentences: vec![format!(
                 "{} bytes on each rank, planned {}: {}, and {:.1} of padding and persistent parameters.",
@@ -57,12 +57,12 @@ pub fn five(s: &Summary) -> [Answer; 5] {
                 r.formula_in_words(s.world_size),
                 r.padding_bytes
             )],
-            table: Some(Table {
+            table: Some(AnswerTable {
                 head: vec!["kind", "bytes"],
                 rows: at_rest.map(|k| vec![k.kind.name().into(), k.bytes.measured.to_string()]).collect(),
             }),
         },
-        Answer {
+        AnsweredQuestion {
             question: "Which full parameters are gathered now?",
             sentences: vec![
                 format!("None: the run is over, and the ledger held {} bytes at its end.", r.bytes.measured),
@@ -74,13 +74,13 @@ pub fn five(s: &Summary) -> [Answer; 5] {
             ],
             table: None,
         },
-        Answer {
+        AnsweredQuestion {
             question: "Did prefetches overlap the current unit's compute?",
             sentences: vec![overlap],
             table: Some(units),
         },
-        Answer { question: "Were old full parameters released soon enough?", sentences: late, table: None },
-        Answer {
+        AnsweredQuestion { question: "Were old full parameters released soon enough?", sentences: late, table: None },
+        AnsweredQuestion {
             question: "Were gradients reduced to shards, or did full copies pile up?",
             sentences: vec![
                 format!(
@@ -98,7 +98,7 @@ pub fn five(s: &Summary) -> [Answer; 5] {
 }
 
 /// How much of the communication was hidden: in a sentence, and by unit.
-fn overlap(s: &Summary) -> (String, Table) {
+fn overlap(s: &Summary) -> (String, AnswerTable) {
     let times = |sum: fn(&UnitTimes) -> f64| s.units.iter().map(|u| sum(&u.times)).sum::<f64>();
     let (comm, wait) = (times(|t| t.gather_ms + t.reduce_ms), times(|t| t.gather_wait_ms + t.reduce_wait_ms));
     let sentence =
@@ -116,7 +116,7 @@ fn overlap(s: &Summary) -> (String, Table) {
         ]
     };
     let head = vec!["unit", "gather ms", "waited ms", "hidden", "reduce ms", "waited ms", "hidden"];
-    (sentence, Table { head, rows: s.units.iter().map(|u| row(&u.name, &u.times)).collect() })
+    (sentence, AnswerTable { head, rows: s.units.iter().map(|u| row(&u.name, &u.times)).collect() })
 }
 
 fn share(comm_ms: f64, wait_ms: f64) -> String {
@@ -126,7 +126,7 @@ fn share(comm_ms: f64, wait_ms: f64) -> String {
 /// The answers as people read them in a terminal.
 pub fn in_words(s: &Summary) -> String {
     let mut lines = vec![heading(s)];
-    for (i, Answer { question, sentences, table }) in five(s).into_iter().enumerate() {
+    for (i, AnsweredQuestion { question, sentences, table }) in five(s).into_iter().enumerate() {
         lines.push(format!("\n{}. {question}", i + 1));
         lines.extend(table.iter().filter(|t| !t.rows.is_empty()).flat_map(table_lines));
         lines.extend(sentences.iter().map(|sentence| format!("   {sentence}")));
@@ -134,7 +134,7 @@ pub fn in_words(s: &Summary) -> String {
     lines.join("\n")
 }
 
-fn table_lines(table: &Table) -> Vec<String> {
+fn table_lines(table: &AnswerTable) -> Vec<String> {
     let cell = |row: &[String], i: usize| row[i].chars().count();
     let widths: Vec<usize> = (0..table.head.len())
         .map(|i| table.rows.iter().map(|row| cell(row, i)).max().unwrap_or(0).max(table.head[i].len()))

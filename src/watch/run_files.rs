@@ -31,7 +31,7 @@ pub struct Sign {
 
 /// Everything that is known of a run.
 #[derive(Debug)]
-pub struct Records {
+pub struct RunFiles {
     run_dir: PathBuf,
     steps: Tail,
     columns: Option<StepColumns>,
@@ -51,10 +51,10 @@ pub struct Records {
     pub faults: Vec<String>,
 }
 
-impl Records {
+impl RunFiles {
     /// Of a run directory that need not be there yet.
     pub fn new(run_dir: &Path) -> Self {
-        Records {
+        RunFiles {
             run_dir: run_dir.into(),
             steps: Tail::new(run_dir.join(STEPS_FILE)),
             columns: None,
@@ -238,7 +238,7 @@ mod tests {
     fn rows_come_as_they_are_written_and_torn_or_odd_ones_do_not() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("steps.csv");
-        let mut records = Records::new(dir.path());
+        let mut records = RunFiles::new(dir.path());
         records.look(0.0);
         assert!(records.rows.is_empty() && records.faults.is_empty(), "{:?}", records.faults);
         std::fs::write(&path, "step,loss,val_loss,step_ms_max\n1,5.5,,20\n2,NaN,4.5,30\nthree,1,,1\n4,5").unwrap();
@@ -260,8 +260,8 @@ mod tests {
         let now = unix_now();
         sign(dir.path(), 0, 1, now - 1.0);
         sign(dir.path(), 1, 1, now - 60.0);
-        let mut records = Records::new(dir.path());
-        let live = |records: &Records| records.signs.values().map(|s| s.is_live).collect::<Vec<_>>();
+        let mut records = RunFiles::new(dir.path());
+        let live = |records: &RunFiles| records.signs.values().map(|s| s.is_live).collect::<Vec<_>>();
         records.look(now);
         assert_eq!(live(&records), [true, false]);
         // A clock that is a minute behind, of a rank that lives.
@@ -278,7 +278,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let n_ranks = 3 * SIGNS_PER_LOOK + 5;
         (0..n_ranks).for_each(|rank| sign(dir.path(), rank, 1, 0.0));
-        let mut records = Records::new(dir.path());
+        let mut records = RunFiles::new(dir.path());
         let mut n_seen = Vec::new();
         for _ in 0..4 {
             records.look(0.0);
@@ -295,7 +295,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("timing.json");
         std::fs::write(&path, "{\"step\": 12").unwrap();
-        let mut records = Records::new(dir.path());
+        let mut records = RunFiles::new(dir.path());
         for _ in 0..2 {
             records.look(0.0);
             assert_eq!(records.faults.len(), 1);

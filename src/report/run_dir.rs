@@ -38,7 +38,7 @@ pub struct TracedEvent {
 
 /// Everything there is.
 #[derive(Debug)]
-pub struct Records {
+pub struct RunDir {
     /// At the end of a process; none while the first one runs, or where it was killed.
     pub summary: Option<Summary>,
     /// The resolved deck of the newest process.
@@ -74,7 +74,7 @@ pub fn read_summary(run_dir: &Path) -> Result<Option<Summary>> {
     text_of(&path)?.map(parse).transpose()
 }
 
-impl Records {
+impl RunDir {
     /// Reads a run directory.
     ///
     /// # Errors
@@ -102,7 +102,7 @@ impl Records {
             let path = run_dir.join("events.jsonl");
             Error::Input(format!("{}: backend `{backend}` is unknown to this version of zero3", path.display()))
         })?;
-        Ok(Records {
+        Ok(RunDir {
             summary,
             deck,
             world_size,
@@ -224,7 +224,7 @@ mod tests {
     fn a_directory_that_is_no_run_says_what_would_do() {
         let dir = tempfile::tempdir().unwrap();
         for (path, part) in [(dir.path().join("none"), "no such directory"), (dir.path().into(), "deck.toml")] {
-            let error = Records::read(&path).unwrap_err();
+            let error = RunDir::read(&path).unwrap_err();
             assert!(error.to_string().contains(part) && error.exit().code() == 2, "{error}");
         }
     }

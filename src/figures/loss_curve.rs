@@ -8,7 +8,7 @@ use crate::telemetry::human;
 
 /// One step.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Step {
+pub struct CurveStep {
     /// Optimizer step.
     pub step: u64,
     /// Training loss, nats per token.
@@ -23,9 +23,9 @@ pub struct Step {
 
 /// A run.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Course {
+pub struct LossCurve {
     /// Its steps.
-    pub steps: Vec<Step>,
+    pub steps: Vec<CurveStep>,
     /// Steps from which it went on after a checkpoint.
     pub restored_at: Vec<u64>,
     /// Steps during which an attempt was skipped.
@@ -56,7 +56,7 @@ fn thinned(points: &[Point], columns: usize) -> (Vec<Point>, Vec<Spread>) {
     (medians, band)
 }
 
-impl Course {
+impl LossCurve {
     /// Draws it.
     pub fn figure(&self) -> Figure {
         let n = self.steps.len();
@@ -74,7 +74,7 @@ impl Course {
             human::counted(self.restored_at.len(), "restore"),
             human::counted(self.skipped_at.len(), "skipped attempt")
         );
-        Figure::new("course", "The course of the run", caption, |sheet| {
+        Figure::new("loss_curve", "Loss and speed of the run", caption, |sheet| {
             let theme = sheet.theme;
             let is_thinned = n > COLUMNS;
             let words = if is_thinned {
@@ -104,10 +104,10 @@ impl Course {
     }
 
     fn panels(&self) -> [Chart; 3] {
-        let of = |pick: fn(&Step) -> f64| -> Vec<(f64, f64)> {
+        let of = |pick: fn(&CurveStep) -> f64| -> Vec<(f64, f64)> {
             self.steps.iter().map(|s| (s.step as f64, pick(s))).collect()
         };
-        let curve = |name: &str, color: usize, pick: fn(&Step) -> f64| {
+        let curve = |name: &str, color: usize, pick: fn(&CurveStep) -> f64| {
             let (points, band) = thinned(&of(pick), COLUMNS);
             Series { name: name.into(), color: Some(color), stroke: Stroke::Line, width: 2, points, band }
         };
@@ -153,15 +153,15 @@ mod tests {
 
     #[test]
     fn restores_and_skips_are_marked_in_each_panel_and_an_empty_log_is_no_fault() {
-        let step = |step: u64| Step {
+        let step = |step: u64| CurveStep {
             step,
             loss: 3.0 / step as f64,
             val_loss: (step == 4).then_some(1.0),
             step_ms: 5.0,
             tokens_per_s: 1e4,
         };
-        let course = Course { steps: (1..=9).map(step).collect(), restored_at: vec![4], skipped_at: vec![6] };
-        let figure = course.figure();
+        let loss_curve = LossCurve { steps: (1..=9).map(step).collect(), restored_at: vec![4], skipped_at: vec![6] };
+        let figure = loss_curve.figure();
         roxmltree::Document::parse(&figure.light).unwrap();
         for words in [
             "restored from a checkpoint",
@@ -176,7 +176,7 @@ mod tests {
         assert!(figure.caption.contains("9 steps; 1 restore, 1 skipped attempt."), "{}", figure.caption);
         let stroke = crate::figures::Theme::LIGHT.color(SKIPPED).hex().to_uppercase();
         assert_eq!(figure.light.matches(&format!("stroke=\"{stroke}\"")).count(), 3);
-        let empty = Course::default().figure();
+        let empty = LossCurve::default().figure();
         roxmltree::Document::parse(&empty.dark).unwrap();
         assert!(empty.caption.contains("No step is in the log"));
     }
