@@ -1,6 +1,7 @@
 //! The job ends, whatever hangs: a thread that waits for the hard limit and then says what was under way, and on which rank.
 
 use crate::error::Exit;
+use crate::threads;
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -70,9 +71,8 @@ impl Deadline {
                 abort(Exit::CommFailure);
             }
         };
-        let thread = (limit_s > 0.0).then(|| std::thread::Builder::new().name("deadline".into()).spawn(watch));
         // Without a thread to spare the scheduler's own limit has to do.
-        let thread = thread.and_then(std::result::Result::ok);
+        let thread = (limit_s > 0.0).then(|| threads::spawn("deadline", watch)).and_then(std::result::Result::ok);
         Deadline { under_way, done: Some(done), thread }
     }
 

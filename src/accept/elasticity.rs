@@ -9,7 +9,7 @@ use crate::backend::{Backend, Comm};
 use crate::config;
 use crate::error::{Exit, Result};
 use crate::telemetry::quantile::median;
-use crate::telemetry::signals::{self, Stop};
+use crate::telemetry::signals::{self, Limit, Stop};
 use crate::telemetry::stragglers::{Class, Straggler, Stragglers, WINDOW};
 use crate::train::state::Start;
 use std::cell::{Cell, RefCell};
@@ -108,7 +108,7 @@ fn soak<B: Backend>(lab: &Lab<'_, B>, work: &Path, reference: &Reference) -> Res
         said.borrow_mut().extend(stragglers.borrow_mut().step(row.step, ranks));
         // A wish of somebody else's is not covered up.
         if speaks && began.elapsed().as_secs_f64() > minutes * 60.0 && signals::stop_code() == 0 {
-            signals::ask_to_stop(Stop::TimeLimit);
+            signals::ask_to_stop(Stop::TimeLimit(Limit::Acceptance));
             has_asked.set(true);
         }
     };

@@ -30,6 +30,7 @@ pub use lab::{Lab, Split};
 
 use crate::backend::Backend;
 use crate::backend::agree::{all_or_none, decided_by_rank_0};
+use crate::clock;
 use crate::config::Locking;
 use crate::config::acceptance::STAGES;
 use crate::error::{Error, Exit, Result};
@@ -217,7 +218,7 @@ fn one_section<B: Backend>(
 fn write_last(report: &Report, run_dir: &Path) {
     let writing = run_dir.join(WRITING);
     if File::create_new(&writing).is_err() {
-        std::thread::sleep(TIME_TO_WRITE);
+        clock::rest(TIME_TO_WRITE);
         return;
     }
     report.write(run_dir).ok();

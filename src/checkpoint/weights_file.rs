@@ -121,11 +121,12 @@ impl Entry {
 
 /// `FILE` or `FILE:GROUP`; a colon in a file that exists belongs to its name.
 fn split_spec(spec: &str) -> (PathBuf, Option<String>) {
-    match spec.rsplit_once(':') {
-        Some((file, group)) if !Path::new(spec).exists() && !group.is_empty() => {
-            (PathBuf::from(file), Some(group.to_string()))
-        }
-        _ => (PathBuf::from(spec), None),
+    let parts = spec.match_indices(':').map(|(at, _)| (&spec[..at], &spec[at + 1..]));
+    // Colons may stand in both names, so that the file says where it ends; where there is none, the whole is what is missing.
+    let found = parts.rev().find(|(file, group)| !group.is_empty() && Path::new(file).is_file());
+    match found.filter(|_| !Path::new(spec).exists()) {
+        Some((file, group)) => (PathBuf::from(file), Some(group.to_string())),
+        None => (PathBuf::from(spec), None),
     }
 }
 

@@ -12,7 +12,8 @@ use crate::backend::cuda::probe;
 use crate::backend::{Backend, Comm};
 use crate::config::acceptance::Deck;
 use crate::error::{Exit, Result};
-use crate::telemetry::{logging, signals};
+use crate::telemetry::{StartPlace, logging, signals, start_watch};
+use crate::test_hooks;
 use std::time::Instant;
 
 /// Signals that end the acceptance after the section that is under way.
@@ -21,6 +22,7 @@ const STOP_SIGNALS: &str = "TERM,USR1";
 /// Runs the acceptance on all ranks.
 pub(super) fn run(launch: &Launch, args: &AcceptArgs, started: Instant) -> Result<Exit> {
     let comm = launch.shard_group()?;
+    start_watch::at(StartPlace::Deck);
     // Rank 0 reads; the others get it resolved, so that all run the same one.
     let (text, baseline) = decided_by_rank_0(&comm, || {
         let deck = Deck::load(&args.deck.path, &args.deck.overrides)?;
@@ -28,7 +30,12 @@ pub(super) fn run(launch: &Launch, args: &AcceptArgs, started: Instant) -> Resul
         Ok((deck.to_toml(), baseline))
     })?;
     let deck = Deck::parse(&text, &[], "the deck of rank 0")?;
+    start_watch::end();
     logging::init(&deck.run.log_level, launch.rank());
+    test_hooks::add_to_job(all_or_none(&comm, Ok(test_hooks::active()))?.into_iter().flatten());
+    if launch.rank() == 0 {
+        launch::say_hooks();
+    }
     // Which backend does not depend on how large the model will be.
     let small = if deck.training.is_unsized() { deck.with_shape(size::SHAPES[0]) } else { deck.clone() };
     let reference = small.reference("tokens.u16", &deck.run.dir, deck.training.steps)?;
@@ -57,6 +64,9 @@ impl Work for Acceptance<'_> {
     fn on<B: Backend>(self, device: &B::Device, comm: &B::Comm) -> Result<Exit> {
         let Acceptance { launch, deck, baseline, record, chosen, threads, started } = self;
         let (mut versions, mut facts) = (launch.versions(), launch.facts(threads));
+        if !test_hooks::of_job().is_empty() {
+            versions.insert("test hooks".into(), test_hooks::of_job().join(", "));
+        }
         if chosen != Chosen::Cpu {
             let cuda = probe::versions(comm.size() > 1).into_iter().map(|(name, version)| (name.into(), version));
             versions.extend(cuda);

@@ -43,7 +43,7 @@ pub fn choose<C: Comm>(comm: &C, deck: &Deck, host: &str) -> Result<Chosen> {
     }
     let own = Found {
         host: host.into(),
-        visible_devices: std::env::var("CUDA_VISIBLE_DEVICES").ok(),
+        visible_devices: crate::environment::variable("CUDA_VISIBLE_DEVICES"),
         gpus: probe::devices(comm.size() > 1),
     };
     let found = all_or_none(comm, Ok(own))?;

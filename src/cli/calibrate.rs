@@ -12,7 +12,7 @@ use crate::backend::mesh::ranks_by_host;
 use crate::calibrate::{self, Machine};
 use crate::config::acceptance::Deck;
 use crate::error::{Exit, Result};
-use crate::telemetry::logging;
+use crate::telemetry::{logging, start_watch};
 use crate::train::node_memory::NodeMemory;
 use std::time::Instant;
 
@@ -23,6 +23,7 @@ const LAB_DECK: &str =
 /// Measures on all ranks. GPUs are not looked at: there is no measuring of them yet.
 pub(super) fn run(launch: &Launch, args: &PlanArgs, started: Instant) -> Result<Exit> {
     let comm = launch.shard_group()?;
+    start_watch::end();
     logging::init("warn", launch.rank());
     let deck = Deck::parse(LAB_DECK, &[], "the lab")?;
     let threads = launch.threads(0);

@@ -10,7 +10,7 @@ use crate::backend::{Backend, Comm};
 use crate::checkpoint::find;
 use crate::config::{Deck, Tokenizer};
 use crate::error::{Error, Exit, Result};
-use crate::telemetry::logging;
+use crate::telemetry::{StartPlace, logging, start_watch};
 use crate::text::tokenizer::TextTokenizer;
 use crate::train::infer::evaluate::{Evaluated, evaluate};
 use crate::train::infer::generate::{Choice, Decoders, generate};
@@ -64,9 +64,11 @@ fn find_deck(
 
 /// Chooses the backend with all ranks, and works on it.
 fn start<W: Work>(launch: &Launch, comm: MpiComm, deck: &Deck, work: W) -> Result<W::Output> {
+    start_watch::at(StartPlace::Compare);
     logging::init("warn", launch.rank());
     let threads = launch.threads(deck.run.threads_per_rank);
     launch.check_agreement(&comm, deck, threads)?;
+    start_watch::end();
     let chosen = backend_choice::choose(&comm, deck, &launch.host())?;
     on_backend(chosen, comm, deck, threads, work)
 }
@@ -74,6 +76,7 @@ fn start<W: Work>(launch: &Launch, comm: MpiComm, deck: &Deck, work: W) -> Resul
 /// Runs `zero3 sample`.
 pub(super) fn sample(launch: &Launch, args: &SampleArgs) -> Result<Exit> {
     let comm = launch.shard_group()?;
+    start_watch::at(StartPlace::Deck);
     let (dir, deck) = find_deck(&comm, &args.checkpoint, None, &args.overrides)?;
     let text = start(launch, comm, &deck, Sample { args, dir: &dir, deck: &deck })?;
     if launch.rank() == 0 {
@@ -115,6 +118,7 @@ impl Work for Sample<'_> {
 /// Runs `zero3 eval`.
 pub(super) fn eval(launch: &Launch, args: &EvalArgs) -> Result<Exit> {
     let comm = launch.shard_group()?;
+    start_watch::at(StartPlace::Deck);
     let (dir, deck) = find_deck(&comm, &args.checkpoint, Some(&args.deck), &[])?;
     let stride = args.stride.unwrap_or(deck.model.seq_len.div_ceil(2));
     if stride > deck.model.seq_len {

@@ -7,17 +7,21 @@ use crate::backend::agree::all_or_none;
 use crate::backend::cpu::{MpiComm, instruction_set};
 use crate::backend::mesh::{Dim, Mesh};
 use crate::config::Deck;
+use crate::environment;
 use crate::error::{Error, Exit, Result};
+use crate::limits::{allowed_cpus, cpu_quota};
+use crate::telemetry::start_watch;
 use crate::telemetry::time_limit::job_id;
-use crate::telemetry::{Flight, human};
+use crate::telemetry::{Flight, StartPlace, human};
 use crate::test_hooks;
 use mpi::Threading;
 use mpi::environment::Universe;
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::*;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
+use std::time::Duration;
 
 /// A running MPI library. Dropping it finalises MPI, which waits for all ranks.
 pub struct Launch {
@@ -41,15 +45,20 @@ fn keep_freed_memory() {
 }
 
 impl Launch {
-    /// Starts MPI, keeps freed memory, and turns every later panic into an abort of the whole job.
-    pub fn start() -> Result<Self> {
-        let env = |name: &str| std::env::var(name).ok();
+    /// Watches over the start from here on; `timeout` finds `run.timeout`, and may hang. Starts MPI, keeps freed memory, and turns every later panic into an abort of the whole job.
+    pub fn start(timeout: impl FnOnce() -> Option<Duration> + Send + 'static) -> Result<Self> {
+        // Variables of a Slurm step that this process is no task of say nothing of its start.
+        let is_task = environment::descends_from_slurm();
+        let env = |name: &str| environment::variable(name).filter(|_| is_task || name != "SLURM_STEP_NUM_TASKS");
         if let Some(refusal) = launch_checks::refusal_before_mpi(&env, &mpi_library()) {
             return Err(Error::Input(refusal));
         }
         keep_freed_memory();
+        start_watch::begin(timeout, start_watch::Ends { job: abort_job, process: end_process })?;
         let (universe, granted) = mpi::initialize_with_threading(Threading::Multiple)
             .ok_or_else(|| Error::Comm("MPI was already initialised in this process".into()))?;
+        start_watch::mpi_runs();
+        start_watch::at(StartPlace::Connect);
         let world = universe.world();
         if let Some(refusal) = launch_checks::refusal_after_mpi(&env, world.size() as usize) {
             return Err(Error::Input(refusal));
@@ -133,6 +142,7 @@ impl Launch {
             deck: deck.digest(),
             instructions: instruction_set().into(),
             place: Place { host: self.host(), cpus: allowed_cpus(), threads },
+            hooks: test_hooks::active(),
         };
         let all = all_or_none(comm, Ok(own))?;
         let first = &all[0];
@@ -154,7 +164,9 @@ impl Launch {
             }
             assert_eq!(start.deck, first.deck, "rank {rank} on {h} has another deck than rank 0");
         }
+        test_hooks::add_to_job(all.iter().flat_map(|start| start.hooks.clone()));
         if self.rank() == 0 {
+            say_hooks();
             let places: Vec<Place> = all.iter().map(|start| start.place.clone()).collect();
             self.banner(first, &places);
             launch_checks::warnings(&places).iter().for_each(|line| log::warn!("{line}"));
@@ -166,9 +178,10 @@ impl Launch {
     fn banner(&self, start: &Start, places: &[Place]) {
         let versions = self.versions();
         let version = |name: &str| versions.get(name).map_or("?", String::as_str);
-        let job = job_id(&|name: &str| std::env::var(name).ok());
+        let job = job_id(&environment::variable);
         let job = job.map_or(String::new(), |id| {
-            let again = std::env::var("SLURM_RESTART_COUNT").map_or(String::new(), |n| format!(" (restart {n})"));
+            let again =
+                environment::variable("SLURM_RESTART_COUNT").map_or(String::new(), |n| format!(" (restart {n})"));
             format!("job {id}{again} on ")
         });
         log::info!(
@@ -183,35 +196,50 @@ impl Launch {
         log::info!("{}, HDF5 {}, {threads} on rank 0", version("mpi"), version("hdf5"));
     }
 
-    /// Compute threads of this rank: what the deck says, or its share of the cores it may run on. Collective.
+    /// Compute threads of this rank: what the deck says, or its share of the cores it may run on and of the processor time
+    /// that its control group may use. Collective.
     pub fn threads(&self, from_deck: usize) -> usize {
         let cpus = allowed_cpus();
-        let node = self.world.split_shared(self.world.rank());
-        let mut own = [0u64; MAX_CPUS / 64];
-        cpus.iter().for_each(|&cpu| own[cpu / 64] |= 1 << (cpu % 64));
-        let mut all = vec![0u64; own.len() * node.size() as usize];
-        node.all_gather_into(&own[..], &mut all);
-        let sharing = all.chunks_exact(own.len()).filter(|mask| **mask == own).count();
-        match from_deck {
-            0 => (cpus.len() / sharing.max(1)).max(1),
-            n => {
-                if n > cpus.len() {
-                    log::warn!("run.threads_per_rank = {n}, but this rank may use {} cores", cpus.len());
-                }
-                n
-            }
+        let quota = cpu_quota();
+        let sharing_cpus = self.of_node(&cpus).iter().filter(|other| **other == cpus).count();
+        let group: Vec<usize> =
+            quota.iter().flat_map(|q| q.file.as_os_str().as_encoded_bytes()).map(|&b| b.into()).collect();
+        let sharing_quota = self.of_node(&group).iter().filter(|other| **other == group).count();
+        let share = launch_checks::threads(cpus.len(), sharing_cpus, quota.as_ref().map(|q| q.cpus), sharing_quota);
+        if from_deck > cpus.len() {
+            log::warn!("run.threads_per_rank = {from_deck}, but this rank may use {} cores", cpus.len());
         }
+        if let Some(quota) = quota.filter(|_| from_deck > share) {
+            log::warn!(
+                "run.threads_per_rank = {from_deck}, but {} grants {} processors' worth of time to {}: the rest of \
+                 the threads will be made to wait",
+                quota.file.display(),
+                quota.cpus,
+                human::counted(sharing_quota, "rank"),
+            );
+        }
+        if from_deck == 0 { share } else { from_deck }
     }
 
     /// Cores of this node that its ranks may run on together. Collective.
     pub fn cores_of_node(&self) -> usize {
+        self.of_node(&allowed_cpus()).into_iter().flatten().collect::<BTreeSet<_>>().len()
+    }
+
+    /// The numbers of every rank of this node. Collective.
+    fn of_node(&self, numbers: &[usize]) -> Vec<Vec<usize>> {
         let node = self.world.split_shared(self.world.rank());
-        let mut own = [0u64; MAX_CPUS / 64];
-        allowed_cpus().iter().for_each(|&cpu| own[cpu / 64] |= 1 << (cpu % 64));
-        let mut all = vec![0u64; own.len() * node.size() as usize];
+        let mut counts = vec![0usize; node.size() as usize];
+        node.all_gather_into(&numbers.len(), &mut counts);
+        let longest = counts.iter().copied().max().unwrap_or(0);
+        if longest == 0 {
+            return vec![Vec::new(); counts.len()];
+        }
+        let mut own = numbers.to_vec();
+        own.resize(longest, 0);
+        let mut all = vec![0usize; longest * counts.len()];
         node.all_gather_into(&own[..], &mut all);
-        let of_word = |word: usize| all.iter().skip(word).step_by(own.len()).fold(0u64, |any, mask| any | mask);
-        (0..own.len()).map(|word| of_word(word).count_ones() as usize).sum()
+        all.chunks_exact(longest).zip(&counts).map(|(row, &count)| row[..count].to_vec()).collect()
     }
 
     /// What ran, for the summary.
@@ -247,6 +275,12 @@ pub fn abort_job(exit: Exit) {
     unsafe { mpi::ffi::MPI_Abort(mpi::ffi::RSMPI_COMM_WORLD, exit.code()) };
 }
 
+/// Ends this process alone, from any thread, without MPI: what hangs in another thread is not waited for.
+fn end_process(exit: Exit) {
+    // SAFETY: takes a number and does not return.
+    unsafe { libc::_exit(exit.code()) };
+}
+
 /// This host, as MPI knows it.
 fn processor_name() -> String {
     mpi::environment::processor_name().unwrap_or_else(|_| "an unnamed host".into())
@@ -278,6 +312,17 @@ fn mpi_library() -> String {
     text.split(',').next().unwrap_or("").trim_end_matches('\0').trim().to_string()
 }
 
+/// What tests ask for is said, and so is what somebody may take for asked.
+pub(super) fn say_hooks() {
+    let (hooks, ignored) = (test_hooks::of_job(), test_hooks::ignored());
+    if !hooks.is_empty() {
+        log::warn!("test hooks active: {}: results are not those of the deck", hooks.join(", "));
+    }
+    if !ignored.is_empty() {
+        log::warn!("{} set, and without effect: tests give {} with it", ignored.join(", "), test_hooks::FLAG);
+    }
+}
+
 /// What ranks compare before they start.
 #[derive(Serialize, Deserialize)]
 struct Start {
@@ -286,42 +331,10 @@ struct Start {
     deck: u64,
     instructions: String,
     place: Place,
+    hooks: Vec<String>,
 }
 
 /// xxh3 of this program's file; 0 where the system does not show it.
 fn program_digest() -> u64 {
     std::fs::read("/proc/self/exe").map_or(0, |bytes| xxhash_rust::xxh3::xxh3_64(&bytes))
-}
-
-/// The rank a launcher has given this process, before MPI is started; 0 where nobody has.
-pub fn rank_from_environment() -> usize {
-    launched_rank().unwrap_or(0)
-}
-
-/// Whether a launcher has started this process.
-pub fn is_under_launcher() -> bool {
-    launched_rank().is_some()
-}
-
-fn launched_rank() -> Option<usize> {
-    ["OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"]
-        .iter()
-        .find_map(|name| std::env::var(name).ok()?.parse().ok())
-}
-
-/// Processors beyond this are not counted.
-const MAX_CPUS: usize = libc::CPU_SETSIZE as usize;
-
-/// The processors the launcher allows this process; all of them where the system does not say.
-fn allowed_cpus() -> Vec<usize> {
-    // SAFETY: a cpu_set_t is plain bits, and the call fills in the one it is given.
-    let set = unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        if libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set) != 0 {
-            return (0..std::thread::available_parallelism().map_or(1, |n| n.get())).collect();
-        }
-        set
-    };
-    // SAFETY: every index is below CPU_SETSIZE.
-    (0..MAX_CPUS).filter(|&cpu| unsafe { libc::CPU_ISSET(cpu, &set) }).collect()
 }

@@ -4,6 +4,7 @@ use super::MpiComm;
 use super::host::{f32s, f32s_mut};
 use crate::backend::buffer::{View, ViewMut};
 use crate::backend::library::Library;
+use crate::clock;
 use crate::error::Result;
 use mpi::collective::SystemOperation;
 use mpi::topology::Communicator;
@@ -42,7 +43,7 @@ impl Library for MpiComm {
     fn quiet_barrier(&self) -> Result<()> {
         let mut barrier = self.control().immediate_barrier();
         while let Err(on_its_way) = barrier.test() {
-            std::thread::sleep(LOOK_EVERY);
+            clock::rest(LOOK_EVERY);
             barrier = on_its_way;
         }
         Ok(())

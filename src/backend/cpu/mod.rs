@@ -61,19 +61,19 @@ pub struct CpuDevice {
 pub struct Done;
 
 impl CpuDevice {
-    /// A device that computes on `threads` threads.
+    /// A device that computes on `n` threads.
     ///
     /// # Errors
-    /// `threads` is 0, or the threads cannot be started.
-    pub fn new(threads: usize) -> Result<Self> {
-        if threads == 0 {
+    /// `n` is 0, or the threads cannot be started.
+    pub fn new(n: usize) -> Result<Self> {
+        if n == 0 {
             return Err(Error::Input("0 compute threads: at least 1 is needed".into()));
         }
-        let pool = (threads > 1)
+        let pool = (n > 1)
             .then(|| {
                 // The calling thread is one of them, so that it computes instead of handing over and waiting, for every operation.
                 let build = |with_this: bool| {
-                    let builder = rayon::ThreadPoolBuilder::new().num_threads(threads);
+                    let builder = rayon::ThreadPoolBuilder::new().num_threads(n);
                     let builder = if with_this { builder.use_current_thread() } else { builder };
                     let builder = builder.thread_name(|i| format!("compute-{i}"));
                     builder.start_handler(|_| allocations::count_this_thread(Owner::Tasks)).build()
@@ -82,8 +82,8 @@ impl CpuDevice {
                 build(true).or_else(|_| build(false))
             })
             .transpose()
-            .map_err(|err| Error::Io(format!("starting {threads} compute threads: {err}")))?;
-        Ok(CpuDevice { threads, pool })
+            .map_err(|err| crate::threads::not_built(&format!("{n} compute threads"), &err))?;
+        Ok(CpuDevice { threads: n, pool })
     }
 
     /// Runs `task(0)` to `task(n_tasks - 1)`, in any order and at once where there is a pool.

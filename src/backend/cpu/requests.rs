@@ -5,11 +5,12 @@
 //! Counts are `c_int` in MPI, so messages are cut at a limit that tests lower.
 
 use crate::backend::buffer::{View, ViewMut};
+use crate::clock;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use mpi::ffi;
 use std::os::raw::c_int;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Largest number of elements in one message.
 pub const MAX_MESSAGE_NUMEL: usize = i32::MAX as usize;
@@ -265,9 +266,8 @@ pub fn roll_call(comm: RawComm, rank: usize, size: usize, timeout: Duration) -> 
         sends.push(sent);
         missing.push((other, received));
     }
-    let began = Instant::now();
     let mut done: c_int = 0;
-    loop {
+    clock::wait_for(timeout, Duration::from_millis(1), || {
         let mut failed = Ok(());
         missing.retain_mut(|(_, request)| {
             // SAFETY: a request made above; a completed one is not asked again.
@@ -275,12 +275,8 @@ pub fn roll_call(comm: RawComm, rank: usize, size: usize, timeout: Duration) -> 
             failed = std::mem::replace(&mut failed, Ok(())).and(check("MPI_Test", code));
             done == 0
         });
-        failed?;
-        if missing.is_empty() || began.elapsed() > timeout {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
+        failed.map(|()| missing.is_empty().then_some(()))
+    })?;
     if missing.is_empty() {
         // SAFETY: requests made above; every rank has posted its receives.
         let code = unsafe { ffi::MPI_Waitall(sends.len() as c_int, sends.as_mut_ptr(), ffi::RSMPI_STATUSES_IGNORE) };

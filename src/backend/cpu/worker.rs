@@ -5,9 +5,9 @@
 //! would take time from the kernels, and where ranks share cores from the rank that is waited for.
 
 use crate::backend::comm::{CommRecord, Landed, Pending};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::telemetry::allocations::{self, Owner};
-use crate::test_hooks;
+use crate::{test_hooks, threads};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -122,10 +122,7 @@ impl<J: Job> Worker<J> {
         let (put, landed) = (Condvar::new(), Condvar::new());
         let shared = Arc::new(Shared { state: Mutex::new(state), put, landed, waiting: AtomicUsize::new(0) });
         let own = Arc::clone(&shared);
-        let thread = std::thread::Builder::new()
-            .name(name.into())
-            .spawn(move || own.run())
-            .map_err(|e| Error::Comm(format!("cannot start the {name} thread: {e}")))?;
+        let thread = threads::spawn(name, move || own.run())?;
         Ok(Worker { shared, thread: Some(thread) })
     }
 

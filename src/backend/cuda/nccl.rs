@@ -8,6 +8,7 @@
 
 use super::Streams;
 use crate::backend::{Queue, View, ViewMut};
+use crate::clock;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use cudarc::nccl::{result as nccl, sys};
@@ -15,7 +16,7 @@ use std::cell::Cell;
 use std::ffi::CStr;
 use std::ptr;
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Bytes of an id, as they travel.
 pub const ID_BYTES: usize = 128;
@@ -126,14 +127,8 @@ impl Communicator {
 
     /// Polls until it is done, for `timeout` at most; false if it is not.
     pub fn poll_for(&self, timeout: Duration) -> Result<bool> {
-        let began = Instant::now();
-        while !self.poll()? {
-            if began.elapsed() > timeout {
-                return Ok(false);
-            }
-            std::thread::sleep(REST);
-        }
-        Ok(true)
+        let look = || Ok(self.poll()?.then_some(()));
+        Ok(clock::wait_for(timeout, REST, look)?.is_some())
     }
 
     /// Ends it on this rank, whatever it is at: its kernels stop, nobody is waited for.
@@ -174,9 +169,7 @@ impl Communicator {
         let ended = check("ncclGroupEnd", unsafe { sys::ncclGroupEnd() }, self.raw);
         called.and(ended)?;
         // The first group of its kind connects to peers; until then nothing else may be called.
-        while !self.poll()? {
-            std::thread::sleep(REST);
-        }
+        self.poll_for(Duration::MAX)?;
         Ok(())
     }
 }
