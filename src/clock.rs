@@ -1,5 +1,6 @@
-//! Time. A duration is a difference of the monotonic clock; a date is the calendar as it was when the process first asked, and the time
-//! that has gone by since. A node's clock that is set while a run goes on changes neither.
+//! Time. A duration is a difference of the monotonic clock; a date is the calendar as it was when the process
+//! first asked, and the time that has gone by since. A node's clock that is set while a run goes on changes
+//! neither.
 //!
 //! Waiting is here too: every rest of the program that is not a rest for an event.
 //!
@@ -38,8 +39,8 @@ pub fn unix_now() -> f64 {
     unix(Instant::now())
 }
 
-/// Whether a thread that looks again and again has run all the while: a process that was stopped, or whose node had no time for
-/// it, knows nothing of how the others got on meanwhile.
+/// Whether a thread that looks again and again has run all the while: a process that was stopped, or whose
+/// node had no time for it, knows nothing of how the others got on meanwhile.
 #[derive(Debug)]
 pub struct Awake {
     looked: Instant,
@@ -56,7 +57,8 @@ impl Awake {
         Awake { looked: now, since: now }
     }
 
-    /// A look at `now`, `rest` or less after the last one. For how long this process did not run, where it did not.
+    /// A look at `now`, `rest` or less after the last one. For how long this process did not run, where it
+    /// did not.
     pub fn look(&mut self, now: Instant, rest: Duration) -> Option<Duration> {
         let gap = now.saturating_duration_since(std::mem::replace(&mut self.looked, now));
         let stood_still = gap > rest + STOOD_STILL;
@@ -77,7 +79,8 @@ pub fn rest(time: Duration) {
     std::thread::sleep(time);
 }
 
-/// Looks at once and then after each rest until there is something to see; None when nothing came within `limit`.
+/// Looks at once and then after each rest until there is something to see; None when nothing came within
+/// `limit`.
 ///
 /// # Errors
 /// Those of a look end the wait.

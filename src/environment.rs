@@ -1,5 +1,5 @@
-//! The environment of this process, read here alone, and what backs it up: variables outlive what set them, in
-//! shells, containers and task farms, so that none of a launcher or scheduler is believed by itself.
+//! The environment of this process, read here alone, and what backs it up: variables outlive what set them,
+//! in shells, containers and task farms, so that none of a launcher or scheduler is believed by itself.
 //!
 //! Must not know: MPI, what a rank does.
 
@@ -58,8 +58,8 @@ impl Launched {
     }
 }
 
-/// What this process's variables said of a launcher when it was first asked, which `main` does: a library may set some of its own
-/// later. They may be those of another start: see [`siblings`].
+/// What this process's variables said of a launcher when it was first asked, which `main` does: a library may
+/// set some of its own later. They may be those of another start: see [`siblings`].
 pub fn launched() -> Option<Launched> {
     static LAUNCHED: OnceLock<Option<Launched>> = OnceLock::new();
     LAUNCHED.get_or_init(|| Launched::of(variable)).clone()
@@ -78,7 +78,8 @@ pub struct Sibling {
     pub does_the_same: bool,
 }
 
-/// The processes of this user on this node that were started together with this one, this one among them, by rank.
+/// The processes of this user on this node that were started together with this one, this one among them, by
+/// rank.
 pub fn siblings(own: &Launched) -> Vec<Sibling> {
     let task = |pid: &str| {
         let dir = PathBuf::from("/proc").join(pid);
@@ -97,14 +98,15 @@ pub fn siblings(own: &Launched) -> Vec<Sibling> {
             Some(Sibling { rank: launched.rank, pid, state: state_of(pid)?, does_the_same })
         })
         .collect();
-    // A rank may have children of its own, with its variables: the oldest process, which the launcher started, counts.
+    // A rank may have children of its own, with its variables: the oldest process, which the launcher
+    // started, counts.
     found.sort_by_key(|sibling| (sibling.rank, !sibling.does_the_same, sibling.pid));
     found.dedup_by_key(|sibling| sibling.rank);
     found
 }
 
-/// A rank below this one that does the same work beyond doubt: the launcher of both was told this very command, or its process
-/// is seen on this node. Tasks of a farm differ in their arguments or directories.
+/// A rank below this one that does the same work beyond doubt: the launcher of both was told this very
+/// command, or its process is seen on this node. Tasks of a farm differ in their arguments or directories.
 pub fn twin() -> Option<usize> {
     let own = launched().filter(|own| own.rank > 0)?;
     let parent = std::os::unix::process::parent_id();
@@ -126,7 +128,17 @@ fn command_line(pid: u32) -> Vec<Vec<u8>> {
     words.split(|&b| b == 0).map(<[u8]>::to_vec).collect()
 }
 
-/// Whether Slurm started this process, or a process it descends from: variables alone may be those of another job.
+/// Seconds that mpirun leaves its ranks after it has passed SIGTERM on to them; None where none started this process.
+pub fn mpirun_grace_seconds() -> Option<f64> {
+    // Open MPI's own default. It sets the variable of ranks itself, before they start, where its parameter is given.
+    const DEFAULT: f64 = 1.0;
+    launched()?.local_size?;
+    let given = variable("OMPI_MCA_odls_base_sigkill_timeout").and_then(|text| text.trim().parse().ok());
+    Some(given.unwrap_or(DEFAULT))
+}
+
+/// Whether Slurm started this process, or a process it descends from: variables alone may be those of another
+/// job.
 pub fn descends_from_slurm() -> bool {
     let mut pid = std::process::id();
     // A loop ends, whatever the system shows.

@@ -5,8 +5,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The processors this thread may run on, ascending; as many as the standard library counts where the system does not list them.
-/// From a list in words, which has no width: a mask of the C library's own type ends at 1,024.
+/// The processors this thread may run on, ascending; as many as the standard library counts where the system
+/// does not list them. From a list in words, which has no width: a mask of the C library's own type ends at
+/// 1,024.
 pub fn allowed_cpus() -> Vec<usize> {
     let status = fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
     let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
@@ -86,8 +87,9 @@ fn thread_bounds(own: &str, groups: &str, file: impl Fn(&Path) -> Option<String>
     found
 }
 
-/// The files with one bound of a process's control groups and of those around them, innermost first; `groups` is
-/// `/proc/self/cgroup`. Version 2 has one tree, version 1 one for each controller, and another name for the file.
+/// The files with one bound of a process's control groups and of those around them, innermost first; `groups`
+/// is `/proc/self/cgroup`. Version 2 has one tree, version 1 one for each controller, and another name for
+/// the file.
 pub fn control_files(groups: &str, controller: &str, v2_file: &str, v1_file: &str) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for line in groups.lines() {

@@ -1,6 +1,7 @@
-//! Faults that tests ask for through the environment. Nothing happens where the variables are not set, nor without
-//! `--test-hooks` on the command line: a variable that somebody left in a shell changes no result. A run with active hooks says so in its
-//! log, in `summary.json` and in its checkpoints, and so does every run that goes on from these.
+//! Faults that tests ask for through the environment. Nothing happens where the variables are not set, nor
+//! without `--test-hooks` on the command line: a variable that somebody left in a shell changes no result. A
+//! run with active hooks says so in its log, in `summary.json` and in its checkpoints, and so does every run
+//! that goes on from these.
 //!
 //! | variable | effect |
 //! | --- | --- |
@@ -18,8 +19,8 @@
 //!
 //! The ranks of the last four are those of the whole job.
 //!
-//! Points are those of a save, [`SAVE_POINTS`], and [`OTHER_POINTS`]. What rank 0 alone does has the rank 0. Several faults are
-//! separated by commas.
+//! Points are those of a save, [`SAVE_POINTS`], and [`OTHER_POINTS`]. What rank 0 alone does has the rank 0.
+//! Several faults are separated by commas.
 
 use crate::{clock, environment};
 use std::collections::BTreeSet;
@@ -123,9 +124,9 @@ pub const SAVE_POINTS: [(&str, Passes); 22] = [
     ("save.done", Passes::EachRank),
 ];
 
-/// Points that are none of a save: before the deck is read, before the data are read, before a training step, before MPI
-/// ends; after a batch of tokens was written, and after the last one; before each chunk that the acceptance benchmark writes;
-/// before a live view is drawn anew, its looks counted from 0.
+/// Points that are none of a save: before the deck is read, before the data are read, before a training step,
+/// before MPI ends; after a batch of tokens was written, and after the last one; before each chunk that the
+/// acceptance benchmark writes; before a live view is drawn anew, its looks counted from 0.
 pub const OTHER_POINTS: [&str; 8] =
     ["deck", "scan", "step", "leave", "tokenize.batch", "tokenize.finished", "storage.write", "watch.draw"];
 
@@ -209,7 +210,8 @@ pub fn spoilt(rank: usize, factor: f32) -> f32 {
     if spoil.split(',').any(|one| one == here) { f32::NAN } else { factor }
 }
 
-/// Whether the wait of `queue` (or of the host) that stands at `place` is to be left out. Lists the place where a test asks for the list.
+/// Whether the wait of `queue` (or of the host) that stands at `place` is to be left out. Lists the place
+/// where a test asks for the list.
 pub fn skips_wait(place: &Location<'_>, queue: impl Debug) -> bool {
     static SKIPPED: OnceLock<Option<String>> = OnceLock::new();
     static LIST: OnceLock<Option<Mutex<BTreeSet<String>>>> = OnceLock::new();

@@ -14,8 +14,8 @@ pub fn spawn<T: Send + 'static>(name: &str, work: impl FnOnce() -> T + Send + 's
     Builder::new().name(name.into()).spawn(work).map_err(|e| refused(&format!("the thread `{name}`"), &e))
 }
 
-/// Starts the threads on which parallel iterators run outside of a device, unless they run already. Left to the first
-/// use, a system that starts none would end the program by a panic.
+/// Starts the threads on which parallel iterators run outside of a device, unless they run already. Left to
+/// the first use, a system that starts none would end the program by a panic.
 ///
 /// # Errors
 /// As for [`spawn`].

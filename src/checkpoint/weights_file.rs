@@ -186,6 +186,22 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    #[test]
+    fn a_colon_parts_file_and_group_where_there_is_such_a_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name).display().to_string();
+        std::fs::write(path("a:b.h5"), "").unwrap();
+        let split = |spec: String| {
+            let (file, group) = split_spec(&spec);
+            (file.display().to_string(), group)
+        };
+        assert_eq!(split(path("a:b.h5")), (path("a:b.h5"), None));
+        assert_eq!(split(path("a:b.h5:weight")), (path("a:b.h5"), Some("weight".into())));
+        assert_eq!(split(path("a:b.h5:g:h")), (path("a:b.h5"), Some("g:h".into())));
+        // What is not there is named as it was written.
+        assert_eq!(split(path("DIR:with:colon")), (path("DIR:with:colon"), None));
+    }
+
     /// Flat indices of a box, slowly.
     fn flat(shape: &[usize], window: &[Range<usize>]) -> Vec<usize> {
         let mut indices = vec![0];

@@ -52,7 +52,7 @@ fn a_path_that_only_a_shell_understands_is_refused_by_its_key() {
         assert!(fault.starts_with(key) && fault.contains("let the shell expand it"), "{fault}");
     }
     for path in ["run.dir=./~x", "run.dir=a$", "run.dir=a$1", "run.dir=a~"] {
-        assert!(faults(SMALLEST, &[path]).is_empty(), "{path}");
+        parsed(SMALLEST, &[path]);
     }
 }
 

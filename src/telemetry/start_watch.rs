@@ -1,9 +1,10 @@
-//! The watch over a rank's start, from before MPI to the first agreement of a run and on to its recorder: who has not come is
-//! named after `run.timeout`, and a signal ends what gets nowhere.
+//! The watch over a rank's start, from before MPI to the first agreement of a run and on to its recorder: who
+//! has not come is named after `run.timeout`, and a signal ends what gets nowhere.
 //!
-//! There is no communicator to ask, and no run directory to leave signs of life in. So a rank shows where it is in the name
-//! of its watching thread, which every process of the same user on the node can read, stopped or not; the ranks of
-//! a node are found by the variables that their launcher gave them. What hangs on another node is named by that node's ranks.
+//! There is no communicator to ask, and no run directory to leave signs of life in. So a rank shows where it
+//! is in the name of its watching thread, which every process of the same user on the node can read, stopped
+//! or not; the ranks of a node are found by the variables that their launcher gave them. What hangs on
+//! another node is named by that node's ranks.
 //!
 //! Must not know: MPI. How the job is ended is told.
 
@@ -242,7 +243,8 @@ struct Seen {
     place: Option<(StartPlace, u64)>,
 }
 
-/// Says who is late, where this rank is the one to speak. True when the job is to end now; false when it gets on after all.
+/// Says who is late, where this rank is the one to speak. True when the job is to end now; false when it gets
+/// on after all.
 fn judge(watched: &Watched, place: StartPlace, limit: Duration, waited: Duration) -> bool {
     let launched = environment::launched();
     let (all, own_rank) = match &launched {

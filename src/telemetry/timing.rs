@@ -292,6 +292,20 @@ impl Timing {
         lost.checkpoint_stall += stall_seconds;
     }
 
+    /// What the launcher grants a rank between SIGTERM and its death, where it is less than a step and a save have taken: said once,
+    /// after the third step, whose predecessors warm up.
+    pub fn warn_of_grace(&mut self, grace_seconds: Option<f64>) {
+        let Some(grace) = grace_seconds.filter(|_| self.step_seconds.len() == 3 && self.path.is_some()) else { return };
+        let steps: Vec<f64> = self.step_seconds.iter().copied().collect();
+        let needed = quantile(&steps, 0.5) + self.record.save_seconds_max;
+        if needed > grace {
+            log::warn!(
+                "a step takes {needed:.1} s, and mpirun kills its ranks {grace:.0} s after it gets SIGTERM: no checkpoint would \
+                 be saved; send SIGUSR1 instead, give mpirun `--mca odls_base_sigkill_timeout 60`, or start with srun"
+            );
+        }
+    }
+
     /// A step was not finite.
     pub fn skipped(&mut self, seconds: f64) {
         self.record.lost_seconds.skipped_steps += seconds;
