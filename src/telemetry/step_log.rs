@@ -250,7 +250,8 @@ mod tests {
             std::fs::write(path.with_file_name("other"), b"x").unwrap();
             std::fs::rename(path.with_file_name("other"), path).unwrap();
         };
-        let cases: [(&str, &dyn Fn(&Path), &str); 4] = [
+        type Change<'a> = &'a dyn Fn(&Path);
+        let cases: [(&str, Change<'_>, &str); 4] = [
             ("steps.csv", &none, "moved or removed"),
             ("steps.jsonl", &none, "moved or removed"),
             ("steps.csv", &moved, "moved or removed"),
