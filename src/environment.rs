@@ -110,11 +110,16 @@ pub fn siblings(own: &Launched) -> Vec<Sibling> {
 pub fn twin() -> Option<usize> {
     let own = launched().filter(|own| own.rank > 0)?;
     let parent = std::os::unix::process::parent_id();
-    if is_told(&command_line(parent), &command_line(std::process::id())) {
+    let is_launcher =
+        name_and_parent(parent).is_some_and(|(name, _)| LAUNCHERS.iter().any(|own| name.starts_with(own)));
+    if is_launcher && is_told(&command_line(parent), &command_line(std::process::id())) {
         return Some(0);
     }
     siblings(&own).iter().find(|sibling| sibling.rank < own.rank && sibling.does_the_same).map(|sibling| sibling.rank)
 }
+
+/// How the programs that start ranks of their own command line call themselves: others, such as `timeout`, start one process.
+const LAUNCHERS: [&str; 5] = ["mpirun", "mpiexec", "orterun", "prterun", "prun"];
 
 /// Whether a launcher's command line gives all its processes the command `own`.
 fn is_told(launcher: &[Vec<u8>], own: &[Vec<u8>]) -> bool {

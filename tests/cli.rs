@@ -52,7 +52,8 @@ fn a_rank_in_the_environment_alone_does_its_work_and_a_second_rank_of_one_comman
     }
     let case = Case::tiny();
     let plan = Run::new(3).arg("plan").arg(case.deck()).args(["--ranks", "2", "--json"]).output().expect_success();
-    assert_eq!(plan.stdout.matches("\"world_size\"").count().max(1), 1, "{plan}");
+    // Of two or three copies no JSON would be made.
+    assert!(serde_json::from_str::<serde_json::Value>(&plan.stdout).is_ok(), "{plan}");
     assert_eq!(plan.stderr.matches("stands aside: rank 0 was told the same").count(), 2, "{plan}");
     // Tasks of a farm, each with words of its own.
     let farm = Run::new(2).program("sh").args(["-c", "exec \"$0\" ckpt verify /no/$OMPI_COMM_WORLD_RANK"]);

@@ -269,7 +269,9 @@ mod tests {
     fn a_second_holder_is_refused_with_the_first_one_s_name_until_that_is_gone() {
         let dir = tempfile::tempdir().unwrap();
         let first = RunLock::hold(dir.path(), Locking::BestEffort, &holder(7, Some("41"))).unwrap();
-        let refused = RunLock::hold(dir.path(), Locking::On, &holder(8, Some("42"))).unwrap_err();
+        // On another node, which cannot see that this test has no process 7.
+        let elsewhere = Holder { host: "n2".into(), ..holder(8, Some("42")) };
+        let refused = RunLock::hold(dir.path(), Locking::On, &elsewhere).unwrap_err();
         let text = refused.to_string();
         assert!(text.contains("process 7 on n1 (job 41)") && text.contains("set another run.dir"), "{text}");
         assert_eq!(refused.exit().code(), 2);
