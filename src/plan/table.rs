@@ -123,21 +123,22 @@ impl Paper {
         let psi_hat: usize = plan.partitions.iter().map(Partition::padded_numel).sum();
         let a = micro_steps(shape.n_micro, n);
         let peaks = plan.training_peaks();
-        let volumes: Vec<Volume> = (0..n).map(|r| plan.step_volume(r, shape.n_micro)).collect();
+        let last_active = contributors(shape.n_micro, n, a - 1);
         let mut step_volume: Vec<VolumeRow> = Vec::new();
-        for (rank, v) in volumes.iter().enumerate() {
+        // Ranks differ by whether they have a micro-batch in the last micro-step, and by nothing else.
+        for (first_rank, end) in [(0, last_active), (last_active, n)].into_iter().filter(|(first, end)| first < end) {
+            let Volume { all_gather_bytes, reduce_scatter_bytes } = plan.step_volume(first_rank, shape.n_micro);
             match step_volume.last_mut() {
                 Some(row)
-                    if (row.all_gather_bytes, row.reduce_scatter_bytes)
-                        == (v.all_gather_bytes, v.reduce_scatter_bytes) =>
+                    if (row.all_gather_bytes, row.reduce_scatter_bytes) == (all_gather_bytes, reduce_scatter_bytes) =>
                 {
-                    row.last_rank = rank;
+                    row.last_rank = end - 1;
                 }
                 _ => step_volume.push(VolumeRow {
-                    first_rank: rank,
-                    last_rank: rank,
-                    all_gather_bytes: v.all_gather_bytes,
-                    reduce_scatter_bytes: v.reduce_scatter_bytes,
+                    first_rank,
+                    last_rank: end - 1,
+                    all_gather_bytes,
+                    reduce_scatter_bytes,
                 }),
             }
         }
@@ -148,7 +149,7 @@ impl Paper {
             n_params_padded: psi_hat,
             n_micro: shape.n_micro,
             micro_steps: a,
-            ranks_in_last_micro_step: contributors(shape.n_micro, n, a - 1),
+            ranks_in_last_micro_step: last_active,
             params: spec
                 .params
                 .iter()
@@ -159,7 +160,7 @@ impl Paper {
                     numel: p.numel,
                     shard_numel: p.shard_numel(),
                     padding: p.padded_numel() - p.numel,
-                    empty_slices: (0..n).filter(|&r| p.shard_range(r).is_empty()).count(),
+                    empty_slices: n - p.numel.div_ceil(p.shard_numel().max(1)),
                 })
                 .collect(),
             reduced_once: plan.train_hold.is_some(),
@@ -193,18 +194,18 @@ fn node_volume(plan: &Plan, shape: Shape) -> NodeVolume {
     // A gather brings as much from each peer.
     let from_a_peer = plan.step_volume(0, shape.n_micro).all_gather_bytes.checked_div(n as u64 - 1).unwrap_or(0);
     let slices = ranks * plan.reduce_slice_bytes();
-    let contributions: Vec<u64> =
-        plan.reductions(shape.n_micro).map(|active| active.saturating_sub(k) as u64).collect();
+    let contributions =
+        || plan.reductions(shape.n_micro).map(|(active, times)| (active.saturating_sub(k) as u64, times as u64));
     // In a reduce-scatter ranks without a gradient take part, too.
     let on_a_ring = |contributed: u64| contributed > 0 || !plan.knobs.deterministic && outside > 0;
-    let rings = contributions.iter().filter(|&&contributed| on_a_ring(contributed)).count() as u64;
+    let rings: u64 = contributions().filter(|&(contributed, _)| on_a_ring(contributed)).map(|(_, times)| times).sum();
     // A ring's link into a node carries all slices but one.
     let ring_slices = if outside > 0 { n as u64 - 1 } else { 0 };
     let ring_reduce_scatter_bytes = plan.reduce_slice_bytes() * rings * ring_slices;
     NodeVolume {
         all_gather_bytes: ranks * outside * from_a_peer,
         reduce_scatter_bytes: match plan.knobs.deterministic {
-            true => slices * contributions.iter().sum::<u64>(),
+            true => slices * contributions().map(|(contributed, times)| contributed * times).sum::<u64>(),
             false => ring_reduce_scatter_bytes,
         },
         ring_reduce_scatter_bytes,

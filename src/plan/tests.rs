@@ -259,7 +259,7 @@ proptest! {
             prop_assert_eq!(plan.train.staging[r].map(|id| plan.train.slots[id].numel), Some(largest));
         }
         let slices: usize = plan.partitions.iter().map(|p| 4 * p.shard_numel()).sum();
-        let reductions = plan.reductions(n_micro).count();
+        let reductions = plan.n_reductions(n_micro);
         for rank in 0..n {
             let bytes = plan.step_volume(rank, n_micro).reduce_scatter_bytes;
             prop_assert_eq!(bytes, (reductions * (n - 1) * slices) as u64);

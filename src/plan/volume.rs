@@ -80,11 +80,13 @@ impl Plan {
     pub fn step_volume(&self, rank: usize, n_micro: usize) -> Volume {
         let n = self.world_size;
         let a = micro_steps(n_micro, n);
-        let gathered = (0..a).map(|a_i| self.gather_bytes(&self.micro_step(a_i, a).schedule)).sum::<u64>();
+        // All micro-steps but the last run one program.
+        let of_micro_step = |a_i: usize| self.gather_bytes(&self.micro_step(a_i, a).schedule);
+        let gathered = (a as u64 - 1) * of_micro_step(0) + of_micro_step(a - 1);
         let refreshed = self.refreshed_state().map_or(0, |s| self.refresh.received_bytes(s, n));
         // A rank without a gradient takes part in a reduce-scatter all the same, with zeros.
         let arriving = |k: usize| if self.knobs.deterministic { k - usize::from(rank < k) } else { n - 1 };
-        let contributions: usize = self.reductions(n_micro).map(arriving).sum();
+        let contributions: usize = self.reductions(n_micro).map(|(k, times)| times * arriving(k)).sum();
         Volume {
             all_gather_bytes: gathered + refreshed,
             reduce_scatter_bytes: contributions as u64 * self.reduce_slice_bytes(),
@@ -96,11 +98,18 @@ impl Plan {
         self.slice_bytes(self.knobs.reduce_dtype)
     }
 
-    /// The reductions of all gradients in one step: how many ranks contribute to each.
-    pub fn reductions(&self, n_micro: usize) -> impl Iterator<Item = usize> {
+    /// The reductions of all gradients in one step: how many ranks contribute, and to how many reductions. All micro-steps but
+    /// the last are alike, however many there are.
+    pub fn reductions(&self, n_micro: usize) -> impl Iterator<Item = (usize, usize)> {
         let a = micro_steps(n_micro, self.world_size);
-        let first = if self.train_hold.is_some() { a - 1 } else { 0 };
-        (first..a).map(move |a_i| self.contributors(n_micro, a_i))
+        let before_last = if self.train_hold.is_some() { 0 } else { a - 1 };
+        let groups = [(self.contributors(n_micro, 0), before_last), (self.contributors(n_micro, a - 1), 1)];
+        groups.into_iter().filter(|(_, times)| *times > 0)
+    }
+
+    /// How many there are.
+    pub fn n_reductions(&self, n_micro: usize) -> usize {
+        self.reductions(n_micro).map(|(_, times)| times).sum()
     }
 
     /// Rule 6 for this stage and these element types: `2A` gathers of everything in stage 3, one refresh below it.
@@ -111,7 +120,7 @@ impl Plan {
             1 | 2 => (1, self.knobs.param_dtype),
             _ => (2 * a, self.knobs.param_dtype),
         };
-        let reductions = self.reductions(n_micro).count();
+        let reductions = self.n_reductions(n_micro);
         let bytes = all_gathers as u64 * self.slice_bytes(gathered) + reductions as u64 * self.reduce_slice_bytes();
         Bound { all_gathers, reductions, bytes: bytes * (self.world_size as u64 - 1) }
     }

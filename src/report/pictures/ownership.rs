@@ -51,10 +51,14 @@ fn compare(planned: &RunPlan) -> Result<Ownership> {
     let n_micro_steps = micro_steps(*n_micro, n);
     let received = |rank: usize| -> u64 {
         let param_bytes = plan.knobs.param_dtype.bytes() as u64;
-        let gathers = (0..n_micro_steps).flat_map(|a| &plan.micro_step(a, n_micro_steps).schedule.gathers);
-        let foreign = gathers.flat_map(|g| &g.params).filter(|&&p| owner_of_param[p] != rank);
-        let broadcast: u64 = foreign.map(|&p| param_bytes * spec.params[p].numel() as u64).sum();
-        let contributions: usize = plan.reductions(*n_micro).map(|k| arriving(plan, rank, k)).sum();
+        // All micro-steps but the last run one program.
+        let of_micro_step = |a: usize| -> u64 {
+            let gathers = &plan.micro_step(a, n_micro_steps).schedule.gathers;
+            let foreign = gathers.iter().flat_map(|g| &g.params).filter(|&&p| owner_of_param[p] != rank);
+            foreign.map(|&p| param_bytes * spec.params[p].numel() as u64).sum()
+        };
+        let broadcast = (n_micro_steps as u64 - 1) * of_micro_step(0) + of_micro_step(n_micro_steps - 1);
+        let contributions: usize = plan.reductions(*n_micro).map(|(k, times)| times * arriving(plan, rank, k)).sum();
         broadcast + contributions as u64 * plan.knobs.reduce_dtype.bytes() as u64 * owned[rank]
     };
     Ok(Ownership {
@@ -113,8 +117,11 @@ mod tests {
             let a = micro_steps(planned.n_micro, n) as u64;
             let reduced: u64 = (0..n)
                 .map(|rank| {
-                    let arrive: usize =
-                        planned.plan.reductions(planned.n_micro).map(|k| arriving(&planned.plan, rank, k)).sum();
+                    let arrive: usize = planned
+                        .plan
+                        .reductions(planned.n_micro)
+                        .map(|(k, times)| times * arriving(&planned.plan, rank, k))
+                        .sum();
                     arrive as u64 * both.wrong.resident_bytes[rank] / 16 * 4
                 })
                 .sum();
