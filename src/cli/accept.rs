@@ -1,30 +1,29 @@
-//! `zero3 accept`: the deck on every rank, the backend, the lab.
+//! `zero3 accept`: the deck on every rank, the backend, the cluster.
 
 use super::args::AcceptArgs;
-use super::backend_choice::{self, Chosen};
+use super::backend_choice;
 use super::launch::{self, Launch};
 use super::on_backend::{Work, on_backend};
-use crate::accept::baseline::Baseline;
-use crate::accept::deadline::OwnWork;
-use crate::accept::{self, Lab, Record, size};
+use crate::accept::verdict::baseline::Baseline;
+use crate::accept::{self, Acceptance, RecordPaths, reference_size};
 use crate::backend::agree::{all_or_none, decided_by_rank_0};
-use crate::backend::cuda::probe;
 use crate::backend::{Backend, Comm};
 use crate::config::acceptance::Deck;
 use crate::error::{Exit, Result};
+use crate::harness::{Cluster, LocalWork};
 use crate::telemetry::{StartPlace, logging, signals, start_watch};
 use crate::test_hooks;
 use std::time::Instant;
 
-/// Signals that end the acceptance after the section that is under way.
+/// Signals that end the acceptance after the current section.
 const STOP_SIGNALS: &str = "TERM,USR1";
 
 /// Runs the acceptance on all ranks.
 pub(super) fn run(launch: &Launch, args: &AcceptArgs, started: Instant) -> Result<Exit> {
-    let comm = launch.shard_group()?;
+    let group = launch.shard_group()?;
     start_watch::at(StartPlace::Deck);
-    // Rank 0 reads; the others get it resolved, so that all run the same one.
-    let (text, baseline) = decided_by_rank_0(&comm, || {
+    // Rank 0 reads the deck and sends it resolved, so that all ranks run the same one.
+    let (text, baseline) = decided_by_rank_0(&group, || {
         let deck = Deck::load(&args.deck.path, &args.deck.overrides)?;
         let baseline = args.baseline.as_deref().map(Baseline::read).transpose()?.unwrap_or_default();
         Ok((deck.to_toml(), baseline))
@@ -32,61 +31,56 @@ pub(super) fn run(launch: &Launch, args: &AcceptArgs, started: Instant) -> Resul
     let deck = Deck::parse(&text, &[], "the deck of rank 0")?;
     start_watch::end();
     logging::init(&deck.run.log_level, launch.rank());
-    test_hooks::add_to_job(all_or_none(&comm, Ok(test_hooks::active()))?.into_iter().flatten());
+    test_hooks::add_to_job(all_or_none(&group, Ok(test_hooks::active()))?.into_iter().flatten());
     if launch.rank() == 0 {
         launch::say_hooks();
     }
-    // Which backend does not depend on how large the model will be.
-    let small = if deck.training.is_unsized() { deck.with_shape(size::SHAPES[0]) } else { deck.clone() };
+    // The choice of a backend does not depend on the size of the model.
+    let small = if deck.training.is_unsized() { deck.with_size(reference_size::SIZES[0]) } else { deck.clone() };
     let reference = small.reference("tokens.u16", &deck.run.dir, deck.training.steps)?;
-    let chosen = backend_choice::choose(&comm, &reference, &launch.host())?;
+    let chosen = backend_choice::choose(&group, &reference, &launch.host())?;
     signals::listen(&signals::numbers_of(STOP_SIGNALS).expect("written above"));
-    let threads = launch.threads(deck.run.threads_per_rank);
-    let record = Record { baseline: args.record_baseline.clone(), answers: args.record_answers.clone() };
-    let acceptance = Acceptance { launch, deck: &deck, baseline: &baseline, record, chosen, threads, started };
-    on_backend(chosen, comm, &reference, threads, acceptance)
+    let threads = launch.threads(deck.run.threads_per_rank)?;
+    let record = RecordPaths { baseline: args.record_baseline.clone(), golden_losses: args.record_answers.clone() };
+    let command = AcceptCommand { launch, deck: &deck, baseline: &baseline, record, threads, started };
+    on_backend(chosen, group, &reference, threads, command)
 }
 
-/// All that is known before the backend is open.
-struct Acceptance<'a> {
+/// What is known before the backend is opened.
+struct AcceptCommand<'a> {
     launch: &'a Launch,
     deck: &'a Deck,
     baseline: &'a Baseline,
-    record: Record,
-    chosen: Chosen,
+    record: RecordPaths,
     threads: usize,
     started: Instant,
 }
 
-impl Work for Acceptance<'_> {
+impl Work for AcceptCommand<'_> {
     type Output = Exit;
 
     fn on<B: Backend>(self, device: &B::Device, comm: &B::Comm) -> Result<Exit> {
-        let Acceptance { launch, deck, baseline, record, chosen, threads, started } = self;
-        let (mut versions, mut facts) = (launch.versions(), launch.facts(threads));
+        let AcceptCommand { launch, deck, baseline, record, threads, started } = self;
+        let mut versions = launch.versions();
         if !test_hooks::of_job().is_empty() {
             versions.insert("test hooks".into(), test_hooks::of_job().join(", "));
         }
-        if chosen != Chosen::Cpu {
-            let cuda = probe::versions(comm.size() > 1).into_iter().map(|(name, version)| (name.into(), version));
-            versions.extend(cuda);
-            facts.extend(versions.clone());
-        }
-        let weakest = size::weakest(comm, &launch.host(), device, threads)?;
-        let deck = &size::fitted::<B::Device>(deck, weakest)?;
-        let lab: Lab<'_, B> = Lab {
+        versions.extend(B::library_versions(comm.size() > 1).into_iter().map(|(name, said)| (name.into(), said)));
+        let mut facts = launch.facts(threads);
+        facts.extend(versions.clone());
+        let weakest = reference_size::weakest(comm, &launch.host(), device, threads)?;
+        let deck = &reference_size::fitted::<B::Device>(deck, weakest)?;
+        let cluster: Cluster<'_, B> = Cluster {
             device,
             comm,
             split: &|color, key| B::group(comm, launch.group(color, key)?),
-            deck,
-            baseline,
             hosts: all_or_none(comm, Ok(launch.host()))?,
             versions,
             poison: cfg!(debug_assertions),
             started,
             abort: launch::abort_job,
-            own_work: OwnWork::default(),
+            local_work: LocalWork::default(),
         };
-        accept::run(&lab, &facts, &record)
+        accept::run(&Acceptance { cluster, deck, baseline }, &facts, &record)
     }
 }

@@ -4,8 +4,9 @@
 
 use super::launch_checks::{self, Place};
 use crate::backend::agree::all_or_none;
-use crate::backend::cpu::{MpiComm, instruction_set};
+use crate::backend::cpu::instruction_set;
 use crate::backend::mesh::{Dim, Mesh};
+use crate::backend::mpi::{self, Group, Universe, library_version, processor_name};
 use crate::config::Deck;
 use crate::environment;
 use crate::error::{Error, Exit, Result};
@@ -14,23 +15,19 @@ use crate::telemetry::start_watch;
 use crate::telemetry::time_limit::job_id;
 use crate::telemetry::{Flight, StartPlace, human};
 use crate::test_hooks;
-use mpi::Threading;
-use mpi::environment::Universe;
-use mpi::topology::SimpleCommunicator;
-use mpi::traits::*;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::time::Duration;
 
-/// A running MPI library. Dropping it finalises MPI, which waits for all ranks.
+/// A process of a job under MPI. Dropping it finalises MPI, which waits for all ranks.
 pub struct Launch {
     universe: Universe,
-    world: SimpleCommunicator,
 }
 
-/// Lets the C library's allocator keep what is freed. Matrix products allocate their packing buffers at each call, up to some
-/// MB; given back to the system and asked for again, they cost a page fault per 4 KiB in every step.
+/// Lets the C library's allocator keep what is freed. Matrix products allocate their packing buffers at each
+/// call, up to some MB; given back to the system and asked for again, they cost a page fault per 4 KiB in
+/// every step.
 fn keep_freed_memory() {
     #[cfg(target_env = "gnu")]
     {
@@ -45,60 +42,34 @@ fn keep_freed_memory() {
 }
 
 impl Launch {
-    /// Watches over the start from here on; `timeout` finds `run.timeout`, and may hang. Starts MPI, keeps freed memory, and turns every later panic into an abort of the whole job.
+    /// Watches over the start from here on; `timeout` finds `run.timeout`, and may hang. Starts MPI, keeps freed
+    /// memory, and turns every later panic into an abort of the whole job.
     pub fn start(timeout: impl FnOnce() -> Option<Duration> + Send + 'static) -> Result<Self> {
         // Variables of a Slurm step that this process is no task of say nothing of its start.
         let is_task = environment::descends_from_slurm();
         let env = |name: &str| environment::variable(name).filter(|_| is_task || name != "SLURM_STEP_NUM_TASKS");
-        if let Some(refusal) = launch_checks::refusal_before_mpi(&env, &mpi_library()) {
+        if let Some(refusal) = launch_checks::refusal_before_mpi(&env, &library_version()) {
             return Err(Error::Input(refusal));
         }
         keep_freed_memory();
         start_watch::begin(timeout, start_watch::Ends { job: abort_job, process: end_process })?;
-        let (universe, granted) = mpi::initialize_with_threading(Threading::Multiple)
-            .ok_or_else(|| Error::Comm("MPI was already initialised in this process".into()))?;
+        let universe = Universe::start()?;
         start_watch::mpi_runs();
         start_watch::at(StartPlace::Connect);
         let world = universe.world();
-        if let Some(refusal) = launch_checks::refusal_after_mpi(&env, world.size() as usize) {
+        if let Some(refusal) = launch_checks::refusal_after_mpi(&env, world.size()) {
             return Err(Error::Input(refusal));
         }
         abort_on_panic(world.rank(), processor_name());
-        test_hooks::set_world_rank(world.rank() as usize);
-        let launch = Launch { universe, world };
-        launch.connect_all();
-        if granted != Threading::Multiple {
-            return Err(Error::Comm(format!(
-                "this MPI library grants {granted:?}, zero3 needs MPI_THREAD_MULTIPLE: collectives run on helper threads \
-                 beside compute; use a build of MPI with thread support"
-            )));
-        }
-        Ok(launch)
-    }
-
-    /// Exchanges a byte with every other rank, on this thread alone. MPI libraries open a connection at the first message
-    /// between two ranks; Open MPI 4.1 crashes or hangs now and then when several threads of a rank, or both ends at
-    /// once, open the same one, which is what the first collectives of two queues would do between nodes. So the lower rank
-    /// of each pair opens it, and the higher one answers.
-    fn connect_all(&self) {
-        let (rank, size) = (self.world.rank(), self.world.size());
-        for lower in (0..rank).map(|r| self.world.process_at_rank(r)) {
-            let mut received = 0u8;
-            lower.receive_into(&mut received);
-            lower.send(&received);
-        }
-        for higher in (rank + 1..size).map(|r| self.world.process_at_rank(r)) {
-            higher.send(&0u8);
-        }
-        for higher in (rank + 1..size).map(|r| self.world.process_at_rank(r)) {
-            let mut received = 0u8;
-            higher.receive_into(&mut received);
-        }
+        test_hooks::set_world_rank(world.rank());
+        universe.connect_all();
+        universe.check_threading()?;
+        Ok(Launch { universe })
     }
 
     /// World rank.
     pub fn rank(&self) -> usize {
-        self.world.rank() as usize
+        self.universe.world().rank()
     }
 
     /// The name of this rank's node.
@@ -106,20 +77,16 @@ impl Launch {
         processor_name()
     }
 
-    /// The group of ranks that share the slices of every parameter: today all of them.
-    pub fn shard_group(&self) -> Result<MpiComm> {
-        let mesh = Mesh::sharded(self.world.size() as usize);
-        let comm =
-            MpiComm::split(&self.world, mesh.color(self.rank(), Dim::Shard), mesh.coordinate(self.rank(), Dim::Shard))?;
-        Ok(match test_hooks::max_message_numel() {
-            Some(numel) => comm.with_max_message_numel(numel),
-            None => comm,
-        })
+    /// The group of ranks that share the slices of every parameter: today all of them. Collective over the
+    /// job.
+    pub fn shard_group(&self) -> Result<Group> {
+        let world = self.universe.world();
+        world.along(&Mesh::sharded(world.size()), Dim::Shard)
     }
 
-    /// The ranks of one colour, ordered by key, as a group of their own. Collective over the whole job.
-    pub fn group(&self, color: usize, key: usize) -> Result<MpiComm> {
-        Ok(MpiComm::split(&self.world, color, key)?.reading_peers())
+    /// The ranks of one colour, ordered by key. Collective over the job.
+    pub fn group(&self, color: usize, key: usize) -> Result<Group> {
+        self.universe.world().split(color, key)
     }
 
     /// What this rank can say of itself, by name.
@@ -133,9 +100,9 @@ impl Launch {
         facts
     }
 
-    /// Ranks that would compute different bits are refused: another program, deck or instruction set. Rank 0 says who is
-    /// where, and warns of a start that will be slow. Collective.
-    pub fn check_agreement(&self, comm: &MpiComm, deck: &Deck, threads: usize) -> Result<()> {
+    /// Ranks that would compute different bits are refused: another program, deck or instruction set. Rank 0
+    /// says who is where, and warns of a start that will be slow. Collective.
+    pub fn check_agreement(&self, group: &Group, deck: &Deck, threads: usize) -> Result<()> {
         let own = Start {
             version: env!("CARGO_PKG_VERSION").into(),
             program: program_digest(),
@@ -144,7 +111,7 @@ impl Launch {
             place: Place { host: self.host(), cpus: allowed_cpus(), threads },
             hooks: test_hooks::active(),
         };
-        let all = all_or_none(comm, Ok(own))?;
+        let all = all_or_none(group, Ok(own))?;
         let first = &all[0];
         for (rank, start) in all.iter().enumerate() {
             let (h, host) = (&start.place.host, &first.place.host);
@@ -198,13 +165,13 @@ impl Launch {
 
     /// Compute threads of this rank: what the deck says, or its share of the cores it may run on and of the processor time
     /// that its control group may use. Collective.
-    pub fn threads(&self, from_deck: usize) -> usize {
+    pub fn threads(&self, from_deck: usize) -> Result<usize> {
         let cpus = allowed_cpus();
         let quota = cpu_quota();
-        let sharing_cpus = self.of_node(&cpus).iter().filter(|other| **other == cpus).count();
+        let sharing_cpus = self.of_node(&cpus)?.iter().filter(|other| **other == cpus).count();
         let group: Vec<usize> =
             quota.iter().flat_map(|q| q.file.as_os_str().as_encoded_bytes()).map(|&b| b.into()).collect();
-        let sharing_quota = self.of_node(&group).iter().filter(|other| **other == group).count();
+        let sharing_quota = self.of_node(&group)?.iter().filter(|other| **other == group).count();
         let share = launch_checks::threads(cpus.len(), sharing_cpus, quota.as_ref().map(|q| q.cpus), sharing_quota);
         if from_deck > cpus.len() {
             log::warn!("run.threads_per_rank = {from_deck}, but this rank may use {} cores", cpus.len());
@@ -218,28 +185,30 @@ impl Launch {
                 human::counted(sharing_quota, "rank"),
             );
         }
-        if from_deck == 0 { share } else { from_deck }
+        Ok(if from_deck == 0 { share } else { from_deck })
     }
 
     /// Cores of this node that its ranks may run on together. Collective.
-    pub fn cores_of_node(&self) -> usize {
-        self.of_node(&allowed_cpus()).into_iter().flatten().collect::<BTreeSet<_>>().len()
+    pub fn cores_of_node(&self) -> Result<usize> {
+        Ok(self.of_node(&allowed_cpus())?.into_iter().flatten().collect::<BTreeSet<_>>().len())
     }
 
-    /// The numbers of every rank of this node. Collective.
-    fn of_node(&self, numbers: &[usize]) -> Vec<Vec<usize>> {
-        let node = self.world.split_shared(self.world.rank());
-        let mut counts = vec![0usize; node.size() as usize];
-        node.all_gather_into(&numbers.len(), &mut counts);
-        let longest = counts.iter().copied().max().unwrap_or(0);
+    /// The numbers of every rank of this node, however many each has. Collective.
+    fn of_node(&self, numbers: &[usize]) -> Result<Vec<Vec<usize>>> {
+        let own: Vec<u64> = numbers.iter().map(|&number| number as u64).collect();
+        let node = self.universe.world().on_this_node()?;
+        let mut counts = vec![0u64; node.size()];
+        node.all_gather_into(&[own.len() as u64], &mut counts)?;
+        let longest = counts.iter().copied().max().unwrap_or(0) as usize;
         if longest == 0 {
-            return vec![Vec::new(); counts.len()];
+            return Ok(vec![Vec::new(); counts.len()]);
         }
-        let mut own = numbers.to_vec();
-        own.resize(longest, 0);
-        let mut all = vec![0usize; longest * counts.len()];
-        node.all_gather_into(&own[..], &mut all);
-        all.chunks_exact(longest).zip(&counts).map(|(row, &count)| row[..count].to_vec()).collect()
+        let mut padded = own;
+        padded.resize(longest, 0);
+        let mut all = vec![0u64; longest * counts.len()];
+        node.all_gather_into(&padded, &mut all)?;
+        let rows = all.chunks_exact(longest).zip(&counts);
+        Ok(rows.map(|(row, &count)| row[..count as usize].iter().map(|&number| number as usize).collect()).collect())
     }
 
     /// What ran, for the summary.
@@ -248,7 +217,7 @@ impl Launch {
         BTreeMap::from([
             ("zero3".into(), env!("CARGO_PKG_VERSION").into()),
             ("revision".into(), env!("ZERO3_REVISION").into()),
-            ("mpi".into(), mpi_library()),
+            ("mpi".into(), library_version()),
             ("hdf5".into(), format!("{major}.{minor}.{micro}")),
             ("instruction_set".into(), instruction_set().into()),
         ])
@@ -265,14 +234,13 @@ impl Launch {
 
     /// Ends the job on every rank, now. Finalising would wait for ranks that wait for this one.
     pub fn abort(&self, exit: Exit) -> ! {
-        self.universe.world().abort(exit.code())
+        mpi::abort_job(exit)
     }
 }
 
 /// Ends the job on every rank, from any thread, with MPI running.
 pub fn abort_job(exit: Exit) {
-    // SAFETY: a run has MPI initialised with MPI_THREAD_MULTIPLE; the call does not return.
-    unsafe { mpi::ffi::MPI_Abort(mpi::ffi::RSMPI_COMM_WORLD, exit.code()) };
+    mpi::abort_job(exit)
 }
 
 /// Ends this process alone, from any thread, without MPI: what hangs in another thread is not waited for.
@@ -281,13 +249,9 @@ fn end_process(exit: Exit) {
     unsafe { libc::_exit(exit.code()) };
 }
 
-/// This host, as MPI knows it.
-fn processor_name() -> String {
-    mpi::environment::processor_name().unwrap_or_else(|_| "an unnamed host".into())
-}
-
-/// A panic is a broken invariant, or an error where none could be returned: nobody may go on, and nobody may be left waiting.
-fn abort_on_panic(rank: i32, host: String) {
+/// A panic is a broken invariant, or an error where none could be returned: nobody may go on, and nobody may
+/// be left waiting.
+fn abort_on_panic(rank: usize, host: String) {
     let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
         // Standard error may be closed, and a panic in here would leave the other ranks waiting.
@@ -304,12 +268,6 @@ fn abort_on_panic(rank: i32, host: String) {
         };
         abort_job(exit);
     }));
-}
-
-/// The MPI library's name for itself, e.g. `Open MPI v4.1.4`; may be asked before MPI starts.
-fn mpi_library() -> String {
-    let text = mpi::environment::library_version().unwrap_or_default();
-    text.split(',').next().unwrap_or("").trim_end_matches('\0').trim().to_string()
 }
 
 /// What tests ask for is said, and so is what somebody may take for asked.

@@ -1,7 +1,8 @@
 //! Bytes a rank receives in one training step, from the plan alone (rule 6), and what the plan saves, by name.
 
 use super::Plan;
-use super::placement::{Hold, State};
+use super::ordered_exchange;
+use super::placement::{Hold, Placement, State};
 use super::schedule::{Gather, Schedule};
 use crate::dtype::DType;
 use crate::params::{ModelSpec, UnitRole};
@@ -67,8 +68,8 @@ impl Plan {
 
     /// The state that every step makes whole again: the updated parameters, in stage 0 the gradients instead.
     pub fn refreshed_state(&self) -> Option<State> {
-        let whole = |state: State| self.placements.iter().any(|p| p.hold(state) == Hold::Whole);
-        if whole(State::ExpAvg) { Some(State::Grad) } else { whole(State::Param).then_some(State::Param) }
+        let any_whole = |hold: fn(&Placement) -> Hold| self.placements.iter().any(|p| hold(p) == Hold::Whole);
+        if any_whole(|p| p.optim) { Some(State::Grad) } else { any_whole(|p| p.param).then_some(State::Param) }
     }
 
     /// Bytes of one rank's slices of all parameters in `dtype`, padding included.
@@ -84,12 +85,19 @@ impl Plan {
         let of_micro_step = |a_i: usize| self.gather_bytes(&self.micro_step(a_i, a).schedule);
         let gathered = (a as u64 - 1) * of_micro_step(0) + of_micro_step(a - 1);
         let refreshed = self.refreshed_state().map_or(0, |s| self.refresh.received_bytes(s, n));
-        // A rank without a gradient takes part in a reduce-scatter all the same, with zeros.
-        let arriving = |k: usize| if self.knobs.deterministic { k - usize::from(rank < k) } else { n - 1 };
-        let contributions: usize = self.reductions(n_micro).map(|(k, times)| times * arriving(k)).sum();
+        let contributions: usize = self.reductions(n_micro).map(|(k, times)| times * self.n_received(rank, k)).sum();
         Volume {
             all_gather_bytes: gathered + refreshed,
             reduce_scatter_bytes: contributions as u64 * self.reduce_slice_bytes(),
+        }
+    }
+
+    /// Contributions that reach `rank` in a reduction of the gradients of ranks `0..contributors`. In a reduce-scatter a
+    /// rank without a gradient takes part with zeros.
+    pub fn n_received(&self, rank: usize, contributors: usize) -> usize {
+        match self.knobs.deterministic {
+            true => ordered_exchange::n_received(rank, contributors),
+            false => self.world_size - 1,
         }
     }
 

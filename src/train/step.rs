@@ -96,7 +96,7 @@ impl<B: Backend> Stepper<'_, B> {
         }
         if updated {
             let grad_scale = optim::clip_factor(grad_norm, o.grad_clip);
-            optim::adamw(self.device, &mut self.shards, &self.model.spec, o, update, lr, grad_scale);
+            optim::update(self.device, &mut self.shards, &self.model.spec, o, update, lr, grad_scale);
         }
         if refreshed == Some(State::Param) {
             self.refresh(State::Param, CommClass::TrainAllGather)?;
@@ -247,7 +247,7 @@ impl<B: Backend> Stepper<'_, B> {
         }
         own.push(f64::from(word));
         all.resize(n * own.len(), 0.0);
-        self.comm.all_gather_f64_into(own, all)?;
+        self.comm.control().all_gather_into(own, all)?;
         let sum = (0..n_micro).map(|j| all[(j % n) * own.len() + j / n]).sum();
         let word = all.chunks_exact(own.len()).map(|rank| rank[own.len() - 1] as i32).max();
         Ok((sum, word.unwrap_or(0)))

@@ -58,7 +58,7 @@ fn compare(planned: &RunPlan) -> Result<Ownership> {
             foreign.map(|&p| param_bytes * spec.params[p].numel() as u64).sum()
         };
         let broadcast = (n_micro_steps as u64 - 1) * of_micro_step(0) + of_micro_step(n_micro_steps - 1);
-        let contributions: usize = plan.reductions(*n_micro).map(|(k, times)| times * arriving(plan, rank, k)).sum();
+        let contributions: usize = plan.reductions(*n_micro).map(|(k, times)| times * plan.n_received(rank, k)).sum();
         broadcast + contributions as u64 * plan.knobs.reduce_dtype.bytes() as u64 * owned[rank]
     };
     Ok(Ownership {
@@ -80,11 +80,6 @@ fn compare(planned: &RunPlan) -> Result<Ownership> {
         },
         remark,
     })
-}
-
-/// Contributions that reach an owner in a reduction to which `k` ranks contribute: those of the others.
-fn arriving(plan: &Plan, rank: usize, k: usize) -> usize {
-    if plan.knobs.deterministic { k - usize::from(rank < k) } else { plan.world_size - 1 }
 }
 
 #[cfg(test)]
@@ -117,11 +112,9 @@ mod tests {
             let a = micro_steps(planned.n_micro, n) as u64;
             let reduced: u64 = (0..n)
                 .map(|rank| {
-                    let arrive: usize = planned
-                        .plan
-                        .reductions(planned.n_micro)
-                        .map(|(k, times)| times * arriving(&planned.plan, rank, k))
-                        .sum();
+                    let plan = &planned.plan;
+                    let arrive: usize =
+                        plan.reductions(planned.n_micro).map(|(k, times)| times * plan.n_received(rank, k)).sum();
                     arrive as u64 * both.wrong.resident_bytes[rank] / 16 * 4
                 })
                 .sum();
