@@ -27,8 +27,9 @@ use crate::config::Deck;
 use crate::data::Dataset;
 use crate::environment;
 use crate::error::{Error, Exit, Result};
+use crate::foreign::{self, shown};
 use crate::report;
-use crate::telemetry::{Flight, StartPlace, logging, signals, start_watch};
+use crate::telemetry::{Flight, StartPlace, logging, say, signals, start_watch};
 use crate::test_hooks::{self, fault_point};
 use crate::train::source::data_config;
 use crate::train::state::{self, Start};
@@ -37,8 +38,9 @@ use crate::watch;
 use args::{Command, DeviceCommand, ReportArgs, Resume, TrainArgs, WatchArgs};
 use launch::Launch;
 use on_backend::{Work, on_backend};
+use std::borrow::Cow;
 use std::ffi::OsString;
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -116,8 +118,11 @@ impl From<String> for Said {
 /// what they print there: under a launcher the text is plain.
 fn show_usage(usage: &clap::Error) {
     // A closed pipe has nobody to complain to.
-    if environment::launched().is_some() && !usage.use_stderr() {
-        write!(std::io::stdout().lock(), "{}", usage.render()).ok();
+    let plain = usage.render().to_string();
+    if usage.use_stderr() && matches!(shown(&plain), Cow::Owned(_)) {
+        say::err(plain.trim_end());
+    } else if environment::launched().is_some() && !usage.use_stderr() {
+        say::out(plain.trim_end()).ok();
     } else {
         usage.print().ok();
     }
@@ -131,16 +136,9 @@ fn watch_run(args: &WatchArgs) -> Result<String> {
     watch::live(&args.run).map(|()| String::new())
 }
 
-/// What was asked for, on standard output; nothing where it has been shown by then. A pipe that was closed is no error: whoever read it has had enough.
+/// What was asked for, on standard output; nothing where it has been shown by then.
 fn say(text: &str) -> std::io::Result<()> {
-    if text.is_empty() {
-        return Ok(());
-    }
-    let mut out = std::io::stdout().lock();
-    match writeln!(out, "{text}").and_then(|()| out.flush()) {
-        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-        outcome => outcome,
-    }
+    if text.is_empty() { Ok(()) } else { say::out(text) }
 }
 
 /// Ranks that do not know of each other would all say the same: the first one says it. A launcher ends a job when its first
@@ -161,7 +159,7 @@ fn said_once(words: impl FnOnce()) {
 
 /// One message on standard error; where that is closed, the exit code has to do.
 fn complain(text: &str) {
-    writeln!(std::io::stderr().lock(), "zero3: {text}").ok();
+    say::err(&format!("zero3: {text}"));
 }
 
 /// How long a rank looks for a lower one that does the same, which the launcher may be about to start.
@@ -186,7 +184,7 @@ fn alone<T: Into<Said>>(work: impl FnOnce() -> Result<T>) -> Result<Said> {
     }
     let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
-        if !info.payload().is::<Error>() {
+        if !info.payload().is::<Error>() && !foreign::is_guarded() {
             print(info);
         }
     }));

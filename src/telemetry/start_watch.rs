@@ -8,12 +8,12 @@
 //!
 //! Must not know: MPI. How the job is ended is told.
 
+use super::say::err;
 use super::signals::{self, Stop};
 use crate::environment::{self, Launched, Sibling};
 use crate::error::{Exit, Result};
 use crate::{clock, threads};
 use std::fs;
-use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -159,7 +159,7 @@ impl Watched {
 
 /// Says a line, whatever has become of standard error.
 fn say(line: &str) {
-    writeln!(std::io::stderr(), "zero3: {line}").ok();
+    err(&format!("zero3: {line}"));
 }
 
 /// What others read: the place by its number, and how often the rank has got on there. At most 15 bytes.

@@ -335,8 +335,8 @@ fn leaving_node(subject: &Subject<'_>, machine: &Machine<'_>) -> (u64, u64) {
     // Bytes are proportional to slices, so that all of a step can go through at once.
     let slices = plan.step_volume(0, n_micro).all_gather_bytes.checked_div(plan.world_size as u64 - 1).unwrap_or(0);
     let slice_bytes = plan.reduce_slice_bytes();
-    let reductions = plan.reductions(n_micro).map(|(k, times)| {
-        times as u64 * traffic::reduce_scatter(layout, knobs.deterministic, k, slice_bytes).leaving_node
-    });
+    let reductions = plan
+        .reductions(n_micro)
+        .map(|(k, times)| traffic::reduce_scatter(layout, knobs.deterministic, k, slice_bytes).leaving_node * times);
     (gathered(slices), reductions.sum())
 }
