@@ -174,7 +174,8 @@ impl<'a> Saver<'a> {
                 place
             }));
         }
-        assert_eq!(end, staging.len(), "the staging holds this rank's state");
+        // The staging has room for padding too, and the last ranks' slices have less of it, or nothing at all.
+        assert!(end <= staging.len(), "{end} values of this rank, staging for {}", staging.len());
         let step = at.step;
         let writer = spawn("checkpoint writer", move || {
             let values: Vec<[&[f32]; 3]> = places.iter().map(|p| p.each_ref().map(|r| &staging[r.clone()])).collect();
