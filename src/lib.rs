@@ -4,7 +4,7 @@
 //!
 //! | layer | modules | knows |
 //! | --- | --- | --- |
-//! | L0 | [`error`], [`dtype`], [`params`], [`work`], [`exact_sum`], [`test_hooks`] | nothing above |
+//! | L0 | [`error`], [`dtype`], [`params`], [`work`], [`exact_sum`], [`files`], [`test_hooks`] | nothing above |
 //! | L1 | [`config`], [`plan`], [`telemetry`], [`data`], [`text`], [`figures`] | decks, pure plans, counters, token files, text, pictures |
 //! | L2 | [`backend`], [`checkpoint`] | devices and MPI; HDF5 and host slices |
 //! | L3 | [`model`], [`zero`] | transformer math; shards, gathers, reductions (neither knows the other) |
@@ -26,6 +26,7 @@ pub mod dtype;
 pub mod error;
 pub mod exact_sum;
 pub mod figures;
+pub mod files;
 pub mod hf;
 pub mod model;
 pub mod optim;

@@ -3,9 +3,8 @@
 
 use crate::config::acceptance::Deck;
 use crate::error::{Error, Result};
-use crate::telemetry::replace_file;
+use crate::files::{self, MAX_RECORD_BYTES};
 use serde::{Deserialize, Serialize};
-use std::io::Write;
 use std::path::Path;
 
 /// Those that come with the program.
@@ -52,7 +51,7 @@ pub fn read(path: &str) -> Result<Vec<Answer>> {
         |why: String| Error::Input(format!("training.known_answers = {path}: {why}; --record-answers FILE writes one"));
     let text = match path {
         "" => BUILT_IN.to_string(),
-        path => std::fs::read_to_string(path).map_err(|e| no(e.to_string()))?,
+        path => files::read_text(Path::new(path), MAX_RECORD_BYTES).map_err(|e| no(e.to_string()))?,
     };
     serde_json::from_str(&text).map_err(|e| no(e.to_string()))
 }
@@ -65,10 +64,8 @@ pub fn record(path: &Path, answer: Answer) -> Result<()> {
     let mut answers = if path.exists() { read(&path.display().to_string())? } else { Vec::new() };
     answers.retain(|a| (&a.reference, &a.computed_on) != (&answer.reference, &answer.computed_on));
     answers.push(answer);
-    replace_file(path, |w| {
-        serde_json::to_writer_pretty(&mut *w, &answers)?;
-        w.write_all(b"\n")
-    })
+    let text = serde_json::to_string_pretty(&answers).expect("plain data") + "\n";
+    files::write_output(path, text.as_bytes())
 }
 
 /// The stored answer to hold a run against, and whether its bits can be asked for.

@@ -6,12 +6,14 @@ use crate::backend::Backend;
 use crate::backend::agree::{all_or_none, decided_by_rank_0};
 use crate::config;
 use crate::error::{Error, Exit, Result};
+use crate::files;
 use crate::telemetry::quantile::median;
 use crate::telemetry::{RankStep, StepRow};
 use crate::train::state::Start;
 use crate::train::{self, Job};
 use serde::{Deserialize, Serialize};
 use std::cell::RefCell;
+use std::io::Write;
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Instant;
@@ -198,7 +200,7 @@ pub fn write_tokens<B: Backend>(lab: &Lab<'_, B>, dir: &Path) -> Result<String> 
             false => tokens.iter().flat_map(|&t| (t as u16).to_le_bytes()).collect(),
         };
         std::fs::create_dir_all(dir).map_err(|e| Error::io("mkdir", dir, &e))?;
-        std::fs::write(&path, bytes).map_err(|e| Error::io("write", &path, &e))
+        files::replace(&path, |out| out.write_all(&bytes))
     })?;
     Ok(path.display().to_string())
 }

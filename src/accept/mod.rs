@@ -33,6 +33,7 @@ use crate::backend::agree::{all_or_none, decided_by_rank_0};
 use crate::config::Locking;
 use crate::config::acceptance::STAGES;
 use crate::error::{Error, Exit, Result};
+use crate::files;
 use crate::telemetry::signals::{self, Stop};
 use crate::telemetry::time_limit::parse_seconds;
 use crate::train::run_lock::{Holder, RunLock};
@@ -40,7 +41,6 @@ use baseline::Baseline;
 use deadline::Deadline;
 use metric::Metric;
 use report::Report;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use verdict::{Ending, Section, blocked};
@@ -216,7 +216,7 @@ fn one_section<B: Backend>(
 /// Writes the reports of a job that ends here. Of several ranks that fail at once one does: two would write into one file.
 fn write_last(report: &Report, run_dir: &Path) {
     let writing = run_dir.join(WRITING);
-    if File::create_new(&writing).is_err() {
+    if files::create_new(&writing).is_err() {
         std::thread::sleep(TIME_TO_WRITE);
         return;
     }

@@ -9,6 +9,7 @@ use super::metric::{Metric, Status};
 use crate::backend::agree::decided_by_rank_0;
 use crate::backend::{Backend, Device};
 use crate::error::{Error, Exit, Result};
+use crate::files;
 use crate::telemetry::Summary;
 use crate::telemetry::quantile::quantile;
 use crate::telemetry::summary::Planned;
@@ -34,7 +35,7 @@ pub fn run<B: Backend>(lab: &Lab<'_, B>, work: &Path) -> Result<(Vec<Metric>, Re
     let trained = train_on_all(lab, deck.clone(), Start::Scratch, Exit::Finished, None)?;
     let summary: Summary = decided_by_rank_0(lab.comm, || {
         let path = dir.join("summary.json");
-        let text = std::fs::read_to_string(&path).map_err(|e| Error::io("read", &path, &e))?;
+        let text = files::read_text(&path, files::MAX_RECORD_BYTES).map_err(|e| Error::io("read", &path, &e))?;
         serde_json::from_str(&text).map_err(|e| Error::Io(format!("{}: {e}", path.display())))
     })?;
     let mut metrics = speed::<B>(lab, &deck, &trained);

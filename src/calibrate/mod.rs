@@ -16,6 +16,7 @@ use crate::config::hardware::Hardware;
 use crate::config::{DeviceKind, GatherRoute};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::files;
 use crate::plan::forecast::cost;
 use crate::plan::forecast::traffic::Layout;
 use crate::telemetry::human;
@@ -83,7 +84,7 @@ fn measured<B: Backend>(lab: &Lab<'_, B>, machine: Machine, rounds: usize, out: 
     let (file, fits) = decided_by_rank_0(lab.comm, || {
         let (hardware, fits) = fitted(lab, machine, &own, &gathers, &reductions);
         let file = hardware.to_commented_toml();
-        std::fs::write(out, &file).map_err(|e| Error::io("write", out, &e))?;
+        files::write_output(out, file.as_bytes())?;
         Ok((file, fits))
     })?;
     let hardware = Hardware::parse(&file, &[], "the file that was written")?;

@@ -6,12 +6,16 @@
 use std::collections::HashSet;
 
 use super::Kind;
-use super::manifest::{HASH, Manifest};
+use super::manifest::{HASH, Manifest, REDUCTION_ORDERS};
 
 /// No larger digest block is accepted: a reader holds one in memory.
 const MAX_DIGEST_BLOCK: usize = 1 << 24;
 /// No longer parameter name is written or read.
 const MAX_NAME_BYTES: usize = 1024;
+/// No counter is higher: what is added to it does not overflow.
+const MAX_COUNT: u64 = 1 << 62;
+/// HDF5 has no datasets of more dimensions.
+const MAX_DIMENSIONS: usize = 32;
 /// No larger shard group is accepted.
 const MAX_WORLD_SIZE: usize = 1 << 20;
 
@@ -28,6 +32,21 @@ impl Manifest {
             (1..=MAX_WORLD_SIZE).contains(&self.world_size),
             format!("has world_size = {}, not in 1..={MAX_WORLD_SIZE}", self.world_size),
         )?;
+        check(
+            REDUCTION_ORDERS.contains(&self.reduction_order.as_str()),
+            format!(
+                "says that gradients were added as {:?}; this program knows {}",
+                self.reduction_order,
+                REDUCTION_ORDERS.map(|order| format!("{order:?}")).join(", ")
+            ),
+        )?;
+        let counts =
+            [("step", self.step), ("attempts", self.attempts), ("samples", self.samples), ("tokens", self.tokens)];
+        for (name, count) in counts {
+            check(count <= MAX_COUNT, format!("has {name} = {count}, more than {MAX_COUNT}"))?;
+        }
+        let (attempts, step) = (self.attempts, self.step);
+        check(attempts >= step, format!("has attempts = {attempts}, fewer than its step = {step}"))?;
 
         let mut names = HashSet::new();
         let mut psi = 0usize;
@@ -35,6 +54,13 @@ impl Manifest {
             let name = &param.name;
             check_param_name(name)?;
             check(names.insert(name.as_str()), format!("names parameter {name} twice"))?;
+            check(
+                param.global_shape.len() <= MAX_DIMENSIONS,
+                format!(
+                    "has a parameter {name} of {} dimensions, more than {MAX_DIMENSIONS}",
+                    param.global_shape.len()
+                ),
+            )?;
             let numel = checked_numel(&param.global_shape)
                 .ok_or_else(|| format!("has a parameter {name} whose shape overflows"))?;
             check(
@@ -52,6 +78,7 @@ impl Manifest {
         check(psi == self.psi, format!("has psi = {}, its parameters have {psi} elements", self.psi))?;
         let stored = names.clone();
         for alias in &self.aliases {
+            check_param_name(&alias.name)?;
             check(
                 stored.contains(alias.param.as_str()),
                 format!("has an alias {} of {}, which is not stored", alias.name, alias.param),
@@ -77,10 +104,17 @@ impl Manifest {
                 check(fits, format!("has values of file {} in places that it cannot have", file.name))?;
             }
             check(ranks.insert(file.rank), format!("has two files of rank {}", file.rank))?;
+            check(
+                file.rank < self.world_size,
+                format!("has file {} of rank {}, of {} ranks", file.name, file.rank, self.world_size),
+            )?;
             check_digest(&file.digest).map_err(|why| format!("has file {} {why}", file.name))?;
+            let mut room = file.bytes;
             for slice in &file.slices {
                 let label = format!("has slice {} in {}", slice.param, file.name);
                 check(slice.start <= slice.end, format!("{label} that ends before it starts"))?;
+                let left = (slice.numel() as u64).checked_mul(12).and_then(|bytes| room.checked_sub(bytes));
+                room = left.ok_or_else(|| format!("{label} that is longer than the file of {} bytes", file.bytes))?;
                 for kind in Kind::ALL {
                     let digests = slice.digests.of(kind);
                     let n_blocks = slice.numel().div_ceil(self.digest_block);

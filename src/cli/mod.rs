@@ -47,6 +47,7 @@ const TIME_TO_SPEAK: Duration = Duration::from_secs(3);
 /// Runs the program and returns its exit code. Under a launcher every rank calls it with the same arguments.
 pub fn main(arguments: impl Iterator<Item = OsString>) -> Exit {
     let started = Instant::now();
+    signals::leave_limits_to_errno();
     let command = match args::parse(arguments) {
         Ok(command) => command,
         Err(usage) => {

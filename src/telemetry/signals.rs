@@ -104,6 +104,12 @@ fn mask(how: libc::c_int) {
     }
 }
 
+/// A file that grows beyond `ulimit -f` is an error of the write that met the limit, as a full disk is, and not the end of the process.
+pub fn leave_limits_to_errno() {
+    // SAFETY: no handler runs; the system call that meets the limit fails with EFBIG.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+}
+
 /// From now on SIGUSR2 asks for a report, and each of `stop` for a stop, instead of ending the process. What was held arrives.
 pub fn listen(stop: &[libc::c_int]) {
     let handlers = stop.iter().map(|&signal| (signal, note_stop as extern "C" fn(libc::c_int)));

@@ -9,6 +9,10 @@ use tokenizers::Tokenizer as HuggingFace;
 
 use crate::config::Tokenizer as Named;
 use crate::error::{Error, Result};
+use crate::files;
+
+/// No longer tokenizer.json is read.
+const MAX_TOKENIZER_BYTES: u64 = 1 << 30;
 
 /// Runs of white space longer than this are refused for GPT-2: its regular expression would run out of its stack of 10^6.
 const MAX_BLANKS: usize = 500_000;
@@ -156,7 +160,7 @@ fn load_file(path: &Path) -> Result<(HuggingFace, String)> {
     if !path.is_file() {
         return Err(no("no such file; the tokenizer.json of a model would do".into()));
     }
-    let bytes = std::fs::read(path).map_err(|e| no(format!("cannot be read: {e}")))?;
+    let bytes = files::read(path, MAX_TOKENIZER_BYTES).map_err(|e| no(format!("cannot be read: {e}")))?;
     let mut file = HuggingFace::from_bytes(&bytes).map_err(|e| no(format!("not a tokenizer.json: {e}")))?;
     // What is cut or filled up for a model's inputs is not the text.
     file.with_truncation(None).map_err(|e| no(e.to_string()))?;

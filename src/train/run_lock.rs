@@ -7,6 +7,7 @@
 
 use crate::config::Locking;
 use crate::error::{Error, Result};
+use crate::files;
 use crate::telemetry::time_limit::job_id;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, TryLockError};
@@ -66,13 +67,7 @@ impl RunLock {
         }
         let began = Instant::now();
         loop {
-            let mut file = File::options()
-                .read(true)
-                .write(true)
-                .create(true)
-                .truncate(false)
-                .open(&path)
-                .map_err(|e| Error::io("open", &path, &e))?;
+            let mut file = files::open_own(&path, 0o666).map_err(|e| Error::io("open", &path, &e))?;
             let outcome = file.try_lock();
             let holder = read_holder(&mut file);
             let mine_again = holder.as_ref().is_some_and(|holder| me.job.is_some() && holder.job == me.job);

@@ -21,7 +21,8 @@ use crate::telemetry::{MemKind, Phase, StepLog, human};
 use crate::test_hooks::fault_point;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Mutex};
+use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 /// Plans the host memory of asynchronous saves, where the deck asks for them.
@@ -48,11 +49,11 @@ pub struct Saver<'a> {
 /// How far a save has come, the same on every rank.
 enum Stage {
     /// The files are being written from the copies, which come back with the record.
-    Writing(JoinHandle<(Vec<f32>, Result<FileRecord>)>),
+    Writing(Work<(Vec<f32>, Result<FileRecord>)>),
     /// All files are written and durable; rank 0 has their records.
     Written(Vec<FileRecord>),
     /// Rank 0 is at it; the other ranks have nothing to do.
-    Committing(Option<JoinHandle<Result<PathBuf>>>),
+    Committing(Option<Work<Result<PathBuf>>>),
 }
 
 impl Stage {
@@ -177,7 +178,7 @@ impl<'a> Saver<'a> {
         // The staging has room for padding too, and the last ranks' slices have less of it, or nothing at all.
         assert!(end <= staging.len(), "{end} values of this rank, staging for {}", staging.len());
         let step = at.step;
-        let writer = spawn("checkpoint writer", move || {
+        let writer = Work::start("checkpoint writer", move || {
             let values: Vec<[&[f32]; 3]> = places.iter().map(|p| p.each_ref().map(|r| &staging[r.clone()])).collect();
             let target = Target { dir: &partial, rank, world_size, step, locking };
             let own = write(&target, &shapes, &values);
@@ -201,9 +202,7 @@ impl<'a> Saver<'a> {
             let ready = match &stage {
                 Stage::Writing(writer) => wait || all_ready(stepper, writer.is_finished())?,
                 Stage::Written(_) => true,
-                Stage::Committing(commit) => {
-                    wait || all_ready(stepper, commit.as_ref().is_none_or(JoinHandle::is_finished))?
-                }
+                Stage::Committing(commit) => wait || all_ready(stepper, commit.as_ref().is_none_or(Work::is_finished))?,
             };
             if !ready {
                 self.pending = Some((at, stage));
@@ -211,13 +210,13 @@ impl<'a> Saver<'a> {
             }
             let next = match stage {
                 Stage::Writing(writer) => {
-                    let (staging, own) = joined(writer);
+                    let (staging, own) = writer.join();
                     self.staging = staging;
                     all_to_rank_0(stepper.comm, own).map(|files| Some(Stage::Written(files)))
                 }
                 Stage::Written(files) => self.begin_commit(stepper, at, log.as_deref_mut(), files),
                 Stage::Committing(commit) => {
-                    let dir = decided_by_rank_0(stepper.comm, || joined(commit.expect("rank 0 commits")));
+                    let dir = decided_by_rank_0(stepper.comm, || commit.expect("rank 0 commits").join());
                     dir.map(|dir| {
                         fault_point("save.done", stepper.comm.rank(), at.step);
                         self.took = Some(self.began.elapsed());
@@ -254,7 +253,7 @@ impl<'a> Saver<'a> {
         let (run_dir, c) = (PathBuf::from(&self.deck.run.dir), &self.deck.checkpoint);
         let (keep_last, keep_every) = (c.keep_last, c.keep_every);
         let commit = move || commit(&run_dir, manifest, keep_last, keep_every);
-        Ok(Some(Stage::Committing(Some(spawn("checkpoint commit", commit)))))
+        Ok(Some(Stage::Committing(Some(Work::start("checkpoint commit", commit)))))
     }
 
     /// A save that could not be made: it is cleared away, and the deck says what that means. Collective.
@@ -265,8 +264,9 @@ impl<'a> Saver<'a> {
             other => return Err(other),
         };
         // No rank writes any more, and none ends the job before the room is free again.
-        let cleared =
-            decided_by_rank_0(stepper.comm, || Ok(checkpoint::clean_up(Path::new(&self.deck.run.dir)).is_ok()))?;
+        let cleared = decided_by_rank_0(stepper.comm, || {
+            Ok(checkpoint::clean_up(Path::new(&self.deck.run.dir)).is_ok_and(|left| left.is_empty()))
+        })?;
         let why = format!("the checkpoint of step {} failed: {error}", at.step);
         if self.deck.checkpoint.on_error == OnSaveError::Stop {
             let why = format!(
@@ -328,8 +328,12 @@ fn write(target: &Target<'_>, shapes: &[Shape], values: &[[&[f32]; 3]]) -> Resul
 /// Rank 0's part: the master file, the commit, the clearing away of old ones, which is no failure of the save where it fails.
 fn commit(run_dir: &Path, manifest: Manifest, keep_last: usize, keep_every: u64) -> Result<PathBuf> {
     let dir = checkpoint::master::finish(run_dir, manifest)?;
-    if let Err(why) = checkpoint::retain(run_dir, keep_last, keep_every) {
-        log::warn!("old checkpoints could not be cleared away: {why}");
+    let left = match checkpoint::retain(run_dir, keep_last, keep_every) {
+        Ok((_, left)) => left,
+        Err(why) => vec![why.to_string()],
+    };
+    for why in left {
+        log::warn!("an old checkpoint cannot be removed yet; the next save tries again: {why}");
     }
     Ok(dir)
 }
@@ -339,11 +343,58 @@ fn all_ready<B: Backend>(stepper: &Stepper<'_, B>, own: bool) -> Result<bool> {
     Ok(stepper.comm.all_gather_f64(&[f64::from(u8::from(own))])?.iter().all(|&ready| ready == 1.0))
 }
 
-fn spawn<T: Send + 'static>(name: &str, work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
-    std::thread::Builder::new().name(name.into()).spawn(work).expect("the system starts a thread")
+/// Work that is done beside training, or has been done on the spot where the system starts no thread.
+enum Work<T> {
+    OnThread(JoinHandle<T>),
+    Done(T),
 }
 
-/// What a thread came to; its panic is ours.
-fn joined<T>(thread: JoinHandle<T>) -> T {
-    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+impl<T: Send + 'static> Work<T> {
+    fn start(name: &str, work: impl FnOnce() -> T + Send + 'static) -> Self {
+        Work::start_on(Builder::new().name(name.into()), name, work)
+    }
+
+    fn start_on(thread: Builder, name: &str, work: impl FnOnce() -> T + Send + 'static) -> Self {
+        // Whoever does the work takes it out; a thread that cannot start leaves it.
+        let work = Arc::new(Mutex::new(Some(work)));
+        let take = |work: &Mutex<Option<_>>| work.lock().expect("no holder panics").take();
+        let shared = work.clone();
+        match thread.spawn(move || take(&shared).expect("the work is there once")()) {
+            Ok(thread) => Work::OnThread(thread),
+            Err(why) => {
+                log::warn!("the system starts no thread for the {name} ({why}; see ulimit -u): training waits for it");
+                Work::Done(take(&work).expect("no thread has it")())
+            }
+        }
+    }
+
+    fn is_finished(&self) -> bool {
+        match self {
+            Work::OnThread(thread) => thread.is_finished(),
+            Work::Done(_) => true,
+        }
+    }
+
+    /// What it has found; its panic is ours.
+    fn join(self) -> T {
+        match self {
+            Work::OnThread(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            Work::Done(found) => found,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_is_done_where_the_system_starts_no_thread_for_it() {
+        let on_thread = Work::start("test", || std::thread::current().id());
+        assert_ne!(on_thread.join(), std::thread::current().id());
+        // No address space has room for such a stack.
+        let here = Work::start_on(Builder::new().stack_size(1 << 60), "test", || std::thread::current().id());
+        assert!(here.is_finished());
+        assert_eq!(here.join(), std::thread::current().id());
+    }
 }

@@ -14,7 +14,7 @@ use super::verdict::{Section, Verdict};
 use super::{Facts, device, scaling, storage};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
-use crate::telemetry::replace_file;
+use crate::files;
 use crate::telemetry::time_limit::unix_now;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -106,7 +106,7 @@ impl Report {
     /// # Errors
     /// The operating system's.
     pub fn write(&self, dir: &Path) -> Result<()> {
-        let to = |name: &str, text: String| replace_file(&dir.join(name), |w| w.write_all(text.as_bytes()));
+        let to = |name: &str, text: String| files::replace(&dir.join(name), |w| w.write_all(text.as_bytes()));
         let internal = |what: &str, e: &dyn std::fmt::Display| Error::Internal(format!("{what}: {e}"));
         let json = serde_json::to_string_pretty(self).map_err(|e| internal("report.json", &e))?;
         to("report.json", json + "\n")?;

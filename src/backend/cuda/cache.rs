@@ -6,15 +6,17 @@
 //!
 //! Must not know: what an image is, CUDA, ranks.
 
+use crate::files;
 use std::fmt;
-use std::fs::Permissions;
-use std::io::{ErrorKind, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_128;
 
 /// What a file begins with, before the digest.
 const MAGIC: &[u8; 8] = b"zero3k1\n";
+
+/// No longer image is read.
+const MAX_IMAGE_BYTES: u64 = 1 << 30;
 
 /// Where images are kept, if they are.
 pub struct Cache {
@@ -41,7 +43,7 @@ impl Cache {
     /// What is kept under a name; None where nothing is, or nothing that is whole.
     pub fn read(&self, name: &str) -> Option<Vec<u8>> {
         let path = self.dir.as_ref()?.join(name);
-        match std::fs::read(&path) {
+        match files::read(&path, MAX_IMAGE_BYTES) {
             Ok(file) => {
                 let image = unpack(file);
                 if image.is_none() {
@@ -63,12 +65,8 @@ impl Cache {
     pub fn write(&self, name: &str, image: &[u8]) -> bool {
         let Some(dir) = &self.dir else { return false };
         let written = std::fs::create_dir_all(dir).and_then(|()| {
-            // As readable as the user's other files: others may share the directory.
-            let mut file = tempfile::Builder::new().permissions(Permissions::from_mode(0o666)).tempfile_in(dir)?;
-            file.write_all(&head(image))?;
-            file.write_all(image)?;
             // Two runs at once write the same bytes: whoever renames last is right, too.
-            file.persist(dir.join(name)).map(|_| ()).map_err(|error| error.error)
+            files::replace_unsynced(&dir.join(name), &[&head(image), image].concat())
         });
         if let Err(error) = &written {
             log::warn!(
