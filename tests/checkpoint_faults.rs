@@ -426,7 +426,10 @@ fn at_each_operation(n_operations: usize, each: usize, run: impl Fn(usize, &str)
         let what = format!("operation {n} of {n_operations} failed with {errno}");
         assert!([0, 2, 5].contains(&said.code), "{what}: code {}\n{said}", said.code);
         assert!(!said.text().contains("panicked") && !said.text().contains("internal error"), "{what}\n{said}");
-        assert!(said.code == 0 || said.text().contains("os error"), "{what}, and no word of it\n{said}");
+        // HDF5 gives the system's words without a number.
+        let words = ["os error", "Input/output error", "No space left", "Permission denied"];
+        let has_words = words.iter().any(|words| said.text().contains(words));
+        assert!(said.code == 0 || has_words, "{what}, and no word of it\n{said}");
         check(&what);
         *codes.entry(said.code).or_default() += 1;
     }
@@ -447,8 +450,7 @@ fn whatever_file_operation_of_an_export_a_reshard_or_an_import_fails_nothing_is_
         let run = Run::new(0).arg("ckpt").args(words).env("LD_PRELOAD", faulty_files()).env("FS_UNDER", &here);
         faults.iter().fold(run, |run, (name, value)| run.env(name, value)).output()
     };
-    let (run, count) = (case.path("run"), case.path("../count"));
-    let count = std::env::temp_dir().join(format!("{}_{}", std::process::id(), count.display().to_string().len()));
+    let (run, count) = (case.path("run"), case.path("count"));
     let counting = [("FS_COUNT", count.to_str().unwrap())];
     command(&["export".as_ref(), run.as_ref(), hf.as_ref()], &counting).expect_success();
     let all: [(&str, &Path); 3] = [("export", &run), ("reshard", &run), ("import", &hf)];
@@ -472,7 +474,6 @@ fn whatever_file_operation_of_an_export_a_reshard_or_an_import_fails_nothing_is_
             assert!(is_empty || is_whole || is_none, "{name}, {what}: half of one is left");
         });
     }
-    std::fs::remove_file(&count).ok();
 }
 
 fn each_operation_of_a_run(each: usize) {
@@ -485,7 +486,7 @@ fn each_operation_of_a_run(each: usize) {
     let n_operations = count_of(&count);
     assert!(n_operations > 100, "{n_operations}");
     let attempt = |n: usize, errno: &str| {
-        std::fs::remove_dir_all(&run_dir).unwrap();
+        std::fs::remove_dir_all(&run_dir).ok();
         spoilt(&case, "run", &words, &run_dir, &[("FS_FAIL", &format!("{n}:{errno}"))]).output()
     };
     at_each_operation(n_operations, each, attempt, |what| {

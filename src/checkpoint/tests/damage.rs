@@ -127,7 +127,7 @@ fn missing_files_are_named() {
     fs::remove_file(&path).unwrap();
     assert!(message(read_all_ways(&dir)).contains("rank_0001_of_0002.h5 is missing"));
     fs::create_dir(&path).unwrap();
-    assert!(message(read_all_ways(&dir)).contains("rank_0001_of_0002.h5 is not a file"));
+    assert!(message(read_all_ways(&dir)).contains("rank_0001_of_0002.h5 cannot be opened: it is a directory"));
     fs::remove_file(dir.join(MANIFEST_FILE)).unwrap();
     assert!(message(read_all_ways(&dir)).contains("manifest.json is missing"));
 }
@@ -260,7 +260,10 @@ fn a_manifest_that_no_program_of_this_format_writes_is_refused_by_every_reader()
         ("fewer than its step", |m| m["attempts"] = json!(0)),
         ("a parameter name \"a/b\"", |m| m["aliases"][0]["name"] = json!("a/b")),
         ("has file rank_0001_of_0002.h5 of rank 7, of 2 ranks", |m| m["files"][1]["rank"] = json!(7)),
-        ("that is longer than the file", |m| m["files"][1]["bytes"] = json!(5000)),
+        ("that is longer than the file", |m| {
+            m["files"][1]["bytes"] = json!(1000);
+            m["files"][1].as_object_mut().unwrap().remove("structure");
+        }),
         ("of 33 dimensions", |m| {
             let ones = vec![1; 33];
             m["params"][0]["global_shape"] = json!(ones);
