@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use hdf5::plist::dataset_create::{Layout, VirtualMapping};
 
 use super::h5;
-use super::validate::checked_numel;
 
 /// The library reads a chunk as a whole; one that is longer than this, and than all of its dataset, is not read at all.
 const MAX_CHUNK_BYTES: u64 = 64 << 20;
@@ -24,7 +23,7 @@ pub(super) fn check(dataset: &hdf5::Dataset) -> Result<(), String> {
 fn check_to_depth(dataset: &hdf5::Dataset, depth: usize) -> Result<(), String> {
     let said = |e: hdf5::Error| h5::one_line(&e);
     let shape = dataset.space().map_err(said)?.shape();
-    let numel = checked_numel(&shape).ok_or_else(|| format!("shape {shape:?} overflows"))?;
+    let numel = numel_of(&shape).ok_or_else(|| format!("shape {shape:?} overflows"))?;
     if numel == 0 {
         return Ok(());
     }
@@ -78,7 +77,7 @@ fn check_sources(
         let path = if mapping.src_filename == "." { here.clone() } else { dir.join(&mapping.src_filename) };
         let no = |why: String| format!("shown from {} of {}: {why}", mapping.src_dataset, path.display());
         let shown = mapping.vds_selection.out_shape(mapping.vds_extents.dims()).map_err(|e| no(h5::one_line(&e)))?;
-        n_shown = n_shown.saturating_add(checked_numel(&shown).unwrap_or(usize::MAX));
+        n_shown = n_shown.saturating_add(numel_of(&shown).unwrap_or(usize::MAX));
         let file = h5::open(&path).map_err(|e| no(h5::one_line(&e)))?;
         let source = file.dataset(&mapping.src_dataset).map_err(|_| no("there is no such dataset".into()))?;
         let (found, meant) = (source.shape(), mapping.src_extents.dims());
@@ -91,4 +90,9 @@ fn check_sources(
         true => Ok(()),
         false => Err(format!("a view that shows {n_shown} of its {numel} elements")),
     }
+}
+
+/// Elements of a shape, unless they overflow.
+fn numel_of(shape: &[usize]) -> Option<usize> {
+    shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d))
 }

@@ -8,6 +8,7 @@ pub mod forecast;
 pub mod generation;
 pub mod knobs;
 pub mod memory;
+pub mod ordered_exchange;
 pub mod packing;
 pub mod partition;
 pub mod placement;

@@ -6,6 +6,7 @@
 
 pub mod budget;
 pub mod changes;
+pub mod for_kind;
 pub mod infer;
 mod kept;
 pub mod node_memory;

@@ -98,7 +98,7 @@ pub fn evaluate<B: Backend>(
         })?;
         own.push(sum);
     }
-    let all = stepper.comm.all_gather_f64(&own)?;
+    let all = stepper.comm.control().all_gather_f64(&own)?;
     let total: f64 = (0..n_batches).map(|i| all[(i % n) * own.len() + i / n]).sum();
     let n_tokens = space.n_tokens() - 1;
     let n_bytes = tokenizer.map(|tokenizer| bytes_of(space, tokenizer));
