@@ -124,7 +124,7 @@ impl Entry {
 pub fn view_of_checkpoint(spec: &str) -> Option<(PathBuf, Kind)> {
     let (path, group) = split_spec(spec);
     let group = group?;
-    let kind = Kind::ALL.into_iter().find(|kind| kind.group() == group.trim_matches('/'))?;
+    let kind = Kind::named(group.trim_matches('/'))?;
     let dir = crate::files::parent(&path);
     let is_view = path.file_name()? == MASTER_FILE && dir.join(MANIFEST_FILE).exists();
     is_view.then(|| (dir.to_path_buf(), kind))
