@@ -249,7 +249,9 @@ deck! {
         shuffle: bool = (default "true"), Kind::Flag,
             "Permute the samples of each epoch; false = in file order.";
         stride: usize = (default "0"), integer(0, 1 << 40),
-            "Tokens from the start of a sample to the start of the next; 0 = `model.seq_len`.";
+            "Tokens from the start of a training sample to the start of the next; 0 = `model.seq_len`.";
+        val_stride: usize = (default "0"), integer(0, 1 << 40),
+            "Tokens from the start of a validation window to the start of the next; 0 = `model.seq_len`. Where `train.eval_batches` takes fewer windows than there are, it takes them evenly from the whole.";
         allow_changed: bool = (default "false"), Kind::Flag,
             "Let a resume go on with data other than the checkpoint's.";
     }
@@ -289,11 +291,15 @@ deck! {
         decay_steps: u64 = (default "0"), UNSIGNED,
             "Step at which the cosine decay reaches `optim.min_lr`; 0 = `train.steps`.";
         beta1: f64 = (derived "the optimizer's, 0 where it has none"), FRACTION,
-            "Decay of the first moment.";
+            "Decay of the first moment, or of the average whose direction an update takes.";
         beta2: f64 = (derived "the optimizer's, 0 where it has none"), FRACTION,
-            "Decay of the second moment.";
+            "Decay of the second moment, or of the average that is kept.";
         eps: f64 = (derived "the optimizer's, 0 where it has none"), float(0.0, 1.0),
             "Added to the square root of the second moment; above 0 where the optimizer has it.";
+        momentum: f64 = (derived "the optimizer's, 0 where it has none"), FRACTION,
+            "Decay of the sum of past gradients; 0: none is kept.";
+        nesterov: bool = (default "false"), Kind::Flag,
+            "The step goes by the gradient and the sum as it will be.";
         weight_decay: f64 = (default "0.1"), float(0.0, 1e3),
             "Decoupled weight decay of parameters with two or more dimensions.";
         grad_clip: f64 = (default "1"), float(0.0, 1e30),
@@ -406,7 +412,7 @@ fn read_text(path: &Path, what: &str) -> Result<String> {
 impl OptimSection {
     /// What the update of a parameter reads of it.
     pub fn hyper(&self) -> Hyper {
-        let &OptimSection { beta1, beta2, eps, weight_decay, .. } = self;
-        Hyper { beta1, beta2, eps, weight_decay }
+        let &OptimSection { beta1, beta2, eps, momentum, nesterov, weight_decay, .. } = self;
+        Hyper { beta1, beta2, eps, momentum, nesterov, weight_decay }
     }
 }

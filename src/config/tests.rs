@@ -72,7 +72,7 @@ fn the_smallest_deck_gets_every_default() {
     assert_eq!(deck.run.backend, BackendKind::Auto);
     assert_eq!((deck.model.preset, deck.model.vocab_size), (Preset::None, 256));
     assert_eq!((deck.data.format, deck.data.tokenizer), (DataFormat::Text, Tokenizer::Bytes));
-    assert_eq!(deck.data.stride, 4, "0 stands for model.seq_len");
+    assert_eq!((deck.data.stride, deck.data.val_stride), (4, 4), "0 stands for model.seq_len");
     assert!(deck.data.val.is_empty() && deck.data.shuffle && !deck.data.allow_changed);
     assert_eq!((deck.train.micro_batch_size, deck.train.global_batch_size), (4, 32));
     assert_eq!((deck.optim.decay_steps, deck.optim.warmup_steps), (10, 100));
@@ -312,6 +312,15 @@ fn inconsistent_values_are_refused() {
         (&["optim.min_lr=1"], "optim.min_lr = 1: at most optim.lr = 0.0003"),
         (&["model.vocab_size=255"], "at least 256"),
         (&["data.val_fraction=1"], "data.val_fraction = 1: a number from 0 to below 1"),
+        (&["optim.kind=adam"], "optim.kind = \"adam\": one of \"adamw\", \"lion\", \"sgd\""),
+        (&["optim.kind=lion", "optim.eps=1e-6"], "optim.kind = \"lion\" reads beta1, beta2 alone"),
+        (
+            &["optim.momentum=0.9"],
+            "optim.momentum = 0.9: 0, or left out: optim.kind = \"adamw\" reads beta1, beta2, eps",
+        ),
+        (&["optim.nesterov=true"], "false with optim.kind = \"adamw\""),
+        (&["optim.kind=sgd", "optim.momentum=0", "optim.nesterov=true"], "optim.momentum above 0"),
+        (&["optim.eps=0"], "optim.eps = 0"),
         (&["optim.grad_clip=-0.5"], "optim.grad_clip = -0.5"),
         (&["optim.lr=inf"], "optim.lr = inf"),
         (&["optim.lr=1e999"], "optim.lr = 1e999"),
@@ -565,6 +574,8 @@ fn valid_overrides() -> impl Strategy<Value = Vec<(String, String)>> {
         "optim.beta1",
         "optim.beta2",
         "optim.eps",
+        "optim.momentum",
+        "optim.nesterov",
         "zero.reduce_dtype",
         "zero.reduce",
         "zero.deterministic",

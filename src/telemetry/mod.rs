@@ -15,6 +15,7 @@ pub mod progress;
 pub mod quantile;
 mod recording;
 pub mod run_records;
+pub mod say;
 mod scontrol;
 pub mod sign_of_life;
 pub mod signals;

@@ -25,6 +25,7 @@ use crate::backend::agree::{all_or_none, decided_by_rank_0};
 use crate::backend::{Backend, Comm, Device};
 use crate::config::Deck;
 use crate::error::{Error, Exit, Result};
+use crate::optim;
 use crate::params::ModelSpec;
 use crate::plan::Plan;
 use crate::telemetry::allocations::{self, Owner};
@@ -281,6 +282,7 @@ fn run_steps<B: Backend>(
     let traced = trace::steps_of(&deck.log.trace).expect("the deck was checked");
     let n_micro = t.n_micro();
     let mut skipped_in_a_row = 0;
+    let first_step = at.step;
     let sampler = (t.sample_every > 0).then(|| Sampler::open::<B>(stepper.comm, deck)).transpose()?;
     report.begin_steps(stepper)?;
     allocations::count_this_thread(Owner::Program);
@@ -300,12 +302,25 @@ fn run_steps<B: Backend>(
             skipped_in_a_row += 1;
             report.skipped(stepper, *at, &outcome, skipped_in_a_row)?;
             if skipped_in_a_row >= t.max_skipped_steps {
+                let spec = &stepper.model.spec;
+                let bad = optim::first_non_finite_weight(stepper.device, stepper.comm, &stepper.shards, spec)?;
+                let remedy = match bad {
+                    // No update of this process has touched them.
+                    None if at.step == first_step => {
+                        "not one step was: the weights that it began with are too large to compute with, so start from others".into()
+                    }
+                    None => "lower optim.lr, or raise train.max_skipped_steps".to_string(),
+                    Some(p) => format!(
+                        "{} holds values that are not finite, which no training mends: start from weights that are",
+                        spec.params[p].name
+                    ),
+                };
                 let reason = format!(
                     "{skipped_in_a_row} steps in a row were not finite (loss {}, gradient norm {}{}); weights are those of step {}; \
-                     lower optim.lr, or raise train.max_skipped_steps",
+                     {remedy}",
                     outcome.loss,
                     outcome.grad_norm,
-                    report::origin(&stepper.model.spec, &outcome),
+                    report::origin(spec, &outcome),
                     at.step
                 );
                 return Ok((Exit::NonFinite, reason));

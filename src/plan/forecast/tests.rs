@@ -7,13 +7,13 @@ use super::*;
 use crate::config::GatherRoute;
 use crate::plan::tests::{any_knobs, any_model, model};
 use crate::plan::{Knobs, placement};
-use crate::work::Product;
+use crate::work::LinearShape;
 use proptest::prelude::*;
 
 /// Kernels of some length for each unit.
 fn works(spec: &ModelSpec, scale: usize) -> Vec<UnitWork> {
     let unit = |u: usize| {
-        let product = Product { rows: 64 * scale, n_in: 64 * (u + 1), n_out: 256 };
+        let product = LinearShape { rows: 64 * scale, n_in: 64 * (u + 1), n_out: 256 };
         UnitWork {
             forward: vec![product.work(Kernel::LinearForward, DType::F32, 4, false)],
             backward: vec![product.work(Kernel::LinearBackwardInput, DType::F32, 4, false); 2],
@@ -103,7 +103,7 @@ proptest! {
         prop_assert_eq!(f.leaving_node_all_gather_bytes, leaving + refreshed_leaving);
         // Every rank on a node of its own: sent by the first in exchanges is what others receive of it.
         let own = forecast(&spec, &plan, n_micro, 1, &hardware(&[]));
-        let contributions = plan.reductions(n_micro).count() as u64;
+        let contributions: u64 = plan.reductions(n_micro).map(|(_, times)| times).sum();
         prop_assert_eq!(own.leaving_node_reduce_scatter_bytes, contributions * (n as u64 - 1) * plan.reduce_slice_bytes());
     }
 

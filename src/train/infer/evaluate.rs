@@ -3,7 +3,7 @@
 //!
 //! Micro-batch i runs on rank i mod N, and sums are added in the order of i: the same bits on every number of ranks.
 
-use super::pass;
+use super::pass::{self, refuse_non_finite};
 use crate::backend::{Backend, Comm, Device};
 use crate::data::SampleSpace;
 use crate::error::Result;
@@ -100,6 +100,7 @@ pub fn evaluate<B: Backend>(
     }
     let all = stepper.comm.control().all_gather_f64(&own)?;
     let total: f64 = (0..n_batches).map(|i| all[(i % n) * own.len() + i / n]).sum();
+    refuse_non_finite("the loss", Some(total).filter(|x| !x.is_finite()))?;
     let n_tokens = space.n_tokens() - 1;
     let n_bytes = tokenizer.map(|tokenizer| bytes_of(space, tokenizer));
     Ok(Evaluated { n_tokens, n_windows: windows.n(), loss: total / n_tokens as f64, n_bytes })

@@ -3,7 +3,7 @@
 //! Blocks keep the projections of the rows so far, so a token costs one row, and one gather of every unit. When the context is
 //! full it starts again with its last half.
 
-use super::pass;
+use super::pass::{self, refuse_non_finite};
 use crate::backend::ops::{AttentionShape, CachedWork};
 use crate::backend::{Backend, Buf, Device, Ops, Queue};
 use crate::config::Deck;
@@ -102,6 +102,7 @@ pub fn generate<B: Backend>(
             ran.note(by);
             done += rows.len();
         }
+        refuse_non_finite("a logit", logits.iter().find(|x| !x.is_finite()).map(|&x| f64::from(x)))?;
         let token = choose(&logits, choice, text.len() - prompt.len());
         if Some(token) == end {
             break;

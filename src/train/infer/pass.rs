@@ -1,7 +1,7 @@
 //! A forward program from top to bottom: gather, visit, release, and nothing else, by the executor of training.
 
 use crate::backend::{Backend, Device, Queue};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::plan::Program;
 use crate::plan::schedule::Instr;
 use crate::train::kept::{InHand, Live};
@@ -34,4 +34,13 @@ pub fn run<B: Backend>(
     }
     stepper.kept.pass = pass;
     stepper.settle()
+}
+
+/// Weights that compute `found` are of no use. Every rank has computed the same, so all leave together with
+/// exit code 4.
+pub fn refuse_non_finite(what: &str, found: Option<f64>) -> Result<()> {
+    let Some(found) = found else { return Ok(()) };
+    let why =
+        format!("{what} is {found}: the model's weights are not finite, or too large; an earlier checkpoint may do");
+    Err(Error::Agreed { rank: 0, error: Box::new(Error::NonFinite(why)) })
 }
