@@ -4,7 +4,7 @@
 //!
 //! | layer | modules | knows |
 //! | --- | --- | --- |
-//! | L0 | [`error`], [`dtype`], [`params`], [`optimizers`], [`work`], [`exact_sum`], [`files`], [`foreign`], [`random`], [`test_hooks`] | nothing above |
+//! | L0 | [`error`], [`dtype`], [`params`], [`optimizers`], [`work`], [`exact_sum`], [`files`], [`foreign`], [`random`], [`clock`], [`environment`], [`limits`], [`threads`], [`test_hooks`] | nothing above |
 //! | L1 | [`config`], [`plan`], [`telemetry`], [`data`], [`text`], [`figures`] | decks, pure plans, counters, token files, text, pictures |
 //! | L2 | [`backend`], [`checkpoint`] | devices and MPI; HDF5 and host slices |
 //! | L3 | [`model`], [`zero`] | transformer math; shards, gathers, reductions (neither knows the other) |
@@ -19,10 +19,12 @@ pub mod backend;
 pub mod calibrate;
 pub mod checkpoint;
 pub mod cli;
+pub mod clock;
 pub mod config;
 pub mod data;
 pub mod device_check;
 pub mod dtype;
+pub mod environment;
 pub mod error;
 pub mod exact_sum;
 pub mod figures;
@@ -30,6 +32,7 @@ pub mod files;
 pub mod foreign;
 pub mod harness;
 pub mod hf;
+pub mod limits;
 pub mod model;
 pub mod optim;
 pub mod optimizers;
@@ -40,6 +43,7 @@ pub mod report;
 pub mod telemetry;
 pub mod test_hooks;
 pub mod text;
+pub mod threads;
 pub mod train;
 pub mod watch;
 pub mod work;

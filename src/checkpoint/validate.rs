@@ -44,9 +44,6 @@ impl Manifest {
         for (name, count) in counts {
             check(count <= MAX_COUNT, format!("has {name} = {count}, more than {MAX_COUNT}"))?;
         }
-        let (attempts, step) = (self.attempts, self.step);
-        check(attempts >= step, format!("has attempts = {attempts}, fewer than its step = {step}"))?;
-
         let Optimizer { name, states, .. } = &self.optimizer;
         check(
             states.windows(2).all(|pair| pair[0] < pair[1]),
@@ -122,9 +119,6 @@ impl Manifest {
             for slice in &file.slices {
                 let label = format!("has slice {} in {}", slice.param, file.name);
                 check(slice.start <= slice.end, format!("{label} that ends before it starts"))?;
-                let stored = (slice.numel() as u64).checked_mul(4 * kinds.len() as u64);
-                let left = stored.and_then(|bytes| room.checked_sub(bytes));
-                room = left.ok_or_else(|| format!("{label} that is longer than the file of {} bytes", file.bytes))?;
                 for &kind in &kinds {
                     let digests = slice.digests.of(kind).ok_or_else(|| format!("{label} without {kind} digests"))?;
                     let n_blocks = slice.numel().div_ceil(self.digest_block);
@@ -134,6 +128,9 @@ impl Manifest {
                     )?;
                     digests.iter().try_for_each(|d| check_digest(d)).map_err(|why| format!("{label} {why}"))?;
                 }
+                let stored = (slice.numel() as u64).checked_mul(4 * kinds.len() as u64);
+                let left = stored.and_then(|bytes| room.checked_sub(bytes));
+                room = left.ok_or_else(|| format!("{label} that is longer than the file of {} bytes", file.bytes))?;
             }
         }
         for file in &self.extra_files {

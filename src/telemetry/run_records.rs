@@ -5,7 +5,7 @@
 //! (it is handed text), MPI.
 
 use super::stragglers::Straggler;
-use super::time_limit::unix_now;
+use crate::clock::unix_now;
 use crate::error::{Error, Result};
 use crate::files;
 use serde::{Deserialize, Serialize};

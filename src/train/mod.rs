@@ -23,14 +23,16 @@ mod visit;
 
 use crate::backend::agree::{all_or_none, decided_by_rank_0};
 use crate::backend::{Backend, Comm, Device};
+use crate::clock;
 use crate::config::Deck;
 use crate::error::{Error, Exit, Result};
 use crate::optim;
 use crate::params::ModelSpec;
 use crate::plan::Plan;
 use crate::telemetry::allocations::{self, Owner};
+use crate::telemetry::start_watch::{self, StartPlace};
 use crate::telemetry::summary::SUMMARY_FILE;
-use crate::telemetry::time_limit::{JobClock, parse_seconds, unix_now};
+use crate::telemetry::time_limit::{JobClock, parse_seconds};
 use crate::telemetry::{Flight, MemKind, RankStep, RunEvent, RunRecords, StepLog, StepRow, Timing, trace};
 use crate::test_hooks::{self, fault_point};
 use infer::Sampler;
@@ -80,6 +82,7 @@ pub type Watch = dyn Fn(&StepRow, &[RankStep]);
 pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<(Exit, Option<Flight>)> {
     let deck = &job.deck;
     let run_dir = Path::new(&deck.run.dir);
+    start_watch::at(StartPlace::Plan);
     let (model, plan) = planning::of_deck::<B::Device>(deck, comm.size())?;
     budget::check::<B::Device>(deck, &plan)?;
     let digests = all_or_none(comm, Ok(plan.digest()))?;
@@ -90,6 +93,7 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
         check_node_memory::<B>(comm, job, &hosts, &plan)?;
     }
     // What is soon found comes before what takes a while to read.
+    start_watch::at(StartPlace::RunDir);
     let mut lock = None;
     let holder = Holder::this(&job.host);
     let (restored, finished) = decided_by_rank_0(comm, || {
@@ -153,7 +157,7 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
     let timing = match comm.rank() {
         0 => {
             let limit = parse_seconds(&deck.run.time_limit).expect("the deck was checked");
-            let clock = JobClock::find(limit, unix_now() - job.started.elapsed().as_secs_f64());
+            let clock = JobClock::find(limit, clock::unix(job.started));
             Timing::open(run_dir, clock, keep_to, state::saved_bytes(&plan, 0))
         }
         _ => Timing::silent(),
@@ -223,8 +227,7 @@ fn start_flight<C: Comm>(comm: &C, job: &Job, hosts: Vec<String>, spec: &ModelSp
     let units = spec.units.iter().map(|u| u.name.clone()).collect();
     let (timeout, abort) = (Duration::from_secs(job.deck.run.timeout), job.abort);
     let mut flight = None;
-    let started = Flight::start(run_dir, comm.rank(), hosts, units, timeout, move || abort(Exit::CommFailure))
-        .map_err(|e| Error::io("write in", &run_dir.join("flight"), &e));
+    let started = Flight::start(run_dir, comm.rank(), hosts, units, timeout, move || abort(Exit::CommFailure));
     all_or_none(comm, started.map(|f| _ = flight.insert(f)))?;
     Ok(flight.expect("no rank failed"))
 }

@@ -19,10 +19,9 @@ use crate::error::{Error, Result};
 use crate::plan::Plan;
 use crate::telemetry::{MemKind, Phase, StepLog, human};
 use crate::test_hooks::fault_point;
+use crate::threads::Work;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
-use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 /// Plans the host memory of asynchronous saves, where the deck asks for them.
@@ -343,60 +342,4 @@ fn commit(run_dir: &Path, manifest: Manifest, keep_last: usize, keep_every: u64)
 /// All ranks are ready; every rank learns the same answer. Collective.
 fn all_ready<B: Backend>(stepper: &Stepper<'_, B>, own: bool) -> Result<bool> {
     Ok(stepper.comm.control().all_gather_f64(&[f64::from(u8::from(own))])?.iter().all(|&ready| ready == 1.0))
-}
-
-/// Work that is done beside training, or has been done on the spot where the system starts no thread.
-enum Work<T> {
-    OnThread(JoinHandle<T>),
-    Done(T),
-}
-
-impl<T: Send + 'static> Work<T> {
-    fn start(name: &str, work: impl FnOnce() -> T + Send + 'static) -> Self {
-        Work::start_on(Builder::new().name(name.into()), name, work)
-    }
-
-    fn start_on(thread: Builder, name: &str, work: impl FnOnce() -> T + Send + 'static) -> Self {
-        // Whoever does the work takes it out; a thread that cannot start leaves it.
-        let work = Arc::new(Mutex::new(Some(work)));
-        let take = |work: &Mutex<Option<_>>| work.lock().expect("no holder panics").take();
-        let shared = work.clone();
-        match thread.spawn(move || take(&shared).expect("the work is there once")()) {
-            Ok(thread) => Work::OnThread(thread),
-            Err(why) => {
-                log::warn!("the system starts no thread for the {name} ({why}; see ulimit -u): training waits for it");
-                Work::Done(take(&work).expect("no thread has it")())
-            }
-        }
-    }
-
-    fn is_finished(&self) -> bool {
-        match self {
-            Work::OnThread(thread) => thread.is_finished(),
-            Work::Done(_) => true,
-        }
-    }
-
-    /// What it has found; its panic is ours.
-    fn join(self) -> T {
-        match self {
-            Work::OnThread(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
-            Work::Done(found) => found,
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn work_is_done_where_the_system_starts_no_thread_for_it() {
-        let on_thread = Work::start("test", || std::thread::current().id());
-        assert_ne!(on_thread.join(), std::thread::current().id());
-        // No address space has room for such a stack.
-        let here = Work::start_on(Builder::new().stack_size(1 << 60), "test", || std::thread::current().id());
-        assert!(here.is_finished());
-        assert_eq!(here.join(), std::thread::current().id());
-    }
 }

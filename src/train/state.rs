@@ -17,6 +17,7 @@ use crate::model::init;
 use crate::params::{ModelSpec, ParamId};
 use crate::plan::{Plan, State};
 use crate::telemetry::CommClass;
+use crate::test_hooks;
 use crate::zero::Shards;
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
@@ -250,6 +251,7 @@ pub fn restore<B: Backend>(stepper: &mut Stepper<'_, B>, deck: &Deck, source: &S
             }
         }
     }
+    test_hooks::add_to_job(manifest.test_hooks.iter().cloned());
     let Manifest { step, attempts, samples, tokens, .. } = manifest;
     Ok(Position { step, attempts, samples, tokens })
 }
@@ -396,6 +398,7 @@ pub(super) fn manifest(
             .map(|(name, p)| Alias { name: name.clone(), param: spec.params[*p].name.clone() })
             .collect(),
         files,
+        test_hooks: test_hooks::of_job(),
         ..Manifest::default()
     }
 }

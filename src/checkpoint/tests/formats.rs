@@ -194,7 +194,7 @@ fn a_view_of_what_is_missing_cut_or_shorter_is_an_error_with_the_name_of_the_fil
                 let shorter = hdf5::File::create(part).unwrap();
                 shorter.new_dataset::<f32>().shape(200).create("v").unwrap().write_raw(&vec![1.5f32; 200]).unwrap();
             },
-            "of shape [200], and the view wants [300]",
+            "of shape [200], too small for what the view shows",
         ),
     ];
     for (harm, words) in harms {

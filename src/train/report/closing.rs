@@ -13,6 +13,7 @@ use crate::plan::memory::Peaks;
 use crate::plan::placement::bytes_per_param;
 use crate::telemetry::summary::{KindBytes, PhaseTotal, Planned, RankBytes, Resident, SUMMARY_FILE, UnitRow};
 use crate::telemetry::{CommClass, Phase, RunEvent, Summary, UnitTimes, say};
+use crate::test_hooks;
 use crate::train::stepper::Stepper;
 use crate::train::tracing::label_in_words;
 use crate::train::{Ending, Job};
@@ -120,6 +121,7 @@ impl Report {
             units: units.collect(),
             last_checkpoint: ending.last_checkpoint.as_ref().map(|dir| dir.display().to_string()),
             versions: job.versions.clone(),
+            test_hooks: test_hooks::of_job(),
             hints,
         };
         summary.write(Path::new(&job.deck.run.dir))?;
