@@ -1,26 +1,17 @@
-//! Whether the values of somebody's dataset are there. HDF5 gives zeros, without an error, for chunks that were never written, and for
-//! whatever a virtual dataset shows of files that are missing or cut short.
+//! Whether the values of somebody's dataset are there. HDF5 gives zeros, without an error, for chunks that were
+//! never written, and for whatever a virtual dataset shows of files that are missing or cut short.
 //!
 //! Must not know: whose dataset it is, and for what it is read.
 
-use std::path::{Path, PathBuf};
-
-use hdf5::plist::dataset_create::{Layout, VirtualMapping};
+use hdf5::plist::dataset_create::Layout;
 
 use super::h5;
 
 /// The library reads a chunk as a whole; one that is longer than this, and than all of its dataset, is not read at all.
 const MAX_CHUNK_BYTES: u64 = 64 << 20;
-/// Virtual datasets of virtual datasets, at most so deep.
-const MAX_DEPTH: usize = 8;
 
-/// Fails where a value of `dataset` was never written, or lies in a file that is missing, cut short or of another shape: with what is
-/// missing, and in which file.
+/// Fails where a value of `dataset` was never written, or may lie in another file: says what is missing.
 pub(super) fn check(dataset: &hdf5::Dataset) -> Result<(), String> {
-    check_to_depth(dataset, 0)
-}
-
-fn check_to_depth(dataset: &hdf5::Dataset, depth: usize) -> Result<(), String> {
     let said = |e: hdf5::Error| h5::one_line(&e);
     let shape = dataset.space().map_err(said)?.shape();
     let numel = numel_of(&shape).ok_or_else(|| format!("shape {shape:?} overflows"))?;
@@ -57,40 +48,11 @@ fn check_to_depth(dataset: &hdf5::Dataset, depth: usize) -> Result<(), String> {
                 found => Err(format!("{found} of its {expected} chunks were written")),
             }
         }
-        Layout::Virtual => check_sources(dataset, numel, properties.virtual_map(), depth),
-    }
-}
-
-fn check_sources(
-    dataset: &hdf5::Dataset,
-    numel: usize,
-    mappings: Vec<VirtualMapping>,
-    depth: usize,
-) -> Result<(), String> {
-    if depth == MAX_DEPTH {
-        return Err(format!("a view of a view, {MAX_DEPTH} times over"));
-    }
-    let here = PathBuf::from(dataset.filename());
-    let dir = here.parent().unwrap_or(Path::new("."));
-    let mut n_shown = 0usize;
-    for mapping in mappings {
-        let path = if mapping.src_filename == "." { here.clone() } else { dir.join(&mapping.src_filename) };
-        let no = |why: String| format!("shown from {} of {}: {why}", mapping.src_dataset, path.display());
-        let shown = mapping.vds_selection.out_shape(mapping.vds_extents.dims()).map_err(|e| no(h5::one_line(&e)))?;
-        n_shown = n_shown.saturating_add(numel_of(&shown).unwrap_or(usize::MAX));
-        let file = h5::open(&path).map_err(|e| no(h5::one_line(&e)))?;
-        let source = file.dataset(&mapping.src_dataset).map_err(|_| no("there is no such dataset".into()))?;
-        // The mapping need not say the shape of a source that was never opened: what it takes has to be there.
-        let found = source.shape();
-        let taken = mapping.src_selection.out_shape(&found).ok().and_then(|taken| numel_of(&taken));
-        if taken != numel_of(&shown) {
-            return Err(no(format!("of shape {found:?}, too small for what the view shows")));
+        Layout::Virtual => {
+            Err("a view of other files, which shows zeros where one is missing or cut short; copy its values \
+                                into a file (h5repack), or name the checkpoint that it belongs to"
+                .into())
         }
-        check_to_depth(&source, depth + 1).map_err(no)?;
-    }
-    match n_shown >= numel {
-        true => Ok(()),
-        false => Err(format!("a view that shows {n_shown} of its {numel} elements")),
     }
 }
 

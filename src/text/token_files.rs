@@ -3,7 +3,7 @@
 //! A file is written as `NAME.partial`, and gets its name when it is whole and durable. What [`TokenFiles::save`] returns is enough to go on
 //! after a kill. Must not know: text, documents.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
