@@ -9,7 +9,7 @@ use crate::telemetry::progress::BytesBar;
 use crate::text::TextTokenizer;
 use crate::text::job::{DocumentToken, Job, Options, state_of};
 use crate::text::tokenize::{self, Made};
-use crate::train::source::data_config;
+use crate::train::batches::data_config;
 use std::io::IsTerminal;
 use std::path::PathBuf;
 

@@ -28,7 +28,7 @@ use crate::error::{Error, Exit, Result};
 use crate::report;
 use crate::telemetry::{Flight, logging, signals};
 use crate::test_hooks::fault_point;
-use crate::train::source::data_config;
+use crate::train::batches::data_config;
 use crate::train::state::{self, Start};
 use crate::train::{self, Job};
 use crate::watch;

@@ -1,6 +1,7 @@
 //! Bytes a rank receives in one training step, from the plan alone (rule 6), and what the plan saves, by name.
 
 use super::Plan;
+use super::order::MicroBatches;
 use super::placement::{Hold, State};
 use super::schedule::{Gather, Schedule};
 use crate::dtype::DType;
@@ -21,16 +22,6 @@ impl Volume {
     pub fn total(&self) -> u64 {
         self.all_gather_bytes + self.reduce_scatter_bytes
     }
-}
-
-/// Micro-steps of a step of `n_micro` micro-batches on `world_size` ranks.
-pub fn micro_steps(n_micro: usize, world_size: usize) -> usize {
-    n_micro.div_ceil(world_size)
-}
-
-/// Ranks `0..k` have a micro-batch in micro-step `a`: `k` of them.
-pub fn contributors(n_micro: usize, world_size: usize, a: usize) -> usize {
-    n_micro.saturating_sub(a * world_size).min(world_size)
 }
 
 /// The most a rank receives in a step without persistent parameters (rule 6): everything gathered and reduced so often.
@@ -79,7 +70,7 @@ impl Plan {
     /// Bytes `rank` receives in one training step of `n_micro` micro-batches.
     pub fn step_volume(&self, rank: usize, n_micro: usize) -> Volume {
         let n = self.world_size;
-        let a = micro_steps(n_micro, n);
+        let a = MicroBatches::new(n_micro, n).micro_steps();
         let gathered = (0..a).map(|a_i| self.gather_bytes(&self.micro_step(a_i, a).schedule)).sum::<u64>();
         let refreshed = self.refreshed_state().map_or(0, |s| self.refresh.received_bytes(s, n));
         // A rank without a gradient takes part in a reduce-scatter all the same, with zeros.
@@ -98,14 +89,14 @@ impl Plan {
 
     /// The reductions of all gradients in one step: how many ranks contribute to each.
     pub fn reductions(&self, n_micro: usize) -> impl Iterator<Item = usize> {
-        let a = micro_steps(n_micro, self.world_size);
+        let a = MicroBatches::new(n_micro, self.world_size).micro_steps();
         let first = if self.train_hold.is_some() { a - 1 } else { 0 };
         (first..a).map(move |a_i| self.contributors(n_micro, a_i))
     }
 
     /// Rule 6 for this stage and these element types: `2A` gathers of everything in stage 3, one refresh below it.
     pub fn bound(&self, n_micro: usize) -> Bound {
-        let a = micro_steps(n_micro, self.world_size);
+        let a = MicroBatches::new(n_micro, self.world_size).micro_steps();
         let (all_gathers, gathered) = match self.knobs.stage {
             0 => (1, self.knobs.grad_dtype),
             1 | 2 => (1, self.knobs.param_dtype),
@@ -119,7 +110,7 @@ impl Plan {
     /// Ranks that add a gradient in micro-step `a`: those with a micro-batch, or, where gradients are held, those with
     /// one in any micro-step.
     pub fn contributors(&self, n_micro: usize, a: usize) -> usize {
-        contributors(n_micro, self.world_size, if self.train_hold.is_some() { 0 } else { a })
+        MicroBatches::new(n_micro, self.world_size).contributors(if self.train_hold.is_some() { 0 } else { a })
     }
 
     /// What one micro-step saves against two all-gathers of every parameter that is cut.

@@ -4,16 +4,20 @@
 //!
 //! Must not know: which backend it runs on, what a family of models computes, the command line.
 
+pub mod batches;
+mod bookkeeping;
 pub mod budget;
 pub mod changes;
 pub mod infer;
-mod kept;
+mod moves;
 pub mod node_memory;
+pub mod pass;
 pub mod planning;
 pub mod report;
 pub mod run_lock;
 pub mod save;
-pub mod source;
+mod scratch;
+mod spans;
 pub mod state;
 pub mod step;
 pub mod stepper;
@@ -31,17 +35,17 @@ use crate::telemetry::summary::SUMMARY_FILE;
 use crate::telemetry::time_limit::{JobClock, parse_seconds, unix_now};
 use crate::telemetry::{Flight, MemKind, RankStep, RunEvent, RunRecords, StepLog, StepRow, Timing, trace};
 use crate::test_hooks::{self, fault_point};
+use batches::Batches;
 use infer::Sampler;
 use node_memory::NodeMemory;
 use report::{Report, closing};
 use run_lock::{Holder, RunLock};
 use save::Saver;
-use source::Source;
 use state::{Position, Start};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use stepper::Stepper;
+use stepper::{Parts, Stepper};
 
 /// Everything a run needs besides its backend.
 pub struct Job {
@@ -110,7 +114,7 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
         return Ok((Exit::Finished, None));
     }
     let flight = start_flight(comm, job, hosts, &model.spec)?;
-    let source = Source::open(comm, deck, job.is_terminal, &flight)?;
+    let batches = Batches::open(comm, deck, job.is_terminal, &flight)?;
 
     // The run directory comes into being here.
     decided_by_rank_0(comm, || {
@@ -124,14 +128,15 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
     device.release();
     all_or_none(comm, budget::check_free::<B::Device>(deck, &plan, device.free_bytes()))?;
     let n_sums = planning::n_sums(deck, comm.size());
-    let mut stepper: Stepper<'_, B> = Stepper::allocate((device, comm), &model, &plan, flight, n_sums, job.poison)?;
+    let mut stepper: Stepper<'_, B> =
+        Stepper::allocate(Parts { device, comm, model: &model, plan: &plan, flight, n_sums, poison: job.poison })?;
     stepper.memory.count_outside(MemKind::Staging, plan.pinned_bytes);
     let planned = closing::peaks_of_run(deck, &plan);
     stepper.flight.show_memory(stepper.memory.share_ledger(), planned.by_kind.clone(), planned.total);
     let began = Instant::now();
     stepper.flight.at(0, "restore", None);
     let position = match &restored {
-        Some((dir, _)) => state::restore(&mut stepper, deck, &source, dir)?,
+        Some((dir, _)) => state::restore(&mut stepper, deck, &batches, dir)?,
         None => {
             state::initialise(&mut stepper, deck)?;
             Position::default()
@@ -156,14 +161,14 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
         }
         _ => Timing::silent(),
     };
-    let mut report = Report::new(job, &stepper, &source, position, timing, records)?;
+    let mut report = Report::new(job, &stepper, &batches, position, timing, records)?;
     if deck.run.job_comment {
         report.timing.comment_in_job();
     }
     report.timing.begin_steps(position.step, deck.train.steps, job.started.elapsed().as_secs_f64(), restore_seconds);
     // What an earlier job left says nothing of this one's end.
     report.timing.write(true);
-    let ending = train(&mut stepper, job, &source, position, log.as_mut(), &mut report)?;
+    let ending = train(&mut stepper, job, &batches, position, log.as_mut(), &mut report)?;
     let exit = report.finish(job, &stepper, ending)?;
     Ok((exit, Some(stepper.flight)))
 }
@@ -243,13 +248,13 @@ pub struct Ending {
 fn train<B: Backend>(
     stepper: &mut Stepper<'_, B>,
     job: &Job,
-    source: &Source,
+    batches: &Batches,
     mut at: Position,
     mut log: Option<&mut StepLog>,
     report: &mut Report,
 ) -> Result<Ending> {
-    let mut saver = Saver::new(stepper, &job.deck, source);
-    let (mut exit, mut reason) = run_steps(stepper, job, source, &mut at, log.as_deref_mut(), report, &mut saver)?;
+    let mut saver = Saver::new(stepper, &job.deck, batches);
+    let (mut exit, mut reason) = run_steps(stepper, job, batches, &mut at, log.as_deref_mut(), report, &mut saver)?;
     if stepper.trace.holds_events() {
         // The run ended within the traced steps.
         tracing::write(stepper, Path::new(&job.deck.run.dir), &job.host)?;
@@ -269,7 +274,7 @@ fn train<B: Backend>(
 fn run_steps<B: Backend>(
     stepper: &mut Stepper<'_, B>,
     job: &Job,
-    source: &Source,
+    batches: &Batches,
     at: &mut Position,
     mut log: Option<&mut StepLog>,
     report: &mut Report,
@@ -287,7 +292,7 @@ fn run_steps<B: Backend>(
         report.timing.begin_round();
         fault_point("step", stepper.comm.rank(), at.step + 1);
         stepper.trace.set_step(traced.contains(&(at.step + 1)).then_some(at.step + 1));
-        let load = |j, into: &mut _| source.training_micro_batch(at.samples, j, t.micro_batch_size, into);
+        let load = |j, into: &mut _| batches.training_micro_batch(at.samples, j, t.micro_batch_size, into);
         test_hooks::begin_attempt(at.attempts);
         allocations::take();
         let outcome = stepper.step(n_micro, at.step + 1, &deck.optim, load)?;
@@ -322,7 +327,7 @@ fn run_steps<B: Backend>(
             let ran = sampler.sample(stepper, at.step, job.quiet)?;
             report.sampled(ran);
         }
-        let val_loss = if due(t.eval_every) { Some(validate(stepper, deck, source)?) } else { None };
+        let val_loss = if due(t.eval_every) { Some(validate(stepper, deck, batches)?) } else { None };
         let stall_began = Instant::now();
         let saves = due(deck.checkpoint.every) || stop.is_some();
         if saves {
@@ -361,7 +366,7 @@ fn run_steps<B: Backend>(
 }
 
 /// Mean validation loss in nats per token.
-fn validate<B: Backend>(stepper: &mut Stepper<'_, B>, deck: &Deck, source: &Source) -> Result<f64> {
+fn validate<B: Backend>(stepper: &mut Stepper<'_, B>, deck: &Deck, batches: &Batches) -> Result<f64> {
     let b = deck.train.micro_batch_size;
-    stepper.evaluate(deck.train.eval_batches as usize, |i, into| source.validation_micro_batch(i, b, into))
+    stepper.evaluate(deck.train.eval_batches as usize, |i, into| batches.validation_micro_batch(i, b, into))
 }

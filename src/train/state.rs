@@ -1,8 +1,8 @@
 //! The state of a run: fresh or restored, and what a checkpoint says of it (`save.rs` writes one). Slices go between the
 //! arena and `checkpoint/`; ranks agree on each stage.
 
+use super::batches::Batches;
 use super::changes::{Verdict, changes};
-use super::source::Source;
 use super::stepper::Stepper;
 use crate::backend::agree::all_or_none;
 use crate::backend::mesh::{Dim, Mesh};
@@ -201,12 +201,17 @@ pub fn initialise<B: Backend>(stepper: &mut Stepper<'_, B>, deck: &Deck) -> Resu
 ///
 /// # Errors
 /// As of [`check_start`], and what is found damaged while values are read: the same on every rank.
-pub fn restore<B: Backend>(stepper: &mut Stepper<'_, B>, deck: &Deck, source: &Source, dir: &Path) -> Result<Position> {
+pub fn restore<B: Backend>(
+    stepper: &mut Stepper<'_, B>,
+    deck: &Deck,
+    batches: &Batches,
+    dir: &Path,
+) -> Result<Position> {
     let mut reader = None;
     all_or_none(stepper.comm, Reader::open_with(dir, deck.checkpoint.locking).map(|r| _ = reader.insert(r)))?;
     let mut reader = reader.expect("no rank failed");
     let manifest = reader.manifest().clone();
-    check_fits(dir, &manifest, &stepper.model.spec, deck, &source.digest)?;
+    check_fits(dir, &manifest, &stepper.model.spec, deck, &batches.digest)?;
     let read = restore_slices(stepper, &mut reader).map_err(|error| match error {
         Error::Checkpoint(why) => {
             Error::Checkpoint(format!("{why}; {}", checkpoint::find::instead_of(dir, manifest.step)))
@@ -217,7 +222,7 @@ pub fn restore<B: Backend>(stepper: &mut Stepper<'_, B>, deck: &Deck, source: &S
     make_whole(stepper)?;
     if stepper.comm.rank() == 0 {
         let is_imported = is_imported(&manifest);
-        let other_data = manifest.data_digest != source.digest && !is_imported;
+        let other_data = manifest.data_digest != batches.digest && !is_imported;
         if other_data {
             log::warn!("the data are not those the checkpoint was trained on; data.allow_changed lets the run go on");
         }
@@ -357,7 +362,7 @@ pub(super) fn manifest(
     spec: &ModelSpec,
     world_size: usize,
     deck: &Deck,
-    source: &Source,
+    batches: &Batches,
     at: Position,
     files: Vec<FileRecord>,
 ) -> Manifest {
@@ -367,7 +372,7 @@ pub(super) fn manifest(
         attempts: at.attempts,
         samples: at.samples,
         tokens: at.tokens,
-        data_digest: source.digest.clone(),
+        data_digest: batches.digest.clone(),
         seeds: Seeds { init_seed: deck.model.init_seed, data_seed: deck.data.seed },
         deck: deck.to_toml(),
         psi: spec.numel(),

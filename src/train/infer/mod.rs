@@ -4,7 +4,6 @@
 
 pub mod evaluate;
 pub mod generate;
-mod pass;
 
 use crate::backend::agree::all_or_none;
 use crate::backend::{Backend, Comm, Device};
@@ -17,7 +16,7 @@ use crate::plan::generation::Ran;
 use crate::plan::{Knobs, Plan, State};
 use crate::telemetry::{Flight, Phase};
 use crate::text::tokenizer::TextTokenizer;
-use crate::train::stepper::Stepper;
+use crate::train::stepper::{Parts, Stepper};
 use generate::{Choice, Decoders, generate};
 use std::path::Path;
 use std::time::Duration;
@@ -131,7 +130,9 @@ pub fn with_weights<B: Backend, T>(
     device.release();
     let flight = silent_flight(comm)?;
     let poison = cfg!(debug_assertions);
-    let mut stepper: Stepper<'_, B> = Stepper::allocate((device, comm), &model, &plan, flight, 0, poison)?;
+    let parts = Parts { device, comm, model: &model, plan: &plan, flight, n_sums: 0, poison };
+    let mut stepper: Stepper<'_, B> = Stepper::allocate(parts)?;
+    stepper.timer.switch(Phase::Evaluation);
     let loaded = load(&mut stepper, deck, dir);
     all_or_none(comm, loaded)?;
     work(&mut stepper)

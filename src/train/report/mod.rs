@@ -7,7 +7,7 @@ mod banner;
 pub mod closing;
 
 use super::Job;
-use super::source::Source;
+use super::batches::Batches;
 use super::state::Position;
 use super::step::StepOutcome;
 use super::stepper::Stepper;
@@ -67,7 +67,7 @@ impl Report {
     pub fn new<B: Backend>(
         job: &Job,
         stepper: &Stepper<'_, B>,
-        source: &Source,
+        batches: &Batches,
         start: Position,
         timing: Timing,
         records: Option<RunRecords>,
@@ -75,13 +75,13 @@ impl Report {
         let t = &job.deck.train;
         let rank = stepper.comm.rank();
         if rank == 0 && !job.quiet {
-            banner(job, stepper, source, start);
+            banner(job, stepper, batches, start);
         }
         let hosts = all_or_none(stepper.comm, Ok(job.host.clone()))?;
         Ok(Report {
             progress: (rank == 0 && !job.quiet).then(|| Progress::new(t.steps, start.step, job.is_terminal)),
             start,
-            unigram_entropy: source.unigram_entropy,
+            unigram_entropy: batches.unigram_entropy,
             planned: stepper.plan.step_volume(rank, t.n_micro()),
             counted: CommCounts::default(),
             last_step: Volume::default(),

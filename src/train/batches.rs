@@ -19,7 +19,7 @@ pub struct MicroBatch {
 }
 
 /// Training and validation samples, and what rank 0 found when it read them.
-pub struct Source {
+pub struct Batches {
     dataset: Dataset,
     /// Digest of all data, 32 hex digits.
     pub digest: String,
@@ -44,7 +44,7 @@ pub fn data_config(deck: &Deck) -> DataConfig {
     }
 }
 
-impl Source {
+impl Batches {
     /// Rank 0 expands the globs and reads every token once, ticking; all ranks open the same files.
     ///
     /// # Errors
@@ -83,7 +83,7 @@ impl Source {
             arrived();
             Ok((report.digest, entropy))
         })?;
-        Ok(Source { dataset, digest, unigram_entropy, seq_len: deck.model.seq_len })
+        Ok(Batches { dataset, digest, unigram_entropy, seq_len: deck.model.seq_len })
     }
 
     /// Training samples.
