@@ -30,7 +30,7 @@ use crate::telemetry::{Flight, logging, signals};
 use crate::test_hooks::fault_point;
 use crate::train::batches::data_config;
 use crate::train::state::{self, Start};
-use crate::train::{self, Job};
+use crate::train::{self, Job, run_dir};
 use crate::watch;
 use args::{Command, DeviceCommand, ReportArgs, Resume, TrainArgs, WatchArgs};
 use backend_choice::Chosen;
@@ -175,7 +175,7 @@ fn dry_run(args: &TrainArgs) -> Result<String> {
     // What can only be seen outside the deck is checked too: whether the plan keeps to its caps, the run directory, data,
     // and what the run would start from.
     let (model, _) = plan::of_deck_on_any_ranks(&deck)?;
-    state::check_run_dir(Path::new(&deck.run.dir))?;
+    run_dir::check(Path::new(&deck.run.dir))?;
     let report = Dataset::open(&data_config(&deck))?.scan(&|_| {})?;
     state::check_start(&deck, &start(&args.resume), &model.spec, &report.digest)?;
     Ok(deck.to_commented_toml())

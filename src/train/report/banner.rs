@@ -3,8 +3,8 @@
 use crate::backend::{Backend, Comm, Device};
 use crate::plan::MicroBatches;
 use crate::telemetry::human;
-use crate::train::Job;
 use crate::train::batches::Batches;
+use crate::train::job::Job;
 use crate::train::state::Position;
 use crate::train::stepper::Stepper;
 

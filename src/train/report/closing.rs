@@ -1,7 +1,7 @@
 //! How a run closes: the totals of all ranks held against the plan in `summary.json`, its last words, and what the next process
 //! learns from them.
 
-use super::Report;
+use super::RunReport;
 use crate::backend::agree::all_or_none;
 use crate::backend::{Backend, Comm};
 use crate::config::Deck;
@@ -12,9 +12,9 @@ use crate::plan::memory::Peaks;
 use crate::plan::placement::bytes_per_param;
 use crate::telemetry::summary::{KindBytes, PhaseTotal, Planned, RankBytes, Resident, SUMMARY_FILE, UnitRow};
 use crate::telemetry::{CommClass, Phase, RunEvent, Summary, UnitTimes};
+use crate::train::job::{Ending, Job};
 use crate::train::stepper::Stepper;
 use crate::train::tracing::label_in_words;
-use crate::train::{Ending, Job};
 use serde::{Deserialize, Serialize};
 use std::io::Write;
 use std::path::Path;
@@ -30,12 +30,12 @@ struct RankTotals {
     units: Vec<UnitTimes>,
 }
 
-impl Report {
+impl RunReport {
     /// Gathers the totals, writes `summary.json`, prints the closing words. Collective.
     pub fn finish<B: Backend>(mut self, job: &Job, stepper: &Stepper<'_, B>, ending: Ending) -> Result<Exit> {
         let Stepper { comm, plan, .. } = stepper;
         stepper.flight.at(ending.position.step, "summary", None);
-        self.timing.finish(match ending.exit {
+        self.timing.finish(match ending.verdict.exit {
             Exit::Finished => "finished",
             Exit::StoppedEarly => "stopped early, saved",
             _ => "ended for want of a good step or save",
@@ -53,7 +53,7 @@ impl Report {
         };
         let ranks = all_or_none(*comm, Ok(own))?;
         if comm.rank() != 0 {
-            return Ok(ending.exit);
+            return Ok(ending.verdict.exit);
         }
         let evaluated = self.last_val_loss.is_some();
         let others = [evaluated.then(|| plan.evaluation_peaks()), plan.generation_peaks(self.sampled)];
@@ -74,8 +74,8 @@ impl Report {
         });
         let hints = hints(job, &ending);
         let summary = Summary {
-            exit_reason: ending.reason,
-            exit_code: ending.exit.code(),
+            exit_reason: ending.verdict.reason,
+            exit_code: ending.verdict.exit.code(),
             run_dir: job.deck.run.dir.clone(),
             deck: digest_in_words(&job.deck),
             world_size: comm.size() as u64,
@@ -131,7 +131,7 @@ impl Report {
             progress.finish();
             progress.note(&format!("\n{summary}"));
         }
-        Ok(ending.exit)
+        Ok(ending.verdict.exit)
     }
 }
 

@@ -6,8 +6,8 @@
 mod banner;
 pub mod closing;
 
-use super::Job;
 use super::batches::Batches;
+use super::job::Job;
 use super::state::Position;
 use super::step::StepOutcome;
 use super::stepper::Stepper;
@@ -28,7 +28,7 @@ use crate::telemetry::{
 use banner::banner;
 
 /// Collects what the steps of one process say.
-pub struct Report {
+pub struct RunReport {
     /// Rank 0 shows progress.
     progress: Option<Progress>,
     start: Position,
@@ -62,7 +62,7 @@ pub struct Report {
     stragglers: Stragglers,
 }
 
-impl Report {
+impl RunReport {
     /// Opens the report; rank 0 prints the banner. Collective.
     pub fn new<B: Backend>(
         job: &Job,
@@ -78,7 +78,7 @@ impl Report {
             banner(job, stepper, batches, start);
         }
         let hosts = all_or_none(stepper.comm, Ok(job.host.clone()))?;
-        Ok(Report {
+        Ok(RunReport {
             progress: (rank == 0 && !job.quiet).then(|| Progress::new(t.steps, start.step, job.is_terminal)),
             start,
             unigram_entropy: batches.unigram_entropy,
