@@ -8,8 +8,8 @@ use super::metric::{Metric, Source, Status};
 use crate::backend::agree::all_or_none;
 use crate::backend::memory::Memory;
 use crate::backend::{Backend, Buf, Comm, Device, Queue, View};
-use crate::config::acceptance::Deck;
-use crate::config::{self, Limit};
+use crate::config::acceptance::{Deck, LimitsSection};
+use crate::config::{self, Limit, Written};
 use crate::dtype::DType;
 use crate::error::{Error, Exit, Result};
 use crate::model::Model;
@@ -22,30 +22,35 @@ use half::bf16;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+/// A figure, and the limit of the deck that it is held against: its key, its value.
+type Limited = (&'static str, &'static str, fn(&LimitsSection) -> &Written<Limit>);
+
 /// The figure that each limit of the deck is about.
-const LIMITED: [(&str, &str); 22] = [
-    ("device.gemm_f32.slowest", "gemm_f32_gflops"),
-    ("device.gemm_bf16.slowest", "gemm_bf16_gflops"),
-    ("device.memory.slowest", "memory_gb_per_s"),
-    ("collectives.all_gather.busbw", "all_gather_busbw"),
-    ("collectives.reduce_scatter.busbw", "reduce_scatter_busbw"),
-    ("collectives.library_reduce_scatter.busbw", "library_reduce_scatter_busbw"),
-    ("collectives.all_reduce.busbw", "all_reduce_busbw"),
-    ("collectives.broadcast.busbw", "broadcast_busbw"),
-    ("collectives.point_to_point.busbw", "point_to_point_busbw"),
-    ("collectives.latency_us", "latency_us"),
-    ("collectives.overlap", "overlap"),
-    ("storage.write", "write_gb_per_s"),
-    ("storage.read", "read_gb_per_s"),
-    ("storage.metadata", "metadata_per_s"),
-    ("training.tokens_per_s", "tokens_per_s"),
-    ("training.mfu", "mfu"),
-    ("training.step_p99", "step_p99_ms"),
-    ("training.exposed_comm", "exposed_comm"),
-    ("training.losses", "loss"),
-    ("scaling.strong_efficiency", "strong_efficiency"),
-    ("scaling.weak_efficiency", "weak_efficiency"),
-    ("elasticity.goodput", "goodput"),
+const LIMITED: [Limited; 22] = [
+    ("device.gemm_f32.slowest", "gemm_f32_gflops", |limits| &limits.gemm_f32_gflops),
+    ("device.gemm_bf16.slowest", "gemm_bf16_gflops", |limits| &limits.gemm_bf16_gflops),
+    ("device.memory.slowest", "memory_gb_per_s", |limits| &limits.memory_gb_per_s),
+    ("collectives.all_gather.busbw", "all_gather_busbw", |limits| &limits.all_gather_busbw),
+    ("collectives.reduce_scatter.busbw", "reduce_scatter_busbw", |limits| &limits.reduce_scatter_busbw),
+    ("collectives.library_reduce_scatter.busbw", "library_reduce_scatter_busbw", |limits| {
+        &limits.library_reduce_scatter_busbw
+    }),
+    ("collectives.all_reduce.busbw", "all_reduce_busbw", |limits| &limits.all_reduce_busbw),
+    ("collectives.broadcast.busbw", "broadcast_busbw", |limits| &limits.broadcast_busbw),
+    ("collectives.point_to_point.busbw", "point_to_point_busbw", |limits| &limits.point_to_point_busbw),
+    ("collectives.latency_us", "latency_us", |limits| &limits.latency_us),
+    ("collectives.overlap", "overlap", |limits| &limits.overlap),
+    ("storage.write", "write_gb_per_s", |limits| &limits.write_gb_per_s),
+    ("storage.read", "read_gb_per_s", |limits| &limits.read_gb_per_s),
+    ("storage.metadata", "metadata_per_s", |limits| &limits.metadata_per_s),
+    ("training.tokens_per_s", "tokens_per_s", |limits| &limits.tokens_per_s),
+    ("training.mfu", "mfu", |limits| &limits.mfu),
+    ("training.step_p99", "step_p99_ms", |limits| &limits.step_p99_ms),
+    ("training.exposed_comm", "exposed_comm", |limits| &limits.exposed_comm),
+    ("training.losses", "loss", |limits| &limits.loss),
+    ("scaling.strong_efficiency", "strong_efficiency", |limits| &limits.strong_efficiency),
+    ("scaling.weak_efficiency", "weak_efficiency", |limits| &limits.weak_efficiency),
+    ("elasticity.goodput", "goodput", |limits| &limits.goodput),
 ];
 
 /// Makes a group of the ranks with the same colour, ordered by key. Collective over the whole job.
@@ -95,9 +100,10 @@ impl<B: Backend> Lab<'_, B> {
 
     /// A figure held against its limit in the deck, one of [`LIMITED`].
     pub fn judged(&self, name: &str, value: f64, unit: &str, theory: Option<f64>) -> Metric {
-        let (_, key) =
-            LIMITED.iter().find(|(figure, _)| *figure == name).unwrap_or_else(|| panic!("{name} has no limit"));
-        let judged = Metric::info(name, value, unit).judged(&limit(self.deck, key), self.baseline.value(name), theory);
+        let (.., limit) =
+            LIMITED.iter().find(|(figure, ..)| *figure == name).unwrap_or_else(|| panic!("{name} has no limit"));
+        let judged =
+            Metric::info(name, value, unit).judged(limit(&self.deck.limits), self.baseline.value(name), theory);
         match judged.source {
             Some(Source::Baseline) if self.baseline.is_of_other_than(self.n()) => {
                 judged.because(format!("the baseline is of {} ranks", self.baseline.n_ranks))
@@ -221,17 +227,10 @@ pub fn buffers<B: Backend>(device: &B::Device, comm: &B::Comm, sizes: &[(usize, 
     Ok(bufs)
 }
 
-/// A deck's limit of that name.
-fn limit(deck: &Deck, key: &str) -> Limit {
-    let limits = toml::Value::try_from(&deck.limits).expect("a section is a table");
-    let text = limits.get(key).and_then(|v| v.as_str()).unwrap_or_else(|| panic!("no limit {key}"));
-    text.parse().expect("the deck was checked")
-}
-
 /// [`Lab::with_missing`] of a deck.
 fn with_missing(deck: &Deck, stage: &str, mut metrics: Vec<Metric>) -> Vec<Metric> {
-    for (name, key) in LIMITED.iter().filter(|(name, _)| name.split('.').next() == Some(stage)) {
-        let limit = limit(deck, key);
+    for (name, key, limit) in LIMITED.iter().filter(|(name, ..)| name.split('.').next() == Some(stage)) {
+        let limit = limit(&deck.limits);
         let own = metrics.iter().position(|m| m.name == *name);
         let is_measured = own.is_some_and(|i| metrics[i].status != Status::Skipped);
         if limit.reference.is_none() || is_measured {
@@ -267,7 +266,7 @@ mod tests {
     #[test]
     fn every_limit_of_the_deck_is_about_one_figure() {
         let limits = toml::Table::try_from(&deck("").limits).unwrap();
-        let mut about: Vec<&str> = LIMITED.iter().map(|(_, key)| *key).collect();
+        let mut about: Vec<&str> = LIMITED.iter().map(|(_, key, _)| *key).collect();
         about.sort_unstable();
         let mut keys: Vec<&str> = limits.keys().map(String::as_str).collect();
         keys.sort_unstable();

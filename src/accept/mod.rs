@@ -34,7 +34,6 @@ use crate::config::Locking;
 use crate::config::acceptance::STAGES;
 use crate::error::{Error, Exit, Result};
 use crate::telemetry::signals::{self, Stop};
-use crate::telemetry::time_limit::parse_seconds;
 use crate::train::run_lock::{Holder, RunLock};
 use baseline::Baseline;
 use deadline::Deadline;
@@ -122,7 +121,7 @@ pub fn run<B: Backend>(lab: &Lab<'_, B>, own: &Facts, record: &Record) -> Result
             lab.n()
         );
     }
-    let limit_s = parse_seconds(&lab.deck.run.time_limit).expect("the deck was checked");
+    let limit_s = lab.deck.run.time_limit.seconds().unwrap_or(0.0);
     let (name, own_work) = (lab.name(lab.rank()), lab.own_work.clone());
     let deadline = Deadline::start(name, lab.rank() == 0, own_work, (lab.started, limit_s * HARD_LIMIT), lab.abort);
 

@@ -239,7 +239,7 @@ fn train_on(launch: &Launch, args: &TrainArgs, started: Instant) -> Result<(Exit
     logging::init(&deck.log.level, launch.rank());
     let threads = launch.threads(deck.run.threads_per_rank);
     launch.check_agreement(&comm, &deck, threads)?;
-    signals::listen(&signals::numbers_of(&deck.run.stop_signals).expect("the deck was checked"));
+    signals::listen(&deck.run.stop_signals.0);
     let chosen = backend_choice::choose(&comm, &deck, &launch.host())?;
     let mut versions = launch.versions();
     if chosen != Chosen::Cpu {

@@ -6,7 +6,6 @@
 use super::resolve::Resolver;
 use super::*;
 use crate::error::Fault;
-use crate::telemetry::time_limit::parse_seconds;
 
 /// Sections of an acceptance, in the order they run.
 pub const STAGES: [&str; 7] = ["inventory", "device", "collectives", "storage", "training", "scaling", "elasticity"];
@@ -18,9 +17,9 @@ deck! {
             "Directory of the reports; on a file system that every rank sees.";
         checkpoint_dir: String = (default ""), Kind::Text { may_be_empty: true },
             "Where checkpoints will live: `storage` measures this file system, and the runs of `training` write here; empty = `run.dir`.";
-        sections: String = (default "all"), Kind::Text { may_be_empty: false },
+        sections: Written<Sections> = (default "all"), Kind::Text { may_be_empty: false },
             "Sections to run: `all`, or names out of inventory, device, collectives, storage, training, scaling, elasticity, separated by commas.";
-        time_limit: String = (default "1h"), Kind::Duration,
+        time_limit: Written<TimeLimit> = (default "1h"), Kind::Duration,
             "No section begins after this time; what is under way when half as much again has passed ends the job with code 5.";
         backend: BackendKind = (default "auto"), Kind::Choice(BackendKind::NAMES),
             "What computes: `auto` is GPUs where every rank has one, and CPUs where none has.";
@@ -110,28 +109,28 @@ deck! {
 
     /// What figures are held against: `REFERENCE -LOW% +HIGH%`. Without a reference, a baseline's figure or theory's is it; where there is neither, or nothing is written, the figure is for information. With one, a figure that a section of this deck could not measure fails.
     limits: LimitsSection {
-        gemm_f32_gflops: String = (default "-15%"), Kind::Limit, "f32 GEMM of the slowest rank, GFLOP/s.";
-        gemm_bf16_gflops: String = (default "-15%"), Kind::Limit, "bf16 GEMM of the slowest rank, GFLOP/s.";
-        memory_gb_per_s: String = (default "-15%"), Kind::Limit, "Memory bandwidth of the slowest rank, GB/s.";
-        all_gather_busbw: String = (default "-20%"), Kind::Limit, "AllGather of the largest size over all ranks, bus bandwidth in GB/s.";
-        reduce_scatter_busbw: String = (default "-20%"), Kind::Limit, "The training step's own ReduceScatter, likewise.";
-        library_reduce_scatter_busbw: String = (default ""), Kind::Limit, "The library's ReduceScatter, likewise.";
-        all_reduce_busbw: String = (default "-20%"), Kind::Limit, "AllReduce, likewise.";
-        broadcast_busbw: String = (default "-20%"), Kind::Limit, "Broadcast, likewise.";
-        point_to_point_busbw: String = (default "-20%"), Kind::Limit, "Messages between pairs of ranks, all pairs at once, likewise.";
-        latency_us: String = (default "+50%"), Kind::Limit, "Half a round trip of 8 bytes over the slowest link, microseconds.";
-        overlap: String = (default ""), Kind::Limit, "Share of an AllGather that hides behind compute (theory: 1).";
-        write_gb_per_s: String = (default "-30%"), Kind::Limit, "Checkpoint-shaped write with fsync, all ranks together, GB/s.";
-        read_gb_per_s: String = (default "-30%"), Kind::Limit, "The same read back by other ranks, GB/s.";
-        metadata_per_s: String = (default ""), Kind::Limit, "Small files made, renamed and removed, operations per second.";
-        tokens_per_s: String = (default "-10%"), Kind::Limit, "Reference run on all ranks, tokens per second at the median step.";
-        mfu: String = (default "-10%"), Kind::Limit, "Model FLOPs utilisation of the same, of `run.peak_gflops`.";
-        step_p99_ms: String = (default "+50%"), Kind::Limit, "99th percentile of the step time, milliseconds.";
-        exposed_comm: String = (default ""), Kind::Limit, "Share of the step that the mean rank waits for collectives.";
-        loss: String = (default "-0.1% +0.1%"), Kind::Limit, "Band of the final loss around the known answer, where its bits cannot be asked for.";
-        strong_efficiency: String = (default ""), Kind::Limit, "Strong scaling to all ranks, as a share of the ideal (theory: 1).";
-        weak_efficiency: String = (default ""), Kind::Limit, "Weak scaling to all ranks, likewise.";
-        goodput: String = (default "-10%"), Kind::Limit, "Share of the soak spent in steps of median length (theory: 1).";
+        gemm_f32_gflops: Written<Limit> = (default "-15%"), Kind::Limit, "f32 GEMM of the slowest rank, GFLOP/s.";
+        gemm_bf16_gflops: Written<Limit> = (default "-15%"), Kind::Limit, "bf16 GEMM of the slowest rank, GFLOP/s.";
+        memory_gb_per_s: Written<Limit> = (default "-15%"), Kind::Limit, "Memory bandwidth of the slowest rank, GB/s.";
+        all_gather_busbw: Written<Limit> = (default "-20%"), Kind::Limit, "AllGather of the largest size over all ranks, bus bandwidth in GB/s.";
+        reduce_scatter_busbw: Written<Limit> = (default "-20%"), Kind::Limit, "The training step's own ReduceScatter, likewise.";
+        library_reduce_scatter_busbw: Written<Limit> = (default ""), Kind::Limit, "The library's ReduceScatter, likewise.";
+        all_reduce_busbw: Written<Limit> = (default "-20%"), Kind::Limit, "AllReduce, likewise.";
+        broadcast_busbw: Written<Limit> = (default "-20%"), Kind::Limit, "Broadcast, likewise.";
+        point_to_point_busbw: Written<Limit> = (default "-20%"), Kind::Limit, "Messages between pairs of ranks, all pairs at once, likewise.";
+        latency_us: Written<Limit> = (default "+50%"), Kind::Limit, "Half a round trip of 8 bytes over the slowest link, microseconds.";
+        overlap: Written<Limit> = (default ""), Kind::Limit, "Share of an AllGather that hides behind compute (theory: 1).";
+        write_gb_per_s: Written<Limit> = (default "-30%"), Kind::Limit, "Checkpoint-shaped write with fsync, all ranks together, GB/s.";
+        read_gb_per_s: Written<Limit> = (default "-30%"), Kind::Limit, "The same read back by other ranks, GB/s.";
+        metadata_per_s: Written<Limit> = (default ""), Kind::Limit, "Small files made, renamed and removed, operations per second.";
+        tokens_per_s: Written<Limit> = (default "-10%"), Kind::Limit, "Reference run on all ranks, tokens per second at the median step.";
+        mfu: Written<Limit> = (default "-10%"), Kind::Limit, "Model FLOPs utilisation of the same, of `run.peak_gflops`.";
+        step_p99_ms: Written<Limit> = (default "+50%"), Kind::Limit, "99th percentile of the step time, milliseconds.";
+        exposed_comm: Written<Limit> = (default ""), Kind::Limit, "Share of the step that the mean rank waits for collectives.";
+        loss: Written<Limit> = (default "-0.1% +0.1%"), Kind::Limit, "Band of the final loss around the known answer, where its bits cannot be asked for.";
+        strong_efficiency: Written<Limit> = (default ""), Kind::Limit, "Strong scaling to all ranks, as a share of the ideal (theory: 1).";
+        weak_efficiency: Written<Limit> = (default ""), Kind::Limit, "Weak scaling to all ranks, likewise.";
+        goodput: Written<Limit> = (default "-10%"), Kind::Limit, "Share of the soak spent in steps of median length (theory: 1).";
     }
 }
 
@@ -166,10 +165,9 @@ impl Deck {
     /// As [`super::Deck::parse`].
     pub fn parse(text: &str, overrides: &[(String, String)], origin: &str) -> Result<Deck> {
         let mut resolver = Resolver::read(&TABLE, text, overrides, origin)?;
-        match resolver.choice::<String>("run.sections").map(|sections| stages(&sections)) {
-            Some(Err(unknown)) => resolver
-                .refuse("run.sections", format!("\"all\" or some of {}; there is no `{unknown}`", STAGES.join(","))),
-            Some(Ok(stages)) if !stages.contains(&"training") => {
+        match resolver.choice::<String>("run.sections").map(|sections| sections.parse::<Sections>()) {
+            Some(Err(wants)) => resolver.refuse("run.sections", wants),
+            Some(Ok(Sections(stages))) if !stages.contains(&"training") => {
                 if let Some(stage) = stages.iter().find(|stage| ["scaling", "elasticity"].contains(*stage)) {
                     let wants = format!("training too: {stage} goes on from its reference run");
                     resolver.refuse("run.sections", wants);
@@ -206,7 +204,7 @@ impl Deck {
 
     /// Whether a section is asked for.
     pub fn runs(&self, stage: &str) -> bool {
-        stages(&self.run.sections).expect("the deck was checked").contains(&stage)
+        self.run.sections.0.contains(&stage)
     }
 
     /// The training deck of the reference run in `dir`, on the token file `tokens`, whose schedule is of `steps` steps.
@@ -248,9 +246,8 @@ impl Deck {
 /// What a deck asks for and can never have is refused before hours are spent on the rest.
 fn refuse_what_cannot_be(resolver: &mut Resolver) {
     let soak_minutes = resolver.choice::<f64>("elasticity.soak_minutes");
-    let limit_s = resolver.choice::<String>("run.time_limit").and_then(|text| parse_seconds(&text));
+    let limit_s = resolver.choice::<Written<TimeLimit>>("run.time_limit").and_then(|limit| limit.seconds());
     if let (Some(soak_minutes), Some(limit_s)) = (soak_minutes, limit_s)
-        && limit_s > 0.0
         && soak_minutes * 60.0 > limit_s / 2.0
     {
         // A soak may begin just before the limit, and what is under way half as long after it ends the job.
@@ -258,8 +255,7 @@ fn refuse_what_cannot_be(resolver: &mut Resolver) {
         resolver.refuse("elasticity.soak_minutes", wants);
     }
     for (limit, source) in [("limits.mfu", "run.peak_gflops"), ("limits.goodput", "elasticity.soak_minutes")] {
-        let limit_of_deck = resolver.choice::<String>(limit).and_then(|text| text.parse::<Limit>().ok());
-        let has_reference = limit_of_deck.is_some_and(|limit| limit.reference.is_some());
+        let has_reference = resolver.choice::<Written<Limit>>(limit).is_some_and(|limit| limit.reference.is_some());
         if has_reference && resolver.choice::<f64>(source) == Some(0.0) {
             resolver.refuse(limit, format!("no reference while {source} = 0: there is no such figure then"));
         }
@@ -277,13 +273,24 @@ fn as_written_here(fault: Fault) -> Fault {
     Fault { key: here(&fault.key), value: fault.value, wants: here(&fault.wants) }
 }
 
-/// The sections that `run.sections` names, or the first name that is none.
-fn stages(text: &str) -> std::result::Result<Vec<&'static str>, String> {
-    if text.trim() == "all" {
-        return Ok(STAGES.to_vec());
+/// Sections of an acceptance, out of [`STAGES`]: `all`, or names separated by commas.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sections(pub Vec<&'static str>);
+
+impl std::str::FromStr for Sections {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        if text.trim() == "all" {
+            return Ok(Sections(STAGES.to_vec()));
+        }
+        let find = |name: &str| {
+            let known = STAGES.iter().find(|stage| **stage == name.trim()).copied();
+            let (all, name) = (STAGES.join(","), name.trim());
+            known.ok_or_else(|| format!("\"all\" or some of {all}; there is no `{name}`"))
+        };
+        text.split(',').map(find).collect::<std::result::Result<_, _>>().map(Sections)
     }
-    let find = |name: &str| STAGES.iter().find(|stage| **stage == name.trim()).copied().ok_or(name.trim().to_string());
-    text.split(',').map(find).collect()
 }
 
 #[cfg(test)]

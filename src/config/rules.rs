@@ -2,10 +2,9 @@
 //!
 //! Must not know: how a deck is read (`resolve.rs`), nor the ranges of single keys (`mod.rs`).
 
-use super::choices::{BackendKind, DataFormat, Family, Preset, PresetSizes, ReduceWhen, Tokenizer};
+use super::choices::{BackendKind, CONTAINERS, DataFormat, Family, Preset, PresetSizes, ReduceWhen, Tokenizer};
 use super::resolve::{Resolver, show};
 use super::{Deck, TABLE};
-use crate::data::CONTAINERS;
 use crate::dtype::DType;
 use crate::error::Result;
 use toml::Value;

@@ -9,11 +9,8 @@ use std::path::{Path, PathBuf};
 use super::files::report;
 use super::format::{LLMC_HEADER_BYTES, TokenFormat};
 use super::llmc;
+use crate::config::CONTAINERS;
 use crate::error::{Error, Result};
-
-/// Endings of container formats whose bytes are neither text nor bare tokens.
-pub const CONTAINERS: [&str; 14] =
-    ["arrow", "bz2", "gz", "h5", "hdf5", "npy", "npz", "parquet", "pt", "safetensors", "tar", "xz", "zip", "zst"];
 
 /// The format of a set of files, from the deck's word.
 ///

@@ -21,7 +21,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-pub use decide::CONTAINERS;
 pub use file_info::TokenFilesInfo;
 pub use files::ResolvedFiles;
 pub use format::TokenFormat;

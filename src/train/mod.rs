@@ -33,7 +33,7 @@ use crate::error::{Error, Exit, Result};
 use crate::model::Model;
 use crate::plan::Plan;
 use crate::telemetry::summary::SUMMARY_FILE;
-use crate::telemetry::time_limit::{JobClock, parse_seconds, unix_now};
+use crate::telemetry::time_limit::{JobClock, unix_now};
 use crate::telemetry::{Flight, MemKind, RunEvent, RunRecords, StepLog, Timing};
 use batches::Batches;
 use node_memory::NodeMemory;
@@ -233,8 +233,8 @@ impl<'r, B: Backend> Run<'r, B> {
         let records = self.open_records(restored)?;
         let mut timing = match comm.rank() {
             0 => {
-                let limit = parse_seconds(&deck.run.time_limit).expect("the deck was checked");
-                let clock = JobClock::find(limit, unix_now() - job.started.elapsed().as_secs_f64());
+                let process_start = unix_now() - job.started.elapsed().as_secs_f64();
+                let clock = JobClock::find(deck.run.time_limit.0, process_start);
                 let saved_bytes = state::saved_bytes(stepper.plan, 0);
                 Timing::open(Path::new(&deck.run.dir), clock, restored.resumed, saved_bytes)
             }

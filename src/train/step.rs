@@ -23,7 +23,7 @@ use super::batches::MicroBatch;
 use super::pass::{PassState, Purpose, Visitor};
 use super::scratch::{Scratch, get};
 use super::stepper::Stepper;
-use crate::backend::{Backend, Comm, Device, Ops, SumOf};
+use crate::backend::{Backend, Comm, Device, SumOf};
 use crate::config::OptimSection;
 use crate::error::Result;
 use crate::optim;

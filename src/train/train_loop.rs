@@ -14,11 +14,10 @@ use super::stepper::Stepper;
 use super::tracing;
 use crate::backend::{Backend, Comm};
 use crate::error::{Exit, Result};
+use crate::telemetry::StepLog;
 use crate::telemetry::allocations::{self, Owner};
 use crate::telemetry::signals::Stop;
-use crate::telemetry::{StepLog, trace};
 use crate::test_hooks::{self, fault_point};
-use std::ops::Range;
 use std::path::Path;
 use std::time::Instant;
 
@@ -33,8 +32,6 @@ pub(super) struct TrainLoop<'r, 's, B: Backend> {
     report: &'r mut RunReport,
     saver: Saver<'r>,
     sampler: Option<Sampler>,
-    /// Steps to trace.
-    traced: Range<u64>,
     skipped_in_a_row: u64,
 }
 
@@ -51,8 +48,7 @@ impl<'r, 's, B: Backend> TrainLoop<'r, 's, B> {
         let saver = Saver::new(stepper, &job.deck, batches);
         let samples = job.deck.train.sample_every > 0;
         let sampler = samples.then(|| Sampler::open::<B>(stepper.comm, &job.deck)).transpose()?;
-        let traced = trace::steps_of(&job.deck.log.trace).expect("the deck was checked");
-        Ok(TrainLoop { stepper, job, batches, at, log, report, saver, sampler, traced, skipped_in_a_row: 0 })
+        Ok(TrainLoop { stepper, job, batches, at, log, report, saver, sampler, skipped_in_a_row: 0 })
     }
 
     /// Runs to the end, and after it a save that is still under way. Collective.
@@ -92,12 +88,12 @@ impl<'r, 's, B: Backend> TrainLoop<'r, 's, B> {
 
     /// Tries the next step.
     fn attempt(&mut self) -> Result<StepOutcome> {
-        let TrainLoop { stepper, job, batches, at, report, traced, .. } = self;
+        let TrainLoop { stepper, job, batches, at, report, .. } = self;
         let (deck, t) = (&job.deck, &job.deck.train);
         let next = at.step + 1;
         report.timing.begin_round();
         fault_point("step", stepper.comm.rank(), next);
-        stepper.trace.set_step(traced.contains(&next).then_some(next));
+        stepper.trace.set_step(deck.log.trace.contains(next).then_some(next));
         test_hooks::begin_attempt(at.attempts);
         let samples = at.samples;
         let load = |j, into: &mut _| batches.training_micro_batch(samples, j, t.micro_batch_size, into);
@@ -185,7 +181,7 @@ impl<'r, 's, B: Backend> TrainLoop<'r, 's, B> {
         if let Some(watch) = &self.job.watch {
             watch(&row, self.report.last_ranks());
         }
-        if self.at.step + 1 == self.traced.end {
+        if deck.log.trace.ends_with(self.at.step) {
             tracing::write(self.stepper, Path::new(&deck.run.dir), &self.job.host)?;
         }
         let print = self.is_due(deck.log.every) || val_loss.is_some() && deck.log.every > 0;
