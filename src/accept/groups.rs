@@ -97,6 +97,7 @@ pub fn train_on<B: Backend>(
         start,
         versions: lab.versions.clone(),
         relaunch: "zero3 train".into(),
+        launcher: String::new(),
         is_terminal: false,
         poison: lab.poison,
         host: lab.hosts[lab.rank()].clone(),

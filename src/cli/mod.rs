@@ -30,7 +30,7 @@ use crate::telemetry::{Flight, logging, signals};
 use crate::test_hooks::fault_point;
 use crate::train::batches::data_config;
 use crate::train::state::{self, Start};
-use crate::train::{self, Job, run_dir};
+use crate::train::{self, HINTED_RANKS, Job, run_dir};
 use crate::watch;
 use args::{Command, DeviceCommand, ReportArgs, Resume, TrainArgs, WatchArgs};
 use backend_choice::Chosen;
@@ -249,6 +249,7 @@ fn train_on(launch: &Launch, args: &TrainArgs, started: Instant) -> Result<(Exit
         start: start(&args.resume),
         versions,
         relaunch: relaunch(args),
+        launcher: launch_checks::launcher(&|name| std::env::var(name).ok(), HINTED_RANKS),
         is_terminal: std::io::stderr().is_terminal() || screen::launcher_has_a_terminal(),
         poison: cfg!(debug_assertions),
         host: launch.host(),

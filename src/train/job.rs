@@ -10,6 +10,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Instant;
 
+/// Ranks that a hint says to go on with: another number than most runs begin with.
+pub const HINTED_RANKS: usize = 3;
+
 /// Everything a run needs besides its backend.
 pub struct Job {
     /// The resolved deck, the same on every rank.
@@ -20,6 +23,8 @@ pub struct Job {
     pub versions: BTreeMap<String, String>,
     /// The command line that would start this run again, without a launcher, for hints.
     pub relaunch: String,
+    /// What starts [`HINTED_RANKS`] ranks of it as this process was started.
+    pub launcher: String,
     /// Standard error is a terminal: draw a progress bar.
     pub is_terminal: bool,
     /// Fill released buffers with NaN.

@@ -46,7 +46,7 @@ use std::time::{Duration, Instant};
 use stepper::{Parts, Stepper};
 use train_loop::TrainLoop;
 
-pub use job::{Ending, Job, Verdict, Watch};
+pub use job::{Ending, HINTED_RANKS, Job, Verdict, Watch};
 
 /// Runs a job to its end on the shard group `comm`. Errors of the deck, the data or a checkpoint are the same on every rank;
 /// any other error is this rank's own, and the caller has to abort the job. The recorder comes back, where there is one, to

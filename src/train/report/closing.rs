@@ -12,7 +12,7 @@ use crate::plan::memory::Peaks;
 use crate::plan::placement::bytes_per_param;
 use crate::telemetry::summary::{KindBytes, PhaseTotal, Planned, RankBytes, Resident, SUMMARY_FILE, UnitRow};
 use crate::telemetry::{CommClass, Phase, RunEvent, Summary, UnitTimes};
-use crate::train::job::{Ending, Job};
+use crate::train::job::{Ending, HINTED_RANKS, Job};
 use crate::train::stepper::Stepper;
 use crate::train::tracing::label_in_words;
 use serde::{Deserialize, Serialize};
@@ -38,7 +38,7 @@ impl RunReport {
         self.timing.finish(match ending.verdict.exit {
             Exit::Finished => "finished",
             Exit::StoppedEarly => "stopped early, saved",
-            _ => "ended for want of a good step or save",
+            _ => "ended: a step or a save failed",
         });
         let counts = stepper.volume.counts();
         let own = RankTotals {
@@ -171,8 +171,10 @@ fn hints(job: &Job, ending: &Ending) -> Vec<String> {
         let (step, steps) = (ending.position.step, job.deck.train.steps);
         // A run that is not over goes on as its deck says: fewer steps would bend its schedule.
         let more = if step < steps { steps } else { step + (steps / 3).max(1) };
-        hints.push("go on from this checkpoint on 3 ranks, to the same bits as on any other number:".to_string());
-        hints.push(format!("  mpirun -n 3 --oversubscribe {} train.steps={more}", job.relaunch));
+        hints.push(format!(
+            "go on from this checkpoint on {HINTED_RANKS} ranks, to the same bits as on any other number:"
+        ));
+        hints.push(format!("  {} {} train.steps={more}", job.launcher, job.relaunch));
         hints.push(format!("look into it:  {program} ckpt inspect {}", dir.display()));
     }
     hints.push(format!(
