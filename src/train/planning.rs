@@ -25,7 +25,7 @@ pub fn of_deck<D: Device>(deck: &Deck, n_ranks: usize) -> Result<(Model, Plan)> 
     Ok((model, plan))
 }
 
-/// Sums of losses that may be on their way at once: one of each micro-step, of a step or of a validation.
+/// Sums of losses that may be pending at once: one for each micro-step of a step or of a validation.
 pub fn n_sums(deck: &Deck, n_ranks: usize) -> usize {
     let train = &deck.train;
     let n_eval = if train.eval_every > 0 { train.eval_batches as usize } else { 0 };

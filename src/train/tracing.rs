@@ -17,7 +17,7 @@ use crate::telemetry::trace::{self, Event};
 use std::path::Path;
 use std::time::Instant;
 
-/// Rounds of the clock comparison; the median of an odd number is one of them.
+/// Rounds of the clock comparison; odd, so that the median is one of them.
 const ROUNDS: usize = 15;
 
 /// Gathers every rank's events and writes `RUN/trace.json`. Collective.
@@ -40,7 +40,7 @@ pub fn write<B: Backend>(stepper: &mut Stepper<'_, B>, run_dir: &Path, host: &st
 }
 
 /// How far each rank's clock is ahead of rank 0's, in ns: the median over rounds of what ranks read when they leave a
-/// barrier. Good to the time ranks take to leave one.
+/// barrier. Exact to the time that ranks take to leave one.
 fn clock_offsets_ns<B: Backend>(stepper: &Stepper<'_, B>) -> Result<Vec<i64>> {
     let n = stepper.comm.size();
     let mut rounds: Vec<Vec<i64>> = Vec::with_capacity(ROUNDS);

@@ -26,7 +26,7 @@ const PROMPT_ROWS: usize = 32;
 pub struct Choice {
     /// Divides the logits; 0 takes the largest.
     pub temperature: f64,
-    /// Tokens to draw from, the likeliest; 0 = all.
+    /// Most probable tokens to draw from; 0 = all.
     pub top_k: usize,
     /// Draw i is a function of (seed, i).
     pub seed: u64,
@@ -47,14 +47,14 @@ pub struct Generated {
 }
 
 impl Decoders {
-    /// Of a deck's model.
+    /// For the model of a deck.
     pub fn of_deck<D: Ops>(deck: &Deck) -> Self {
         let t_max = deck.model.seq_len;
         let of_rows = |rows| Model::of_rows::<D>(deck, 1, rows);
         Decoders { models: PerFeed { prompt: of_rows(PROMPT_ROWS.min(t_max)), row: of_rows(1) }, t_max }
     }
 
-    /// Plans to run them.
+    /// Adds their programs to a plan.
     pub fn plan<D: Ops>(&self, plan: &mut Plan) -> Result<()> {
         let PerFeed { prompt, row: one } = &self.models;
         let whole = AttentionShape { t: self.t_max, ..one.attention_shape() };
@@ -189,7 +189,7 @@ fn choose(logits: &[f32], choice: Choice, i: usize) -> u32 {
             return c as u32;
         }
     }
-    // Rounding at the very end, or logits that are no numbers.
+    // Rounding at the very end, or logits that are NaN.
     candidates.last().map_or(0, |&c| c as u32)
 }
 

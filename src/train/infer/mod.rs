@@ -1,6 +1,6 @@
-//! A trained model at work: its loss on a text, and text of its own.
+//! Inference: the loss of a model on a text, and text that it generates.
 //!
-//! Ranks hold slices of the parameters alone, and gather unit by unit as in training.
+//! Ranks hold slices of the parameters alone, and gather unit by unit as in training. Must not know: optimizers.
 
 pub mod evaluate;
 pub mod generate;
@@ -21,7 +21,7 @@ use generate::{Choice, Decoders, generate};
 use std::path::Path;
 use std::time::Duration;
 
-/// What a run prints of its model now and then: `train.sample_every`.
+/// Generates a text every `train.sample_every` steps of a run.
 pub struct Sampler {
     tokenizer: TextTokenizer,
     decoders: Decoders,
@@ -31,13 +31,13 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Likeliest tokens that a run's text is drawn from.
+    /// Each token is drawn from so many, the most probable ones.
     const TOP_K: usize = 50;
 
-    /// Of a deck that samples. Collective.
+    /// For a deck that samples. Collective.
     ///
     /// # Errors
-    /// There is no such tokenizer; the prompt has no tokens.
+    /// There is no such tokenizer; the prompt has no tokens, or one that the model does not have.
     pub fn open<B: Backend>(comm: &B::Comm, deck: &Deck) -> Result<Self> {
         let prompt_text = deck.train.sample_prompt.clone();
         let loaded = TextTokenizer::load(&deck.data.tokenizer, None);
@@ -62,7 +62,7 @@ impl Sampler {
     }
 }
 
-/// The tokens of a prompt, and the tokenizer that made them; a fault is every rank's. Collective.
+/// The tokens of a prompt, and the tokenizer that made them; an error is the same on every rank. Collective.
 ///
 /// # Errors
 /// The tokenizer could not be loaded; the prompt has no tokens.
@@ -81,7 +81,7 @@ pub fn with_prompt<C: Comm>(
 /// The tokens of a prompt; of an empty one the token that begins documents.
 ///
 /// # Errors
-/// It has none, one that cannot be encoded, or one that the model does not know.
+/// It has none, or some that cannot be encoded, or that are not in the model's vocabulary.
 fn prompt_tokens(tokenizer: &TextTokenizer, prompt: &str, deck: &Deck) -> Result<Vec<u32>> {
     let mut tokens = Vec::new();
     tokenizer
@@ -103,17 +103,17 @@ fn prompt_tokens(tokenizer: &TextTokenizer, prompt: &str, deck: &Deck) -> Result
     }
 }
 
-/// A recorder that writes nothing and watches nobody.
+/// A flight recorder that writes nothing and watches no rank.
 pub fn silent_flight<C: Comm>(comm: &C) -> Result<Flight> {
     Flight::start(Path::new(""), comm.rank(), Vec::new(), Vec::new(), Duration::ZERO, || {})
         .map_err(|e| Error::Internal(format!("a recorder without a file: {e}")))
 }
 
-/// Loads the weights of the step directory `dir` for the model of `deck`, cut over the ranks of `comm`, and works with them;
-/// with `decoders` memory to generate text is there. Collective.
+/// Loads the weights of the step directory `dir` for the model of `deck`, sharded over the ranks of `comm`, and calls
+/// `work`; `decoders` adds memory to generate text. Collective.
 ///
 /// # Errors
-/// The checkpoint is of another model, or damaged; memory is not to be had; what `work` says.
+/// The checkpoint is of another model, or damaged; some rank has not enough memory; errors of `work`.
 pub fn with_weights<B: Backend, T>(
     device: &B::Device,
     comm: &B::Comm,

@@ -1,4 +1,6 @@
-//! What a run says before its first step: ranks, model, data, and the plan in figures.
+//! What a run prints before its first step: ranks, model, data, and the plan in figures.
+//!
+//! Must not know: what is printed later.
 
 use crate::backend::{Backend, Comm, Device};
 use crate::plan::MicroBatches;

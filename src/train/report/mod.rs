@@ -1,5 +1,5 @@
-//! What a run tells: its banner (`banner.rs`), a row per step, its closing words (`closing.rs`). Collective where numbers of all
-//! ranks meet.
+//! What a run reports: its banner (`banner.rs`), a row per step, its summary (`closing.rs`). Collective where it needs
+//! numbers of all ranks.
 //!
 //! Must not know: how a step is made, what is done about a bad one.
 
@@ -27,13 +27,13 @@ use crate::telemetry::{
 };
 use banner::banner;
 
-/// Collects what the steps of one process say.
+/// Collects the figures of the steps of one process.
 pub struct RunReport {
     /// Rank 0 shows progress.
     progress: Option<Progress>,
     start: Position,
     unigram_entropy: Option<f64>,
-    /// What one step moves on this rank, from the plan.
+    /// Bytes that one step moves on this rank, from the plan.
     planned: Volume,
     /// Counters when the current step began.
     counted: CommCounts,
@@ -48,16 +48,16 @@ pub struct RunReport {
     last_row: Option<StepRow>,
     last_ranks: Vec<RankStep>,
     last_val_loss: Option<f64>,
-    /// Which programs of generating text ran.
+    /// The programs of generation that ran.
     sampled: Ran,
-    /// What the newest step asked the heap for.
+    /// Heap requests of the newest step, by owner.
     allocated: Vec<Allocations>,
-    /// Tokens of all steps, and the slowest rank's times together.
+    /// Tokens of all steps, and the sum of the slowest rank's times.
     stepped_tokens: u64,
     stepped_ms: f64,
-    /// What a scheduler wants to know.
+    /// Times that a batch script asks for.
     pub timing: Timing,
-    /// Rank 0 notes what happens to the run.
+    /// Rank 0's log of events.
     records: Option<RunRecords>,
     stragglers: Stragglers,
 }
@@ -112,12 +112,12 @@ impl RunReport {
         Ok(())
     }
 
-    /// A text was generated, by these programs of the plan.
+    /// Text was generated, by these programs of the plan.
     pub fn sampled(&mut self, ran: Ran) {
         self.sampled.add(ran);
     }
 
-    /// The step that has just ended asked the heap for this.
+    /// Heap requests of the step that has just ended.
     pub fn allocated(&mut self, by_owner: impl Into<Vec<Allocations>>) {
         self.allocated = by_owner.into();
     }
@@ -232,7 +232,7 @@ impl RunReport {
         &self.last_ranks
     }
 
-    /// Times and bytes of the attempt that has just ended; the bytes are held against the plan.
+    /// Times and bytes of the attempt that has just ended; the bytes are compared with the plan.
     fn measure<B: Backend>(&mut self, stepper: &Stepper<'_, B>, at: Position) -> Result<(PhaseTimes, CommCounts)> {
         let times = stepper.timer.take()?;
         self.phases.add(&times);
@@ -258,7 +258,7 @@ impl RunReport {
     }
 }
 
-/// Where a step that was not finite began, in words to go on with.
+/// Where a step that was not finite began, as the end of a message.
 pub fn origin(spec: &ModelSpec, outcome: &StepOutcome) -> String {
     outcome.not_finite.map_or(String::new(), |(unit, param)| {
         format!(", first in the gradient of {} of unit {}", spec.params[param].name, spec.units[unit].name)
