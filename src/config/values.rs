@@ -57,8 +57,8 @@ impl<'de, T: FromStr<Err: fmt::Display>> Deserialize<'de> for Written<T> {
     }
 }
 
-/// A length of time as people and Slurm write it: `5400`, `90m`, `1h30m`, `2d`, `1:30:00`, `2-12:00:00`; empty or zero is
-/// none.
+/// A length of time as people and Slurm write it: `5400`, `90m`, `1h30m`, `2d`, `1:30:00`, `2-12:00:00`;
+/// empty or zero is none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TimeLimit(pub Option<Duration>);
 
@@ -167,7 +167,8 @@ impl FromStr for StepSet {
     }
 }
 
-/// Signals that can ask for a stop, by the names of `kill -l`. USR2 asks for a report, KILL and STOP cannot be caught.
+/// Signals that can ask for a stop, by the names of `kill -l`. USR2 asks for a report, KILL and STOP cannot
+/// be caught.
 pub const STOP_SIGNALS: [(&str, libc::c_int); 7] = [
     ("TERM", libc::SIGTERM),
     ("USR1", libc::SIGUSR1),
@@ -178,7 +179,8 @@ pub const STOP_SIGNALS: [(&str, libc::c_int); 7] = [
     ("URG", libc::SIGURG),
 ];
 
-/// Numbers of signals out of [`STOP_SIGNALS`], by names with or without SIG, separated by commas; empty = none.
+/// Numbers of signals out of [`STOP_SIGNALS`], by names with or without SIG, separated by commas; empty =
+/// none.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct SignalSet(pub Vec<libc::c_int>);
 

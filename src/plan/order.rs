@@ -1,9 +1,10 @@
-//! Which micro-batch a rank computes when, and in which order sums over micro-batches are taken: the bits of a run depend on
-//! nothing else, and not on the number of ranks.
+//! Which micro-batch a rank computes when, and in which order sums over micro-batches are taken: the bits of
+//! a run depend on nothing else, and not on the number of ranks.
 //!
 //! Pure. Must not know: what a micro-batch holds, how a sum travels.
 
-/// Micro-batches `0..n_micro` on `n_ranks` ranks: rank `j mod N` computes micro-batch j in micro-step `j div N`.
+/// Micro-batches `0..n_micro` on `n_ranks` ranks: rank `j mod N` computes micro-batch j in micro-step `j div
+/// N`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MicroBatches {
     n_micro: usize,
@@ -36,7 +37,8 @@ impl MicroBatches {
         self.n_micro.saturating_sub(a * self.n_ranks).min(self.n_ranks)
     }
 
-    /// The sum over all micro-batches in the order of j. `value(rank, a)` is what `rank` found in micro-step `a`.
+    /// The sum over all micro-batches in the order of j. `value(rank, a)` is what `rank` found in micro-step
+    /// `a`.
     pub fn sum(self, value: impl Fn(usize, usize) -> f64) -> f64 {
         (0..self.n_micro).map(|j| value(j % self.n_ranks, j / self.n_ranks)).sum()
     }

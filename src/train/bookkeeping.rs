@@ -1,5 +1,5 @@
-//! What happens at the begin and the end of every instruction, whatever it is: planned buffers are taken and given back,
-//! and what the rank does is recorded: flight recorder, ledger, phases, bytes received, spans.
+//! What happens at the begin and the end of every instruction, whatever it is: planned buffers are taken and
+//! given back, and what the rank does is recorded: flight recorder, ledger, phases, bytes received, spans.
 //!
 //! Must not know: what an instruction does (`moves.rs`).
 

@@ -1,4 +1,5 @@
-//! A device-memory budget: a plan that needs more is refused before start, with the smallest change that would fit.
+//! A device-memory budget: a plan that needs more is refused before start, with the smallest change that
+//! would fit.
 //!
 //! Pure: it plans the deck again with one knob turned at a time.
 
@@ -44,13 +45,14 @@ pub fn check<D: Device>(deck: &Deck, plan: &Plan) -> Result<()> {
     }]))
 }
 
-/// What would fit `budget` bytes on each of `n` ranks, in words: one change of the deck, several, or more ranks.
+/// What would fit `budget` bytes on each of `n` ranks, in words: one change of the deck, several, or more
+/// ranks.
 pub fn what_fits<D: Device>(deck: &Deck, n: usize, budget: u64) -> String {
     remedy(deck, n, budget, &needs::<D>)
 }
 
-/// Whether `n_here` ranks of a node with `node` memory can hold `plan`, made from `deck`: an error where they cannot, a
-/// warning where other processes use some of it now.
+/// Whether `n_here` ranks of a node with `node` memory can hold `plan`, made from `deck`: an error where they
+/// cannot, a warning where other processes use some of it now.
 pub fn check_node<D: Device>(deck: &Deck, plan: &Plan, node: NodeMemory, n_here: usize) -> Result<Option<String>> {
     let each = plan.arena_bytes as u64 + plan.outside_bytes();
     let together = each.saturating_mul(n_here as u64);
@@ -75,8 +77,8 @@ fn needs<D: Device>(deck: &Deck, n: usize) -> Option<u64> {
     planning::of_deck::<D>(deck, n).ok().map(|(_, plan)| plan.arena_bytes as u64 + plan.outside_bytes())
 }
 
-/// Fails where the device of this rank has less free memory than `plan`, made from `deck`, needs; names the kinds that
-/// need it.
+/// Fails where the device of this rank has less free memory than `plan`, made from `deck`, needs; names the
+/// kinds that need it.
 pub fn check_free<D: Device>(deck: &Deck, plan: &Plan, free_bytes: Option<u64>) -> Result<()> {
     let (needed, n) = (plan.arena_bytes as u64, plan.world_size);
     let Some(free) = free_bytes.filter(|&free| free < needed) else { return Ok(()) };
@@ -143,8 +145,8 @@ fn with(deck: &Deck, changes: &[Change]) -> Deck {
     deck
 }
 
-/// What can still be changed, the cheapest first: staging, then what costs communication, then recomputation, then the
-/// micro-batch size.
+/// What can still be changed, the cheapest first: staging, then what costs communication, then recomputation,
+/// then the micro-batch size.
 fn changes(deck: &Deck) -> Vec<Change> {
     let (zero, train) = (&deck.zero, &deck.train);
     let mut changes = Vec::new();
@@ -182,7 +184,8 @@ fn changes(deck: &Deck) -> Vec<Change> {
 mod tests {
     use super::*;
 
-    /// A deck of which only recomputation and a micro-batch of 2 save anything: 30 bytes and 5 bytes of 100, 40 on 2 ranks.
+    /// A deck of which only recomputation and a micro-batch of 2 save anything: 30 bytes and 5 bytes of 100,
+    /// 40 on 2 ranks.
     fn needs(deck: &Deck, n: usize) -> Option<u64> {
         let recomputed = if deck.zero.activation_checkpointing == ActivationCheckpointing::All { 30 } else { 0 };
         let smaller = if deck.train.micro_batch_size <= 2 { 5 } else { 0 };

@@ -1,5 +1,5 @@
-//! What a deck that differs from the checkpoint's means for a resume: each key is free to change, changes the course of
-//! the run, or does not fit the checkpoint.
+//! What a deck that differs from the checkpoint's means for a resume: each key is free to change, changes the
+//! course of the run, or does not fit the checkpoint.
 //!
 //! Must not know: checkpoint files. It compares two decks.
 
@@ -13,7 +13,8 @@ pub enum Verdict {
     Free,
     /// The run goes on from the same state to other bits (learning rate, batch, length, validation).
     Course,
-    /// Another sequence of samples, so that the position in it has no meaning. `data.allow_changed` permits it.
+    /// Another sequence of samples, so that the position in it has no meaning. `data.allow_changed` permits
+    /// it.
     Data,
     /// Another model: refused.
     Model,
@@ -61,8 +62,9 @@ fn verdict(key: &str) -> Verdict {
     }
 }
 
-/// The keys whose values differ between the deck in a checkpoint (TOML text) and the deck of this run, in the deck's
-/// order. A key that the checkpoint's program did not have counts as its default, or as derived from the others.
+/// The keys whose values differ between the deck in a checkpoint (TOML text) and the deck of this run, in the
+/// deck's order. A key that the checkpoint's program did not have counts as its default, or as derived from
+/// the others.
 pub fn changes(saved: &str, deck: &Deck) -> Vec<Change> {
     let parse = |text: &str| text.parse::<toml::Table>().unwrap_or_default();
     let (old, new) = (parse(saved), parse(&deck.to_toml()));

@@ -1,6 +1,7 @@
 //! A training run, from its deck to its exit code: nine stations, and where each of them is.
 //!
-//! Reading order: [`step`] (the algorithm), then [`run`] here, `train_loop.rs`, `state.rs` (restore) and `save.rs`.
+//! Reading order: [`step`] (the algorithm), then [`run`] here, `train_loop.rs`, `state.rs` (restore) and
+//! `save.rs`.
 //!
 //! Must not know: which backend it runs on, what a family of models computes, the command line.
 
@@ -48,9 +49,9 @@ use train_loop::TrainLoop;
 
 pub use job::{Ending, HINTED_RANKS, Job, Verdict, Watch};
 
-/// Runs a job to its end on the shard group `comm`. Errors of the deck, the data or a checkpoint are the same on every rank;
-/// any other error is this rank's own, and the caller has to abort the job. The recorder comes back, where there is one, to
-/// watch over the end of MPI.
+/// Runs a job to its end on the shard group `comm`. Errors of the deck, the data or a checkpoint are the same
+/// on every rank; any other error is this rank's own, and the caller has to abort the job. The recorder comes
+/// back, where there is one, to watch over the end of MPI.
 pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<(Exit, Option<Flight>)> {
     let run = Run::<B> { device, comm, job };
     // 1. Plan every instruction and every byte, the same on every rank.
@@ -65,7 +66,8 @@ pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<
         run.say_finished(end);
         return Ok((Exit::Finished, None));
     }
-    // 5. Open the data, watched by the other ranks; the run directory is created once they are known to be good.
+    // 5. Open the data, watched by the other ranks; the run directory is created once they are known to be
+    //    good.
     let Opened { flight, batches } = run.open_data(&planned.model, hosts, &mut run_dir)?;
     // 6. Allocate the arena.
     let mut stepper = run.allocate(&planned, flight)?;
@@ -133,8 +135,8 @@ impl<'r, B: Backend> Run<'r, B> {
         Ok(Planned { model, plan })
     }
 
-    /// Refuses or warns where the ranks of a node would hold more than it has; the node of each rank. A device with memory of
-    /// its own is asked when the arena is allocated.
+    /// Refuses or warns where the ranks of a node would hold more than it has; the node of each rank. A
+    /// device with memory of its own is asked when the arena is allocated.
     fn check(&self, plan: &Plan) -> Result<Vec<String>> {
         let Run { device, comm, job } = self;
         let hosts = all_or_none(*comm, Ok(job.host.clone()))?;

@@ -1,5 +1,5 @@
-//! The memory of a node, to be compared with what its ranks will allocate: Linux overcommits, and kills a job that touches
-//! more than there is without an error message.
+//! Whether what the ranks of a node will hold together fits into it, before it is allocated: memory is handed out on credit,
+//! and a job that uses more than there is is killed without a word.
 //!
 //! Must not know: what the memory is for.
 
@@ -9,14 +9,14 @@ use std::path::{Path, PathBuf};
 /// Memory of a node, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodeMemory {
-    /// The most that this job can have: physical memory and swap, or the limit of its control group.
+    /// The most that this job can ever have: physical memory and swap, or the limit of its control group.
     pub limit_bytes: u64,
-    /// Not in use now.
+    /// What is not in use by others now.
     pub available_bytes: u64,
 }
 
 impl NodeMemory {
-    /// This node's; none where the system does not tell.
+    /// This node's; None where the system does not say.
     pub fn here() -> Option<Self> {
         let meminfo = fs::read_to_string("/proc/meminfo").ok()?;
         let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -38,7 +38,7 @@ impl NodeMemory {
     }
 }
 
-/// The files with the limits of a process's control groups and of their parents: version 2, then version 1.
+/// The files with the limits of a process's control groups and of those around them: version 2, then version 1.
 fn limit_files(groups: &str) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for line in groups.lines() {
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_of_every_parent_group_are_read() {
+    fn limits_are_looked_for_in_every_group_around_this_process() {
         let files = |groups| limit_files(groups).iter().map(|f| f.display().to_string()).collect::<Vec<_>>();
         let v2 = ["slurm/job_1/memory.max", "slurm/memory.max", "memory.max"].map(|f| format!("/sys/fs/cgroup/{f}"));
         assert_eq!(files("0::/slurm/job_1\n"), v2);

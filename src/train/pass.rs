@@ -33,8 +33,8 @@ impl Purpose {
         matches!(self, Purpose::Train { .. })
     }
 
-    /// The phase that `instr` is timed as; none for one that takes no time of its own. The head's one visit counts as
-    /// backward: two thirds of its work are.
+    /// The phase that `instr` is timed as; none for one that takes no time of its own. The head's one visit
+    /// counts as backward: two thirds of its work are.
     pub(super) fn phase_of(self, instr: Instr) -> Option<Phase> {
         match (self, instr) {
             (Purpose::Train { .. }, Instr::Wait(_) | Instr::ReduceWait(_)) => Some(Phase::ExposedComm),
@@ -68,7 +68,8 @@ impl Purpose {
     }
 }
 
-/// What a pass computes on this rank. Training, validation, the loss of a file and generation differ in this alone.
+/// What a pass computes on this rank. Training, validation, the loss of a file and generation differ in this
+/// alone.
 pub(super) trait Visitor<B: Backend> {
     /// Uploads tokens and targets, before the first visit.
     fn upload(&mut self, stepper: &Stepper<'_, B>, pass: &mut PassState<'_, B>) -> Result<()>;

@@ -1,5 +1,5 @@
-//! The run directory of a job: checked, locked and created by rank 0, and cleared of what an earlier run left beyond the
-//! step to start from.
+//! The run directory of a job: checked, locked and created by rank 0, and cleared of what an earlier run left
+//! beyond the step to start from.
 //!
 //! Must not know: what a checkpoint holds, what a run writes.
 
@@ -73,9 +73,10 @@ pub fn check(run_dir: &Path) -> Result<()> {
     }
 }
 
-/// Removes saves that died, and moves what an earlier run left beyond the step to start from to `RUN/previous_K`, so that
-/// its checkpoints are never taken for this run's. No complete checkpoint is deleted. Returns the step that the records in
-/// the run directory go on from: none where the checkpoint is another run's, or there is none.
+/// Removes saves that died, and moves what an earlier run left beyond the step to start from to
+/// `RUN/previous_K`, so that its checkpoints are never taken for this run's. No complete checkpoint is
+/// deleted. Returns the step that the records in the run directory go on from: none where the checkpoint is
+/// another run's, or there is none.
 pub fn make_room(run_dir: &Path, checkpoint: Option<&RecordedStep>) -> Result<Option<u64>> {
     let resumed = checkpoint.filter(|found| is_of_run(run_dir, &found.path)).map(|found| found.step);
     checkpoint::clean_up(run_dir)?;

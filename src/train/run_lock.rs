@@ -1,7 +1,7 @@
 //! One job at a time in a run directory: rank 0 holds a lock on `RUN/job.lock` as long as it lives.
 //!
-//! The kernel releases the lock when its holder dies, however it dies, so only the lock counts and not the file. The file
-//! names the holder for a job that is refused; an orderly end removes it.
+//! The kernel lets go of the lock when its holder dies, however it dies, so that a file that is still there says nothing by
+//! itself: only the lock counts. The file names the holder for whoever is refused. It is gone after an orderly end.
 //!
 //! Must not know: MPI, checkpoints.
 
@@ -18,18 +18,18 @@ use std::time::{Duration, Instant};
 /// Name of the file under the run directory.
 pub const LOCK_FILE: &str = "job.lock";
 
-/// How long a requeued job waits for its previous run to release the lock: a scheduler may requeue a job before the file
-/// server has noticed that its node is down.
+/// How long a job that comes back under the id of the holder waits for its former self to be gone: a scheduler may put a job
+/// back before a file server has noticed that the node it ran on is down.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The process that holds a lock.
+/// Whose lock it is.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Holder {
     /// Node of rank 0.
     pub host: String,
     /// Process id of rank 0.
     pub pid: u32,
-    /// The batch system's job id, if there is one.
+    /// The scheduler's id of the job, where there is one.
     pub job: Option<String>,
 }
 
@@ -52,15 +52,13 @@ impl std::fmt::Display for Holder {
 #[derive(Debug)]
 pub struct RunLock {
     path: PathBuf,
-    /// None where the deck turns locks off, or the file system does not support them.
+    /// None where the deck wants no lock or the file system has none.
     file: Option<File>,
 }
 
 impl RunLock {
-    /// Locks an existing run directory for `me`.
-    ///
-    /// # Errors
-    /// Another job holds it; `run.locking = "on"`, and the file system does not support locks.
+    /// Locks a run directory that is there for `me`. Errors: another job holds it; or locks are demanded, and the file system
+    /// has none.
     pub fn hold(run_dir: &Path, locking: Locking, me: &Holder) -> Result<Self> {
         let path = run_dir.join(LOCK_FILE);
         if locking == Locking::Off {
@@ -97,13 +95,13 @@ impl RunLock {
 impl Drop for RunLock {
     fn drop(&mut self) {
         if self.file.is_some() {
-            // The name goes before the lock does, so no job can lock a file that is about to vanish.
+            // The name goes before the lock does: nobody can take a lock on a file that is about to vanish.
             std::fs::remove_file(&self.path).ok();
         }
     }
 }
 
-/// Whether the lock is held now; false where it is not and the deck allows that.
+/// Whether the lock is held now; false where the deck can live without it.
 fn decide(
     outcome: std::result::Result<(), TryLockError>,
     run_dir: &Path,
@@ -120,8 +118,9 @@ fn decide(
             )))
         }
         Err(TryLockError::Error(e)) if locking == Locking::BestEffort => {
-            let who = holder.map_or(String::new(), |holder| format!("; the last job there was, or still is, {holder}"));
-            log::warn!("{dir} cannot be locked ({e}): make sure that no other job runs there{who}");
+            let who =
+                holder.map_or(String::new(), |holder| format!("; the last one that was, or still is, is {holder}"));
+            log::warn!("{dir} cannot be locked ({e}): see to it that no other job runs there{who}");
             Ok(false)
         }
         Err(TryLockError::Error(e)) => Err(Error::Io(format!(
@@ -172,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_a_dead_job_left_is_not_a_lock() {
+    fn a_file_that_a_dead_job_left_is_no_lock() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join(LOCK_FILE), r#"{"host":"n1","pid":1,"job":null}"#).unwrap();
         let lock = RunLock::hold(dir.path(), Locking::On, &holder(8, None)).unwrap();

@@ -1,4 +1,5 @@
-//! Lists that a rank reuses from one pass over a program to the next, so that a steady step asks the heap for nothing.
+//! Lists that a rank reuses from one pass over a program to the next, so that a steady step asks the heap for
+//! nothing.
 //!
 //! Must not know: what is done with them.
 
@@ -16,7 +17,8 @@ pub struct Scratch<B: Backend> {
     pub(super) batch: MicroBatch,
     /// Lists of the pass that runs.
     pub(super) pass: PassLists<B>,
-    /// Sum of the losses of this rank's micro-batch in each micro-step so far; none where it had no micro-batch.
+    /// Sum of the losses of this rank's micro-batch in each micro-step so far; none where it had no
+    /// micro-batch.
     pub(super) losses: Vec<Option<SumOf<B>>>,
     /// The same as numbers, and a word that travels with them.
     pub(super) own: Vec<f64>,

@@ -1,10 +1,10 @@
 //! The algorithm: one training step of ZeRO-3, and the one loop that executes a planned program.
 //!
-//! At rest a rank holds slices: of every parameter, gradient and optimizer state. A micro-step visits the units in turn: its
-//! parameters are all-gathered, used and released; in backward they are gathered again, and the full gradients go to the
-//! owners of their slices, who add them up. Then each rank updates its own slices. `plan/schedule.rs` writes the order down
-//! as data before step 0, and [`Stepper::execute`] runs it from top to bottom: nothing is decided here. For two blocks and
-//! one unit of prefetch, a line per visit:
+//! At rest a rank holds slices: of every parameter, gradient and optimizer state. A micro-step visits the
+//! units in turn: its parameters are all-gathered, used and released; in backward they are gathered again,
+//! and the full gradients go to the owners of their slices, who add them up. Then each rank updates its own
+//! slices. `plan/schedule.rs` writes the order down as data before step 0, and [`Stepper::execute`] runs it
+//! from top to bottom: nothing is decided here. For two blocks and one unit of prefetch, a line per visit:
 //!
 //! ```text
 //! gather embed | gather h.0 | wait embed | forward embed | release embed
@@ -16,8 +16,8 @@
 //! backward embed | wait for the reduction h.0 | reduce embed | wait for the reduction embed
 //! ```
 //!
-//! Reading order: [`Stepper::step`], [`Stepper::execute`], then what each instruction does (`moves.rs`), what is recorded of
-//! it (`bookkeeping.rs`) and how a visit computes (`visit.rs`).
+//! Reading order: [`Stepper::step`], [`Stepper::execute`], then what each instruction does (`moves.rs`), what
+//! is recorded of it (`bookkeeping.rs`) and how a visit computes (`visit.rs`).
 
 use super::batches::MicroBatch;
 use super::pass::{PassState, Purpose, Visitor};
@@ -55,7 +55,8 @@ pub struct StepOutcome {
 }
 
 impl<B: Backend> Stepper<'_, B> {
-    /// One optimizer step over `n_micro` micro-batches; `load(j, batch)` reads micro-batch `j`. `update` counts from 1.
+    /// One optimizer step over `n_micro` micro-batches; `load(j, batch)` reads micro-batch `j`. `update`
+    /// counts from 1.
     pub fn step(
         &mut self,
         n_micro: usize,
@@ -80,7 +81,8 @@ impl<B: Backend> Stepper<'_, B> {
         let (sum, stop) = self.sum_losses(order, signals::stop_code())?;
         let loss = sum / n_tokens as f64;
 
-        // 3. The norm of the whole gradient. It and the loss are the same bits on every rank, so all skip alike.
+        // 3. The norm of the whole gradient. It and the loss are the same bits on every rank, so all skip
+        //    alike.
         let outer = self.timer.switch(Phase::Optimizer);
         self.flight.at(update, "gradient norm", None);
         let grad_norm = optim::grad_norm(self.device, self.comm, &self.shards, spec)?;
@@ -108,7 +110,8 @@ impl<B: Backend> Stepper<'_, B> {
         Ok(StepOutcome { loss, grad_norm, lr, updated, stop: Stop::from_code(stop), not_finite })
     }
 
-    /// Micro-step `a`. In the last one some ranks may have no micro-batch: they join the collectives and add nothing.
+    /// Micro-step `a`. In the last one some ranks may have no micro-batch: they join the collectives and add
+    /// nothing.
     fn micro_step(
         &mut self,
         a: usize,
@@ -148,7 +151,8 @@ impl<B: Backend> Stepper<'_, B> {
         Ok(loss)
     }
 
-    /// Executes `program` on the micro-batch that was loaded, where this rank has one, and starts the sum of its losses.
+    /// Executes `program` on the micro-batch that was loaded, where this rank has one, and starts the sum of
+    /// its losses.
     fn run_micro_batch(&mut self, program: &Program, purpose: Purpose, has_batch: bool) -> Result<()> {
         let mut loss = LossOfBatch { sum: None };
         self.execute(program, purpose, has_batch.then_some(&mut loss))?;
@@ -156,8 +160,8 @@ impl<B: Backend> Stepper<'_, B> {
         Ok(())
     }
 
-    /// Executes `program` from top to bottom, once. `visitor` computes; a rank without one joins the collectives only.
-    /// Collective.
+    /// Executes `program` from top to bottom, once. `visitor` computes; a rank without one joins the
+    /// collectives only. Collective.
     pub(super) fn execute<V: Visitor<B>>(
         &mut self,
         program: &Program,
@@ -195,7 +199,8 @@ impl<B: Backend> Stepper<'_, B> {
         Ok(())
     }
 
-    /// Sum of the losses of all micro-batches in the order of their index, and the largest `word` of any rank.
+    /// Sum of the losses of all micro-batches in the order of their index, and the largest `word` of any
+    /// rank.
     fn sum_losses(&mut self, order: MicroBatches, word: i32) -> Result<(f64, i32)> {
         self.flight.at(self.step_now, "losses", None);
         let Scratch { losses, own, all, .. } = &mut self.scratch;

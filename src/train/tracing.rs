@@ -1,5 +1,5 @@
-//! What a step shows of itself: times of its collectives, the answer to SIGUSR2, the trace of chosen steps (recorded by
-//! every rank, put on one clock, written by rank 0).
+//! What a step shows of itself: times of its collectives, the answer to SIGUSR2, the trace of chosen steps
+//! (recorded by every rank, put on one clock, written by rank 0).
 //!
 //! Must not know: when a span is measured (`bookkeeping.rs`).
 
@@ -39,8 +39,8 @@ pub fn write<B: Backend>(stepper: &mut Stepper<'_, B>, run_dir: &Path, host: &st
     Ok(())
 }
 
-/// How far each rank's clock is ahead of rank 0's, in ns: the median over rounds of what ranks read when they leave a
-/// barrier. Exact to the time that ranks take to leave one.
+/// How far each rank's clock is ahead of rank 0's, in ns: the median over rounds of what ranks read when they
+/// leave a barrier. Exact to the time that ranks take to leave one.
 fn clock_offsets_ns<B: Backend>(stepper: &Stepper<'_, B>) -> Result<Vec<i64>> {
     let n = stepper.comm.size();
     let mut rounds: Vec<Vec<i64>> = Vec::with_capacity(ROUNDS);
@@ -62,8 +62,8 @@ fn clock_offsets_ns<B: Backend>(stepper: &Stepper<'_, B>) -> Result<Vec<i64>> {
 }
 
 impl<B: Backend> Stepper<'_, B> {
-    /// Reads the times of all pending spans and adds them to their units and to the trace. Waits for the device to reach
-    /// them.
+    /// Reads the times of all pending spans and adds them to their units and to the trace. Waits for the
+    /// device to reach them.
     pub(super) fn settle(&mut self) -> Result<()> {
         for PendingSpan { kind, unit, start, end, counts } in self.spans.drain(..) {
             let span = (self.device.when(&start)?, self.device.when(&end)?);

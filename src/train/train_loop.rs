@@ -1,5 +1,5 @@
-//! The loop over steps: attempt one; skip it, or sample, validate, save and log it; until the steps are done or there is no
-//! sense in going on.
+//! The loop over steps: attempt one; skip it, or sample, validate, save and log it; until the steps are done
+//! or there is no sense in going on.
 //!
 //! Must not know: how a step is made, how a checkpoint is written.
 
@@ -171,7 +171,8 @@ impl<'r, 's, B: Backend> TrainLoop<'r, 's, B> {
         self.stepper.evaluate(t.eval_batches as usize, load)
     }
 
-    /// The row of the step reaches the disk before its checkpoint counts: no checkpoint is newer than the log.
+    /// The row of the step reaches the disk before its checkpoint counts: no checkpoint is newer than the
+    /// log.
     fn log_row(&mut self, outcome: &StepOutcome, val_loss: Option<f64>) -> Result<()> {
         let deck = &self.job.deck;
         let row = self.report.row(self.stepper, deck, self.at, outcome, val_loss)?;

@@ -13,8 +13,8 @@ use crate::plan::memory::SlotId;
 use crate::plan::schedule::{Pass, Visit};
 
 impl<B: Backend> Stepper<'_, B> {
-    /// Computes one visit of a unit by `model`, which the program was planned for; `cached` where its rows follow earlier
-    /// ones.
+    /// Computes one visit of a unit by `model`, which the program was planned for; `cached` where its rows
+    /// follow earlier ones.
     pub(super) fn compute(
         &self,
         model: &Model,
@@ -110,7 +110,8 @@ impl<B: Backend> Stepper<'_, B> {
         }
     }
 
-    /// The whole parameters of a unit, gathered for this visit or whole at rest. Padding never reaches a kernel.
+    /// The whole parameters of a unit, gathered for this visit or whole at rest. Padding never reaches a
+    /// kernel.
     fn params_of<'a>(&'a self, unit: UnitId, gathered: &[ParamId], whole: &'a [Buf]) -> PerTensor<View<'a>> {
         let spec = &self.model.spec;
         let view = |&p: &ParamId| match gathered.iter().position(|&q| q == p) {
@@ -126,7 +127,8 @@ pub(super) fn grad_ids(program: &Program, params: &[ParamId]) -> PerTensor<SlotI
     params.iter().filter_map(|&p| program.grads.get(p).copied()).collect()
 }
 
-/// What travels of some parameters' gradients: the full gradient, or its rounded copy where it is a sum of parts.
+/// What travels of some parameters' gradients: the full gradient, or its rounded copy where it is a sum of
+/// parts.
 pub(super) fn travelling_ids(program: &Program, params: &[ParamId]) -> PerTensor<SlotId> {
     params.iter().map(|&p| program.rounded[p].unwrap_or(program.grads[p])).collect()
 }

@@ -56,7 +56,8 @@ impl<C: Comm> Gathers<C> {
         self.states[g] = UnitState::Gathering(calls.collect());
     }
 
-    /// Waits until the parameters are whole, in the order of `gather.params`; adds a record per call to `landed`.
+    /// Waits until the parameters are whole, in the order of `gather.params`; adds a record per call to
+    /// `landed`.
     pub fn wait(
         &mut self,
         g: GatherId,

@@ -47,7 +47,8 @@ impl<C: Comm> Reductions<C> {
         self.in_flight.resize_with(n_reduces, || None);
     }
 
-    /// Starts a reduction: full gradients, gradient slices and staging belong to it until [`Reductions::wait`].
+    /// Starts a reduction: full gradients, gradient slices and staging belong to it until
+    /// [`Reductions::wait`].
     pub fn start(
         &mut self,
         r: ReduceId,
@@ -64,8 +65,8 @@ impl<C: Comm> Reductions<C> {
         self.in_flight[r] = Some(comm.reduce_scatter(after, job));
     }
 
-    /// Waits until this rank's slices hold the sums; gives back the full gradients and the staging, and adds a record to
-    /// `landed`.
+    /// Waits until this rank's slices hold the sums; gives back the full gradients and the staging, and adds
+    /// a record to `landed`.
     pub fn wait(
         &mut self,
         r: ReduceId,

@@ -1,5 +1,5 @@
-//! What a rank holds at rest: its slice of every parameter, gradient and optimizer state, or the whole tensor where the
-//! stage does not shard it. During a step also the sums that the slices cannot hold.
+//! What a rank holds at rest: its slice of every parameter, gradient and optimizer state, or the whole tensor
+//! where the stage does not shard it. During a step also the sums that the slices cannot hold.
 //!
 //! Must not know: units, the order of a step.
 
@@ -124,8 +124,8 @@ impl Shards {
         self.buf(param, State::Param).view().range(0..self.numel(param))
     }
 
-    /// What the optimizer updates on this rank: every state of the owned elements (in stage 0: of all elements), without
-    /// padding, in the order of [`State::ALL`]. None where a state does not exist.
+    /// What the optimizer updates on this rank: every state of the owned elements (in stage 0: of all
+    /// elements), without padding, in the order of [`State::ALL`]. None where a state does not exist.
     pub fn updated(&mut self, param: ParamId) -> [Option<ViewMut<'_>>; State::ALL.len()] {
         let whole = self.hold(param, State::ExpAvg) == Hold::Whole;
         let places = State::ALL.map(|state| if whole { 0..self.numel(param) } else { self.owned_range(param, state) });

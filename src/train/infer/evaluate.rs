@@ -1,5 +1,5 @@
-//! The loss of a whole file of tokens, by a window that slides: every token but the first is predicted once, from as many
-//! tokens before it as the stride leaves.
+//! The loss of a whole file of tokens, by a window that slides: every token but the first is predicted once,
+//! from as many tokens before it as the stride leaves.
 //!
 //! Micro-batches are distributed and summed as those of a step: the same bits on every number of ranks.
 
@@ -60,7 +60,8 @@ impl Windows {
     }
 }
 
-/// Evaluates all tokens of `space` with windows `stride` apart, at most as many as a window has tokens. Collective.
+/// Evaluates all tokens of `space` with windows `stride` apart, at most as many as a window has tokens.
+/// Collective.
 pub fn evaluate<B: Backend>(
     stepper: &mut Stepper<'_, B>,
     space: &SampleSpace,
@@ -97,7 +98,8 @@ struct WindowBatch {
 }
 
 impl WindowBatch {
-    /// Windows `of`, in rows of a micro-batch of `numel` tokens; rows without a window hold zeros and count nothing.
+    /// Windows `of`, in rows of a micro-batch of `numel` tokens; rows without a window hold zeros and count
+    /// nothing.
     fn read(space: &SampleSpace, windows: Windows, of: Range<u64>, numel: usize) -> Self {
         let t = windows.t as usize;
         let mut batch = WindowBatch { tokens: vec![0; numel], targets: vec![0; numel], scored: Vec::new(), sum: 0.0 };

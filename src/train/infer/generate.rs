@@ -1,7 +1,8 @@
-//! Text from a model, token by token: every rank computes the same, unit by unit as in training, so no token has to travel.
+//! Text from a model, token by token: every rank computes the same, unit by unit as in training, so no token
+//! has to travel.
 //!
-//! Blocks cache the projections of the rows so far, so a token costs one row, and one gather of every unit. When the context
-//! is full it starts again with its last half.
+//! Blocks cache the projections of the rows so far, so a token costs one row, and one gather of every unit.
+//! When the context is full it starts again with its last half.
 
 use crate::backend::ops::{AttentionShape, CachedWork};
 use crate::backend::{Backend, Buf, Device, Ops, Queue};

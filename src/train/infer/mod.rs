@@ -1,6 +1,7 @@
 //! Inference: the loss of a model on a text, and text that it generates.
 //!
-//! Ranks hold slices of the parameters alone, and gather unit by unit as in training. Must not know: optimizers.
+//! Ranks hold slices of the parameters alone, and gather unit by unit as in training. Must not know:
+//! optimizers.
 
 pub mod evaluate;
 pub mod generate;
@@ -109,8 +110,8 @@ pub fn silent_flight<C: Comm>(comm: &C) -> Result<Flight> {
         .map_err(|e| Error::Internal(format!("a recorder without a file: {e}")))
 }
 
-/// Loads the weights of the step directory `dir` for the model of `deck`, sharded over the ranks of `comm`, and calls
-/// `work`; `decoders` adds memory to generate text. Collective.
+/// Loads the weights of the step directory `dir` for the model of `deck`, sharded over the ranks of `comm`,
+/// and calls `work`; `decoders` adds memory to generate text. Collective.
 ///
 /// # Errors
 /// The checkpoint is of another model, or damaged; some rank has not enough memory; errors of `work`.

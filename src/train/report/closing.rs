@@ -1,5 +1,5 @@
-//! How a run closes: the totals of all ranks beside the plan in `summary.json`, its last words, and what the next process
-//! reads of them.
+//! How a run closes: the totals of all ranks beside the plan in `summary.json`, its last words, and what the
+//! next process reads of them.
 //!
 //! Must not know: why a run ended.
 
@@ -60,7 +60,8 @@ impl RunReport {
         let evaluated = self.last_val_loss.is_some();
         let others = [evaluated.then(|| plan.evaluation_peaks()), plan.generation_peaks(self.sampled)];
         let planned = planned_peaks(plan.training_peaks(), others);
-        // What the ledger holds now but for the copy for asynchronous saves: nothing gathered, no full gradient.
+        // What the ledger holds now but for the copy for asynchronous saves: nothing gathered, no full
+        // gradient.
         let at_rest = stepper.memory.ledger().total_now() - plan.outside_bytes();
         let n_params = stepper.model.spec.numel() as u64;
         let formula_bytes = plan.formula_bytes(n_params as usize);
@@ -151,8 +152,8 @@ fn planned_peaks(mut train: Peaks, others: [Option<Peaks>; 2]) -> Peaks {
     train
 }
 
-/// The last step of a finished run of this very deck without checkpoints, from the summary that it left. A run that
-/// starts over has moved that file away.
+/// The last step of a finished run of this very deck without checkpoints, from the summary that it left. A
+/// run that starts over has moved that file away.
 pub fn finished_without_checkpoint(deck: &Deck) -> Option<u64> {
     let path = Path::new(&deck.run.dir).join(SUMMARY_FILE);
     let text = (deck.checkpoint.every == 0).then(|| std::fs::read_to_string(path).ok())??;

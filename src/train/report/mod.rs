@@ -1,5 +1,5 @@
-//! What a run reports: its banner (`banner.rs`), a row per step, its summary (`closing.rs`). Collective where it needs
-//! numbers of all ranks.
+//! What a run reports: its banner (`banner.rs`), a row per step, its summary (`closing.rs`). Collective where
+//! it needs numbers of all ranks.
 //!
 //! Must not know: how a step is made, what is done about a bad one.
 
