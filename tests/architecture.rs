@@ -1,5 +1,5 @@
-//! docs/architecture.md against the tree: every module has a layer, files import from their own layer or lower ones, and what is
-//! named is there.
+//! docs/architecture.md against the tree: every module has a layer, files import from their own layer or
+//! lower ones, and what is named is there.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -8,8 +8,10 @@ use std::path::{Path, PathBuf};
 const PAGE: &str = include_str!("../docs/architecture.md");
 const LIB: &str = include_str!("../src/lib.rs");
 
+/// Cargo says where the package is; a compiler by itself only when the test runs.
 fn src() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("src")
+    let package = std::env::var_os("CARGO_MANIFEST_DIR").or(option_env!("CARGO_MANIFEST_DIR").map(Into::into));
+    Path::new(&package.expect("CARGO_MANIFEST_DIR is set")).join("src")
 }
 
 /// Every Rust file under src, as a path from there.
@@ -148,4 +150,399 @@ fn unsafe_code_stands_where_the_page_says() {
         let is_listed = code(&list.replace('\n', " ")).any(|name| name == file || dir.starts_with(name));
         assert!(!is_unsafe || is_listed, "src/{file} has unsafe code, and docs/architecture.md does not list it");
     }
+}
+
+// ---- Imports between files ----
+
+/// A file of the library: its module, its code, and the names that its `use` lines bring in.
+struct Source {
+    module: Vec<String>,
+    /// Without comments, strings, tests and `use` lines.
+    code: String,
+    uses: Vec<Use>,
+}
+
+/// One name that a `use` line brings in.
+struct Use {
+    /// As written, from `crate`, `self`, `super`, a module or a crate.
+    path: Vec<String>,
+    /// The last word of the path, or what follows `as`; `*` where all names are brought in.
+    name: String,
+    /// Brought in for others, too.
+    is_public: bool,
+}
+
+/// Code without comments and without what stands in strings.
+fn without_comments_and_strings(text: &str) -> String {
+    let bytes = text.as_bytes();
+    let (mut out, mut i) = (Vec::with_capacity(bytes.len()), 0);
+    let is_word = |b: u8| b.is_ascii_alphanumeric() || b == b'_';
+    let skip_to = |from: usize, end: &str| text[from..].find(end).map_or(bytes.len(), |at| from + at + end.len());
+    while i < bytes.len() {
+        let rest = &text.as_bytes()[i..];
+        if rest.starts_with(b"//") {
+            i = text[i..].find('\n').map_or(bytes.len(), |at| i + at);
+        } else if rest.starts_with(b"/*") {
+            i = skip_to(i + 2, "*/");
+        } else if rest[0] == b'r' && (i == 0 || !is_word(bytes[i - 1])) && {
+            let hashes = rest[1..].iter().take_while(|&&b| b == b'#').count();
+            rest.get(1 + hashes) == Some(&b'"')
+        } {
+            let hashes = rest[1..].iter().take_while(|&&b| b == b'#').count();
+            i = skip_to(i + hashes + 2, &format!("\"{}", "#".repeat(hashes)));
+            out.extend(b"\"\"");
+        } else if rest[0] == b'"' {
+            i += 1;
+            while i < bytes.len() && bytes[i] != b'"' {
+                i += 1 + usize::from(bytes[i] == b'\\');
+            }
+            i += 1;
+            out.extend(b"\"\"");
+        } else if rest[0] == b'\'' && rest.get(1) == Some(&b'\\') {
+            i = skip_to(i + 3, "'");
+        } else if rest[0] == b'\'' && rest.get(2) == Some(&b'\'') {
+            i += 3;
+        } else {
+            out.push(bytes[i]);
+            i += 1;
+        }
+    }
+    String::from_utf8(out).expect("whole characters are dropped")
+}
+
+/// The paths of `a::{b, c::{self, d as e}}`, and what each is called.
+fn paths(tree: &str, before: &[String], found: &mut Vec<(Vec<String>, String)>) {
+    let tree = tree.trim();
+    if tree.is_empty() {
+        return;
+    }
+    let open = tree.find('{');
+    if let Some(open) = open {
+        let mut path = before.to_vec();
+        path.extend(
+            tree[..open].trim_end_matches("::").split("::").map(str::trim).filter(|s| !s.is_empty()).map(String::from),
+        );
+        let inner = &tree[open + 1..tree.rfind('}').expect("braces are closed")];
+        let (mut depth, mut start) = (0, 0);
+        for (at, c) in inner.char_indices() {
+            match c {
+                '{' => depth += 1,
+                '}' => depth -= 1,
+                ',' if depth == 0 => {
+                    paths(&inner[start..at], &path, found);
+                    start = at + 1;
+                }
+                _ => {}
+            }
+        }
+        return paths(&inner[start..], &path, found);
+    }
+    let (tree, alias) = tree.split_once(" as ").map_or((tree, None), |(tree, alias)| (tree, Some(alias.trim())));
+    let mut path = before.to_vec();
+    path.extend(tree.split("::").map(str::trim).filter(|s| !s.is_empty()).map(String::from));
+    if path.len() > 1 && path.last().is_some_and(|last| last == "self") {
+        path.pop();
+    }
+    let name = alias.or(path.last().map(String::as_str)).unwrap_or_default().to_owned();
+    found.push((path, name));
+}
+
+/// Every file but tests.
+fn sources() -> BTreeMap<String, Source> {
+    let mut of_tests = BTreeSet::new();
+    let mut sources = BTreeMap::new();
+    for file in files().into_iter().filter(|file| file != "main.rs") {
+        let text = without_comments_and_strings(&fs::read_to_string(src().join(&file)).unwrap());
+        let mut module: Vec<String> = file.trim_end_matches(".rs").split('/').map(String::from).collect();
+        if ["mod", "lib"].contains(&module.last().unwrap().as_str()) {
+            module.pop();
+        }
+        // Modules of tests in files of their own; those in this file close it.
+        for part in text.split("#[cfg(test)]").skip(1) {
+            let line = part.trim_start().lines().next().unwrap_or_default();
+            if let Some(name) = line.trim_end().strip_suffix(';').and_then(|line| line.split("mod ").nth(1)) {
+                of_tests.insert([&module[..], &[name.to_owned()]].concat());
+            }
+        }
+        let closes_with_tests = |at: &usize| {
+            let line = text[*at..].lines().nth(1).unwrap_or_default();
+            line.contains("mod ") && line.ends_with('{')
+        };
+        let tests = text.match_indices("#[cfg(test)]\n").map(|(at, _)| at).find(closes_with_tests);
+        let end = tests.unwrap_or(text.len());
+        let (mut code, mut uses, mut rest) = (String::new(), Vec::new(), &text[..end]);
+        // A `use` stands at the beginning of a line, after a visibility.
+        while let Some(at) = rest.match_indices("use ").map(|(at, _)| at).find(|&at| {
+            let before = rest[..at].rsplit('\n').next().unwrap().trim();
+            before.is_empty() || before == "pub" || before.starts_with("pub(") && before.ends_with(')')
+        }) {
+            let line = rest[..at].rfind('\n').map_or(0, |end| end + 1);
+            let end = at + rest[at..].find(';').expect("a use ends");
+            let is_public = rest[line..at].trim().starts_with("pub");
+            let mut found = Vec::new();
+            paths(&rest[at + "use ".len()..end], &[], &mut found);
+            uses.extend(found.into_iter().map(|(path, name)| Use { path, name, is_public }));
+            code.push_str(&rest[..line]);
+            rest = &rest[end + 1..];
+        }
+        code.push_str(rest);
+        sources.insert(file, Source { module, code, uses });
+    }
+    sources.retain(|_, source| !of_tests.contains(&source.module));
+    sources
+}
+
+/// The files, by module.
+struct Tree<'a> {
+    sources: &'a BTreeMap<String, Source>,
+    file_of: BTreeMap<&'a [String], &'a str>,
+}
+
+impl<'a> Tree<'a> {
+    fn new(sources: &'a BTreeMap<String, Source>) -> Self {
+        let file_of = sources.iter().map(|(file, source)| (&source.module[..], file.as_str())).collect();
+        Tree { sources, file_of }
+    }
+
+    fn source(&self, module: &[String]) -> Option<&'a Source> {
+        self.file_of.get(module).map(|file| &self.sources[*file])
+    }
+
+    /// The file in which the item of a path lies that is written in `module`; None for a module, or of
+    /// another crate. Names that a module brings in from another one lead there.
+    fn file(&self, module: &[String], path: &[String], depth: usize) -> Option<&'a str> {
+        assert!(depth < 20, "{path:?} in {module:?} leads in a circle");
+        let (mut at, mut rest) = match path.first()?.as_str() {
+            "crate" => (Vec::new(), &path[1..]),
+            "self" => (module.to_vec(), &path[1..]),
+            "super" => {
+                let n = path.iter().take_while(|word| *word == "super").count();
+                (module[..module.len().checked_sub(n)?].to_vec(), &path[n..])
+            }
+            first => {
+                let child = [module, &[first.to_owned()]].concat();
+                let is_known = self.file_of.contains_key(&child[..])
+                    || self.source(module)?.uses.iter().any(|brought| brought.name == first);
+                if !is_known {
+                    return None;
+                }
+                (module.to_vec(), path)
+            }
+        };
+        loop {
+            let source = self.source(&at)?;
+            let here = self.file_of[&at[..]];
+            let name = rest.first()?;
+            let child = [&at[..], &[name.clone()]].concat();
+            if self.file_of.contains_key(&child[..]) {
+                (at, rest) = (child, &rest[1..]);
+                continue;
+            }
+            if name == "*" {
+                return Some(here);
+            }
+            let brought = source.uses.iter().find(|brought| brought.name == *name && brought.path.len() > 1);
+            if let Some(brought) = brought {
+                // `use smallvec::smallvec`.
+                if brought.path[0] == brought.name {
+                    return None;
+                }
+                let path = [&brought.path[..], &rest[1..]].concat();
+                // What another crate has is no file of this one.
+                return self.file(&at, &path, depth + 1);
+            }
+            let globs = source.uses.iter().filter(|brought| brought.name == "*" && brought.is_public);
+            for glob in globs {
+                let mut path = glob.path.clone();
+                path.pop();
+                path.extend(rest.iter().cloned());
+                let file = self.file(&at, &path, depth + 1);
+                let has_it = |file: &&str| self.sources[*file].code.contains(&format!(" {name}"));
+                if let Some(file) = file.filter(has_it) {
+                    return Some(file);
+                }
+            }
+            return Some(here);
+        }
+    }
+
+    /// The files that a file needs, by the paths in its code and its `use` lines. A name that is only passed
+    /// on is not needed.
+    fn imports(&self, file: &str) -> BTreeSet<&'a str> {
+        let source = &self.sources[file];
+        let is_word = |c: char| c.is_alphanumeric() || c == '_';
+        let words: BTreeSet<&str> = source.code.split(|c| !is_word(c)).collect();
+        let mut found = BTreeSet::new();
+        for brought in source.uses.iter().filter(|b| !b.is_public || words.contains(b.name.as_str())) {
+            found.extend(self.file(&source.module, &brought.path, 0));
+        }
+        for chain in source.code.split(|c| !is_word(c) && c != ':' && c != '$').filter(|chain| chain.contains("::")) {
+            let path: Vec<String> = chain.split("::").map(|word| word.trim_matches(':').to_owned()).collect();
+            if !chain.contains('$') && path.iter().all(|word| !word.is_empty()) {
+                found.extend(self.file(&source.module, &path, 0));
+            }
+        }
+        found.remove(file);
+        found
+    }
+}
+
+/// Which files each file needs.
+fn imports() -> BTreeMap<String, BTreeSet<String>> {
+    let sources = sources();
+    let tree = Tree::new(&sources);
+    let owned = |file: &String| tree.imports(file).into_iter().map(String::from).collect();
+    sources.keys().map(|file| (file.clone(), owned(file))).collect()
+}
+
+/// Sets of files of which each needs all others, two at least.
+fn circles(imports: &BTreeMap<String, BTreeSet<String>>) -> BTreeSet<BTreeSet<String>> {
+    let reached = |from: &String| {
+        let (mut reached, mut next) = (BTreeSet::new(), vec![from]);
+        while let Some(file) = next.pop() {
+            next.extend(imports[file].iter().filter(|other| reached.insert((*other).clone())));
+        }
+        reached
+    };
+    let reached: BTreeMap<&String, BTreeSet<String>> = imports.keys().map(|file| (file, reached(file))).collect();
+    let circle = |file: &String| -> BTreeSet<String> {
+        reached[file].iter().filter(|other| reached[other].contains(file)).cloned().collect()
+    };
+    imports.keys().map(circle).filter(|circle| circle.len() > 1).collect()
+}
+
+/// Circles that are left, to be taken apart: nothing may be added here, and what is no longer in a circle
+/// goes.
+const CIRCLES: &[&[&str]] = &[
+    &[
+        "accept/baseline.rs",
+        "accept/collectives/bench.rs",
+        "accept/collectives/links.rs",
+        "accept/collectives/mod.rs",
+        "accept/collectives/overlap.rs",
+        "accept/device.rs",
+        "accept/groups.rs",
+        "accept/inventory.rs",
+        "accept/lab.rs",
+        "accept/product.rs",
+        "accept/report/csv.rs",
+        "accept/report/html.rs",
+        "accept/report/junit.rs",
+        "accept/report/mllog.rs",
+        "accept/report/mod.rs",
+        "accept/report/plots.rs",
+        "accept/scaling.rs",
+        "accept/storage.rs",
+        "accept/training.rs",
+    ],
+    &["calibrate/mod.rs", "calibrate/trials.rs"],
+    &[
+        "checkpoint/commit.rs",
+        "checkpoint/diff.rs",
+        "checkpoint/find.rs",
+        "checkpoint/inspect.rs",
+        "checkpoint/manifest.rs",
+        "checkpoint/master.rs",
+        "checkpoint/mod.rs",
+        "checkpoint/placed.rs",
+        "checkpoint/read.rs",
+        "checkpoint/reshard.rs",
+        "checkpoint/validate.rs",
+        "checkpoint/verify.rs",
+        "checkpoint/weights_file.rs",
+        "checkpoint/write.rs",
+    ],
+    &["cli/args/ckpt.rs", "cli/args/infer.rs", "cli/args/mod.rs", "cli/args/run.rs"],
+    &["cli/ckpt.rs", "cli/device.rs", "cli/infer.rs", "cli/mod.rs"],
+    &["config/mod.rs", "config/rules.rs"],
+    &[
+        "model/gpt2/block.rs",
+        "model/gpt2/embedding.rs",
+        "model/gpt2/head.rs",
+        "model/llama/block.rs",
+        "model/llama/embedding.rs",
+        "model/llama/head.rs",
+        "model/llama/mod.rs",
+        "model/logits.rs",
+        "model/mod.rs",
+    ],
+    &["plan/generation.rs", "plan/mod.rs"],
+    &["report/pictures/mod.rs", "report/pictures/ownership.rs", "report/pictures/planned.rs", "report/pictures/ran.rs"],
+    &["train/mod.rs", "train/report/banner.rs", "train/report/closing.rs", "train/report/mod.rs"],
+];
+
+#[test]
+fn files_that_need_each_other_in_a_circle_are_those_of_the_list_and_no_more() {
+    let imports = imports();
+    let n_imports: usize = imports.values().map(BTreeSet::len).sum();
+    assert!(n_imports > 1000, "{n_imports} imports found: they are written in a way that this test does not read");
+    let found = circles(&imports);
+    let listed: Vec<BTreeSet<String>> =
+        CIRCLES.iter().map(|files| files.iter().map(|file| file.to_string()).collect()).collect();
+    for circle in &found {
+        let arrows = |file: &String| {
+            let others: Vec<&String> = imports[file].intersection(circle).collect();
+            format!("  src/{file} needs {others:?}")
+        };
+        let text = circle.iter().map(arrows).collect::<Vec<_>>().join("\n");
+        assert!(listed.iter().any(|listed| circle.is_subset(listed)), "a circle of files that is not listed:\n{text}");
+    }
+    let gone = |file: &&&String| !found.iter().any(|circle| circle.contains(**file));
+    let gone: Vec<&String> = listed.iter().flatten().collect::<Vec<_>>().iter().filter(gone).copied().collect();
+    assert!(gone.is_empty(), "in no circle any more, strike them off the list: {gone:?}");
+}
+
+/// In `backend/` a `mod.rs` joins what lies below it: no file below needs anything of it.
+#[test]
+fn no_file_of_the_backends_imports_upward() {
+    let imports = imports();
+    let arrows = imports.iter().flat_map(|(file, others)| others.iter().map(move |other| (file, other)));
+    let is_upward = |(file, other): &(&String, &String)| {
+        let above = other.strip_suffix("mod.rs");
+        file.starts_with("backend/") && above.is_some_and(|dir| file.starts_with(dir) && dir.starts_with("backend/"))
+    };
+    let upward: Vec<_> = arrows.filter(is_upward).collect();
+    assert!(upward.is_empty(), "a file imports from a mod.rs above it: {upward:?}");
+}
+
+/// `backend/mpi/` and the traits are under both backends, which know nothing of each other; `kind.rs` joins
+/// them.
+#[test]
+fn neither_the_seam_nor_the_other_backend_names_a_file_of_one_backend() {
+    let kind_of = |file: &str| ["backend/cpu/", "backend/cuda/"].into_iter().find(|dir| file.starts_with(dir));
+    for (file, others) in imports() {
+        let joins = ["backend/kind.rs"].contains(&file.as_str());
+        let in_seam = file.starts_with("backend/") && !joins;
+        for other in others.iter().filter(|_| in_seam) {
+            assert!(kind_of(other).is_none_or(|dir| file.starts_with(dir)), "src/{file} names src/{other}");
+        }
+    }
+}
+
+#[test]
+fn mpi_is_called_by_its_own_room_and_the_cpu_backend_alone() {
+    for file in
+        files().into_iter().filter(|file| !file.starts_with("backend/mpi/") && !file.starts_with("backend/cpu/"))
+    {
+        let text = without_comments_and_strings(&fs::read_to_string(src().join(&file)).unwrap());
+        let names = ["use mpi::", "::mpi::ffi", "::mpi::topology", "::mpi::traits", " mpi::ffi", "mpi::initialize"];
+        let named = names.into_iter().find(|name| text.contains(name));
+        assert_eq!(named, None, "src/{file} calls MPI; backend/mpi has groups and the start and end of the library");
+    }
+}
+
+#[test]
+fn paths_are_found_however_they_are_written() {
+    let found = |tree| {
+        let mut found = Vec::new();
+        paths(tree, &[], &mut found);
+        found.into_iter().map(|(path, name)| format!("{} {name}", path.join("::"))).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        found("crate::a::{self, b as c, d::{E, F}}"),
+        ["crate::a a", "crate::a::b c", "crate::a::d::E E", "crate::a::d::F F"]
+    );
+    assert_eq!(found("super::*"), ["super::* *"]);
+    let text = "let s = \"use x;\"; // use y;\nlet c = '\\''; let r = r#\"z\"#; let l: &'a str;";
+    assert_eq!(without_comments_and_strings(text), "let s = \"\"; \nlet c = ; let r = \"\"; let l: &'a str;");
 }

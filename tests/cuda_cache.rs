@@ -37,7 +37,7 @@ fn what_one_run_compiles_later_ones_read() {
     let cache = case.path("some/cache");
     let first = train(&case, 3, "first", &cache).output().expect_success();
     expect_once(&first, "kernels for sm_90: compiled in ");
-    expect_once(&first, &format!("kept in {}", cache.display()));
+    expect_once(&first, &format!("cached in {}", cache.display()));
     let name = only_file(&cache).file_name().expect("a name").to_string_lossy().into_owned();
     assert!(name.starts_with("kernels-sm_90-") && name.len() == "kernels-sm_90-".len() + 32, "{name}");
     let second = train(&case, 3, "second", &cache).env("CUDA_DOUBLE_FAIL", NO_COMPILER).output().expect_success();
@@ -56,7 +56,7 @@ fn without_a_cache_every_run_compiles_and_the_users_is_the_default() {
     for name in ["one", "two"] {
         let output = train(&case, 2, name, Path::new("")).output().expect_success();
         expect_once(&output, "compiled in ");
-        assert!(!output.text().contains("kept in"), "{output}");
+        assert!(!output.text().contains("cached in"), "{output}");
     }
     let user = case.path("user");
     let run = train(&case, 2, "auto", Path::new("auto")).env("XDG_CACHE_HOME", &user);
@@ -106,7 +106,7 @@ fn a_damaged_file_is_said_once_and_made_anew() {
     for (name, bytes) in [("cut", &whole[..whole.len() - 1]), ("empty", &[]), ("flipped", &flipped)] {
         fs::write(&path, bytes).expect("it can be written");
         let output = train(&case, 2, name, &cache).output().expect_success();
-        expect_once(&output, "is not what was written there: it is made anew");
+        expect_once(&output, "is damaged, the kernels are compiled again");
         expect_once(&output, "compiled in ");
         assert_eq!(fs::read(only_file(&cache)).expect("a file"), whole, "{name}");
     }
@@ -118,7 +118,7 @@ fn a_place_that_cannot_be_written_is_said_once_and_stops_nobody() {
     let file = case.path("file");
     fs::write(&file, "no directory").expect("a temporary file");
     let output = train(&case, 3, "run", &file.join("below")).output().expect_success();
-    expect_once(&output, "compiled kernels cannot be kept in ");
+    expect_once(&output, "cannot cache compiled kernels in ");
     expect_once(&output, "compiled in ");
 }
 

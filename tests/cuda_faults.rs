@@ -146,7 +146,7 @@ fn memory_that_another_process_took_meanwhile_is_an_error_and_not_a_panic() {
     let run = case.train(2, "taken", &[CUDA]).on_doubles(2, "demand");
     // The first is of the bins of the gradient norm, the second is the arena.
     let output = run.env("CUDA_DOUBLE_FAIL", "cuMemAlloc_v2:2:2@1").timeout(SOON).output().expect_code(5);
-    output.expect_text("the device has not got");
+    output.expect_text("bytes of device memory are required");
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn a_rank_that_does_not_come_to_connect_is_named_within_the_timeout() {
     let case = Case::tiny();
     let run = case.train(3, "late", &[CUDA, "run.timeout=3"]).on_doubles(3, "demand");
     let run = run.env("CUDA_DOUBLE_FAIL", "ncclCommInitRankConfig:1:hang@1");
-    run.timeout(SOON).output().expect_code(5).expect_text("rank 1 has not come to connect over NCCL");
+    run.timeout(SOON).output().expect_code(5).expect_text("rank 1 has not called to connect over NCCL");
 }
 
 #[test]

@@ -1,9 +1,9 @@
-//! The bytes that zero3 says it received are the bytes it asked MPI or its neighbours' memory for, counted by a library in
-//! between.
+//! The bytes that zero3 says it received are the bytes it asked MPI or its neighbours' memory for, counted by
+//! a library in between.
 
 mod common;
 
-use common::{Case, Steps, summary};
+use common::{Case, Run, Steps, summary};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -31,6 +31,11 @@ impl Counted {
         self.0[name].as_u64().unwrap_or_else(|| panic!("no {name} in {}", self.0))
     }
 
+    /// Helper threads, and communicators beside those of groups.
+    fn data_queues(&self) -> (u64, u64) {
+        (self.bytes("queue_threads"), self.calls("MPI_Comm_dup"))
+    }
+
     fn calls(&self, name: &str) -> u64 {
         self.0["calls"][name].as_u64().unwrap_or_else(|| panic!("no {name} in {}", self.0))
     }
@@ -38,9 +43,13 @@ impl Counted {
 
 /// Trains the tiny deck under the library; the case holds the run directory `run`.
 fn train_counted(n_ranks: usize, words: &[&str], env: &[(&str, &str)]) -> (Case, Vec<Counted>) {
+    train_counted_as(n_ranks, words, |run| env.iter().fold(run, |run, (name, value)| run.env(name, value)))
+}
+
+/// The same for a run that is told where, on what or how.
+fn train_counted_as(n_ranks: usize, words: &[&str], told: impl FnOnce(Run) -> Run) -> (Case, Vec<Counted>) {
     let case = Case::tiny();
-    let run = case.train(n_ranks, "run", words);
-    let run = env.iter().fold(run, |run, (name, value)| run.env(name, value));
+    let run = told(case.train(n_ranks, "run", words));
     run.env("LD_PRELOAD", counting_library()).env("ZERO3_PMPI_DIR", case.path("")).output().expect_success();
     let read = |rank: usize| {
         let path = case.path(&format!("rank_{rank}.json"));
@@ -78,6 +87,7 @@ fn counters_agree(n_ranks: usize, way: Way, env: &[(&str, &str)]) -> u64 {
             Way::Reading => (by_reading, by_messages),
         };
         assert_eq!((gathered, reduced), used, "rank {rank} of {n_ranks}: zero3 left, calls right");
+        assert_eq!(counted.data_queues(), (2, 2), "rank {rank} of {n_ranks}: threads and communicators of its queues");
         assert_eq!(unused, (0, 0), "rank {rank} of {n_ranks}: bytes that travelled another way than asked for");
         for other in ["MPI_Ireduce_scatter", "MPI_Ireduce_scatter_block", "MPI_Reduce_scatter_block", "MPI_Allgatherv"]
         {
@@ -117,6 +127,15 @@ fn counters_agree_when_long_messages_are_cut() {
     // Shorter than every matrix of the tiny model, and a divisor of none.
     let cut = counters_agree(3, Way::Messages, &[("ZERO3_TEST_MAX_MESSAGE_NUMEL", "37")]);
     assert!(cut > 2 * whole, "{cut} messages instead of {whole}: they were not cut");
+}
+
+#[test]
+fn a_group_that_is_control_for_nccl_has_no_helper_threads_and_no_data_communicators() {
+    let words = ["run.backend=cuda", "train.steps=1", "train.eval_every=0", "checkpoint.every=0"];
+    let (_, counted) = train_counted_as(2, &words, |run| run.on_doubles(2, "demand"));
+    for (rank, counted) in counted.iter().enumerate() {
+        assert_eq!(counted.data_queues(), (0, 0), "rank {rank}");
+    }
 }
 
 #[test]

@@ -1,22 +1,21 @@
-//! Two shard groups in one world: what hybrid sharding will stand on. Communicators come from the mesh, and nothing below
-//! `cli` knows the world.
+//! Two shard groups in one world: what hybrid sharding will stand on. Communicators come from the mesh, and
+//! nothing below `cli` knows the world.
 //!
-//! A process of this test is either the test or, started by it under mpirun, a rank; so there is a `main`, which speaks the
-//! test harness's language as far as `cargo test` needs it.
+//! A process of this test is either the test or, started by it under mpirun, a rank; so there is a `main`,
+//! which speaks the test harness's language as far as `cargo test` needs it.
 
 mod common;
 
 use common::state::{State, assert_same_state};
 use common::{Case, Run, Steps, assert_same_curve, summary};
-use mpi::Threading;
-use mpi::traits::*;
 use std::collections::BTreeMap;
 use std::panic;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Instant;
-use zero3::backend::cpu::{Cpu, CpuDevice, MpiComm};
+use zero3::backend::cpu::{Cpu, CpuComm, CpuDevice};
 use zero3::backend::mesh::{Dim, Mesh};
+use zero3::backend::mpi::{Universe, abort_job};
 use zero3::config::Deck;
 use zero3::error::Exit;
 use zero3::train::state::Start;
@@ -107,21 +106,20 @@ fn two_shard_groups_in_one_world_train_like_one_rank() {
 
 /// One of four ranks: it trains with its shard group, into the group's own run directory.
 fn rank(case_dir: &Path) {
-    let (universe, granted) = mpi::initialize_with_threading(Threading::Multiple).expect("MPI starts once");
+    let universe = Universe::start().expect("MPI starts once");
     let world = universe.world();
     let print = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
         print(info);
         // A rank that panics must not leave the others waiting.
-        mpi::topology::SimpleCommunicator::world().abort(1);
+        abort_job(Exit::Internal);
     }));
-    assert_eq!(granted, Threading::Multiple);
+    universe.check_threading().expect("a library with threads");
 
     let mesh = Mesh::replicated(2, 2);
-    let world_rank = world.rank() as usize;
-    assert_eq!(mesh.world_size(), world.size() as usize);
-    let (color, key) = (mesh.color(world_rank, Dim::Shard), mesh.coordinate(world_rank, Dim::Shard));
-    let comm = MpiComm::split(&world, color, key).expect("a communicator");
+    let world_rank = world.rank();
+    let group = world.along(&mesh, Dim::Shard).expect("a communicator");
+    let comm = CpuComm::connect(group, false).expect("two more, and their threads");
     let run_dir = case_dir.join(format!("group_{}", mesh.coordinate(world_rank, Dim::Replicate)));
     let overrides = [("run.dir".to_string(), run_dir.display().to_string())];
     let job = Job {
@@ -134,7 +132,7 @@ fn rank(case_dir: &Path) {
         is_terminal: false,
         poison: true,
         started: Instant::now(),
-        abort: |exit| mpi::topology::SimpleCommunicator::world().abort(exit.code()),
+        abort: |exit| abort_job(exit),
         quiet: false,
         watch: None,
     };

@@ -78,7 +78,7 @@ pub fn run<B: Backend>(lab: &Lab<'_, B>) -> Result<(Vec<Metric>, Vec<Point>)> {
     // Of each rank, in what it is slow: a rank that is slow in everything is one slow rank.
     let mut slow: BTreeMap<usize, Vec<String>> = BTreeMap::new();
     let mut add = |what: &str, unit: &str, rate: f64, n_wrong: u64| -> Result<Vec<f64>> {
-        let all = lab.comm.all_gather_f64(&[rate, n_wrong as f64])?;
+        let all = lab.comm.control().all_gather_f64(&[rate, n_wrong as f64])?;
         let rates: Vec<f64> = all.iter().step_by(2).copied().collect();
         let wrong: Vec<f64> = all.iter().skip(1).step_by(2).copied().collect();
         let bad: Vec<String> = (0..lab.n())

@@ -73,7 +73,7 @@ fn stop_and_resume<B: Backend>(lab: &Lab<'_, B>, work: &Path, reference: &Refere
         }
     };
     let stopped = train_on_all(lab, deck.clone(), Start::Scratch, Exit::StoppedEarly, Some(Box::new(eye)));
-    lab.comm.barrier()?;
+    lab.comm.control().barrier()?;
     // A scheduler sends its signal to every rank: what another rank has is no plant of this section and stays.
     if hit {
         signals::withdraw_stop();
@@ -113,7 +113,7 @@ fn soak<B: Backend>(lab: &Lab<'_, B>, work: &Path, reference: &Reference) -> Res
         }
     };
     let trained = train_on_all(lab, deck, Start::Scratch, Exit::StoppedEarly, Some(Box::new(eye)));
-    lab.comm.barrier()?;
+    lab.comm.control().barrier()?;
     if asked.get() {
         signals::withdraw_stop();
     }

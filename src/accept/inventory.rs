@@ -129,7 +129,7 @@ pub fn run<B: Backend>(lab: &Lab<'_, B>, own: &Facts) -> Result<(Vec<Metric>, Ve
     };
     metrics.push(Metric::info("inventory.reference_params", lab.reference_spec()?.numel() as f64, "").because(shape));
     let plan_digest = plan_digest(lab)?;
-    let digests = lab.comm.all_gather_bytes(&plan_digest.to_le_bytes())?;
+    let digests = lab.comm.control().all_gather_bytes(&plan_digest.to_le_bytes())?;
     let differs: Vec<String> = (0..lab.n()).filter(|&r| digests[r] != digests[0]).map(|r| lab.name(r)).collect();
     metrics.push(Metric::exactly(
         "inventory.plans_that_differ",

@@ -129,7 +129,7 @@ impl<B: Backend> Lab<'_, B> {
 
     /// The same number of every rank. Collective.
     pub fn gather(&self, own: f64) -> Result<Vec<f64>> {
-        self.comm.all_gather_f64(&[own])
+        self.comm.control().all_gather_f64(&[own])
     }
 
     /// Buffers of these sizes in elements, in memory that collectives work on. Collective.

@@ -95,7 +95,7 @@ fn timed<B: Backend, T>(
     dir: &Path,
     work: impl FnOnce() -> std::io::Result<T>,
 ) -> Result<Timed<T>> {
-    lab.comm.barrier()?;
+    lab.comm.control().barrier()?;
     let started = Instant::now();
     let done = lab.own_work.run(work);
     let seconds = started.elapsed().as_secs_f64();
@@ -103,7 +103,7 @@ fn timed<B: Backend, T>(
         .as_ref()
         .err()
         .map_or(String::new(), |e| format!("{}: {what} in {}: {e}", lab.name(lab.rank()), dir.display()));
-    let said = lab.comm.all_gather_bytes(own.as_bytes())?;
+    let said = lab.comm.control().all_gather_bytes(own.as_bytes())?;
     let said: Vec<String> =
         said.iter().map(|s| String::from_utf8_lossy(s).into_owned()).filter(|s| !s.is_empty()).collect();
     let seconds = lab.gather(seconds)?;
@@ -115,7 +115,7 @@ pub fn run<B: Backend>(lab: &Lab<'_, B>, dir: &Path) -> Result<(Vec<Metric>, Vec
     let dir = &dir.join("storage");
     decided_by_rank_0(lab.comm, || std::fs::create_dir_all(dir).map_err(|e| Error::io("mkdir", dir, &e)))?;
     let found = measure(lab, dir);
-    lab.comm.barrier()?;
+    lab.comm.control().barrier()?;
     if lab.rank() == 0 {
         std::fs::remove_dir_all(dir).ok();
     }

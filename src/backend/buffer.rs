@@ -8,7 +8,7 @@
 use crate::dtype::DType;
 use std::any::Any;
 use std::marker::PhantomData;
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 /// Which processor can read an arena.
@@ -95,47 +95,30 @@ impl Buf {
 
     /// Reads the whole buffer.
     pub fn view(&self) -> View<'_> {
-        View {
-            addr: self.arena.base + self.offset as u64,
-            numel: self.numel,
-            dtype: self.dtype,
-            space: self.arena.space,
-            life: PhantomData,
-        }
+        View { region: self.region(), life: PhantomData }
     }
 
     /// Writes the whole buffer.
     pub fn view_mut(&mut self) -> ViewMut<'_> {
-        ViewMut {
-            addr: self.arena.base + self.offset as u64,
-            numel: self.numel,
-            dtype: self.dtype,
-            space: self.arena.space,
-            life: PhantomData,
-        }
+        ViewMut { region: self.region(), life: PhantomData }
+    }
+
+    fn region(&self) -> Region {
+        let Buf { ref arena, offset, numel, dtype } = *self;
+        Region { addr: arena.base + offset as u64, numel, dtype, space: arena.space }
     }
 }
 
-/// Shared access to consecutive elements of a [`Buf`].
-#[derive(Clone, Copy)]
-pub struct View<'a> {
+/// Consecutive elements in an arena, as a [`View`] and a [`ViewMut`] name them.
+#[derive(Debug, Clone, Copy)]
+pub struct Region {
     addr: u64,
     numel: usize,
     dtype: DType,
     space: Space,
-    life: PhantomData<&'a Buf>,
 }
 
-/// Exclusive access to consecutive elements of a [`Buf`].
-pub struct ViewMut<'a> {
-    addr: u64,
-    numel: usize,
-    dtype: DType,
-    space: Space,
-    life: PhantomData<&'a mut Buf>,
-}
-
-impl<'a> View<'a> {
+impl Region {
     /// Elements.
     pub fn numel(&self) -> usize {
         self.numel
@@ -157,76 +140,79 @@ impl<'a> View<'a> {
     }
 
     /// The elements of `range`.
-    pub fn range(self, range: Range<usize>) -> View<'a> {
+    fn slice(self, range: Range<usize>) -> Region {
         assert!(range.start <= range.end && range.end <= self.numel, "range {range:?} of {} elements", self.numel);
-        View { addr: self.addr + (range.start * self.dtype.bytes()) as u64, numel: range.len(), ..self }
+        Region { addr: self.addr + (range.start * self.dtype.bytes()) as u64, numel: range.len(), ..self }
+    }
+}
+
+/// Shared access to consecutive elements of a [`Buf`].
+#[derive(Clone, Copy)]
+pub struct View<'a> {
+    region: Region,
+    life: PhantomData<&'a Buf>,
+}
+
+/// Exclusive access to consecutive elements of a [`Buf`].
+pub struct ViewMut<'a> {
+    region: Region,
+    life: PhantomData<&'a mut Buf>,
+}
+
+impl Deref for View<'_> {
+    type Target = Region;
+
+    fn deref(&self) -> &Region {
+        &self.region
+    }
+}
+
+impl Deref for ViewMut<'_> {
+    type Target = Region;
+
+    fn deref(&self) -> &Region {
+        &self.region
+    }
+}
+
+impl<'a> View<'a> {
+    /// The elements of `range`.
+    pub fn range(self, range: Range<usize>) -> View<'a> {
+        View { region: self.region.slice(range), life: PhantomData }
     }
 }
 
 impl<'a> ViewMut<'a> {
-    /// Elements.
-    pub fn numel(&self) -> usize {
-        self.numel
-    }
-
-    /// Element type.
-    pub fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    /// Which memory it lies in.
-    pub fn space(&self) -> Space {
-        self.space
-    }
-
-    /// Address of the first element; meaningful to the backend that made the arena.
-    pub(in crate::backend) fn addr(&self) -> u64 {
-        self.addr
-    }
-
     /// A shorter exclusive borrow of the same elements.
     pub fn reborrow(&mut self) -> ViewMut<'_> {
-        ViewMut { addr: self.addr, numel: self.numel, dtype: self.dtype, space: self.space, life: PhantomData }
+        ViewMut { region: self.region, life: PhantomData }
     }
 
     /// Shared access to the same elements while `self` is borrowed.
     pub fn as_view(&self) -> View<'_> {
-        View { addr: self.addr, numel: self.numel, dtype: self.dtype, space: self.space, life: PhantomData }
+        View { region: self.region, life: PhantomData }
     }
 
     /// Shared access to the same elements for as long.
     pub fn into_view(self) -> View<'a> {
-        View { addr: self.addr, numel: self.numel, dtype: self.dtype, space: self.space, life: PhantomData }
+        View { region: self.region, life: PhantomData }
     }
 
     /// The same bytes as elements of another type: scratch is f32 whatever is put there.
     pub(in crate::backend) fn reinterpret(self, dtype: DType) -> ViewMut<'a> {
         let bytes = self.numel * self.dtype.bytes();
-        ViewMut { numel: bytes / dtype.bytes(), dtype, ..self }
+        ViewMut { region: Region { numel: bytes / dtype.bytes(), dtype, ..self.region }, life: PhantomData }
     }
 
     /// Only the elements of `range`.
     pub fn range(self, range: Range<usize>) -> ViewMut<'a> {
-        assert!(range.start <= range.end && range.end <= self.numel, "range {range:?} of {} elements", self.numel);
-        ViewMut {
-            addr: self.addr + (range.start * self.dtype.bytes()) as u64,
-            numel: range.len(),
-            dtype: self.dtype,
-            space: self.space,
-            life: PhantomData,
-        }
+        ViewMut { region: self.region.slice(range), life: PhantomData }
     }
 
     /// Two disjoint parts: `[0, mid)` and `[mid, numel)`.
     pub fn split_at(self, mid: usize) -> (ViewMut<'a>, ViewMut<'a>) {
         assert!(mid <= self.numel, "split at {mid} of {} elements", self.numel);
-        let right = ViewMut {
-            addr: self.addr + (mid * self.dtype.bytes()) as u64,
-            numel: self.numel - mid,
-            dtype: self.dtype,
-            space: self.space,
-            life: PhantomData,
-        };
-        (ViewMut { numel: mid, ..self }, right)
+        let part = |range| ViewMut { region: self.region.slice(range), life: PhantomData };
+        (part(0..mid), part(mid..self.numel))
     }
 }

@@ -1,11 +1,12 @@
 //! Collectives between the ranks of a group.
 //!
 //! The two collectives of a training step take their buffers by value and give back a [`Pending`]; only
-//! [`Pending::wait`] yields the buffers again, so nobody can read a half-gathered unit. Everything else is control:
-//! small, blocking, and counted apart.
+//! [`Pending::wait`] yields the buffers again, so no code can read a half-gathered unit. Everything else is
+//! control: [`mpi::Group`].
 
 use super::buffer::{Arena, Buf};
 use super::library::Library;
+use super::mpi;
 use crate::error::Result;
 use crate::params::PerTensor;
 use crate::plan::schedule::Bucket;
@@ -43,8 +44,8 @@ pub trait Pending {
     /// When it ran.
     type Mark;
 
-    /// Yields the buffers to whoever puts work on the compute queue from now on: that work runs after the collective. Blocks the
-    /// host where there is no other way.
+    /// Yields the buffers to work put on the compute queue from now on: that work runs after the collective.
+    /// Blocks the host where there is no other way.
     fn wait(self) -> Result<Landed<Self::Mark>>;
 }
 
@@ -58,14 +59,15 @@ pub struct ReduceScatter {
     pub staging: Option<Buf>,
     /// The exchange, bucket by bucket (planned).
     pub buckets: Arc<[Bucket]>,
-    /// Ranks `0..contributors` have a gradient in this micro-step; the others receive and add nothing of their own.
+    /// Ranks `0..contributors` have a gradient in this micro-step; the others receive and add nothing of
+    /// their own.
     pub contributors: usize,
     /// First micro-step of a step: the first contribution is copied, not added.
     pub first: bool,
 }
 
-/// A group of ranks that move slices.
-pub trait Comm {
+/// A group of ranks that move slices: its control plane, and queues for data beside it.
+pub trait Comm: AsRef<mpi::Group> {
     /// The device's event: a collective starts after it.
     type Event: Clone;
     /// The device's mark: when a collective ran.
@@ -73,42 +75,36 @@ pub trait Comm {
     /// A collective in flight.
     type Pending: Pending<Mark = Self::Mark>;
 
+    /// Small blocking messages between the same ranks.
+    fn control(&self) -> &mpi::Group {
+        self.as_ref()
+    }
     /// Rank in this group.
-    fn rank(&self) -> usize;
+    fn rank(&self) -> usize {
+        self.control().rank()
+    }
     /// Ranks in this group.
-    fn size(&self) -> usize;
+    fn size(&self) -> usize {
+        self.control().size()
+    }
 
     /// The memory collectives work on: one arena, allocated before step 0.
+    ///
+    /// # Errors
+    /// The host or the device has not enough memory.
     fn alloc(&self, bytes: usize) -> Result<Arc<Arena>>;
 
-    /// Starts gathering whole parameters after `after`: `outs[i]` is the concatenation of every rank's `shards[i]`.
+    /// Starts gathering whole parameters after `after`: `outs[i]` is the concatenation of every rank's
+    /// `shards[i]`.
     fn all_gather(&self, after: Self::Event, shards: PerTensor<Buf>, outs: PerTensor<Buf>) -> Self::Pending;
 
-    /// Starts an exchange of slices and adds the contributions to the owner's slice in the order of the micro-batch
-    /// index (rule 8: one left fold, whatever the rank count); with `zero.deterministic = false` in NCCL's.
+    /// Starts an exchange of slices and adds the contributions to the owner's slice in the order of the
+    /// micro-batch index (rule 8: one left fold, whatever the rank count); with `zero.deterministic = false`
+    /// in NCCL's.
     fn reduce_scatter(&self, after: Self::Event, reduce: ReduceScatter) -> Self::Pending;
 
-    /// Returns when every rank has called it. Control.
-    fn barrier(&self) -> Result<()>;
-    /// Element-wise sum of every rank's integers. Control.
-    fn all_reduce_sum(&self, values: &mut [i64]) -> Result<()>;
-    /// `all` becomes every rank's values, in rank order; all ranks pass the same count. Control.
-    fn all_gather_f64_into(&self, values: &[f64], all: &mut [f64]) -> Result<()>;
-    /// Every rank's values, in rank order; all ranks pass the same count. Control.
-    fn all_gather_f64(&self, values: &[f64]) -> Result<Vec<f64>> {
-        let mut all = vec![0.0; values.len() * self.size()];
-        self.all_gather_f64_into(values, &mut all)?;
-        Ok(all)
-    }
-    /// Every rank's bytes, in rank order; lengths may differ. Control.
-    fn all_gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>>;
-    /// Every rank's bytes on rank 0, in rank order; nothing elsewhere. Control.
-    fn gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>>;
-    /// The library's own collectives, where the backend shows them.
+    /// The library's own collectives, where the backend has them.
     fn library(&self) -> Option<&dyn Library> {
         None
     }
-
-    /// Rank 0's bytes on every rank. Control.
-    fn broadcast_bytes(&self, bytes: &[u8]) -> Result<Vec<u8>>;
 }

@@ -1,5 +1,5 @@
-//! Collectives of the communication library itself, for the acceptance benchmark: what training does not use, but what tells
-//! a healthy network from a sick one in the terms of nccl-tests.
+//! Collectives of the communication library itself, for the acceptance benchmark: what training does not use,
+//! but what tells a healthy network from a sick one in the terms of nccl-tests.
 //!
 //! Each call blocks the host until this rank's part is done. Elements are f32.
 
@@ -18,7 +18,7 @@ pub trait Library {
     fn send(&self, inp: View<'_>, to: usize) -> Result<()>;
     /// Receives from one rank. Overwrites.
     fn receive(&self, out: ViewMut<'_>, from: usize) -> Result<()>;
-    /// Returns when every rank has called it. Who waits leaves its core to ranks that are being measured.
+    /// Returns when every rank has called it. A waiting rank leaves its core to ranks that are being measured.
     fn quiet_barrier(&self) -> Result<()>;
 }
 

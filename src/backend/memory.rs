@@ -1,7 +1,7 @@
 //! Hands out the planned regions of the arena and takes them back.
 //!
-//! It keeps three promises: two living [`Buf`]s never overlap (checked on every take); the [`Ledger`] holds exactly
-//! the bytes of the living buffers; a region is reused only after the event of its last use.
+//! It keeps three promises: two living [`Buf`]s never overlap (checked on every take); the [`Ledger`] holds
+//! exactly the bytes of the living buffers; a region is reused only after the event of its last use.
 
 use super::buffer::{Arena, Buf};
 use super::{Device, Queue};
@@ -84,7 +84,7 @@ impl<D: Device> Memory<D> {
         self.ledger.convert(from, to, buf.bytes() as u64);
     }
 
-    /// Counts host memory that somebody else keeps for the rest of the run.
+    /// Counts host memory outside the arena, held for the rest of the run.
     pub fn count_outside(&self, kind: MemKind, bytes: u64) {
         self.ledger.take(kind, bytes);
         self.outside_bytes.set(self.outside_bytes.get() + bytes);

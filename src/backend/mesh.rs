@@ -1,8 +1,8 @@
-//! The ranks as a grid with named dimensions. Today only `shard` is larger than one in a run; hybrid sharding,
-//! tensor and sequence parallelism add extents, not code in `zero/`.
+//! The ranks as a grid with named dimensions. Today only `shard` is larger than one in a run; hybrid
+//! sharding, tensor and sequence parallelism add extents, not code in `zero/`.
 //!
-//! Pure: a rank's coordinates, the colour and key that split a communicator, and which ranks share a node. The world rank
-//! is seen by launch, logging and cli alone.
+//! Pure: a rank's coordinates, the colour and key that split a communicator, and which ranks share a node.
+//! The world rank is seen by launch, logging and cli alone.
 
 /// A dimension of the mesh, outermost first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,7 +65,8 @@ impl Mesh {
         world_rank / inner % self.extent(dim)
     }
 
-    /// Colour of the group of ranks that differ along `dim` only; equal for its members, different between groups.
+    /// Colour of the group of ranks that differ along `dim` only; equal for its members, different between
+    /// groups.
     pub fn color(&self, world_rank: usize, dim: Dim) -> usize {
         let inner: usize = self.extents[dim as usize + 1..].iter().product();
         world_rank - self.coordinate(world_rank, dim) * inner

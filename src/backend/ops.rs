@@ -1,20 +1,20 @@
 //! The kernels a model is made of, as a trait: each one's shapes, and whether its output is overwritten or
 //! accumulated into. Shapes trail the argument in a comment.
 //!
-//! Numbers are f32 or bf16 as each view says, within what a kernel's arguments allow: `f32` in the comment of an argument
-//! means f32 alone. Every kernel computes in f32 and rounds once, to nearest even, when it stores; where it has to
-//! round more often, its documentation says so.
+//! Numbers are f32 or bf16 as each view says, within what a kernel's arguments allow: `f32` in the comment of
+//! an argument means f32 alone. Every kernel computes in f32 and rounds once, to nearest even, when it
+//! stores; where it has to round more often, its documentation says so.
 //!
-//! Rule 8 binds every implementation: the bits of a result depend on the shapes and the values alone, never on
-//! the number of threads or ranks. Row reductions use chunks fixed by shape.
+//! Rule 8 binds every implementation: the bits of a result depend on the shapes and the values alone, never
+//! on the number of threads or ranks. Row reductions use chunks fixed by shape.
 
 use super::buffer::{View, ViewMut};
 use crate::dtype::DType;
 
 /// Shape of causal self-attention over a fused projection.
 ///
-/// A row of `qkv` is `[q: n_heads * d_head | k: n_kv_heads * d_head | v: n_kv_heads * d_head]`; query head `i` uses
-/// kv head `i / (n_heads / n_kv_heads)`.
+/// A row of `qkv` is `[q: n_heads * d_head | k: n_kv_heads * d_head | v: n_kv_heads * d_head]`; query head
+/// `i` uses kv head `i / (n_heads / n_kv_heads)`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AttentionShape {
     /// Sequences.
@@ -96,7 +96,8 @@ pub struct CachedWork<'a> {
 
 /// Kernels on f32 and bf16 numbers and u32 token ids.
 pub trait Ops {
-    /// `out[b,t,:] = wte[tokens[b,t],:] + wpe[t,:]`, the second where there are learned positions. Overwrites `out`.
+    /// `out[b,t,:] = wte[tokens[b,t],:] + wpe[t,:]`, the second where there are learned positions. Overwrites
+    /// `out`.
     fn embedding_forward(
         &self,
         out: ViewMut<'_>,      // (rows, C)
@@ -106,11 +107,11 @@ pub trait Ops {
         t: usize,              // tokens per sequence; rows = B * t
     );
 
-    /// Gradients of [`Ops::embedding_forward`], rows added in token order. Accumulates into `dwte` (the tied head
-    /// has been there before); overwrites `dwpe`, rows at and after `t` with zeros.
+    /// Gradients of [`Ops::embedding_forward`], rows added in token order. Accumulates into `dwte` (the tied
+    /// head has been there before); overwrites `dwpe`, rows at and after `t` with zeros.
     ///
-    /// A bf16 `dwte` is rounded once here, after all rows of a token, and was rounded once before by whoever wrote
-    /// it. A caller who wants one rounding in all holds it in f32 to the end and then casts.
+    /// A bf16 `dwte` is rounded once here, after all rows of a token, and was rounded once before by whoever
+    /// wrote it. A caller who wants one rounding in all holds it in f32 to the end and then casts.
     fn embedding_backward(
         &self,
         dwte: ViewMut<'_>,         // (V, C)
@@ -126,7 +127,8 @@ pub trait Ops {
     where
         Self: Sized;
 
-    /// Layer normalisation over the last dimension, eps 1e-5, biased variance. Overwrites `out`, `mean`, `rstd`.
+    /// Layer normalisation over the last dimension, eps 1e-5, biased variance. Overwrites `out`, `mean`,
+    /// `rstd`.
     fn layer_norm_forward(
         &self,
         out: ViewMut<'_>,  // (rows, C)
@@ -137,8 +139,8 @@ pub trait Ops {
         bias: View<'_>,    // (C), of the type of weight
     );
 
-    /// `sum = a + b`, rounded, and [`Ops::layer_norm_forward`] of it: the same bits as the two apart. Overwrites `sum`,
-    /// `out`, `mean`, `rstd`.
+    /// `sum = a + b`, rounded, and [`Ops::layer_norm_forward`] of it: the same bits as the two apart.
+    /// Overwrites `sum`, `out`, `mean`, `rstd`.
     #[allow(clippy::too_many_arguments)]
     fn add_layer_norm_forward(
         &self,
@@ -155,8 +157,8 @@ pub trait Ops {
         self.layer_norm_forward(out, mean, rstd, sum.as_view(), weight, bias);
     }
 
-    /// Gradients of [`Ops::layer_norm_forward`]. Accumulates into `dinp` (the residual path has been there before);
-    /// overwrites `dweight` and `dbias`. `dinp` has the type of `inp`, `dbias` that of `dweight`.
+    /// Gradients of [`Ops::layer_norm_forward`]. Accumulates into `dinp` (the residual path has been there
+    /// before); overwrites `dweight` and `dbias`. `dinp` has the type of `inp`, `dbias` that of `dweight`.
     #[allow(clippy::too_many_arguments)]
     fn layer_norm_backward(
         &self,
@@ -176,7 +178,8 @@ pub trait Ops {
     where
         Self: Sized;
 
-    /// `out = inp / sqrt(mean(inp^2) + eps) * weight` over the last dimension (arXiv:1910.07467). Overwrites `out` and `rstd`.
+    /// `out = inp / sqrt(mean(inp^2) + eps) * weight` over the last dimension (arXiv:1910.07467). Overwrites
+    /// `out` and `rstd`.
     fn rms_norm_forward(
         &self,
         out: ViewMut<'_>,  // (rows, C)
@@ -186,7 +189,8 @@ pub trait Ops {
         eps: f32,
     );
 
-    /// Gradients of [`Ops::rms_norm_forward`]. Accumulates into `dinp`, which has the type of `inp`; overwrites `dweight`.
+    /// Gradients of [`Ops::rms_norm_forward`]. Accumulates into `dinp`, which has the type of `inp`;
+    /// overwrites `dweight`.
     #[allow(clippy::too_many_arguments)]
     fn rms_norm_backward(
         &self,
@@ -246,7 +250,8 @@ pub trait Ops {
         shape: LinearShape,
     );
 
-    /// `dinp = dout * weight`. Overwrites `dinp`. A device may round an f32 `dout` to a bf16 `weight`'s type before it multiplies.
+    /// `dinp = dout * weight`. Overwrites `dinp`. A device may round an f32 `dout` to a bf16 `weight`'s type
+    /// before it multiplies.
     fn linear_backward_input(
         &self,
         dinp: ViewMut<'_>, // (rows, n_in)
@@ -257,9 +262,9 @@ pub trait Ops {
     );
 
     /// `dweight (+)= dout^T * inp`, `dbias = column sums of dout`. Overwrites, or adds to `dweight` where
-    /// `accumulate` (row chunks of the head); `dbias` is always overwritten. A bf16 `dweight` is rounded once per
-    /// call: who accumulates over several calls holds it in f32 and casts after the last. A device may round an f32 `dout` to a bf16 `inp`'s
-    /// type before it multiplies.
+    /// `accumulate` (row chunks of the head); `dbias` is always overwritten. A bf16 `dweight` is rounded once
+    /// per call: who accumulates over several calls holds it in f32 and casts after the last. A device may
+    /// round an f32 `dout` to a bf16 `inp`'s type before it multiplies.
     #[allow(clippy::too_many_arguments)]
     fn linear_backward_weight(
         &self,
@@ -301,8 +306,8 @@ pub trait Ops {
         inp: View<'_>,             // (n), the input of the forward
     );
 
-    /// `pre = inp * weight^T + bias`, `out = gelu(pre)`. Overwrites both. A device that computes them together may give
-    /// GELU the sum before it is rounded to the type of `pre`.
+    /// `pre = inp * weight^T + bias`, `out = gelu(pre)`. Overwrites both. A device that computes them
+    /// together may give GELU the sum before it is rounded to the type of `pre`.
     #[allow(clippy::too_many_arguments)]
     fn linear_gelu_forward(
         &self,
@@ -318,9 +323,9 @@ pub trait Ops {
         self.gelu_forward(out, pre.as_view());
     }
 
-    /// `dinp = (dout * weight) * GELU'(pre)`, where the layer's input was `gelu(pre)`. Overwrites `dinp`. A device that
-    /// computes them together may round once where [`Ops::linear_backward_input`] and [`Ops::gelu_backward`] round
-    /// twice.
+    /// `dinp = (dout * weight) * GELU'(pre)`, where the layer's input was `gelu(pre)`. Overwrites `dinp`. A
+    /// device that computes them together may round once where [`Ops::linear_backward_input`] and
+    /// [`Ops::gelu_backward`] round twice.
     fn linear_gelu_backward_input(
         &self,
         mut dinp: ViewMut<'_>, // (rows, n_in)
@@ -349,15 +354,16 @@ pub trait Ops {
         inp: View<'_>,    // (n)
     );
 
-    /// `out = inp` in the type of `out`: exact from bf16 to f32, rounded to nearest even the other way; NaN stays NaN.
-    /// Overwrites `out`.
+    /// `out = inp` in the type of `out`: exact from bf16 to f32, rounded to nearest even the other way; NaN
+    /// stays NaN. Overwrites `out`.
     fn cast(
         &self,
         out: ViewMut<'_>, // (n)
         inp: View<'_>,    // (n)
     );
 
-    /// Causal softmax attention, scale `1/sqrt(d_head)`. Overwrites `out` and `lse`. `out` has the type of `qkv`.
+    /// Causal softmax attention, scale `1/sqrt(d_head)`. Overwrites `out` and `lse`. `out` has the type of
+    /// `qkv`.
     fn attention_forward(
         &self,
         out: ViewMut<'_>,  // (B, T, H * D)
@@ -367,8 +373,9 @@ pub trait Ops {
         shape: AttentionShape,
     );
 
-    /// [`Ops::attention_forward`] of the last `n` rows of one sequence, of which all rows of `qkv` are known: what generating
-    /// text needs. Overwrites `out`. A device without a kernel of its own computes every row anew.
+    /// [`Ops::attention_forward`] of the last `n` rows of one sequence, of which all rows of `qkv` are known:
+    /// what generating text needs. Overwrites `out`. A device without such a kernel computes every row
+    /// again.
     fn attention_cached(
         &self,
         out: ViewMut<'_>, // (n, H * D)
@@ -383,8 +390,8 @@ pub trait Ops {
         self.cast(out, whole.as_view().range(numel - n * shape.out_row()..numel));
     }
 
-    /// Gradient of [`Ops::attention_forward`]; the probabilities are recomputed from `lse`. Overwrites `dqkv`.
-    /// `dqkv`, `dout`, `qkv` and `out` have one type.
+    /// Gradient of [`Ops::attention_forward`]; the probabilities are recomputed from `lse`. Overwrites
+    /// `dqkv`. `dqkv`, `dout`, `qkv` and `out` have one type.
     #[allow(clippy::too_many_arguments)]
     fn attention_backward(
         &self,
@@ -407,9 +414,9 @@ pub trait Ops {
     where
         Self: Sized;
 
-    /// Softmax cross-entropy of each row: `losses[i] = logsumexp(logits[i,:]) - logits[i, targets[i]]` in nats.
-    /// Overwrites `losses`; where `dlogits_scale` is given, overwrites `logits` with
-    /// `(softmax(logits) - onehot(target)) * scale` (scale = 1 / tokens of the global batch).
+    /// Softmax cross-entropy of each row: `losses[i] = logsumexp(logits[i,:]) - logits[i, targets[i]]` in
+    /// nats. Overwrites `losses`; where `dlogits_scale` is given, overwrites `logits` with `(softmax(logits)
+    /// - onehot(target)) * scale` (scale = 1 / tokens of the global batch).
     fn cross_entropy(
         &self,
         logits: ViewMut<'_>, // (rows, V) f32: logits in, dlogits out
@@ -418,11 +425,11 @@ pub trait Ops {
         dlogits_scale: Option<f32>,
     );
 
-    /// One AdamW update of a slice (arXiv:1711.05101), in PyTorch's order: decay first
-    /// (`p *= 1 - lr * weight_decay`), then `p -= lr * m^ / (sqrt(v^) + eps)`. Updates `master`, `m`, `v` in place.
+    /// One AdamW update of a slice (arXiv:1711.05101), in PyTorch's order: decay first (`p *= 1 - lr *
+    /// weight_decay`), then `p -= lr * m^ / (sqrt(v^) + eps)`. Updates `master`, `m`, `v` in place.
     ///
-    /// In mixed precision `param` is the bf16 slice that is gathered and computed with: overwritten with the updated
-    /// master weights, rounded.
+    /// In mixed precision `param` is the bf16 slice that is gathered and computed with: overwritten with the
+    /// updated master weights, rounded.
     fn adamw(
         &self,
         master: ViewMut<'_>, // (n) f32

@@ -1,4 +1,5 @@
-//! Naive siblings of the kernels: f64, slow and obvious, straight from the formulas. For tests, and for `zero3 device check`.
+//! Naive siblings of the kernels: f64, slow and obvious, straight from the formulas. For tests, and for
+//! `zero3 device check`.
 //!
 //! Matrices come flat, as the kernels see them, and become `ndarray` arrays here.
 

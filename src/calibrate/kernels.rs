@@ -73,7 +73,7 @@ pub fn measure<B: Backend>(device: &B::Device, group: &B::Comm) -> Result<Vec<Me
         let mut bench = Bench::<B> { device, group, samples: Vec::new() };
         bench.all()?;
         let own: Vec<f64> = bench.samples.iter().map(|sample| sample.seconds).collect();
-        let all = group.all_gather_f64(&own)?;
+        let all = group.control().all_gather_f64(&own)?;
         for (i, sample) in bench.samples.iter_mut().enumerate() {
             let of_ranks: Vec<f64> = all.iter().skip(i).step_by(own.len()).copied().collect();
             sample.seconds = median(&of_ranks);
@@ -139,7 +139,7 @@ impl<B: Backend> Bench<'_, B> {
             self.device.upload(buf.view_mut(), &bytes)?;
         }
         call(self.device, &mut bufs);
-        self.group.barrier()?;
+        self.group.control().barrier()?;
         let (began, mut times) = (Instant::now(), Vec::new());
         while times.len() < MIN_CALLS || began.elapsed() < MEASURE {
             let started = Instant::now();

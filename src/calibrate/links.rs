@@ -48,12 +48,12 @@ pub fn measure<B: Backend>(lab: &Lab<'_, B>, group: &B::Comm, op: Op) -> Result<
         bench.call(lab, group)?;
         let mut own = Vec::with_capacity(CALLS);
         for _ in 0..CALLS {
-            group.barrier()?;
+            group.control().barrier()?;
             let started = Instant::now();
             bench.call(lab, group)?;
             own.push(started.elapsed().as_secs_f64());
         }
-        let all = group.all_gather_f64(&own)?;
+        let all = group.control().all_gather_f64(&own)?;
         let slowest: Vec<f64> =
             (0..CALLS).map(|i| all.iter().skip(i).step_by(CALLS).fold(0.0, |a: f64, &b| a.max(b))).collect();
         let sample = Sample { n, slice_bytes: bytes / n as u64 / 4 * 4, seconds: median(&slowest) };

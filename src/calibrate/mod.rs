@@ -12,8 +12,8 @@ use crate::accept::collectives::Op;
 use crate::accept::lab::Lab;
 use crate::backend::agree::{all_or_none, decided_by_rank_0};
 use crate::backend::{Backend, Comm, Device};
+use crate::config::GatherRoute;
 use crate::config::hardware::Hardware;
-use crate::config::{DeviceKind, GatherRoute};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::plan::forecast::cost;
@@ -136,7 +136,7 @@ fn fitted<B: Backend>(
     let mut hardware = Hardware::default();
     let h = &mut hardware.hardware;
     h.name = lab.device.describe();
-    h.kind = DeviceKind::Cpu;
+    h.kind = B::KIND.device_kind();
     h.measured = true;
     h.source = format!(
         "zero3 plan --calibrate: {} ranks of {} threads; peaks are the best product measured{}",

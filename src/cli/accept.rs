@@ -1,14 +1,13 @@
 //! `zero3 accept`: the deck on every rank, the backend, the lab.
 
 use super::args::AcceptArgs;
-use super::backend_choice::{self, Chosen};
+use super::backend_choice;
 use super::launch::{self, Launch};
 use super::on_backend::{Work, on_backend};
 use crate::accept::baseline::Baseline;
 use crate::accept::deadline::OwnWork;
 use crate::accept::{self, Lab, Record, size};
 use crate::backend::agree::{all_or_none, decided_by_rank_0};
-use crate::backend::cuda::probe;
 use crate::backend::{Backend, Comm};
 use crate::config::acceptance::Deck;
 use crate::error::{Exit, Result};
@@ -20,9 +19,9 @@ const STOP_SIGNALS: [libc::c_int; 2] = [libc::SIGTERM, libc::SIGUSR1];
 
 /// Runs the acceptance on all ranks.
 pub(super) fn run(launch: &Launch, args: &AcceptArgs, started: Instant) -> Result<Exit> {
-    let comm = launch.shard_group()?;
+    let group = launch.shard_group()?;
     // Rank 0 reads; the others get it resolved, so that all run the same one.
-    let (text, baseline) = decided_by_rank_0(&comm, || {
+    let (text, baseline) = decided_by_rank_0(&group, || {
         let deck = Deck::load(&args.deck.path, &args.deck.overrides)?;
         let baseline = args.baseline.as_deref().map(Baseline::read).transpose()?.unwrap_or_default();
         Ok((deck.to_toml(), baseline))
@@ -32,12 +31,12 @@ pub(super) fn run(launch: &Launch, args: &AcceptArgs, started: Instant) -> Resul
     // Which backend does not depend on how large the model will be.
     let small = if deck.training.is_unsized() { deck.with_shape(size::SHAPES[0]) } else { deck.clone() };
     let reference = small.reference("tokens.u16", &deck.run.dir, deck.training.steps)?;
-    let chosen = backend_choice::choose(&comm, &reference, &launch.host())?;
+    let chosen = backend_choice::choose(&group, &reference, &launch.host())?;
     signals::listen(&STOP_SIGNALS);
-    let threads = launch.threads(deck.run.threads_per_rank);
+    let threads = launch.threads(deck.run.threads_per_rank)?;
     let record = Record { baseline: args.record_baseline.clone(), answers: args.record_answers.clone() };
-    let acceptance = Acceptance { launch, deck: &deck, baseline: &baseline, record, chosen, threads, started };
-    on_backend(chosen, comm, &reference, threads, acceptance)
+    let acceptance = Acceptance { launch, deck: &deck, baseline: &baseline, record, threads, started };
+    on_backend(chosen, group, &reference, threads, acceptance)
 }
 
 /// All that is known before the backend is open.
@@ -46,7 +45,6 @@ struct Acceptance<'a> {
     deck: &'a Deck,
     baseline: &'a Baseline,
     record: Record,
-    chosen: Chosen,
     threads: usize,
     started: Instant,
 }
@@ -55,13 +53,11 @@ impl Work for Acceptance<'_> {
     type Output = Exit;
 
     fn on<B: Backend>(self, device: &B::Device, comm: &B::Comm) -> Result<Exit> {
-        let Acceptance { launch, deck, baseline, record, chosen, threads, started } = self;
-        let (mut versions, mut facts) = (launch.versions(), launch.facts(threads));
-        if chosen != Chosen::Cpu {
-            let cuda = probe::versions(comm.size() > 1).into_iter().map(|(name, version)| (name.into(), version));
-            versions.extend(cuda);
-            facts.extend(versions.clone());
-        }
+        let Acceptance { launch, deck, baseline, record, threads, started } = self;
+        let mut versions = launch.versions();
+        versions.extend(B::library_versions(comm.size() > 1).into_iter().map(|(name, said)| (name.into(), said)));
+        let mut facts = launch.facts(threads);
+        facts.extend(versions.clone());
         let weakest = size::weakest(comm, &launch.host(), device, threads)?;
         let deck = &size::fitted::<B::Device>(deck, weakest)?;
         let lab: Lab<'_, B> = Lab {

@@ -4,13 +4,14 @@
 
 use super::device_choice::{SeenGpus, choose_devices};
 use super::launch_checks::ranks_in_words;
-use crate::backend::Comm;
 use crate::backend::agree::all_or_none;
-use crate::backend::cuda::{MAX_D_HEAD, probe};
+use crate::backend::cuda::probe;
 use crate::backend::mesh::ranks_by_host;
+use crate::backend::mpi::Group;
 use crate::config::values::DeviceList;
 use crate::config::{BackendKind, Deck, Written};
 use crate::error::{Error, Fault, Result};
+use crate::train::for_kind;
 use serde::{Deserialize, Serialize};
 
 /// What this rank computes on.
@@ -23,6 +24,16 @@ pub enum Chosen {
         /// Among those that the rank sees.
         ordinal: usize,
     },
+}
+
+impl Chosen {
+    /// The backend.
+    pub fn kind(self) -> BackendKind {
+        match self {
+            Chosen::Cpu => BackendKind::Cpu,
+            Chosen::Cuda { .. } => BackendKind::Cuda,
+        }
+    }
 }
 
 /// What a rank has found.
@@ -38,41 +49,23 @@ struct Found {
 ///
 /// # Errors
 /// The same on every rank: GPUs are asked for and a rank cannot have one, or some ranks can and some cannot.
-pub fn choose<C: Comm>(comm: &C, deck: &Deck, host: &str) -> Result<Chosen> {
+pub fn choose(group: &Group, deck: &Deck, host: &str) -> Result<Chosen> {
     if deck.run.backend == BackendKind::Cpu {
         return Ok(Chosen::Cpu);
     }
     let own = Found {
         host: host.into(),
         visible_devices: std::env::var("CUDA_VISIBLE_DEVICES").ok(),
-        gpus: probe::devices(comm.size() > 1),
+        gpus: probe::devices(group.size() > 1),
     };
-    let found = all_or_none(comm, Ok(own))?;
+    let found = all_or_none(group, Ok(own))?;
     let Decision { chosen, notes } = decide(&found, deck.run.backend, &deck.run.devices)?;
-    if comm.rank() == 0 {
+    if group.rank() == 0 {
         notes.iter().for_each(|note| log::warn!("{note}"));
     }
-    let chosen = chosen[comm.rank()];
-    if chosen != Chosen::Cpu {
-        check_kernels(deck)?;
-    }
+    let chosen = chosen[group.rank()];
+    for_kind::check_kernels(chosen.kind(), deck)?;
     Ok(chosen)
-}
-
-/// Refuses a deck whose model the CUDA kernels cannot compute.
-pub fn check_kernels(deck: &Deck) -> Result<()> {
-    let d_head = deck.model.d_model / deck.model.n_head;
-    if d_head <= MAX_D_HEAD {
-        return Ok(());
-    }
-    Err(Error::Deck(vec![Fault {
-        key: "model.n_head".into(),
-        value: deck.model.n_head.to_string(),
-        wants: format!(
-            "at least {}: heads of {d_head} channels are too wide for the attention kernels on GPUs, which take {MAX_D_HEAD}",
-            deck.model.d_model.div_ceil(MAX_D_HEAD)
-        ),
-    }]))
 }
 
 /// What every rank computes on, and what a person should know of it.
@@ -194,16 +187,6 @@ mod tests {
         assert!(matches!(refusal, Error::Agreed { rank: 1, .. }), "the rank that met it says it");
         let shared = decide(&[found[0].clone(), found[0].clone()], BackendKind::Cuda, "").unwrap_err();
         assert!(shared.to_string().contains("the one GPU 0000:01:00.0"), "{shared}");
-    }
-
-    #[test]
-    fn heads_that_the_kernels_cannot_take_are_refused_with_what_would_do() {
-        let mut deck = Deck::default();
-        (deck.model.d_model, deck.model.n_head) = (384, 3);
-        assert!(check_kernels(&deck).is_ok());
-        deck.model.n_head = 2;
-        let refusal = check_kernels(&deck).unwrap_err().to_string();
-        assert!(refusal.contains("model.n_head = 2: at least 3: heads of 192 channels"), "{refusal}");
     }
 
     #[test]

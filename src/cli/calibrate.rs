@@ -5,10 +5,10 @@ use super::launch::{self, Launch};
 use crate::accept::Lab;
 use crate::accept::baseline::Baseline;
 use crate::accept::deadline::OwnWork;
-use crate::backend::Comm;
 use crate::backend::agree::all_or_none;
-use crate::backend::cpu::{Cpu, CpuDevice};
+use crate::backend::cpu::{Cpu, CpuComm, CpuDevice};
 use crate::backend::mesh::ranks_by_host;
+use crate::backend::{Backend, Comm};
 use crate::calibrate::{self, Machine};
 use crate::config::acceptance::Deck;
 use crate::error::{Exit, Result};
@@ -22,16 +22,15 @@ const LAB_DECK: &str =
 
 /// Measures on all ranks. GPUs are not looked at: there is no measuring of them yet.
 pub(super) fn run(launch: &Launch, args: &PlanArgs, started: Instant) -> Result<Exit> {
-    let comm = launch.shard_group()?;
     logging::init("warn", launch.rank());
     let deck = Deck::parse(LAB_DECK, &[], "the lab")?;
-    let threads = launch.threads(0);
+    let threads = launch.threads(0)?;
     let device = CpuDevice::new(threads)?;
-    let comm = comm.reading_peers();
+    let comm = CpuComm::connect(launch.shard_group()?, true)?;
     let hosts = all_or_none(&comm, Ok(launch.host()))?;
     let n_here = ranks_by_host(hosts.iter().map(String::as_str))[0].1.len();
     // A launcher binds the only rank of a node to one of its cores.
-    let cores = launch.cores_of_node();
+    let cores = launch.cores_of_node()?;
     let cores = if comm.size() == 1 { cores.max(online_cores()) } else { cores };
     let machine = Machine {
         devices: (cores / threads).max(1),
@@ -42,7 +41,7 @@ pub(super) fn run(launch: &Launch, args: &PlanArgs, started: Instant) -> Result<
     let lab: Lab<'_, Cpu> = Lab {
         device: &device,
         comm: &comm,
-        split: &|color, key| launch.group(color, key),
+        split: &|color, key| Cpu::group(&comm, launch.group(color, key)?),
         deck: &deck,
         baseline: &Baseline::default(),
         hosts,

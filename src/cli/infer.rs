@@ -5,7 +5,7 @@ use super::backend_choice;
 use super::launch::Launch;
 use super::on_backend::{Work, on_backend};
 use crate::backend::agree::{all_or_none, decided_by_rank_0};
-use crate::backend::cpu::MpiComm;
+use crate::backend::mpi::Group;
 use crate::backend::{Backend, Comm};
 use crate::checkpoint::find;
 use crate::config::{Deck, Tokenizer};
@@ -36,12 +36,12 @@ fn model_keys(deck: &Deck) -> Vec<(String, String)> {
 
 /// The step directory, and the deck to work with: the checkpoint's own, or another one around the checkpoint's model.
 fn find_deck(
-    comm: &MpiComm,
+    group: &Group,
     checkpoint: &Path,
     other: Option<&DeckArgs>,
     overrides: &[(String, String)],
 ) -> Result<(PathBuf, Deck)> {
-    let found = decided_by_rank_0(comm, || {
+    let found = decided_by_rank_0(group, || {
         let dir = find::resolve(checkpoint)?;
         let manifest = find::read_manifest(&dir)?;
         let origin = format!("the deck in {}", dir.display());
@@ -63,19 +63,19 @@ fn find_deck(
 }
 
 /// Chooses the backend with all ranks, and works on it.
-fn start<W: Work>(launch: &Launch, comm: MpiComm, deck: &Deck, work: W) -> Result<W::Output> {
+fn start<W: Work>(launch: &Launch, group: Group, deck: &Deck, work: W) -> Result<W::Output> {
     logging::init("warn", launch.rank());
-    let threads = launch.threads(deck.run.threads_per_rank);
-    launch.check_agreement(&comm, deck, threads)?;
-    let chosen = backend_choice::choose(&comm, deck, &launch.host())?;
-    on_backend(chosen, comm, deck, threads, work)
+    let threads = launch.threads(deck.run.threads_per_rank)?;
+    launch.check_agreement(&group, deck, threads)?;
+    let chosen = backend_choice::choose(&group, deck, &launch.host())?;
+    on_backend(chosen, group, deck, threads, work)
 }
 
 /// Runs `zero3 sample`.
 pub(super) fn sample(launch: &Launch, args: &SampleArgs) -> Result<Exit> {
-    let comm = launch.shard_group()?;
-    let (dir, deck) = find_deck(&comm, &args.checkpoint, None, &args.overrides)?;
-    let text = start(launch, comm, &deck, Sample { args, dir: &dir, deck: &deck })?;
+    let group = launch.shard_group()?;
+    let (dir, deck) = find_deck(&group, &args.checkpoint, None, &args.overrides)?;
+    let text = start(launch, group, &deck, Sample { args, dir: &dir, deck: &deck })?;
     if launch.rank() == 0 {
         super::say(&text).map_err(|e| Error::Io(format!("standard output: {e}")))?;
     }
@@ -114,8 +114,8 @@ impl Work for Sample<'_> {
 
 /// Runs `zero3 eval`.
 pub(super) fn eval(launch: &Launch, args: &EvalArgs) -> Result<Exit> {
-    let comm = launch.shard_group()?;
-    let (dir, deck) = find_deck(&comm, &args.checkpoint, Some(&args.deck), &[])?;
+    let group = launch.shard_group()?;
+    let (dir, deck) = find_deck(&group, &args.checkpoint, Some(&args.deck), &[])?;
     let stride = args.stride.unwrap_or(deck.model.seq_len.div_ceil(2));
     if stride > deck.model.seq_len {
         return Err(Error::Input(format!(
@@ -123,7 +123,7 @@ pub(super) fn eval(launch: &Launch, args: &EvalArgs) -> Result<Exit> {
             deck.model.seq_len
         )));
     }
-    let (evaluated, key) = start(launch, comm, &deck, Eval { dir: &dir, deck: &deck, stride })?;
+    let (evaluated, key) = start(launch, group, &deck, Eval { dir: &dir, deck: &deck, stride })?;
     if launch.rank() == 0 {
         let said =
             if args.json { as_json(&evaluated, &dir, key, stride) } else { in_words(&evaluated, &dir, key, stride) };

@@ -4,29 +4,26 @@
 
 use super::launch_checks::{self, Place};
 use crate::backend::agree::all_or_none;
-use crate::backend::cpu::{MpiComm, instruction_set};
+use crate::backend::cpu::instruction_set;
 use crate::backend::mesh::{Dim, Mesh};
+use crate::backend::mpi::{self, Group, Universe, library_version, processor_name};
 use crate::config::Deck;
 use crate::error::{Error, Exit, Result};
 use crate::telemetry::time_limit::job_id;
 use crate::telemetry::{Flight, human};
 use crate::test_hooks;
-use mpi::Threading;
-use mpi::environment::Universe;
-use mpi::topology::SimpleCommunicator;
-use mpi::traits::*;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io::Write;
 
-/// A running MPI library. Dropping it finalises MPI, which waits for all ranks.
+/// A process of a job under MPI. Dropping it finalises MPI, which waits for all ranks.
 pub struct Launch {
     universe: Universe,
-    world: SimpleCommunicator,
 }
 
-/// Lets the C library's allocator keep what is freed. Matrix products allocate their packing buffers at each call, up to some
-/// MB; given back to the system and asked for again, they cost a page fault per 4 KiB in every step.
+/// Lets the C library's allocator keep what is freed. Matrix products allocate their packing buffers at each
+/// call, up to some MB; given back to the system and asked for again, they cost a page fault per 4 KiB in
+/// every step.
 fn keep_freed_memory() {
     #[cfg(target_env = "gnu")]
     {
@@ -44,52 +41,25 @@ impl Launch {
     /// Starts MPI, keeps freed memory, and turns every later panic into an abort of the whole job.
     pub fn start() -> Result<Self> {
         let env = |name: &str| std::env::var(name).ok();
-        if let Some(refusal) = launch_checks::refusal_before_mpi(&env, &mpi_library()) {
+        if let Some(refusal) = launch_checks::refusal_before_mpi(&env, &library_version()) {
             return Err(Error::Input(refusal));
         }
         keep_freed_memory();
-        let (universe, granted) = mpi::initialize_with_threading(Threading::Multiple)
-            .ok_or_else(|| Error::Comm("MPI was already initialised in this process".into()))?;
+        let universe = Universe::start()?;
         let world = universe.world();
-        if let Some(refusal) = launch_checks::refusal_after_mpi(&env, world.size() as usize) {
+        if let Some(refusal) = launch_checks::refusal_after_mpi(&env, world.size()) {
             return Err(Error::Input(refusal));
         }
         abort_on_panic(world.rank(), processor_name());
-        test_hooks::set_world_rank(world.rank() as usize);
-        let launch = Launch { universe, world };
-        launch.connect_all();
-        if granted != Threading::Multiple {
-            return Err(Error::Comm(format!(
-                "this MPI library grants {granted:?}, zero3 needs MPI_THREAD_MULTIPLE: collectives run on helper threads \
-                 beside compute; use a build of MPI with thread support"
-            )));
-        }
-        Ok(launch)
-    }
-
-    /// Exchanges a byte with every other rank, on this thread alone. MPI libraries open a connection at the first message
-    /// between two ranks; Open MPI 4.1 crashes or hangs now and then when several threads of a rank, or both ends at
-    /// once, open the same one, which is what the first collectives of two queues would do between nodes. So the lower rank
-    /// of each pair opens it, and the higher one answers.
-    fn connect_all(&self) {
-        let (rank, size) = (self.world.rank(), self.world.size());
-        for lower in (0..rank).map(|r| self.world.process_at_rank(r)) {
-            let mut received = 0u8;
-            lower.receive_into(&mut received);
-            lower.send(&received);
-        }
-        for higher in (rank + 1..size).map(|r| self.world.process_at_rank(r)) {
-            higher.send(&0u8);
-        }
-        for higher in (rank + 1..size).map(|r| self.world.process_at_rank(r)) {
-            let mut received = 0u8;
-            higher.receive_into(&mut received);
-        }
+        test_hooks::set_world_rank(world.rank());
+        universe.connect_all();
+        universe.check_threading()?;
+        Ok(Launch { universe })
     }
 
     /// World rank.
     pub fn rank(&self) -> usize {
-        self.world.rank() as usize
+        self.universe.world().rank()
     }
 
     /// The name of this rank's node.
@@ -97,20 +67,16 @@ impl Launch {
         processor_name()
     }
 
-    /// The group of ranks that share the slices of every parameter: today all of them.
-    pub fn shard_group(&self) -> Result<MpiComm> {
-        let mesh = Mesh::sharded(self.world.size() as usize);
-        let comm =
-            MpiComm::split(&self.world, mesh.color(self.rank(), Dim::Shard), mesh.coordinate(self.rank(), Dim::Shard))?;
-        Ok(match test_hooks::max_message_numel() {
-            Some(numel) => comm.with_max_message_numel(numel),
-            None => comm,
-        })
+    /// The group of ranks that share the slices of every parameter: today all of them. Collective over the
+    /// job.
+    pub fn shard_group(&self) -> Result<Group> {
+        let world = self.universe.world();
+        world.along(&Mesh::sharded(world.size()), Dim::Shard)
     }
 
-    /// The ranks of one colour, ordered by key, as a group of their own. Collective over the whole job.
-    pub fn group(&self, color: usize, key: usize) -> Result<MpiComm> {
-        Ok(MpiComm::split(&self.world, color, key)?.reading_peers())
+    /// The ranks of one colour, ordered by key. Collective over the job.
+    pub fn group(&self, color: usize, key: usize) -> Result<Group> {
+        self.universe.world().split(color, key)
     }
 
     /// What this rank can say of itself, by name.
@@ -124,9 +90,9 @@ impl Launch {
         facts
     }
 
-    /// Ranks that would compute different bits are refused: another program, deck or instruction set. Rank 0 says who is
-    /// where, and warns of a start that will be slow. Collective.
-    pub fn check_agreement(&self, comm: &MpiComm, deck: &Deck, threads: usize) -> Result<()> {
+    /// Ranks that would compute different bits are refused: another program, deck or instruction set. Rank 0
+    /// says who is where, and warns of a start that will be slow. Collective.
+    pub fn check_agreement(&self, group: &Group, deck: &Deck, threads: usize) -> Result<()> {
         let own = Start {
             version: env!("CARGO_PKG_VERSION").into(),
             program: program_digest(),
@@ -134,7 +100,7 @@ impl Launch {
             instructions: instruction_set().into(),
             place: Place { host: self.host(), cpus: allowed_cpus(), threads },
         };
-        let all = all_or_none(comm, Ok(own))?;
+        let all = all_or_none(group, Ok(own))?;
         let first = &all[0];
         for (rank, start) in all.iter().enumerate() {
             let (h, host) = (&start.place.host, &first.place.host);
@@ -184,15 +150,11 @@ impl Launch {
     }
 
     /// Compute threads of this rank: what the deck says, or its share of the cores it may run on. Collective.
-    pub fn threads(&self, from_deck: usize) -> usize {
+    pub fn threads(&self, from_deck: usize) -> Result<usize> {
         let cpus = allowed_cpus();
-        let node = self.world.split_shared(self.world.rank());
-        let mut own = [0u64; MAX_CPUS / 64];
-        cpus.iter().for_each(|&cpu| own[cpu / 64] |= 1 << (cpu % 64));
-        let mut all = vec![0u64; own.len() * node.size() as usize];
-        node.all_gather_into(&own[..], &mut all);
-        let sharing = all.chunks_exact(own.len()).filter(|mask| **mask == own).count();
-        match from_deck {
+        let masks = self.cpus_of_node(&cpus)?;
+        let sharing = masks.iter().filter(|mask| **mask == mask_of(&cpus)).count();
+        Ok(match from_deck {
             0 => (cpus.len() / sharing.max(1)).max(1),
             n => {
                 if n > cpus.len() {
@@ -200,18 +162,22 @@ impl Launch {
                 }
                 n
             }
-        }
+        })
     }
 
     /// Cores of this node that its ranks may run on together. Collective.
-    pub fn cores_of_node(&self) -> usize {
-        let node = self.world.split_shared(self.world.rank());
-        let mut own = [0u64; MAX_CPUS / 64];
-        allowed_cpus().iter().for_each(|&cpu| own[cpu / 64] |= 1 << (cpu % 64));
-        let mut all = vec![0u64; own.len() * node.size() as usize];
-        node.all_gather_into(&own[..], &mut all);
-        let of_word = |word: usize| all.iter().skip(word).step_by(own.len()).fold(0u64, |any, mask| any | mask);
-        (0..own.len()).map(|word| of_word(word).count_ones() as usize).sum()
+    pub fn cores_of_node(&self) -> Result<usize> {
+        let masks = self.cpus_of_node(&allowed_cpus())?;
+        let of_word = |word: usize| masks.iter().fold(0u64, |any, mask| any | mask[word]);
+        Ok((0..CPU_WORDS).map(|word| of_word(word).count_ones() as usize).sum())
+    }
+
+    /// The processors that each rank of this node may use. Collective.
+    fn cpus_of_node(&self, own: &[usize]) -> Result<Vec<[u64; CPU_WORDS]>> {
+        let node = self.universe.world().on_this_node()?;
+        let mut all = vec![0u64; CPU_WORDS * node.size()];
+        node.all_gather_into(&mask_of(own), &mut all)?;
+        Ok(all.as_chunks().0.to_vec())
     }
 
     /// What ran, for the summary.
@@ -220,7 +186,7 @@ impl Launch {
         BTreeMap::from([
             ("zero3".into(), env!("CARGO_PKG_VERSION").into()),
             ("revision".into(), env!("ZERO3_REVISION").into()),
-            ("mpi".into(), mpi_library()),
+            ("mpi".into(), library_version()),
             ("hdf5".into(), format!("{major}.{minor}.{micro}")),
             ("instruction_set".into(), instruction_set().into()),
         ])
@@ -237,23 +203,18 @@ impl Launch {
 
     /// Ends the job on every rank, now. Finalising would wait for ranks that wait for this one.
     pub fn abort(&self, exit: Exit) -> ! {
-        self.universe.world().abort(exit.code())
+        mpi::abort_job(exit)
     }
 }
 
 /// Ends the job on every rank, from any thread, with MPI running.
 pub fn abort_job(exit: Exit) {
-    // SAFETY: a run has MPI initialised with MPI_THREAD_MULTIPLE; the call does not return.
-    unsafe { mpi::ffi::MPI_Abort(mpi::ffi::RSMPI_COMM_WORLD, exit.code()) };
+    mpi::abort_job(exit)
 }
 
-/// This host, as MPI knows it.
-fn processor_name() -> String {
-    mpi::environment::processor_name().unwrap_or_else(|_| "an unnamed host".into())
-}
-
-/// A panic is a broken invariant, or an error where none could be returned: nobody may go on, and nobody may be left waiting.
-fn abort_on_panic(rank: i32, host: String) {
+/// A panic is a broken invariant, or an error where none could be returned: nobody may go on, and nobody may
+/// be left waiting.
+fn abort_on_panic(rank: usize, host: String) {
     let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
         // Standard error may be closed, and a panic in here would leave the other ranks waiting.
@@ -270,12 +231,6 @@ fn abort_on_panic(rank: i32, host: String) {
         };
         abort_job(exit);
     }));
-}
-
-/// The MPI library's name for itself, e.g. `Open MPI v4.1.4`; may be asked before MPI starts.
-fn mpi_library() -> String {
-    let text = mpi::environment::library_version().unwrap_or_default();
-    text.split(',').next().unwrap_or("").trim_end_matches('\0').trim().to_string()
 }
 
 /// What ranks compare before they start.
@@ -311,6 +266,15 @@ fn launched_rank() -> Option<usize> {
 
 /// Processors beyond this are not counted.
 const MAX_CPUS: usize = libc::CPU_SETSIZE as usize;
+/// Words of a mask of processors.
+const CPU_WORDS: usize = MAX_CPUS / 64;
+
+/// A bit for each processor.
+fn mask_of(cpus: &[usize]) -> [u64; CPU_WORDS] {
+    let mut mask = [0; CPU_WORDS];
+    cpus.iter().for_each(|&cpu| mask[cpu / 64] |= 1 << (cpu % 64));
+    mask
+}
 
 /// The processors the launcher allows this process; all of them where the system does not say.
 fn allowed_cpus() -> Vec<usize> {

@@ -19,9 +19,9 @@ mod plan;
 mod planner;
 mod screen;
 
+use crate::backend::Backend;
 use crate::backend::agree::decided_by_rank_0;
-use crate::backend::cuda::probe;
-use crate::backend::{Backend, Comm};
+use crate::backend::kind::{OnKind, on_kind};
 use crate::config::Deck;
 use crate::data::Dataset;
 use crate::error::{Error, Exit, Result};
@@ -33,7 +33,6 @@ use crate::train::state::{self, Start};
 use crate::train::{self, HINTED_RANKS, Job, run_dir};
 use crate::watch;
 use args::{Command, DeviceCommand, ReportArgs, Resume, TrainArgs, WatchArgs};
-use backend_choice::Chosen;
 use launch::Launch;
 use on_backend::{Work, on_backend};
 use std::ffi::OsString;
@@ -230,21 +229,19 @@ fn under_mpi(work: impl FnOnce(&Launch) -> Result<(Exit, Option<Flight>)>) -> Ex
 }
 
 fn train_on(launch: &Launch, args: &TrainArgs, started: Instant) -> Result<(Exit, Option<Flight>)> {
-    let comm = launch.shard_group()?;
+    let group = launch.shard_group()?;
     fault_point("deck", launch.rank(), 0);
     // Rank 0 reads the deck; the others get it resolved, so that all run the same one.
     let text =
-        decided_by_rank_0(&comm, || Deck::load(&args.deck.path, &args.deck.overrides).map(|deck| deck.to_toml()))?;
+        decided_by_rank_0(&group, || Deck::load(&args.deck.path, &args.deck.overrides).map(|deck| deck.to_toml()))?;
     let deck = Deck::parse(&text, &[], "the deck of rank 0")?;
     logging::init(&deck.log.level, launch.rank());
-    let threads = launch.threads(deck.run.threads_per_rank);
-    launch.check_agreement(&comm, &deck, threads)?;
+    let threads = launch.threads(deck.run.threads_per_rank)?;
+    launch.check_agreement(&group, &deck, threads)?;
     signals::listen(&deck.run.stop_signals.0);
-    let chosen = backend_choice::choose(&comm, &deck, &launch.host())?;
+    let chosen = backend_choice::choose(&group, &deck, &launch.host())?;
     let mut versions = launch.versions();
-    if chosen != Chosen::Cpu {
-        versions.extend(probe::versions(comm.size() > 1).into_iter().map(|(name, version)| (name.into(), version)));
-    }
+    versions.extend(on_kind(chosen.kind(), LibraryVersions { has_peers: group.size() > 1 }));
     let job = Job {
         start: start(&args.resume),
         versions,
@@ -259,7 +256,20 @@ fn train_on(launch: &Launch, args: &TrainArgs, started: Instant) -> Result<(Exit
         watch: None,
         deck,
     };
-    on_backend(chosen, comm, &job.deck, threads, Training(&job))
+    on_backend(chosen, group, &job.deck, threads, Training(&job))
+}
+
+/// Versions of the libraries that a backend loads, by name.
+struct LibraryVersions {
+    has_peers: bool,
+}
+
+impl OnKind for LibraryVersions {
+    type Output = Vec<(String, String)>;
+
+    fn on<B: Backend>(self) -> Self::Output {
+        B::library_versions(self.has_peers).into_iter().map(|(name, version)| (name.into(), version)).collect()
+    }
 }
 
 struct Training<'a>(&'a Job);

@@ -3,10 +3,11 @@
 //! Must not know: what the work is.
 
 use super::backend_choice::Chosen;
+use crate::backend::Backend;
 use crate::backend::agree::{all_or_none, decided_by_rank_0};
-use crate::backend::cpu::{Cpu, CpuDevice, MpiComm};
+use crate::backend::cpu::{Cpu, CpuComm, CpuDevice};
 use crate::backend::cuda::{Architecture, Cache, Cuda, CudaDevice, Image, NcclComm};
-use crate::backend::{Backend, Comm};
+use crate::backend::mpi::Group;
 use crate::config::Deck;
 use crate::error::Result;
 use std::rc::Rc;
@@ -24,17 +25,17 @@ pub(super) trait Work {
 /// Works on the chosen backend, with `threads` threads where it is the processor. Collective.
 ///
 /// # Errors
-/// The device cannot be had, on any rank; NCCL does not connect; what the work says.
+/// A rank cannot open its device; NCCL does not connect; those of the work.
 pub(super) fn on_backend<W: Work>(
     chosen: Chosen,
-    comm: MpiComm,
+    control: Group,
     deck: &Deck,
     threads: usize,
     work: W,
 ) -> Result<W::Output> {
     match chosen {
         Chosen::Cpu => {
-            let comm = if deck.run.single_copy { comm.reading_peers() } else { comm };
+            let comm = CpuComm::connect(control, deck.run.single_copy)?;
             work.on::<Cpu>(&CpuDevice::new(threads)?, &comm)
         }
         Chosen::Cuda { ordinal } => {
@@ -42,12 +43,12 @@ pub(super) fn on_backend<W: Work>(
                 0 => Duration::MAX,
                 seconds => Duration::from_secs(seconds),
             };
-            let image = kernels(&comm, ordinal, &Cache::new(&deck.run.kernel_cache))?;
+            let image = kernels(&control, ordinal, &Cache::new(&deck.run.kernel_cache))?;
             let opened = image.and_then(|image| CudaDevice::open(ordinal, deck.run.tf32, &image));
             let mut device = None;
-            all_or_none(&comm, opened.map(|opened| _ = device.insert(opened)))?;
+            all_or_none(&control, opened.map(|opened| _ = device.insert(opened)))?;
             let device = Rc::new(device.expect("no rank failed"));
-            let comm = NcclComm::connect(Rc::clone(&device), comm, deck.zero.deterministic, timeout)?;
+            let comm = NcclComm::connect(Rc::clone(&device), control, deck.zero.deterministic, timeout)?;
             let output = work.on::<Cuda>(&device, &comm)?;
             comm.close(timeout)?;
             Ok(output)
@@ -55,15 +56,17 @@ pub(super) fn on_backend<W: Work>(
     }
 }
 
-/// The kernels for this rank's device: what rank 0 obtained, or its own where it has a device of another architecture. Collective.
+/// The kernels for this rank's device: what rank 0 obtained, or its own where it has a device of another
+/// architecture. Collective.
 ///
 /// # Errors
-/// A rank has no such device, or rank 0 cannot obtain them, on every rank; the inner one is this rank's alone.
-fn kernels(comm: &MpiComm, ordinal: usize, cache: &Cache) -> Result<Result<Image>> {
-    let architectures = all_or_none(comm, Architecture::of_device(ordinal))?;
-    let (first, own) = (architectures[0], architectures[comm.rank()]);
+/// A rank has no such device, or rank 0 cannot obtain them, on every rank; the inner one is this rank's
+/// alone.
+fn kernels(control: &Group, ordinal: usize, cache: &Cache) -> Result<Result<Image>> {
+    let architectures = all_or_none(control, Architecture::of_device(ordinal))?;
+    let (first, own) = (architectures[0], architectures[control.rank()]);
     let mut obtained = None;
-    decided_by_rank_0(comm, || Image::obtain(first, cache).map(|image| _ = obtained.insert(image)))?;
-    let bytes = comm.broadcast_bytes(obtained.as_ref().map_or(&[], Image::bytes))?;
+    decided_by_rank_0(control, || Image::obtain(first, cache).map(|image| _ = obtained.insert(image)))?;
+    let bytes = control.broadcast_bytes(obtained.as_ref().map_or(&[], Image::bytes))?;
     Ok(if own == first { Ok(Image::from_bytes(bytes)) } else { Image::obtain(own, cache) })
 }

@@ -1,12 +1,7 @@
 //! `zero3 plan`: the plan of a deck on paper, and what it is predicted to take. No MPI, no data, no device.
 
 use super::args::{PlanArgs, PlanOf};
-use super::backend_choice::check_kernels;
-use super::planner::{PlannedDeck, Planner, check_budget, what_fits};
-use crate::backend::Device;
-use crate::backend::cpu::CpuDevice;
-use crate::backend::cuda::CudaDevice;
-use crate::config::BackendKind;
+use super::planner::{PlannedDeck, Planner};
 use crate::config::Deck;
 use crate::config::hardware::Hardware;
 use crate::error::{Error, Result};
@@ -20,8 +15,7 @@ use crate::plan::forecast::shape::{RULE, Shape as Sizes};
 use crate::plan::forecast::sweep::{Sweep, Table};
 use crate::plan::table::{Paper, Shape};
 use crate::telemetry::human;
-use crate::train::budget;
-use crate::train::planning;
+use crate::train::for_kind;
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::path::Path;
@@ -29,13 +23,10 @@ use std::path::Path;
 /// The plan of a deck's model on `n_ranks` ranks, within the deck's budget. `run.backend = "auto"` is planned for CPUs: what a
 /// node has is not looked at.
 pub fn of_deck(deck: &Deck, n_ranks: usize) -> Result<(Model, Plan)> {
-    match deck.run.backend {
-        BackendKind::Cuda => {
-            check_kernels(deck)?;
-            within_budget::<CudaDevice>(deck, n_ranks)
-        }
-        BackendKind::Auto | BackendKind::Cpu => within_budget::<CpuDevice>(deck, n_ranks),
-    }
+    let kind = deck.run.backend;
+    let (model, plan) = for_kind::plan(kind, deck, n_ranks)?;
+    for_kind::check_budget(kind, deck, &plan)?;
+    Ok((model, plan))
 }
 
 /// The same for a deck of which nobody has said how many ranks it is for: its budget must be kept by some number of them.
@@ -43,12 +34,6 @@ pub fn of_deck_on_any_ranks(deck: &Deck) -> Result<(Model, Plan)> {
     let keeps = |&n: &usize| of_deck(deck, n).is_ok();
     let n_ranks = (0..=16).map(|k| 1 << k).find(keeps);
     of_deck(deck, n_ranks.unwrap_or(1))
-}
-
-fn within_budget<D: Device>(deck: &Deck, n_ranks: usize) -> Result<(Model, Plan)> {
-    let (model, plan) = planning::of_deck::<D>(deck, n_ranks)?;
-    budget::check::<D>(deck, &plan)?;
-    Ok((model, plan))
 }
 
 /// What `--json` prints: the plan, and what was predicted of it.
@@ -79,7 +64,7 @@ pub fn run(args: &PlanArgs) -> Result<String> {
     let n_ranks = args.n_ranks.expect("required without --sweep");
     let hardware = planner.hardware(&[])?;
     let planned = planner.plan(n_ranks, hardware.as_ref(), &[])?;
-    check_budget(&planned)?;
+    planned.check_budget()?;
     let per_node = per_node(args.ranks_per_node, hardware.as_ref(), n_ranks);
     let paper = Paper::new(
         &planned.model.spec,
@@ -97,7 +82,7 @@ pub fn run(args: &PlanArgs) -> Result<String> {
         })),
         _ => None,
     };
-    let would_fit = forecast.as_ref().filter(|f| !f.fits).map(|f| what_fits(&planned, f.memory_limit_bytes));
+    let would_fit = forecast.as_ref().filter(|f| !f.fits).map(|f| planned.what_fits(f.memory_limit_bytes));
     if args.json {
         let everything = Everything {
             paper: &paper,

@@ -2,19 +2,15 @@
 //! and what is predicted of it.
 
 use super::args::{PlanOf, PlanSubject};
-use super::backend_choice::check_kernels;
-use crate::backend::Device;
-use crate::backend::cpu::CpuDevice;
-use crate::backend::cuda::CudaDevice;
 use crate::config::hardware::{self, Hardware};
-use crate::config::{BackendKind, Deck, DeviceKind, Preset};
+use crate::config::{BackendKind, Deck, Preset};
 use crate::error::{Error, Fault, Result};
 use crate::model::{self, Model, work};
 use crate::plan::Plan;
 use crate::plan::forecast::advice::Overrides;
 use crate::plan::forecast::shape::{self, Shape};
 use crate::plan::forecast::{Forecast, Subject};
-use crate::train::{budget, planning};
+use crate::train::for_kind;
 
 /// Tokens of a micro-batch where no deck says its sequences.
 const TOKENS_OF_MICRO_BATCH: usize = 8192;
@@ -44,6 +40,16 @@ pub struct PlannedDeck {
 }
 
 impl PlannedDeck {
+    /// Refuses a plan that needs more than the deck's own budget.
+    pub fn check_budget(&self) -> Result<()> {
+        for_kind::check_budget(self.deck.run.backend, &self.deck, &self.plan)
+    }
+
+    /// What would fit `bytes` on each rank, in words.
+    pub fn what_fits(&self, bytes: u64) -> String {
+        for_kind::what_fits(self.deck.run.backend, &self.deck, self.plan.world_size, bytes)
+    }
+
     /// What a step of it takes.
     pub fn forecast(&self, hardware: &Hardware, per_node: usize) -> Result<Forecast> {
         let works = work::of_model(&self.model, model::precision(&self.deck));
@@ -87,7 +93,7 @@ impl<'a> Planner<'a> {
         let mut overrides: Overrides = self.overrides.iter().chain(more).cloned().collect();
         let deck = self.load(&overrides)?;
         let n_before = overrides.len();
-        if hardware.is_some_and(|h| h.hardware.kind == DeviceKind::Gpu) {
+        if hardware.is_some_and(|h| h.hardware.kind == BackendKind::Cuda.device_kind()) {
             match deck.run.backend {
                 BackendKind::Auto => overrides.push(("run.backend".into(), BackendKind::Cuda.name().into())),
                 BackendKind::Cuda => {}
@@ -141,33 +147,8 @@ impl<'a> Planner<'a> {
     /// The plan of such a deck, whatever memory it needs.
     pub fn plan(&self, n_ranks: usize, hardware: Option<&Hardware>, more: &[(String, String)]) -> Result<PlannedDeck> {
         let deck = self.deck(n_ranks, hardware, more)?;
-        let (model, plan) = match deck.run.backend {
-            BackendKind::Cuda => {
-                check_kernels(&deck)?;
-                planning::of_deck::<CudaDevice>(&deck, n_ranks)?
-            }
-            BackendKind::Auto | BackendKind::Cpu => planning::of_deck::<CpuDevice>(&deck, n_ranks)?,
-        };
+        let (model, plan) = for_kind::plan(deck.run.backend, &deck, n_ranks)?;
         Ok(PlannedDeck { deck, model, plan })
-    }
-}
-
-/// Whether a deck keeps to its own budget.
-pub fn check_budget(planned: &PlannedDeck) -> Result<()> {
-    match planned.deck.run.backend {
-        BackendKind::Cuda => budget::check::<CudaDevice>(&planned.deck, &planned.plan),
-        BackendKind::Auto | BackendKind::Cpu => budget::check::<CpuDevice>(&planned.deck, &planned.plan),
-    }
-}
-
-/// What would fit `bytes` on each rank, in words.
-pub fn what_fits(planned: &PlannedDeck, bytes: u64) -> String {
-    fn of<D: Device>(planned: &PlannedDeck, bytes: u64) -> String {
-        budget::what_fits::<D>(&planned.deck, planned.plan.world_size, bytes)
-    }
-    match planned.deck.run.backend {
-        BackendKind::Cuda => of::<CudaDevice>(planned, bytes),
-        BackendKind::Auto | BackendKind::Cpu => of::<CpuDevice>(planned, bytes),
     }
 }
 

@@ -20,6 +20,14 @@ macro_rules! choice {
             pub const fn name(self) -> &'static str {
                 match self { $($Name::$Variant => $text,)+ }
             }
+
+            /// The variant of a deck name.
+            pub fn named(name: &str) -> Option<Self> {
+                match name {
+                    $($text => Some($Name::$Variant),)+
+                    _ => None,
+                }
+            }
         }
 
         impl Default for $Name {
@@ -45,6 +53,16 @@ choice! {
         Cpu = "cpu",
         /// CUDA kernels, collectives over NCCL.
         Cuda = "cuda",
+    }
+}
+
+impl BackendKind {
+    /// What its devices are in hardware files.
+    pub const fn device_kind(self) -> DeviceKind {
+        match self {
+            BackendKind::Auto | BackendKind::Cpu => DeviceKind::Cpu,
+            BackendKind::Cuda => DeviceKind::Gpu,
+        }
     }
 }
 

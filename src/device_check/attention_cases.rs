@@ -1,8 +1,6 @@
 //! Attention, forward and backward, as in `cases.rs`.
 
-use super::Scale;
-use super::bench::{Bench, Timed};
-use super::cases::ONE_ROUNDING;
+use super::bench::{Bench, ONE_ROUNDING, Scale, Timed};
 use crate::backend::Device;
 use crate::backend::ops::AttentionShape;
 use crate::backend::reference;

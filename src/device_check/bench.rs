@@ -1,6 +1,5 @@
 //! Buffers, errors and times: what every case needs.
 
-use super::{Row, Scale};
 use crate::backend::memory::Memory;
 use crate::backend::{Arena, Buf, Device, Queue};
 use crate::dtype::DType;
@@ -8,7 +7,65 @@ use crate::error::Result;
 use crate::plan::memory::{ALIGN, Slot};
 use crate::telemetry::MemKind;
 use half::bf16;
+use serde::Serialize;
 use std::sync::Arc;
+
+/// Rows of activations in a check.
+pub const ROWS: usize = 39;
+/// Tokens per sequence; divides [`ROWS`].
+pub const T: usize = 13;
+/// Width.
+pub const C: usize = 72;
+
+/// One rounding to bf16.
+pub const ONE_ROUNDING: f64 = 1.0 / 256.0;
+
+/// One kernel on elements of one type.
+#[derive(Debug, Clone, Serialize)]
+pub struct Row {
+    /// Which, e.g. `layer_norm_forward`.
+    pub kernel: &'static str,
+    /// Of activations.
+    pub dtype: &'static str,
+    /// Largest error of an element: `|got - want| / max(1, |want|)`.
+    pub error: f64,
+    /// What is allowed.
+    pub tolerance: f64,
+    /// Whether it keeps to it.
+    pub passed: bool,
+    /// Shape it was timed on.
+    pub shape: String,
+    /// Time of one call, the best of several.
+    pub ms: f64,
+    /// Bytes it must read and write, each once, by that time, in GB/s.
+    pub gb_per_s: f64,
+    /// Floating-point operations by that time, in TFLOP/s; 0 for kernels that memory bounds.
+    pub tflop_per_s: f64,
+}
+
+/// How large the shapes are that kernels are timed on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Scale {
+    /// Rows of activations.
+    pub rows: usize,
+    /// Tokens per sequence; divides `rows`.
+    pub t: usize,
+    /// Width.
+    pub c: usize,
+    /// Heads; divides `c`.
+    pub n_heads: usize,
+    /// Vocabulary.
+    pub vocab: usize,
+    /// Calls of each kernel, of which the best counts.
+    pub n_calls: usize,
+}
+
+impl Scale {
+    /// GPT-2 124M on micro-batches of 16 sequences.
+    pub const GPT2: Scale = Scale { rows: 16 * 1024, t: 1024, c: 768, n_heads: 12, vocab: 50257, n_calls: 10 };
+    /// So small that a CPU is done with it at once.
+    pub const SMALL: Scale = Scale { rows: 64, t: 16, c: 48, n_heads: 3, vocab: 97, n_calls: 1 };
+}
 
 /// Scratch that the kernels of any backend take on the shapes of a check, on top of what scales with the shape.
 const FIXED_BYTES: usize = 256 << 20;

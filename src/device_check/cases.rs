@@ -3,31 +3,14 @@
 //! Tolerances in f32 are a few roundings of sums of such lengths; in bf16 half a unit in the last place of the result, 2^-9,
 //! and where a kernel rounds in between (probabilities of attention), several of them.
 
-use super::bench::{Bench, Timed};
+use super::bench::{Bench, C, ONE_ROUNDING, ROWS, T, Timed};
 use crate::backend::Device;
 use crate::backend::reference;
 use crate::dtype::DType;
 use crate::error::Result;
 
-/// Rows, tokens per sequence and width of a check.
-pub(super) const ROWS: usize = 39;
-const T: usize = 13;
-pub(super) const C: usize = 72;
-
-/// One rounding to bf16.
-pub(super) const ONE_ROUNDING: f64 = 1.0 / 256.0;
-
-/// Runs all of them.
-pub fn run<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
-    embedding(b)?;
-    layer_norm(b)?;
-    super::llama_cases::run(b)?;
-    elementwise(b)?;
-    super::attention_cases::run(b)?;
-    super::step_cases::run(b)
-}
-
-fn embedding<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
+/// Lookup and its gradient.
+pub fn embedding<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
     const V: usize = 31;
     b.case(
         "embedding_forward",
@@ -86,7 +69,8 @@ fn embedding<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
     )
 }
 
-fn layer_norm<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
+/// Layer norm, alone and after an addition.
+pub fn layer_norm<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
     b.case(
         "layer_norm_forward",
         [1e-5, 4.0 * ONE_ROUNDING],
@@ -206,7 +190,8 @@ fn layer_norm<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
     )
 }
 
-fn elementwise<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
+/// Additions, casts, GELU, cross entropy and what else works element by element.
+pub fn elementwise<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
     const N: usize = 4099;
     b.case(
         "gelu_forward",

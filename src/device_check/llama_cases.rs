@@ -1,7 +1,6 @@
 //! The kernels that only a Llama uses, as in `cases.rs`.
 
-use super::bench::{Bench, Timed};
-use super::cases::{C, ONE_ROUNDING, ROWS};
+use super::bench::{Bench, C, ONE_ROUNDING, ROWS, Timed};
 use crate::backend::Device;
 use crate::backend::ops::{AttentionShape, Rotation};
 use crate::backend::reference;

@@ -1,5 +1,5 @@
-//! `zero3 device check`: every kernel of a device against its naive f64 sibling, and how fast it is on the shapes of a real
-//! model. What a person runs on a node before the first training run there.
+//! `zero3 device check`: every kernel of a device against its naive f64 sibling, and how fast it is on the shapes of a
+//! real model. To be run on a node before the first training run there.
 //!
 //! Must not know: ranks, plans, files. It is generic over the device, so that its own tests run it on a CPU.
 
@@ -10,37 +10,17 @@ mod llama_cases;
 mod products;
 mod step_cases;
 
+pub use bench::{Row, Scale};
+
 use crate::backend::{Arena, Device};
 use crate::dtype::DType;
 use crate::error::Result;
+use bench::Bench;
 use serde::Serialize;
 use std::fmt;
 use std::sync::Arc;
 
-/// One kernel on elements of one type.
-#[derive(Debug, Clone, Serialize)]
-pub struct Row {
-    /// Which, e.g. `layer_norm_forward`.
-    pub kernel: &'static str,
-    /// Of activations.
-    pub dtype: &'static str,
-    /// Largest error of an element: `|got - want| / max(1, |want|)`.
-    pub error: f64,
-    /// What is allowed.
-    pub tolerance: f64,
-    /// Whether it keeps to it.
-    pub passed: bool,
-    /// Shape it was timed on.
-    pub shape: String,
-    /// Time of one call, the best of several.
-    pub ms: f64,
-    /// Bytes it must read and write, each once, by that time, in GB/s.
-    pub gb_per_s: f64,
-    /// Floating-point operations by that time, in TFLOP/s; 0 for kernels that memory bounds.
-    pub tflop_per_s: f64,
-}
-
-/// All of them.
+/// Every kernel on every element type.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
     /// What was checked.
@@ -64,39 +44,20 @@ pub fn arena_bytes(scale: Scale) -> usize {
 /// Elements of the largest sum, for [`Device::reserve`].
 pub const SUM_NUMEL: usize = 4096;
 
-/// How large the shapes are that kernels are timed on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Scale {
-    /// Rows of activations.
-    pub rows: usize,
-    /// Tokens per sequence; divides `rows`.
-    pub t: usize,
-    /// Width.
-    pub c: usize,
-    /// Heads; divides `c`.
-    pub n_heads: usize,
-    /// Vocabulary.
-    pub vocab: usize,
-    /// Calls of each kernel, of which the best counts.
-    pub n_calls: usize,
-}
-
-impl Scale {
-    /// GPT-2 124M on micro-batches of 16 sequences.
-    pub const GPT2: Scale = Scale { rows: 16 * 1024, t: 1024, c: 768, n_heads: 12, vocab: 50257, n_calls: 10 };
-    /// So small that a CPU is done with it at once.
-    pub const SMALL: Scale = Scale { rows: 64, t: 16, c: 48, n_heads: 3, vocab: 97, n_calls: 1 };
-}
-
 /// Checks and times every kernel of `device` in `arena`, which has [`arena_bytes`].
 ///
 /// # Errors
-/// The device fails; an error beyond tolerance is none, it is in the report.
+/// The device fails. A kernel whose result is off by more than its tolerance is a row of the report.
 pub fn run<D: Device>(device: &D, arena: &Arc<Arena>, scale: &Scale) -> Result<Report> {
     let mut rows = Vec::new();
     for dtype in [DType::F32, DType::Bf16] {
-        let mut bench = bench::Bench::new(device, arena, dtype, *scale);
-        cases::run(&mut bench)?;
+        let mut bench = Bench::new(device, arena, dtype, *scale);
+        cases::embedding(&mut bench)?;
+        cases::layer_norm(&mut bench)?;
+        llama_cases::run(&mut bench)?;
+        cases::elementwise(&mut bench)?;
+        attention_cases::run(&mut bench)?;
+        step_cases::run(&mut bench)?;
         products::run(&mut bench)?;
         rows.append(&mut bench.rows);
     }

@@ -1,7 +1,6 @@
 //! The ends of a step, as in `cases.rs`: the classifier's loss, the norm of the gradient, the update.
 
-use super::bench::{Bench, Timed};
-use super::cases::{ONE_ROUNDING, ROWS};
+use super::bench::{Bench, ONE_ROUNDING, ROWS, Timed};
 use crate::backend::Device;
 use crate::backend::ops::AdamwStep;
 use crate::backend::reference;

@@ -18,7 +18,7 @@ use crate::zero::Shards;
 pub fn grad_norm<D: Device, C: Comm>(device: &D, comm: &C, shards: &Shards, spec: &ModelSpec) -> Result<f64> {
     let grads = (0..spec.params.len()).map(|p| shards.owned(p, State::Grad));
     let mut words: [i64; DIGITS + 1] = device.sum_of_squares(grads)?.to_words();
-    comm.all_reduce_sum(&mut words)?;
+    comm.control().all_reduce_sum(&mut words)?;
     Ok(ExactSum::from_words(&words).to_f64().sqrt())
 }
 
@@ -31,7 +31,7 @@ pub fn first_non_finite<D: Device, C: Comm>(
 ) -> Result<Option<(UnitId, ParamId)>> {
     let not_finite = |p| Ok(device.sum_of_squares([shards.owned(p, State::Grad)])?.to_f64().is_nan());
     let mut flags = (0..spec.params.len()).map(|p| not_finite(p).map(i64::from)).collect::<Result<Vec<i64>>>()?;
-    comm.all_reduce_sum(&mut flags)?;
+    comm.control().all_reduce_sum(&mut flags)?;
     let backward = spec.units.iter().enumerate().rev().flat_map(|(u, unit)| unit.params.iter().map(move |&p| (u, p)));
     Ok(backward.into_iter().find(|&(_, p)| flags[p] > 0))
 }

@@ -9,6 +9,7 @@ pub mod generation;
 pub mod knobs;
 pub mod memory;
 pub mod order;
+pub mod ordered_exchange;
 pub mod packing;
 pub mod partition;
 pub mod placement;

@@ -99,6 +99,16 @@ pub struct Piece {
     pub param: usize,
     /// Elements, relative to the start of a slice.
     pub range: Range<usize>,
+    /// Elements of a whole slice of the parameter, padding included.
+    pub shard_numel: usize,
+}
+
+impl Piece {
+    /// The piece of `owner` in a full gradient.
+    pub fn in_full(&self, owner: usize) -> Range<usize> {
+        let slice = owner * self.shard_numel;
+        slice + self.range.start..slice + self.range.end
+    }
 }
 
 impl Bucket {
@@ -390,7 +400,11 @@ fn buckets(params: &[ParamId], partitions: &[Partition], knobs: &Knobs) -> Arc<[
                 room = cap_numel;
             }
             let end = if knobs.deterministic { shard_numel.min(start + room) } else { shard_numel };
-            buckets.last_mut().expect("never empty").pieces.push(Piece { param: position, range: start..end });
+            buckets.last_mut().expect("never empty").pieces.push(Piece {
+                param: position,
+                range: start..end,
+                shard_numel,
+            });
             room = room.saturating_sub(end - start);
             start = end;
         }

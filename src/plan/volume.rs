@@ -2,6 +2,7 @@
 
 use super::Plan;
 use super::order::MicroBatches;
+use super::ordered_exchange;
 use super::placement::{Hold, State};
 use super::schedule::{Gather, Schedule};
 use crate::dtype::DType;
@@ -73,12 +74,19 @@ impl Plan {
         let a = MicroBatches::new(n_micro, n).micro_steps();
         let gathered = (0..a).map(|a_i| self.gather_bytes(&self.micro_step(a_i, a).schedule)).sum::<u64>();
         let refreshed = self.refreshed_state().map_or(0, |s| self.refresh.received_bytes(s, n));
-        // A rank without a gradient takes part in a reduce-scatter all the same, with zeros.
-        let arriving = |k: usize| if self.knobs.deterministic { k - usize::from(rank < k) } else { n - 1 };
-        let contributions: usize = self.reductions(n_micro).map(arriving).sum();
+        let contributions: usize = self.reductions(n_micro).map(|k| self.n_received(rank, k)).sum();
         Volume {
             all_gather_bytes: gathered + refreshed,
             reduce_scatter_bytes: contributions as u64 * self.reduce_slice_bytes(),
+        }
+    }
+
+    /// Contributions that reach `rank` in a reduction of the gradients of ranks `0..contributors`. In a reduce-scatter a
+    /// rank without a gradient takes part with zeros.
+    pub fn n_received(&self, rank: usize, contributors: usize) -> usize {
+        match self.knobs.deterministic {
+            true => ordered_exchange::n_received(rank, contributors),
+            false => self.world_size - 1,
         }
     }
 

@@ -102,7 +102,7 @@ fn page_of(run_dir: &Path, records: &Records, figures: &[Figure], missing: &[Str
     let z = &records.deck.zero;
     let mut facts: Vec<(String, String)> = vec![
         ("ranks".into(), records.world_size.to_string()),
-        ("backend".into(), records.backend.clone()),
+        ("backend".into(), records.backend.name().into()),
         ("ZeRO stage".into(), z.stage.to_string()),
     ];
     if let Some(s) = summary {

@@ -2,7 +2,7 @@
 //!
 //! Must not know: figures, pages.
 
-use crate::config::Deck;
+use crate::config::{BackendKind, Deck};
 use crate::error::{Error, Result};
 use crate::telemetry::run_records::{DECK_FILE, RunEvent, read_events};
 use crate::telemetry::step_log::STEPS_FILE;
@@ -46,7 +46,7 @@ pub struct Records {
     /// Ranks of the newest process.
     pub world_size: usize,
     /// Its backend.
-    pub backend: String,
+    pub backend: BackendKind,
     /// What happened besides steps, oldest first.
     pub events: Vec<RunEvent>,
     /// Whole rows of the log.
@@ -98,6 +98,10 @@ impl Records {
             )));
         };
         let deck = Deck::parse(&deck, &[], &path.display().to_string())?;
+        let backend = BackendKind::named(&backend).ok_or_else(|| {
+            let path = run_dir.join("events.jsonl");
+            Error::Input(format!("{}: backend `{backend}` is unknown to this version of zero3", path.display()))
+        })?;
         Ok(Records {
             summary,
             deck,

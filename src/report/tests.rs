@@ -1,5 +1,5 @@
 use super::*;
-use crate::config::Deck;
+use crate::config::{BackendKind, Deck};
 use pictures::RunPlan;
 
 /// The plan of a small deck on `n` ranks.
@@ -16,7 +16,7 @@ pub fn planned(n: usize, keys: &[&str]) -> RunPlan {
         summary: None,
         deck,
         world_size: n,
-        backend: "cpu".into(),
+        backend: BackendKind::Cpu,
         events: Vec::new(),
         steps: Vec::new(),
         trace: None,

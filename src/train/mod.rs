@@ -9,6 +9,7 @@ pub mod batches;
 mod bookkeeping;
 pub mod budget;
 pub mod changes;
+pub mod for_kind;
 pub mod infer;
 mod job;
 mod moves;

@@ -335,7 +335,7 @@ fn commit(run_dir: &Path, manifest: Manifest, keep_last: usize, keep_every: u64)
 
 /// All ranks are ready; every rank learns the same answer. Collective.
 fn all_ready<B: Backend>(stepper: &Stepper<'_, B>, own: bool) -> Result<bool> {
-    Ok(stepper.comm.all_gather_f64(&[f64::from(u8::from(own))])?.iter().all(|&ready| ready == 1.0))
+    Ok(stepper.comm.control().all_gather_f64(&[f64::from(u8::from(own))])?.iter().all(|&ready| ready == 1.0))
 }
 
 fn spawn<T: Send + 'static>(name: &str, work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {

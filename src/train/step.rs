@@ -210,7 +210,7 @@ impl<B: Backend> Stepper<'_, B> {
         }
         own.push(f64::from(word));
         all.resize(self.comm.size() * own.len(), 0.0);
-        self.comm.all_gather_f64_into(own, all)?;
+        self.comm.control().all_gather_into(own, all)?;
         let sum = order.sum(|rank, a| all[rank * own.len() + a]);
         let word = all.chunks_exact(own.len()).map(|rank| rank[own.len() - 1] as i32).max();
         Ok((sum, word.unwrap_or(0)))

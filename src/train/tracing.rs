@@ -25,7 +25,7 @@ pub fn write<B: Backend>(stepper: &mut Stepper<'_, B>, run_dir: &Path, host: &st
     let offsets_ns = clock_offsets_ns(stepper)?;
     let hosts = all_or_none(stepper.comm, Ok(host.to_string()))?;
     let own = serde_json::to_vec(&stepper.trace.take()).expect("events are plain data");
-    let texts = stepper.comm.all_gather_bytes(&own)?;
+    let texts = stepper.comm.control().all_gather_bytes(&own)?;
     decided_by_rank_0(stepper.comm, || {
         let ranks: Vec<Vec<Event<'_>>> =
             texts.iter().map(|text| serde_json::from_slice(text).expect("written by the same program")).collect();
@@ -45,10 +45,10 @@ fn clock_offsets_ns<B: Backend>(stepper: &Stepper<'_, B>) -> Result<Vec<i64>> {
     let n = stepper.comm.size();
     let mut rounds: Vec<Vec<i64>> = Vec::with_capacity(ROUNDS);
     for _ in 0..ROUNDS {
-        stepper.comm.barrier()?;
+        stepper.comm.control().barrier()?;
         let now = stepper.trace.ns_of(Instant::now());
         // Halves below 2^32 are exact in f64.
-        let all = stepper.comm.all_gather_f64(&[(now >> 32) as f64, (now & 0xffff_ffff) as f64])?;
+        let all = stepper.comm.control().all_gather_f64(&[(now >> 32) as f64, (now & 0xffff_ffff) as f64])?;
         let clock = |rank: usize| ((all[2 * rank] as i64) << 32) + all[2 * rank + 1] as i64;
         rounds.push((0..n).map(|rank| clock(rank) - clock(0)).collect());
     }

@@ -6,6 +6,7 @@
  *   irecv_bytes        payload of the receives posted with MPI_Irecv, but for words: 64-bit integers are no payload
  *   gather_read_bytes  bytes that threads called `gather` read out of other processes
  *   reduce_read_bytes  the same for threads called `reduce`
+ *   queue_threads      threads that were named `gather` or `reduce`
  *   calls              how often each function below was called
  * It must not know how zero3 counts: agreement would prove nothing.
  */
@@ -20,12 +21,12 @@
 #include <sys/uio.h>
 
 /* zero3 calls from several threads. */
-static atomic_ullong iallgather_bytes, irecv_bytes, gather_read_bytes, reduce_read_bytes;
+static atomic_ullong iallgather_bytes, irecv_bytes, gather_read_bytes, reduce_read_bytes, queue_threads;
 
 #define COUNTED(X)                                                                                                     \
     X(Iallgather) X(Irecv) X(Isend) X(Ibcast) X(Iallreduce) X(Ireduce_scatter) X(Ireduce_scatter_block)                \
     X(Bcast) X(Allreduce) X(Allgather) X(Allgatherv) X(Reduce_scatter) X(Reduce_scatter_block) X(Send) X(Recv)         \
-    X(Barrier)
+    X(Barrier) X(Comm_dup)
 
 #define DECLARE(name) static atomic_ullong n_##name;
 COUNTED(DECLARE)
@@ -72,6 +73,13 @@ ssize_t process_vm_readv(pid_t pid, const struct iovec *local, unsigned long n_l
     return n;
 }
 
+int pthread_setname_np(pthread_t thread, const char *name) {
+    static int (*next)(pthread_t, const char *);
+    if (!next) *(void **)&next = dlsym(RTLD_NEXT, "pthread_setname_np");
+    if (!strcmp(name, "gather") || !strcmp(name, "reduce")) queue_threads++;
+    return next(thread, name);
+}
+
 /* The rest is counted and passed on. */
 #define PASS_ON(name, parameters, arguments)                                                                           \
     int MPI_##name parameters {                                                                                        \
@@ -102,6 +110,7 @@ PASS_ON(Reduce_scatter_block, (const void *s, void *d, int n, MPI_Datatype t, MP
 PASS_ON(Send, (const void *b, int n, MPI_Datatype t, int to, int tag, MPI_Comm c), (b, n, t, to, tag, c))
 PASS_ON(Recv, (void *b, int n, MPI_Datatype t, int from, int tag, MPI_Comm c, MPI_Status *s), (b, n, t, from, tag, c, s))
 PASS_ON(Barrier, (MPI_Comm c), (c))
+PASS_ON(Comm_dup, (MPI_Comm c, MPI_Comm *d), (c, d))
 
 int MPI_Finalize(void) {
     const char *dir = getenv("ZERO3_PMPI_DIR");
@@ -117,8 +126,9 @@ int MPI_Finalize(void) {
     }
     fprintf(out, "{\"iallgather_bytes\": %llu, \"irecv_bytes\": %llu, ", (unsigned long long)iallgather_bytes,
             (unsigned long long)irecv_bytes);
-    fprintf(out, "\"gather_read_bytes\": %llu, \"reduce_read_bytes\": %llu, \"calls\": {",
-            (unsigned long long)gather_read_bytes, (unsigned long long)reduce_read_bytes);
+    fprintf(out, "\"gather_read_bytes\": %llu, \"reduce_read_bytes\": %llu, ", (unsigned long long)gather_read_bytes,
+            (unsigned long long)reduce_read_bytes);
+    fprintf(out, "\"queue_threads\": %llu, \"calls\": {", (unsigned long long)queue_threads);
     const char *comma = "";
 #define WRITE(name)                                                                                                    \
     fprintf(out, "%s\"MPI_" #name "\": %llu", comma, (unsigned long long)n_##name);                                    \

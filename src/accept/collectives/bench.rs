@@ -150,7 +150,7 @@ impl Bench {
                 (self.inp, self.out) = (landed.inputs.into_iter().next(), landed.outputs.into_iter().next());
             }
             Op::ReduceScatter => {
-                let piece = Piece { param: 0, range: 0..self.part };
+                let piece = Piece { param: 0, range: 0..self.part, shard_numel: self.part };
                 let landed = comm
                     .reduce_scatter(
                         after,
@@ -228,14 +228,14 @@ pub fn measure<B: Backend>(
     }
     let mut own = Vec::with_capacity(c.iterations + 1);
     for _ in 0..c.iterations {
-        comm.barrier()?;
+        comm.control().barrier()?;
         let started = Instant::now();
         bench.call(lab, comm)?;
         own.push(started.elapsed().as_secs_f64() * 1e6 * op.share_of_call());
     }
     n_wrong += bench.check(lab, comm)?;
     own.push(n_wrong as f64);
-    let all = comm.all_gather_f64(&own)?;
+    let all = comm.control().all_gather_f64(&own)?;
     let ranks: Vec<&[f64]> = all.chunks_exact(own.len()).collect();
     // A call is over when its slowest rank is through.
     let slowest: Vec<f64> = (0..c.iterations).map(|i| ranks.iter().map(|r| r[i]).fold(0.0, f64::max)).collect();

@@ -38,7 +38,7 @@ pub fn measure<B: Backend>(lab: &Lab<'_, B>, bytes: u64) -> Result<Vec<Link>> {
             times[2 * peer + i] = time / 2.0;
         }
     }
-    let all = lab.comm.all_gather_f64(&times)?;
+    let all = lab.comm.control().all_gather_f64(&times)?;
     let half_trip = |a: usize, b: usize, i: usize| all[ends[a] * times.len() + 2 * b + i];
     let link = |&(a, b): &(usize, usize)| Link {
         a: ends[a],

@@ -24,7 +24,7 @@ pub fn measure<B: Backend>(lab: &Lab<'_, B>, bytes: u64) -> Result<Metric> {
     let mut bench = Bench::new(lab, lab.comm, Op::AllGather, bytes)?;
     let mut alone = Vec::new();
     for _ in 0..n_rounds {
-        lab.comm.barrier()?;
+        lab.comm.control().barrier()?;
         let started = Instant::now();
         bench.call(lab, lab.comm)?;
         alone.push(started.elapsed().as_secs_f64());
@@ -36,7 +36,7 @@ pub fn measure<B: Backend>(lab: &Lab<'_, B>, bytes: u64) -> Result<Metric> {
     let (mut both, mut computed) = (Vec::new(), Vec::new());
     for _ in 0..n_rounds {
         for with_comm in [false, true] {
-            lab.comm.barrier()?;
+            lab.comm.control().barrier()?;
             let started = Instant::now();
             let pending = with_comm.then(|| {
                 let (inp, out) = (bench.inp.take().expect("at rest"), bench.out.take().expect("at rest"));

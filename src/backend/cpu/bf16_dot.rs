@@ -1,12 +1,15 @@
-//! Matrix products of bf16 by the processor's dot product instruction (AVX512_BF16): twice the multiplications of
-//! f32 per instruction, sums in f32.
+//! Matrix products of bf16 by the processor's dot product instruction (AVX512_BF16): twice the
+//! multiplications of f32 per instruction, sums in f32.
 //!
-//! An f32 operand (the gradient of the logits) is rounded to bf16 when it is packed. Operands are packed in pairs along the inner dimension: panels of [`ROWS`] rows of the left and [`COLS`] columns of
-//! the right one. A task owns a panel of columns; a tile of [`ROWS`] x [`COLS`] sums stays in registers over a chunk of
-//! the inner dimension. Panels, tiles and chunks follow from the shape, so the bits do not depend on the threads.
+//! An f32 operand (the gradient of the logits) is rounded to bf16 when it is packed. Operands are packed in
+//! pairs along the inner dimension: panels of [`ROWS`] rows of the left and [`COLS`] columns of the right
+//! one. A task owns a panel of columns; a tile of [`ROWS`] x [`COLS`] sums stays in registers over a chunk of
+//! the inner dimension. Panels, tiles and chunks follow from the shape, so the bits do not depend on the
+//! threads.
 //!
-//! The instruction takes subnormal operands and results for zero, which moves a sum by less than the smallest normal
-//! f32. It is part of the instruction set that ranks compare: a job either has it everywhere or nowhere.
+//! The instruction takes subnormal operands and results for zero, which moves a sum by less than the smallest
+//! normal f32. It is part of the instruction set that ranks compare: a job either has it everywhere or
+//! nowhere.
 //!
 //! Must not know: views, operations.
 
@@ -97,11 +100,11 @@ enum From<'a, B> {
 }
 
 simd! {
-    /// Adds the tile at `rows` and `cols` to what it starts from and stores it: rounded in `dst` where `to_dst`, else in
-    /// `sums`, rows of as many elements.
+    /// Adds the tile at `rows` and `cols` to what it starts from and stores it: rounded in `dst` where
+    /// `to_dst`, else in `sums`, rows of as many elements.
     ///
     /// # Safety
-    /// While this runs nobody else uses these elements of `dst` and `sums`.
+    /// While this runs no other code uses these elements of `dst` and `sums`.
     unsafe fn store_tile<D: Element, B: Element>(
         tile: &Tile,
         dst: &MatMut<'_, D>,
@@ -153,8 +156,9 @@ fn half_word<T: Element>(x: T) -> u32 {
     u32::from(x.to_bf16().to_bits())
 }
 
-/// Packs a matrix (k, columns) into panels of `W` columns, one after the other: `words[pair * W + column]` holds elements
-/// `2 * pair` (low half) and `2 * pair + 1` of a column. Zeros fill the last pair and the last panel.
+/// Packs a matrix (k, columns) into panels of `W` columns, one after the other: `words[pair * W + column]`
+/// holds elements `2 * pair` (low half) and `2 * pair + 1` of a column. Zeros fill the last pair and the last
+/// panel.
 fn pack<const W: usize, T: Element>(device: &CpuDevice, mat: Mat<'_, T>, words: &mut [u32]) {
     let pairs = mat.rows.div_ceil(2);
     let words = Shared::new(words);
@@ -234,8 +238,8 @@ fn multiply_avx512(tile: &mut Tile, left: &[u32], right: &[u32]) {
     let (mut left, mut right) = (left.as_ptr(), right.as_ptr());
     let (mut low, mut high) = ([_mm512_setzero_ps(); ROWS], [_mm512_setzero_ps(); ROWS]);
     for _ in 0..n_pairs {
-        // SAFETY: within the panels, by the lengths above: `COLS` words are two vectors. Words and pairs of bf16 are the same
-        // 512 bits, none of them invalid.
+        // SAFETY: within the panels, by the lengths above: `COLS` words are two vectors. Words and pairs of
+        // bf16 are the same 512 bits, none of them invalid.
         unsafe {
             let right_low: __m512bh = std::mem::transmute(_mm512_loadu_epi32(right.cast()));
             let right_high: __m512bh = std::mem::transmute(_mm512_loadu_epi32(right.add(16).cast()));

@@ -20,7 +20,8 @@ pub fn arena(bytes: usize) -> Result<Arc<Arena>> {
              train.micro_batch_size or the model's sizes (`zero3 plan` shows what is needed)"
         ))
     })?;
-    // Fewer entries of the address cache for the same bytes, where the system has such pages; as well without.
+    // Fewer entries of the address cache for the same bytes, where the system has such pages; as well
+    // without.
     #[cfg(target_os = "linux")]
     let _ = map.advise(memmap2::Advice::HugePage);
     let base = map.as_mut_ptr().expose_provenance() as u64;
@@ -39,8 +40,9 @@ fn checked<T>(addr: u64, space: Space, dtype: DType, want: DType) -> *mut T {
 /// The elements of a view of numbers.
 pub fn elements<'a, T: Element>(view: View<'a>) -> &'a [T] {
     let ptr: *const T = checked(view.addr(), view.space(), view.dtype(), T::DTYPE);
-    // SAFETY: `Buf::new` keeps the range inside its arena, the view borrows the Buf (which holds the arena) for 'a,
-    // and no exclusive view of the same elements lives meanwhile. Every bit pattern is an f32 and a bf16.
+    // SAFETY: `Buf::new` keeps the range inside its arena, the view borrows the Buf (which holds the arena)
+    // for 'a, and no exclusive view of the same elements lives meanwhile. Every bit pattern is an f32 and a
+    // bf16.
     unsafe { std::slice::from_raw_parts(ptr, view.numel()) }
 }
 
@@ -97,7 +99,8 @@ pub struct Shared<'a, T = f32> {
     life: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: a Shared is a borrow of numbers; what may be touched from which thread is the contract of `part` and `ptr`.
+// SAFETY: a Shared is a borrow of numbers; what may be touched from which thread is the contract of `part`
+// and `ptr`.
 unsafe impl<T: Send> Send for Shared<'_, T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for Shared<'_, T> {}

@@ -3,7 +3,8 @@
 //!
 //! GELU needs no tanh: `(1 + tanh(u)) / 2 = 1 / (1 + exp(-2u))`.
 
-/// Largest error of [`exp`] in units in the last place, tested over a dense sweep (subnormal results included).
+/// Largest error of [`exp`] in units in the last place, tested over a dense sweep (subnormal results
+/// included).
 #[cfg(test)]
 pub const EXP_MAX_ULP: f64 = 1.1;
 
@@ -37,7 +38,8 @@ pub fn exp(x: f32) -> f32 {
     p * pow2(half) * pow2(n.wrapping_sub(half))
 }
 
-/// Natural logarithm within 1 ulp, by crate `libm` (plain Rust, not the library of the node); one call per row.
+/// Natural logarithm within 1 ulp, by crate `libm` (plain Rust, not the library of the node); one call per
+/// row.
 pub fn ln(x: f32) -> f32 {
     libm::logf(x)
 }

@@ -1,8 +1,8 @@
 //! Matrix products by crate `gemm`, through strides: nothing is copied or transposed.
 //!
-//! [Note: k chunks] `gemm` splits the inner dimension by the size of the L1 cache once it is longer than 512, and
-//! the split decides how sums round. It is split here instead, by shape alone: chunks of at most 512, equal but for
-//! the last. The number of threads only decides who computes an element, never how.
+//! [Note: k chunks] `gemm` splits the inner dimension by the size of the L1 cache once it is longer than 512,
+//! and the split decides how sums round. It is split here instead, by shape alone: chunks of at most 512,
+//! equal but for the last. The number of threads only decides who computes an element, never how.
 //!
 //! Must not know: views, operations.
 
@@ -140,8 +140,9 @@ pub fn matmul(dst: MatMut<'_>, accumulate: bool, lhs: Mat<'_>, rhs: Mat<'_>, sca
     let mut start = 0;
     loop {
         let n = chunk.min(k - start);
-        // SAFETY: `Mat` and `MatMut` checked that every element lies in its slice; the elements of `dst` are exclusive
-        // for its lifetime, so it cannot overlap `lhs` or `rhs`; the pointers are used until gemm returns.
+        // SAFETY: `Mat` and `MatMut` checked that every element lies in its slice; the elements of `dst` are
+        // exclusive for its lifetime, so it cannot overlap `lhs` or `rhs`; the pointers are used until gemm
+        // returns.
         let product = || unsafe {
             gemm::gemm(
                 dst.rows,
@@ -165,8 +166,9 @@ pub fn matmul(dst: MatMut<'_>, accumulate: bool, lhs: Mat<'_>, rhs: Mat<'_>, sca
                 parallelism,
             );
         };
-        // SAFETY: what `gemm` packs in is a local variable of the product or the thread's own. Its tasks lie on stacks, and rayon's list
-        // of them, which another thread may free, has room for more than a product makes from the start.
+        // SAFETY: what `gemm` packs in is a local variable of the product or the thread's own. Its tasks lie
+        // on stacks, and rayon's list of them, which another thread may free, has room for more than a
+        // product makes from the start.
         unsafe { allocations::packing(product) };
         start += n;
         if start >= k {

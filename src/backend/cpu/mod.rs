@@ -1,18 +1,17 @@
-//! The CPU backend: kernels on the calling thread, or on a pool of its own.
-//!
-//! [Note: tasks] Every kernel cuts its work into tasks by shape alone; a pool decides who runs a task, never what
-//! a task is. So the bits of a result do not depend on the number of threads (rule 8).
+//! The CPU backend: kernels on the calling thread or on a pool (`device.rs`, `ops/`), collectives on helper
+//! threads over MPI (`comm.rs`).
 //!
 //! Must not know: ranks (but for the communicator), what a transformer is.
 
 mod bf16_dot;
 mod collectives;
+mod comm;
+mod device;
 mod element;
 pub(crate) mod host;
 mod library;
 mod math;
 mod matmul;
-mod mpi_comm;
 mod ops;
 mod peers;
 mod product;
@@ -20,19 +19,19 @@ mod requests;
 mod simd;
 mod worker;
 
+pub use comm::CpuComm;
+pub use device::CpuDevice;
 pub use host::arena as host_arena;
-pub use mpi_comm::MpiComm;
 pub use simd::instruction_set;
 
-use crate::backend::{Backend, Device, Queue, View, ViewMut};
+use crate::backend::{Backend, Device, Queue, View, ViewMut, mpi};
+use crate::config::BackendKind;
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::exact_sum::ExactSum;
-use crate::telemetry::allocations::{self, Owner};
+use device::Done;
 use element::Element;
-use gemm::Parallelism;
 use half::bf16;
-use rayon::prelude::*;
 use std::borrow::Cow;
 use std::time::Instant;
 
@@ -40,72 +39,13 @@ use std::time::Instant;
 pub struct Cpu;
 
 impl Backend for Cpu {
-    const NAME: &'static str = "cpu";
+    const KIND: BackendKind = BackendKind::Cpu;
     type Device = CpuDevice;
-    type Comm = MpiComm;
+    type Comm = CpuComm;
 
-    fn group(_comm: &MpiComm, members: MpiComm) -> Result<MpiComm> {
-        Ok(members)
+    fn group(comm: &CpuComm, members: mpi::Group) -> Result<CpuComm> {
+        CpuComm::connect(members, comm.single_copy())
     }
-}
-
-/// The processor cores of one rank.
-pub struct CpuDevice {
-    threads: usize,
-    /// None for one thread: then nothing leaves the calling thread.
-    pool: Option<rayon::ThreadPool>,
-}
-
-/// The event of a device whose calls return when their work is done.
-#[derive(Debug, Clone, Copy)]
-pub struct Done;
-
-impl CpuDevice {
-    /// A device that computes on `threads` threads.
-    ///
-    /// # Errors
-    /// `threads` is 0, or the threads cannot be started.
-    pub fn new(threads: usize) -> Result<Self> {
-        if threads == 0 {
-            return Err(Error::Input("0 compute threads: at least 1 is needed".into()));
-        }
-        let pool = (threads > 1)
-            .then(|| {
-                // The calling thread is one of them, so that it computes instead of handing over and waiting, for every operation.
-                let build = |with_this: bool| {
-                    let builder = rayon::ThreadPoolBuilder::new().num_threads(threads);
-                    let builder = if with_this { builder.use_current_thread() } else { builder };
-                    let builder = builder.thread_name(|i| format!("compute-{i}"));
-                    builder.start_handler(|_| allocations::count_this_thread(Owner::Tasks)).build()
-                };
-                // It can be in one pool alone: a second device of this thread has threads of its own.
-                build(true).or_else(|_| build(false))
-            })
-            .transpose()
-            .map_err(|err| Error::Io(format!("starting {threads} compute threads: {err}")))?;
-        Ok(CpuDevice { threads, pool })
-    }
-
-    /// Runs `task(0)` to `task(n_tasks - 1)`, in any order and at once where there is a pool.
-    fn for_each_task(&self, n_tasks: usize, task: impl Fn(usize) + Sync + Send) {
-        match &self.pool {
-            Some(pool) if n_tasks > 1 => install(pool, || (0..n_tasks).into_par_iter().for_each(task)),
-            _ => (0..n_tasks).for_each(task),
-        }
-    }
-
-    /// Runs `product` with the parallelism of this device.
-    fn with_parallelism(&self, product: impl FnOnce(Parallelism) + Send) {
-        match &self.pool {
-            Some(pool) => install(pool, || product(Parallelism::Rayon(self.threads))),
-            None => product(Parallelism::None),
-        }
-    }
-}
-
-/// Runs `work` on the threads of `pool`.
-fn install<T: Send>(pool: &rayon::ThreadPool, work: impl FnOnce() -> T + Send) -> T {
-    allocations::on_behalf_of(Owner::Tasks, || pool.install(work))
 }
 
 impl Device for CpuDevice {
@@ -179,8 +119,8 @@ impl Device for CpuDevice {
     }
 
     fn describe(&self) -> String {
-        let plural = if self.threads == 1 { "" } else { "s" };
-        format!("{}, {} thread{plural}, {}", cpu_model(), self.threads, instruction_set())
+        let plural = if self.threads() == 1 { "" } else { "s" };
+        format!("{}, {} thread{plural}, {}", cpu_model(), self.threads(), instruction_set())
     }
 }
 

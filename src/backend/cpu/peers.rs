@@ -1,20 +1,19 @@
 //! Memory of the other ranks of this node, read without their help: one copy, no message, no staging.
 //!
-//! Linux lets a process read another one of the same user (`process_vm_readv`, what MPI libraries call cross-memory attach).
-//! Whether it does here is found out by trying, once, and all ranks go by the same answer. Who reads has to know from the
-//! owner that the bytes are there, and the owner that they have been read: [`super::collectives`] sends those words.
+//! Linux lets a process read another one of the same user (`process_vm_readv`, what MPI libraries call
+//! cross-memory attach). Whether it does here is found out by trying, once, and all ranks go by the same
+//! answer. The reader has to know from the owner that the bytes are there, and the owner that they have been
+//! read: [`super::collectives`] sends those words.
 //!
 //! Must not know: buffers, which bytes are read and why.
 
+use crate::backend::mpi::Group;
 use crate::error::{Error, Result};
 use crate::test_hooks;
-use mpi::collective::SystemOperation;
-use mpi::topology::SimpleCommunicator;
-use mpi::traits::*;
 use std::time::Duration;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// How long a failed read keeps still.
+/// How long a failed read waits before it is reported.
 const OTHERS_FIRST: Duration = Duration::from_secs(5);
 
 /// The processes of a group that this rank can read.
@@ -27,30 +26,31 @@ pub struct Peers {
 }
 
 impl Peers {
-    /// Tries every rank of this node; none at all where one rank cannot read another, or where no two ranks share a node.
-    /// Collective.
-    pub fn find(comm: &SimpleCommunicator) -> Option<Self> {
-        // What only this process holds at that address: a process of the same number on another node does not.
+    /// Tries every rank of this node; none at all where one rank cannot read another, or where no two ranks
+    /// share a node. Collective.
+    pub fn find(group: &Group) -> Result<Option<Self>> {
+        // What only this process holds at that address: a process of the same number on another node does
+        // not.
         let token = Box::new(unlikely_word());
-        let rank = comm.rank() as usize;
+        let (rank, size) = (group.rank(), group.size());
         let own = [node_key(rank), u64::from(std::process::id()), &raw const *token as u64, *token];
-        let mut all = vec![0u64; own.len() * comm.size() as usize];
-        comm.all_gather_into(&own, &mut all);
+        let mut all = vec![0u64; own.len() * size];
+        group.all_gather_into(&own, &mut all)?;
         let process = |word: &[u64]| (word[0] == own[0]).then_some(word[1] as libc::pid_t);
         let processes: Vec<_> = all.chunks_exact(own.len()).map(process).collect();
-        let others = (0..processes.len()).filter(|&other| other != rank && processes[other].is_some()).collect();
+        let others = (0..size).filter(|&other| other != rank && processes[other].is_some()).collect();
         let peers = Peers { processes, others };
         let readable =
             all.chunks_exact(own.len()).enumerate().filter(|&(rank, _)| peers.reads(rank)).all(|(rank, word)| {
                 let mut seen = [0u8; 8];
                 peers.try_read(rank, word[2], &mut seen).is_ok() && u64::from_ne_bytes(seen) == word[3]
             });
-        let has_peers = !peers.others.is_empty();
-        let (mut all_can, mut some_have) = (0u8, 0u8);
-        comm.all_reduce_into(&u8::from(readable), &mut all_can, SystemOperation::min());
-        comm.all_reduce_into(&u8::from(has_peers), &mut some_have, SystemOperation::max());
+        // Every rank has read before the token goes.
+        let mut n_ranks = [i64::from(readable), i64::from(!peers.others.is_empty())];
+        group.all_reduce_sum(&mut n_ranks)?;
         drop(token);
-        (all_can == 1 && some_have == 1).then_some(peers)
+        let [n_readable, n_with_peers] = n_ranks;
+        Ok((n_readable == size as i64 && n_with_peers > 0).then_some(peers))
     }
 
     /// Whether the rank's memory can be read.
@@ -71,15 +71,15 @@ impl Peers {
     /// Reads the bytes at `addr` of a rank. Overwrites `out`.
     ///
     /// # Errors
-    /// The rank has ended, or its memory is no longer there. The job is about to end then, and the error waits so long that who
-    /// knows more has the word.
+    /// The rank has ended, or its memory is unmapped. The job is about to end then, and the error
+    /// waits long enough for the rank that failed to say why.
     pub fn read(&self, rank: usize, addr: u64, out: &mut [u8]) -> Result<()> {
         let n = out.len();
         self.try_read(rank, addr, out).map_err(|why| {
             std::thread::sleep(OTHERS_FIRST);
             Error::Comm(format!(
-                "cannot read {n} bytes of rank {rank}: {why}; it may have ended with the job, else run.single_copy=false does \
-                 without"
+                "cannot read {n} bytes of rank {rank}: {why}; it may have ended with the job, else set \
+                 run.single_copy=false"
             ))
         })
     }

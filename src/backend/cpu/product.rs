@@ -1,9 +1,10 @@
 //! Matrix products whose operands are f32 or bf16, each on its own.
 //!
-//! All f32: one product by crate `gemm`, in place. Otherwise blocks of at most [`BLOCK`] x [`BLOCK`] of the result: where an
-//! operand is bf16 they go through [`super::bf16_dot`] if the processor has it, which rounds the other one if it must;
-//! everything else is converted to f32 block by block for `gemm`. Either way an element is summed in f32, from its start value over the chunks of
-//! [Note: k chunks], and rounded once. Blocks follow from the shape, and scratch is bounded whatever the shape.
+//! All f32: one product by crate `gemm`, in place. Otherwise blocks of at most [`BLOCK`] x [`BLOCK`] of the
+//! result: where an operand is bf16 they go through [`super::bf16_dot`] if the processor has it, which rounds
+//! the other one if it must; everything else is converted to f32 block by block for `gemm`. Either way an
+//! element is summed in f32, from its start value over the chunks of [Note: k chunks], and rounded once.
+//! Blocks follow from the shape, and scratch is bounded whatever the shape.
 //!
 //! Must not know: views, operations.
 
@@ -177,7 +178,8 @@ mod tests {
                 bf16_dot::block(&device(1), MatMut::new(&mut dots, m, n), start, lhs, rhs, &mut work());
                 converted_block(&device(1), MatMut::new(&mut converted, m, n), start, lhs, rhs, &mut work());
                 for (i, (a, b)) in dots.iter().zip(&converted).enumerate() {
-                    // Products of bf16 are exact in f32; each of k additions rounds by 6e-8 of a sum below sqrt(k).
+                    // Products of bf16 are exact in f32; each of k additions rounds by 6e-8 of a sum below
+                    // sqrt(k).
                     assert!((a - b).abs() <= 6e-8 * k as f32 + 2e-7, "{m} x {n} x {k}, element {i}: {a} and {b}");
                 }
             }

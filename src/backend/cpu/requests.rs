@@ -1,15 +1,15 @@
-//! Nonblocking MPI calls over views of buffers: the one place that talks to MPI below rsmpi's safe surface.
+//! Nonblocking MPI calls over views of buffers.
 //!
-//! rsmpi's own requests borrow their buffers; a collective in flight on a helper thread must own them. Here the
-//! caller (a job of [`super::worker`]) keeps the `Buf`s and polls [`Requests::test_all`] until it says true.
-//! Counts are `c_int` in MPI, so messages are cut at a limit that tests lower.
+//! rsmpi's own requests borrow their buffers; a collective in flight on a helper thread must own them. Here
+//! the caller (on the thread of a queue, [`super::worker`]) keeps the `Buf`s and polls [`Requests::test_all`]
+//! until it is true. Counts are `c_int` in MPI, so messages are cut at a limit that tests lower.
 
 use crate::backend::buffer::{View, ViewMut};
+use crate::backend::mpi::check;
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use mpi::ffi;
 use std::os::raw::c_int;
-use std::time::{Duration, Instant};
 
 /// Largest number of elements in one message.
 pub const MAX_MESSAGE_NUMEL: usize = i32::MAX as usize;
@@ -18,8 +18,8 @@ pub const MAX_MESSAGE_NUMEL: usize = i32::MAX as usize;
 #[derive(Clone, Copy)]
 pub struct RawComm(pub ffi::MPI_Comm);
 
-// SAFETY: MPI handles are plain values, valid in every thread under MPI_THREAD_MULTIPLE, which `launch` checks. The
-// communicator outlives the threads: MpiComm joins them before it frees it.
+// SAFETY: MPI handles are plain values, valid in every thread under MPI_THREAD_MULTIPLE, which `launch`
+// checks. The communicator outlives the threads: CpuComm joins them before it frees it.
 unsafe impl Send for RawComm {}
 
 /// Calls in flight and the payload they receive.
@@ -43,19 +43,6 @@ fn datatype(dtype: DType) -> ffi::MPI_Datatype {
     }
 }
 
-/// Turns an MPI return code into an error that names the call and the library's own words.
-pub fn check(call: &str, code: c_int) -> Result<()> {
-    if code == ffi::MPI_SUCCESS as c_int {
-        return Ok(());
-    }
-    let mut text = vec![0u8; 512];
-    let mut used: c_int = 0;
-    // SAFETY: `text` has room for MPI_MAX_ERROR_STRING (256 in Open MPI, 512 in MPICH) bytes.
-    unsafe { ffi::MPI_Error_string(code, text.as_mut_ptr().cast(), &mut used) };
-    text.truncate(used.max(0) as usize);
-    Err(Error::Comm(format!("{call} failed with code {code}: {}", String::from_utf8_lossy(&text))))
-}
-
 impl<'a> Requests<'a> {
     /// No call in flight yet; `pending` is room for them.
     pub fn new(
@@ -66,7 +53,7 @@ impl<'a> Requests<'a> {
         pending: &'a mut Vec<ffi::MPI_Request>,
     ) -> Self {
         assert!((1..=MAX_MESSAGE_NUMEL).contains(&max_message_numel));
-        assert!(pending.is_empty(), "one job's calls at a time");
+        assert!(pending.is_empty(), "one collective's calls at a time");
         Requests { comm, rank, size, max_message_numel, pending, received_bytes: 0 }
     }
 
@@ -116,7 +103,8 @@ impl<'a> Requests<'a> {
             }
             recv_count = 1;
         }
-        // SAFETY: addresses and counts come from checked views; the caller keeps the buffers until completion.
+        // SAFETY: addresses and counts come from checked views; the caller keeps the buffers until
+        // completion.
         let code = unsafe {
             ffi::MPI_Iallgather(
                 send.addr() as usize as *const _,
@@ -232,59 +220,11 @@ fn null_request() -> ffi::MPI_Request {
 }
 
 impl Drop for Requests<'_> {
-    /// MPI may still write into buffers of calls in flight: the job cannot go on.
+    /// MPI may still write into buffers of calls in flight: the program cannot go on.
     fn drop(&mut self) {
         if !self.pending.is_empty() {
             log::error!("{} MPI calls were abandoned in flight", self.pending.len());
             std::process::abort();
         }
     }
-}
-
-/// Tag of a roll call: nothing else on the control communicator has one.
-const ROLL_CALL_TAG: c_int = 1;
-
-/// A byte from every rank to every other one: the ranks whose byte has not come within `timeout`.
-pub fn roll_call(comm: RawComm, rank: usize, size: usize, timeout: Duration) -> Result<Vec<usize>> {
-    let others: Vec<usize> = (0..size).filter(|&r| r != rank).collect();
-    // Where somebody is late MPI may still write here when this returns.
-    let bytes: &mut [[u8; 2]] = Vec::leak(vec![[0; 2]; others.len()]);
-    let mut sends = Vec::with_capacity(others.len());
-    let mut missing: Vec<(usize, ffi::MPI_Request)> = Vec::with_capacity(others.len());
-    for (&other, [send, receive]) in others.iter().zip(bytes) {
-        let (mut sent, mut received) = (null_request(), null_request());
-        // SAFETY: one byte each that lives for ever; plain handles.
-        unsafe {
-            let kind = ffi::RSMPI_UINT8_T;
-            let other = other as c_int;
-            let to: *mut u8 = receive;
-            check("MPI_Irecv", ffi::MPI_Irecv(to.cast(), 1, kind, other, ROLL_CALL_TAG, comm.0, &mut received))?;
-            let from: *const u8 = send;
-            check("MPI_Isend", ffi::MPI_Isend(from.cast(), 1, kind, other, ROLL_CALL_TAG, comm.0, &mut sent))?;
-        }
-        sends.push(sent);
-        missing.push((other, received));
-    }
-    let began = Instant::now();
-    let mut done: c_int = 0;
-    loop {
-        let mut failed = Ok(());
-        missing.retain_mut(|(_, request)| {
-            // SAFETY: a request made above; a completed one is not asked again.
-            let code = unsafe { ffi::MPI_Test(request, &mut done, ffi::RSMPI_STATUS_IGNORE) };
-            failed = std::mem::replace(&mut failed, Ok(())).and(check("MPI_Test", code));
-            done == 0
-        });
-        failed?;
-        if missing.is_empty() || began.elapsed() > timeout {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    if missing.is_empty() {
-        // SAFETY: requests made above; every rank has posted its receives.
-        let code = unsafe { ffi::MPI_Waitall(sends.len() as c_int, sends.as_mut_ptr(), ffi::RSMPI_STATUSES_IGNORE) };
-        check("MPI_Waitall", code)?;
-    }
-    Ok(missing.into_iter().map(|(rank, _)| rank).collect())
 }

@@ -1,9 +1,9 @@
 //! Which instruction set kernels run on; conversions and row sums whose bits do not depend on it.
 //!
-//! [Note: lanes] A row sum is kept in 16 lanes: element `i` goes to lane `i % 16`, and the lanes are folded in one
-//! fixed tree. A vector of any width holds the same 16 lanes, and the tail of a row lands in lanes like the rest,
-//! so every instruction set gives the same bits. `f32::mul_add` is a fused multiply-add everywhere: an
-//! instruction where there is one, an exact (slow) emulation where there is none.
+//! [Note: lanes] A row sum is kept in 16 lanes: element `i` goes to lane `i % 16`, and the lanes are folded
+//! in one fixed tree. A vector of any width holds the same 16 lanes, and the tail of a row lands in lanes
+//! like the rest, so every instruction set gives the same bits. `f32::mul_add` is a fused multiply-add
+//! everywhere: an instruction where there is one, an exact (slow) emulation where there is none.
 //!
 //! Must not know: views, threads, operations.
 
@@ -23,8 +23,8 @@ macro_rules! simd {
 }
 pub(super) use simd;
 
-/// The instruction set that kernels dispatch to on this machine: `avx512f+bf16`, `avx512f`, `avx2+fma`, `neon` or
-/// `portable`.
+/// The instruction set that kernels dispatch to on this machine: `avx512f+bf16`, `avx512f`, `avx2+fma`,
+/// `neon` or `portable`.
 pub fn instruction_set() -> &'static str {
     #[cfg(target_arch = "x86_64")]
     {

@@ -1,8 +1,9 @@
-//! One queue of collectives: a helper thread that runs jobs in the order they were put.
+//! One queue of collectives: a helper thread that runs them in the order they were submitted.
 //!
-//! Open MPI progresses only while somebody calls it, so the thread polls. It polls eagerly for a moment while the host waits
-//! on this queue, and rests between polls when that moment is over, and while the host computes: on a rank with one core it
-//! would take time from the kernels, and where ranks share cores from the rank that is waited for.
+//! Open MPI progresses only inside its calls, so the thread polls. It polls eagerly for a moment while the
+//! host waits on this queue, and rests between polls when that moment is over, and while the host computes:
+//! on a rank with one core it would take time from the kernels, and where ranks share cores from the rank
+//! that is waited for.
 
 use crate::backend::comm::{CommRecord, Landed, Pending};
 use crate::error::{Error, Result};
@@ -14,25 +15,25 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
-/// First rest between two polls while nobody waits.
+/// First rest between two polls while the host does not wait.
 const REST_FIRST: Duration = Duration::from_micros(20);
 /// Longest rest.
 const REST_LONGEST: Duration = Duration::from_micros(200);
-/// Polls without a rest while somebody waits: some hundred microseconds.
+/// Polls without a rest while the host waits: some hundred microseconds.
 const EAGER_POLLS: usize = 500;
 
 /// Work of a queue: owns its buffers, runs to completion, yields them.
-pub trait Job: Send + 'static {
-    /// What the queue's thread keeps from one job to the next.
-    type Kept: Default;
+pub trait Queued: Send + 'static {
+    /// Memory that the queue's thread reuses from one call to the next.
+    type Scratch: Default;
 
-    /// Runs it; returns the payload bytes that came from others.
-    fn run(&mut self, pacer: &Pacer<'_>, kept: &mut Self::Kept) -> Result<u64>;
+    /// Runs it; returns the payload bytes received from other ranks.
+    fn run(&mut self, pacer: &Pacer<'_>, scratch: &mut Self::Scratch) -> Result<u64>;
     /// Its buffers, after it has run.
     fn land(self, record: CommRecord<Instant>) -> Landed<Instant>;
 }
 
-/// Decides how a job polls.
+/// Decides how often a collective polls.
 pub struct Pacer<'a> {
     /// Host threads blocked on this queue.
     waiting: &'a AtomicUsize,
@@ -57,50 +58,53 @@ impl Pacer<'_> {
     }
 }
 
-/// Jobs that a queue has room for from the start: how many are on their way at once depends on the moment.
+/// Collectives that a queue has room for from the start: how many are in flight at once depends on timing.
 const ROOM: usize = 64;
 
-/// What the host and the thread of a queue share. Jobs are known by their number, and the lists keep their room, so that a job
-/// asks the heap for nothing.
-struct Shared<J> {
-    state: Mutex<State<J>>,
-    /// A job was put, or the queue was closed.
-    put: Condvar,
-    /// A job has landed.
+/// A lock is poisoned by a panic alone, and a panic ends the job.
+const NOT_POISONED: &str = "lock poisoned";
+
+/// What the host and the thread of a queue share. Collectives are known by their number, and the lists keep
+/// their room, so that a steady step allocates nothing.
+struct Shared<Q> {
+    lists: Mutex<Lists<Q>>,
+    /// A collective was submitted, or the queue was closed.
+    submitted: Condvar,
+    /// A collective has landed.
     landed: Condvar,
     /// Host threads blocked on this queue.
     waiting: AtomicUsize,
 }
 
-struct State<J> {
-    /// Number of the next job.
+struct Lists<Q> {
+    /// Number of the next collective.
     next: u64,
-    jobs: VecDeque<(u64, J)>,
+    waiting: VecDeque<(u64, Q)>,
     landed: Vec<(u64, Result<Landed<Instant>>)>,
     closed: bool,
 }
 
-impl<J: Job> Shared<J> {
-    fn lock(&self) -> MutexGuard<'_, State<J>> {
-        self.state.lock().expect("nobody panics with it")
+impl<Q: Queued> Shared<Q> {
+    fn lock(&self) -> MutexGuard<'_, Lists<Q>> {
+        self.lists.lock().expect(NOT_POISONED)
     }
 
-    /// The next job, when there is one; none once the queue is closed and all that was put has been taken.
-    fn next(&self) -> Option<(u64, J)> {
-        let idle = |state: &mut State<J>| state.jobs.is_empty() && !state.closed;
-        self.put.wait_while(self.lock(), idle).expect("nobody panics with it").jobs.pop_front()
+    /// Waits for the next collective; none once the queue is closed and empty.
+    fn next(&self) -> Option<(u64, Q)> {
+        let idle = |lists: &mut Lists<Q>| lists.waiting.is_empty() && !lists.closed;
+        self.submitted.wait_while(self.lock(), idle).expect(NOT_POISONED).waiting.pop_front()
     }
 
     /// The thread of the queue.
     fn run(&self) {
         allocations::count_this_thread(Owner::Program);
         let pacer = Pacer { waiting: &self.waiting };
-        let mut kept = J::Kept::default();
-        while let Some((number, mut job)) = self.next() {
+        let mut scratch = Q::Scratch::default();
+        while let Some((number, mut queued)) = self.next() {
             let started = Instant::now();
-            let landed = job.run(&pacer, &mut kept).map(|received_bytes| {
+            let landed = queued.run(&pacer, &mut scratch).map(|received_bytes| {
                 test_hooks::delay_collective();
-                job.land(CommRecord { received_bytes, started, finished: Instant::now() })
+                queued.land(CommRecord { received_bytes, started, finished: Instant::now() })
             });
             self.lock().landed.push((number, landed));
             self.landed.notify_all();
@@ -109,18 +113,18 @@ impl<J: Job> Shared<J> {
 }
 
 /// A queue with its thread.
-pub struct Worker<J: Job> {
-    shared: Arc<Shared<J>>,
+pub struct Worker<Q: Queued> {
+    shared: Arc<Shared<Q>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl<J: Job> Worker<J> {
+impl<Q: Queued> Worker<Q> {
     /// Starts the thread.
     pub fn start(name: &str) -> Result<Self> {
-        let (jobs, landed) = (VecDeque::with_capacity(ROOM), Vec::with_capacity(ROOM));
-        let state = State { next: 0, jobs, landed, closed: false };
-        let (put, landed) = (Condvar::new(), Condvar::new());
-        let shared = Arc::new(Shared { state: Mutex::new(state), put, landed, waiting: AtomicUsize::new(0) });
+        let (waiting, landed) = (VecDeque::with_capacity(ROOM), Vec::with_capacity(ROOM));
+        let lists = Mutex::new(Lists { next: 0, waiting, landed, closed: false });
+        let (submitted, landed) = (Condvar::new(), Condvar::new());
+        let shared = Arc::new(Shared { lists, submitted, landed, waiting: AtomicUsize::new(0) });
         let own = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name(name.into())
@@ -129,22 +133,22 @@ impl<J: Job> Worker<J> {
         Ok(Worker { shared, thread: Some(thread) })
     }
 
-    /// Puts a job at the end of the queue.
-    pub fn submit(&self, job: J) -> InFlight<J> {
-        let mut state = self.shared.lock();
-        let number = state.next;
-        state.next += 1;
-        state.jobs.push_back((number, job));
-        self.shared.put.notify_one();
+    /// Puts a collective at the end of the queue.
+    pub fn submit(&self, queued: Q) -> InFlight<Q> {
+        let mut lists = self.shared.lock();
+        let number = lists.next;
+        lists.next += 1;
+        lists.waiting.push_back((number, queued));
+        self.shared.submitted.notify_one();
         let thread = self.thread.as_ref().expect("the thread lives until the queue is dropped").thread().clone();
         InFlight { shared: Arc::clone(&self.shared), number, thread }
     }
 }
 
-impl<J: Job> Drop for Worker<J> {
+impl<Q: Queued> Drop for Worker<Q> {
     fn drop(&mut self) {
         self.shared.lock().closed = true;
-        self.shared.put.notify_one();
+        self.shared.submitted.notify_one();
         if let Some(thread) = self.thread.take() {
             // A panic in the thread has already aborted the job through the panic hook.
             let _ = thread.join();
@@ -152,24 +156,24 @@ impl<J: Job> Drop for Worker<J> {
     }
 }
 
-/// A job on its way. Who drops it without waiting leaves its buffers with the queue, to the queue's end.
-pub struct InFlight<J> {
-    shared: Arc<Shared<J>>,
+/// A collective in flight. Dropped without a wait, it leaves its buffers with the queue until the queue ends.
+pub struct InFlight<Q> {
+    shared: Arc<Shared<Q>>,
     number: u64,
     thread: Thread,
 }
 
-impl<J: Job> Pending for InFlight<J> {
+impl<Q: Queued> Pending for InFlight<Q> {
     type Mark = Instant;
 
     fn wait(self) -> Result<Landed<Instant>> {
         self.shared.waiting.fetch_add(1, Ordering::AcqRel);
         self.thread.unpark();
-        let mut state = self.shared.lock();
+        let mut lists = self.shared.lock();
         let (_, landed) = loop {
-            match state.landed.iter().position(|&(number, _)| number == self.number) {
-                Some(at) => break state.landed.swap_remove(at),
-                None => state = self.shared.landed.wait(state).expect("nobody panics with it"),
+            match lists.landed.iter().position(|&(number, _)| number == self.number) {
+                Some(at) => break lists.landed.swap_remove(at),
+                None => lists = self.shared.landed.wait(lists).expect(NOT_POISONED),
             }
         };
         self.shared.waiting.fetch_sub(1, Ordering::AcqRel);

@@ -1,10 +1,10 @@
-//! Memory: on the device the arena and the bins of the gradient norm, on the host one pinned allocation that all transfers go
-//! through.
+//! Memory: on the device the arena and the bins of the gradient norm, on the host one pinned allocation that
+//! all transfers go through.
 //!
-//! All are made before step 0; after [`Transfers::new`] nothing may be allocated, and [`Seal`] holds us to it.
+//! All are made before step 0; after [`Transfers::new`] nothing may be allocated, and [`Seal`] enforces it.
 
+use super::driver::{fault, in_words};
 use super::streams::{Event, Streams};
-use super::{fault, in_words};
 use crate::backend::buffer::{Arena, Space};
 use crate::backend::{Queue, View, ViewMut};
 use crate::error::{Error, Result};
@@ -46,13 +46,13 @@ impl Drop for DeviceMemory {
 /// Allocates `bytes` on the device of the current context.
 ///
 /// # Errors
-/// The device has not got so much.
+/// The device has less memory free.
 pub fn allocate(seal: &Seal, bytes: usize) -> Result<Arc<Arena>> {
     seal.check("device memory", bytes);
     // SAFETY: plain allocation; the owner below frees it.
     let addr = unsafe { driver::malloc_sync(bytes.max(1)) }.map_err(|error| match error.0 {
         sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
-            Error::Comm(format!("the device has not got {bytes} bytes: {}", free()))
+            Error::Comm(format!("{bytes} bytes of device memory are required, {}", free()))
         }
         _ => fault("cuMemAlloc", error),
     })?;
@@ -62,7 +62,7 @@ pub fn allocate(seal: &Seal, bytes: usize) -> Result<Arc<Arena>> {
 /// What is free on the device, in words.
 fn free() -> String {
     match driver::mem_get_info() {
-        Ok((free, total)) => format!("{free} of its {total} are free"),
+        Ok((free, total)) => format!("{free} of {total} are free"),
         Err(error) => in_words(error),
     }
 }
@@ -80,7 +80,7 @@ impl Pinned {
         let base = unsafe { driver::malloc_host(bytes, 0) }
             .map_err(|e| Error::Comm(format!("cuMemHostAlloc of {bytes} bytes failed: {}", in_words(e))))?;
         // Every byte is a byte from here on.
-        // SAFETY: the allocation has so many.
+        // SAFETY: the allocation has `bytes` bytes.
         unsafe { std::ptr::write_bytes(base.cast::<u8>(), 0, bytes) };
         Ok(Pinned { base: base.cast(), bytes })
     }
@@ -215,7 +215,7 @@ impl Transfers {
             driver::memcpy_dtoh_async(staged, inp.addr(), streams.raw(Queue::Compute))
         };
         if let Err(error) = copied {
-            super::fault("cuMemcpyDtoHAsync", error).raise();
+            fault("cuMemcpyDtoHAsync", error).raise();
         }
         PendingSum { place, numel: inp.numel(), there: streams.record(Queue::Compute) }
     }

@@ -1,8 +1,8 @@
 //! A directory that keeps compiled kernels from one run to the next.
 //!
-//! A cache is never in the way: what cannot be read or written is said once, as a warning, and the run compiles. A file is written
-//! under another name and renamed, so nobody sees half of one; it begins with a digest of the rest, so nobody loads a
-//! damaged one.
+//! A cache is never in the way: what cannot be read or written is said once, as a warning, and the run
+//! compiles. A file is written under another name and renamed, so no run sees half of one; it begins with a
+//! digest of the rest, so no run loads a damaged one.
 //!
 //! Must not know: what an image is, CUDA, ranks.
 
@@ -16,7 +16,7 @@ use xxhash_rust::xxh3::xxh3_128;
 /// What a file begins with, before the digest.
 const MAGIC: &[u8; 8] = b"zero3k1\n";
 
-/// Where images are kept, if they are.
+/// Where images are cached, if they are.
 pub struct Cache {
     dir: Option<PathBuf>,
 }
@@ -38,28 +38,28 @@ impl Cache {
         Cache { dir }
     }
 
-    /// What is kept under a name; None where nothing is, or nothing that is whole.
+    /// The image of that name; None where there is none, or a damaged one.
     pub fn read(&self, name: &str) -> Option<Vec<u8>> {
         let path = self.dir.as_ref()?.join(name);
         match std::fs::read(&path) {
             Ok(file) => {
                 let image = unpack(file);
                 if image.is_none() {
-                    log::warn!("{} is not what was written there: it is made anew", path.display());
+                    log::warn!("{} is damaged, the kernels are compiled again", path.display());
                 }
                 image
             }
             Err(error) => {
-                // A directory that is none is what writing will complain of.
+                // Writing reports a path that is not a directory.
                 if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) {
-                    log::warn!("{} cannot be read ({error}): it is made anew", path.display());
+                    log::warn!("{} cannot be read ({error}), the kernels are compiled again", path.display());
                 }
                 None
             }
         }
     }
 
-    /// Keeps an image; false where that cannot be done, or is not wanted.
+    /// Writes an image; false where that fails, or caching is off.
     pub fn write(&self, name: &str, image: &[u8]) -> bool {
         let Some(dir) = &self.dir else { return false };
         let written = std::fs::create_dir_all(dir).and_then(|()| {
@@ -67,12 +67,12 @@ impl Cache {
             let mut file = tempfile::Builder::new().permissions(Permissions::from_mode(0o666)).tempfile_in(dir)?;
             file.write_all(&head(image))?;
             file.write_all(image)?;
-            // Two runs at once write the same bytes: whoever renames last is right, too.
+            // Two runs at once write the same bytes: whichever renames last is right, too.
             file.persist(dir.join(name)).map(|_| ()).map_err(|error| error.error)
         });
         if let Err(error) = &written {
             log::warn!(
-                "compiled kernels cannot be kept in {} ({error}); run.kernel_cache names another",
+                "cannot cache compiled kernels in {} ({error}); set run.kernel_cache to another directory",
                 dir.display()
             );
         }

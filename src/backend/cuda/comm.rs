@@ -1,31 +1,33 @@
-//! [`Comm`] over NCCL: gathers and reductions on a queue and a communicator each, so that neither waits behind the other; MPI
-//! carries control alone.
+//! [`Comm`] over NCCL: gathers and reductions on a queue and a communicator each, so that neither waits
+//! behind the other; MPI carries control alone. Which gradients go where is planned
+//! (`plan/ordered_exchange.rs`).
 //!
 //! Two communicators of one device may run at once only because every rank launches in one order: the plan's.
 
 use super::communicators::Communicators;
+use super::device::CudaDevice;
+use super::driver::fault;
 use super::kernels::Kernel;
 use super::nccl::{Communicator, Registration};
-use super::streams::CheckId;
-use super::{CudaDevice, Event, Mark};
+use super::streams::{CheckId, Event, Mark};
 use crate::backend::buffer::{Arena, Buf, Space};
 use crate::backend::comm::{Comm, CommRecord, Landed, Pending, ReduceScatter};
-use crate::backend::cpu::MpiComm;
 use crate::backend::library::Library;
-use crate::backend::{Device, Queue, View, ViewMut};
+use crate::backend::{Device, Queue, View, ViewMut, mpi};
 use crate::error::Result;
 use crate::params::PerTensor;
+use crate::plan::ordered_exchange::Part;
 use crate::plan::schedule::Bucket;
 use cudarc::driver::result as driver;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A group of ranks, each with a GPU of its own.
+/// A group of ranks, each with its GPU.
 pub struct NcclComm {
     device: Rc<CudaDevice>,
-    control: MpiComm,
-    /// None for one rank: there is nobody to move anything to.
+    control: mpi::Group,
+    /// None for one rank, which moves nothing.
     communicators: Option<Communicators>,
     /// Gradients are exchanged and added in one order.
     deterministic: bool,
@@ -39,8 +41,14 @@ impl NcclComm {
     /// Connects the ranks of `control`, each of which has opened its device. Collective.
     ///
     /// # Errors
-    /// The same on every rank: a rank has not come within `timeout` (they are named), or NCCL fails.
-    pub fn connect(device: Rc<CudaDevice>, control: MpiComm, deterministic: bool, timeout: Duration) -> Result<Self> {
+    /// The same on every rank: a rank has not connected within `timeout` (all such ranks are named), or NCCL
+    /// fails.
+    pub fn connect(
+        device: Rc<CudaDevice>,
+        control: mpi::Group,
+        deterministic: bool,
+        timeout: Duration,
+    ) -> Result<Self> {
         let communicators = match control.size() {
             1 => None,
             _ => Some(Communicators::connect(&device, &control, timeout)?),
@@ -53,11 +61,11 @@ impl NcclComm {
     ///
     /// # Errors
     /// As [`NcclComm::connect`].
-    pub fn group(&self, members: MpiComm) -> Result<Self> {
+    pub fn group(&self, members: mpi::Group) -> Result<Self> {
         Self::connect(Rc::clone(&self.device), members, self.deterministic, self.timeout)
     }
 
-    /// Ends the communicators together with all ranks. What is dropped without it is aborted.
+    /// Ends the communicators together with all ranks. Dropped without this, they are aborted.
     pub fn close(self, timeout: Duration) -> Result<()> {
         self.forget_check();
         let Some(Communicators { gather, reduce }) = &self.communicators else { return Ok(()) };
@@ -71,7 +79,7 @@ impl NcclComm {
         self.check.iter().for_each(|&id| self.device.streams.remove_check(id));
     }
 
-    /// The communicators, where there is anybody to talk to.
+    /// The communicator of gathers, where there are other ranks.
     pub(super) fn gather(&self) -> Option<&Communicator> {
         self.communicators.as_ref().map(|comms| &*comms.gather)
     }
@@ -94,8 +102,8 @@ struct Registered {
     _memory: Arc<Arena>,
 }
 
-// SAFETY: an arena and its handles stay on the thread that opened the device: neither `Buf` nor `Memory` leaves it in this
-// backend, so the last handle is dropped there.
+// SAFETY: an arena and its handles stay on the thread that opened the device: neither `Buf` nor `Memory`
+// leaves it in this backend, so the last handle is dropped there.
 unsafe impl Send for Registered {}
 // SAFETY: as above; nothing of it is read through a shared reference.
 unsafe impl Sync for Registered {}
@@ -128,7 +136,8 @@ impl NcclComm {
     ) -> InFlight {
         self.device.wait(queue, after);
         let started = self.device.mark(queue);
-        // After an error the others may never come, and the device would not come to its end: memory is given back after that.
+        // After an error the other ranks may never call, and the device would not finish: memory is freed
+        // after that.
         let received = calls(&mut landed).inspect_err(|_| self.communicators.iter().for_each(Communicators::abort));
         let finished = self.device.mark(queue);
         let Buffers { inputs, outputs, staging } = landed;
@@ -145,50 +154,40 @@ impl NcclComm {
         let bytes = inp.numel() * inp.dtype().bytes();
         // SAFETY: two buffers of one size that the pending collective owns.
         unsafe { driver::memcpy_dtod_async(out.addr(), inp.addr(), bytes, self.device.streams.raw(queue)) }
-            .map_err(|e| super::fault("cuMemcpyDtoDAsync", e))
+            .map_err(|e| fault("cuMemcpyDtoDAsync", e))
     }
 
-    /// Exchanges the contributions of one bucket and adds them in the order of ranks; returns the bytes received.
+    /// Exchanges the contributions of one bucket and adds them in the order of ranks; returns the bytes
+    /// received.
     fn exchange_and_add(&self, bucket: &Bucket, bufs: &mut Buffers, contributors: usize, first: bool) -> Result<u64> {
-        let (rank, size) = (self.control.rank(), self.control.size());
+        let (rank, size) = (self.rank(), self.size());
+        let exchange = bucket.exchange(rank, size, contributors);
         let Buffers { inputs: full, outputs: slices, staging } = bufs;
         let mut received_bytes = 0;
         if let (Some(comms), Some(staging)) = (&self.communicators, staging.as_mut()) {
-            comms.reduce.group(|group| {
-                for from in (0..contributors).filter(|&r| r != rank) {
-                    let mut offset = staging_index(from, rank) * bucket.numel();
-                    for piece in &bucket.pieces {
-                        let out = staging.view_mut().range(offset..offset + piece.range.len());
-                        offset += piece.range.len();
-                        received_bytes += (out.numel() * out.dtype().bytes()) as u64;
-                        group.receive(out, from)?;
-                    }
+            comms.reduce.group(|calls| {
+                for message in exchange.receives() {
+                    let out = staging.view_mut().range(message.elements);
+                    received_bytes += (out.numel() * out.dtype().bytes()) as u64;
+                    calls.receive(out, message.peer)?;
                 }
-                for to in (0..size).filter(|&r| r != rank && rank < contributors) {
-                    for piece in &bucket.pieces {
-                        let inp = full[piece.param].view();
-                        let slice = to * (inp.numel() / size);
-                        group.send(inp.range(slice + piece.range.start..slice + piece.range.end), to)?;
-                    }
+                for message in exchange.sends() {
+                    calls.send(full[message.param].view().range(message.elements), message.peer)?;
                 }
                 Ok(())
             })?;
         }
-        let mut offset = 0;
-        for piece in &bucket.pieces {
-            let full = full[piece.param].view();
-            let own = rank * (full.numel() / size);
-            let own = full.range(own + piece.range.start..own + piece.range.end);
-            let sum = slices[piece.param].view_mut().range(piece.range.clone());
-            let theirs = staging.as_ref().map(|staging| staging.view().range(offset..staging.numel()));
-            let order = Order { stride: bucket.numel(), contributors, rank, first };
-            self.add_in_order(sum, own, theirs, order);
-            offset += piece.range.len();
+        for Part { param, in_slice, in_full, in_staging, stride } in exchange.parts() {
+            let own = full[param].view().range(in_full);
+            let sum = slices[param].view_mut().range(in_slice);
+            let received = staging.as_ref().map(|staging| staging.view().range(in_staging.start..staging.numel()));
+            self.add_in_order(sum, own, received, Order { stride, contributors, rank, first });
         }
         Ok(received_bytes)
     }
 
-    /// Lets NCCL add the contributions of one bucket, whose pieces are whole slices; returns the bytes received.
+    /// Lets NCCL add the contributions of one bucket, whose pieces are whole slices; returns the bytes
+    /// received.
     fn reduce_scatter_and_add(
         &self,
         bucket: &Bucket,
@@ -196,7 +195,7 @@ impl NcclComm {
         contributors: usize,
         first: bool,
     ) -> Result<u64> {
-        let (rank, size) = (self.control.rank(), self.control.size());
+        let (rank, size) = (self.rank(), self.size());
         let Buffers { inputs: full, outputs: slices, staging } = bufs;
         let comms = self.communicators.as_ref().expect("a lone rank adds its own in order");
         let staging = staging.as_mut().expect("planned where there are others");
@@ -208,12 +207,12 @@ impl NcclComm {
         }
         let mut received_bytes = 0;
         let mut offset = 0;
-        comms.reduce.group(|group| {
+        comms.reduce.group(|calls| {
             for piece in &bucket.pieces {
                 let out = staging.view_mut().range(offset..offset + piece.range.len());
                 offset += piece.range.len();
                 received_bytes += ((size - 1) * out.numel() * out.dtype().bytes()) as u64;
-                group.reduce_scatter(full[piece.param].view(), out)?;
+                calls.reduce_scatter(full[piece.param].view(), out)?;
             }
             Ok(())
         })?;
@@ -229,13 +228,13 @@ impl NcclComm {
     }
 
     /// The left fold of rule 8 on the reduce queue.
-    fn add_in_order(&self, sum: ViewMut<'_>, own: View<'_>, theirs: Option<View<'_>>, order: Order) {
+    fn add_in_order(&self, sum: ViewMut<'_>, own: View<'_>, received: Option<View<'_>>, order: Order) {
         let numel = own.numel();
         self.device
             .launch_on(Queue::Reduce, Kernel::new("ordered_add").of(own.dtype()), self.device.grid_over(numel))
             .write(sum)
             .read(own)
-            .read_or_null(theirs)
+            .read_or_null(received)
             .long(numel as i64)
             .long(order.stride as i64)
             .int(order.contributors as i32)
@@ -245,18 +244,14 @@ impl NcclComm {
     }
 }
 
-/// Whose contributions lie where: rank r's at `own` where `r == rank`, else in the staging at `stride` elements from the next.
+/// Where contributions lie: that of rank r at `own` where `r == rank`, else in the staging, `stride` elements
+/// from the next one.
 struct Order {
     stride: usize,
     contributors: usize,
     rank: usize,
     /// The first contribution is copied.
     first: bool,
-}
-
-/// Position of a contributor's part in the staging buffer: contributors in rank order, this rank left out.
-fn staging_index(contributor: usize, rank: usize) -> usize {
-    contributor - usize::from(contributor > rank)
 }
 
 /// What a collective owns.
@@ -266,18 +261,16 @@ struct Buffers {
     staging: Option<Buf>,
 }
 
+impl AsRef<mpi::Group> for NcclComm {
+    fn as_ref(&self) -> &mpi::Group {
+        &self.control
+    }
+}
+
 impl Comm for NcclComm {
     type Event = Event;
     type Mark = Mark;
     type Pending = InFlight;
-
-    fn rank(&self) -> usize {
-        self.control.rank()
-    }
-
-    fn size(&self) -> usize {
-        self.control.size()
-    }
 
     fn alloc(&self, bytes: usize) -> Result<Arc<Arena>> {
         let memory = self.device.allocate(bytes)?;
@@ -301,10 +294,10 @@ impl Comm for NcclComm {
                 return Ok(0);
             };
             let mut received_bytes = 0;
-            comms.gather.group(|group| {
+            comms.gather.group(|calls| {
                 for (shard, out) in pairs {
                     received_bytes += ((self.size() - 1) * shard.bytes()) as u64;
-                    group.all_gather(shard.view(), out.view_mut())?;
+                    calls.all_gather(shard.view(), out.view_mut())?;
                 }
                 Ok(())
             })?;
@@ -329,29 +322,5 @@ impl Comm for NcclComm {
 
     fn library(&self) -> Option<&dyn Library> {
         Some(self)
-    }
-
-    fn barrier(&self) -> Result<()> {
-        self.control.barrier()
-    }
-
-    fn all_reduce_sum(&self, values: &mut [i64]) -> Result<()> {
-        self.control.all_reduce_sum(values)
-    }
-
-    fn all_gather_f64_into(&self, values: &[f64], all: &mut [f64]) -> Result<()> {
-        self.control.all_gather_f64_into(values, all)
-    }
-
-    fn gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
-        self.control.gather_bytes(bytes)
-    }
-
-    fn all_gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
-        self.control.all_gather_bytes(bytes)
-    }
-
-    fn broadcast_bytes(&self, bytes: &[u8]) -> Result<Vec<u8>> {
-        self.control.broadcast_bytes(bytes)
     }
 }

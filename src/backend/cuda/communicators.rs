@@ -2,11 +2,10 @@
 //!
 //! Must not know: what is gathered and reduced.
 
-use super::CudaDevice;
+use super::device::CudaDevice;
 use super::nccl::{self, Communicator};
 use crate::backend::agree::{all_or_none, decided_by_rank_0};
-use crate::backend::cpu::MpiComm;
-use crate::backend::{Comm, Queue};
+use crate::backend::{Queue, mpi};
 use crate::error::{Error, Result};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -30,12 +29,12 @@ impl Communicators {
     ///
     /// # Errors
     /// As [`super::NcclComm::connect`].
-    pub fn connect(device: &Rc<CudaDevice>, control: &MpiComm, timeout: Duration) -> Result<Self> {
+    pub fn connect(device: &Rc<CudaDevice>, control: &mpi::Group, timeout: Duration) -> Result<Self> {
         let ids = decided_by_rank_0(control, || Ok([nccl::new_id()?.to_vec(), nccl::new_id()?.to_vec()]))?;
         let digests = ids.each_ref().map(|id| xxhash_rust::xxh3::xxh3_64(id));
         log::debug!("NCCL ids of the gather and reduce communicators: {:016x}, {:016x}", digests[0], digests[1]);
         control.barrier()?;
-        // One after the other, agreed upon each time: nobody waits for a rank that has failed before.
+        // One after the other, agreed upon each time: no rank waits for one that has failed before.
         let gather = connect_one(device, control, &ids[0], Queue::Gather, timeout)?;
         let reduce = connect_one(device, control, &ids[1], Queue::Reduce, timeout)?;
         Ok(Communicators { gather, reduce })
@@ -57,17 +56,18 @@ impl Communicators {
     }
 }
 
-/// Connects one of them. NCCL says neither whom it waits for nor that another rank has failed: MPI does, in rounds. Collective.
+/// Connects one of them. NCCL says neither which rank it waits for nor that another one has failed: MPI does,
+/// in rounds. Collective.
 fn connect_one(
     device: &CudaDevice,
-    control: &MpiComm,
+    control: &mpi::Group,
     id: &[u8],
     queue: Queue,
     timeout: Duration,
 ) -> Result<Rc<Communicator>> {
     let started = Instant::now();
     let id = id.try_into().expect("rank 0 sent what NCCL gave it");
-    let comm = Communicator::begin(id, (control.rank(), control.size()), queue, Rc::clone(&device.streams));
+    let comm = Communicator::begin(id, control.rank(), control.size(), queue, Rc::clone(&device.streams));
     let mut length = FIRST_ROUND;
     loop {
         let connected = comm.as_ref().map_err(Error::clone).and_then(|comm| comm.poll_for(length));
@@ -75,7 +75,7 @@ fn connect_one(
         let late = control.roll_call(timeout)?;
         if !late.is_empty() {
             let why = connected.err().map_or(String::new(), |error| format!(" ({error})"));
-            return Err(Error::Comm(format!("{} not come to connect over NCCL{why}", ranks_have(&late))));
+            return Err(Error::Comm(format!("{} not called to connect over NCCL{why}", ranks_have(&late))));
         }
         let round = all_or_none(control, connected.map(|connected| (connected, started.elapsed() > timeout)))?;
         let waiting: Vec<usize> = (0..round.len()).filter(|&rank| !round[rank].0).collect();

@@ -1,11 +1,14 @@
-//! Machine code of the kernels for one architecture: compiled by NVRTC from the embedded sources, or kept by an earlier run.
+//! Machine code of the kernels for one architecture: compiled by NVRTC from the embedded sources, or cached
+//! by an earlier run.
 //!
-//! [Note: one compiler] All kernels are compiled together, whatever a model uses: the image is then the same for every deck, and it
-//! is made once for each architecture of a job. Rank 0 has it from the cache or compiles, and hands it to the others over MPI
-//! (`cli/on_backend.rs`), so no rank waits for a lock or reads what another one is writing.
+//! [Note: one compiler] All kernels are compiled together, whatever a model uses: the image is then the same
+//! for every deck, and it is made once for each architecture of a job. Rank 0 reads it from the cache or
+//! compiles it, and sends it to the others over MPI (`cli/on_backend.rs`), so no rank waits for a lock or
+//! reads what another one is writing.
 
 use super::cache::Cache;
-use super::{fault, kernels, probe};
+use super::driver::fault;
+use super::{kernels, probe};
 use crate::error::{Error, Result};
 use cudarc::driver::{result as driver, sys};
 use cudarc::nvrtc::{result as nvrtc, sys as nvrtc_sys};
@@ -64,8 +67,8 @@ impl Image {
         }
         let image = compile(architecture)?;
         let compiled = took();
-        let kept = if cache.write(&name, &image) { format!(", kept in {cache}") } else { String::new() };
-        log::info!("kernels for {architecture}: compiled in {compiled}{kept}");
+        let cached = if cache.write(&name, &image) { format!(", cached in {cache}") } else { String::new() };
+        log::info!("kernels for {architecture}: compiled in {compiled}{cached}");
         Ok(Image(image))
     }
 

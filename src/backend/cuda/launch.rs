@@ -1,9 +1,11 @@
 //! One kernel launch: its name, its grid, its arguments in order, its queue.
 //!
-//! Values are copied when the kernel is launched; buffers are kept alive and in order by what their owners do anyway:
-//! `Memory` reuses a region only after the event of its last use.
+//! Values are copied when the kernel is launched; buffers are kept alive and in order by what their owners do
+//! anyway: `Memory` reuses a region only after the event of its last use.
 
-use super::CudaDevice;
+use super::device::CudaDevice;
+use super::driver::fault;
+use super::grid::{CHUNK, Grid, THREADS};
 use super::kernels::Kernel;
 use crate::backend::{Queue, View, ViewMut};
 use std::ffi::c_void;
@@ -11,23 +13,8 @@ use std::ffi::c_void;
 /// Most arguments of a kernel.
 const MAX_ARGS: usize = 24;
 
-/// How many threads run a kernel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Grid {
-    /// Blocks, all in x; where there are none there is nothing to do.
-    pub blocks: u32,
-    /// Threads of a block, all in x.
-    pub threads: u32,
-    /// Dynamic shared memory of a block.
-    pub shared_bytes: u32,
-}
-
-impl Grid {
-    /// `blocks` blocks in a row, without dynamic shared memory.
-    pub fn row(blocks: u32, threads: u32) -> Self {
-        Grid { blocks, threads, shared_bytes: 0 }
-    }
-}
+/// Most blocks per multiprocessor; where there is more to do, the threads of a grid loop.
+const BLOCKS_PER_MULTIPROCESSOR: usize = 8;
 
 /// A launch in the making: arguments in the kernel's order, then [`Launch::go`].
 #[must_use = "a kernel runs when `go` is called"]
@@ -42,6 +29,22 @@ pub struct Launch<'a> {
 }
 
 impl CudaDevice {
+    /// As many blocks of [`THREADS`] threads as there is work for, within what the device runs at once.
+    pub(super) fn blocks(&self, wanted: usize) -> Grid {
+        let most = self.props().n_multiprocessors as usize * BLOCKS_PER_MULTIPROCESSOR;
+        Grid::row(wanted.min(most) as u32, THREADS as u32)
+    }
+
+    /// A grid of a thread for each chunk of `n` elements.
+    pub(super) fn grid_over(&self, n: usize) -> Grid {
+        self.blocks(n.div_ceil(CHUNK * THREADS))
+    }
+
+    /// A grid of a thread for each chunk of each of `rows` rows of `c` elements.
+    pub(super) fn blocks_over_rows(&self, rows: usize, c: usize) -> Grid {
+        self.blocks((rows * c.div_ceil(CHUNK)).div_ceil(THREADS))
+    }
+
     /// A launch on the compute queue.
     pub fn launch(&self, kernel: Kernel, grid: Grid) -> Launch<'_> {
         self.launch_on(Queue::Compute, kernel, grid)
@@ -109,9 +112,10 @@ impl Launch<'_> {
         for (pointer, arg) in pointers.iter_mut().zip(&mut self.args) {
             *pointer = std::ptr::from_mut(arg).cast();
         }
-        // SAFETY: the function is of a module that lives as long as the device; each pointer leads to 8 bytes of which the
-        // driver copies as many as the parameter has before it returns; the stream is the device's own. What the kernel does
-        // with its pointers is the contract of the operation that launches it.
+        // SAFETY: the function is of a module that lives as long as the device; each pointer leads to 8 bytes
+        // of which the driver copies as many as the parameter has before it returns; the stream is the
+        // device's own. What the kernel does with its pointers is the contract of the operation that launches
+        // it.
         let launched = unsafe {
             cudarc::driver::result::launch_kernel(
                 function,
@@ -123,7 +127,7 @@ impl Launch<'_> {
             )
         };
         if let Err(error) = launched {
-            super::fault(&format!("launch of {} with {:?}", self.kernel, self.grid), error).raise();
+            fault(&format!("launch of {} with {:?}", self.kernel, self.grid), error).raise();
         }
     }
 }

@@ -1,7 +1,7 @@
 //! [`Library`] over NCCL: on the gather queue, after the kernels before it and before those behind it.
 
-use super::NcclComm;
-use super::nccl::Group;
+use super::comm::NcclComm;
+use super::nccl::GroupCalls;
 use crate::backend::buffer::{View, ViewMut};
 use crate::backend::library::Library;
 use crate::backend::{Comm, Device, Queue};
@@ -22,16 +22,16 @@ impl NcclComm {
         &self,
         out: ViewMut<'_>,
         inp: View<'_>,
-        call: fn(&Group<'_>, View<'_>, ViewMut<'_>) -> Result<()>,
+        call: fn(&GroupCalls<'_>, View<'_>, ViewMut<'_>) -> Result<()>,
     ) -> Result<()> {
         self.blocking(|| match self.gather() {
-            Some(comm) => comm.group(|group| call(group, inp, out)),
+            Some(comm) => comm.group(|calls| call(calls, inp, out)),
             None => self.copy(Queue::Gather, out, inp),
         })
     }
 
     /// A call that takes two ranks.
-    fn between_ranks(&self, call: impl FnOnce(&Group<'_>) -> Result<()>) -> Result<()> {
+    fn between_ranks(&self, call: impl FnOnce(&GroupCalls<'_>) -> Result<()>) -> Result<()> {
         let comm = self.gather().expect("one rank alone has no peer");
         self.blocking(|| comm.group(call))
     }
@@ -39,26 +39,26 @@ impl NcclComm {
 
 impl Library for NcclComm {
     fn all_reduce(&self, out: ViewMut<'_>, inp: View<'_>) -> Result<()> {
-        self.or_copied(out, inp, |group, inp, out| group.all_reduce(inp, out))
+        self.or_copied(out, inp, |calls, inp, out| calls.all_reduce(inp, out))
     }
 
     fn broadcast(&self, buf: ViewMut<'_>, root: usize) -> Result<()> {
-        if self.size() == 1 { Ok(()) } else { self.between_ranks(|group| group.broadcast(buf, root)) }
+        if self.size() == 1 { Ok(()) } else { self.between_ranks(|calls| calls.broadcast(buf, root)) }
     }
 
     fn reduce_scatter(&self, out: ViewMut<'_>, inp: View<'_>) -> Result<()> {
-        self.or_copied(out, inp, |group, inp, out| group.reduce_scatter(inp, out))
+        self.or_copied(out, inp, |calls, inp, out| calls.reduce_scatter(inp, out))
     }
 
     fn send(&self, inp: View<'_>, to: usize) -> Result<()> {
-        self.between_ranks(|group| group.send(inp, to))
+        self.between_ranks(|calls| calls.send(inp, to))
     }
 
     fn receive(&self, out: ViewMut<'_>, from: usize) -> Result<()> {
-        self.between_ranks(|group| group.receive(out, from))
+        self.between_ranks(|calls| calls.receive(out, from))
     }
 
     fn quiet_barrier(&self) -> Result<()> {
-        Comm::barrier(self)
+        self.control().barrier()
     }
 }

@@ -1,12 +1,14 @@
-//! The CUDA backend: kernels compiled for the device at hand, products by cuBLASLt, collectives by NCCL.
+//! The CUDA backend: kernels compiled for the device found at run time, products by cuBLASLt, collectives by
+//! NCCL.
 //!
-//! Nothing of CUDA is linked: the driver and the libraries are loaded when a run asks for this backend (crate `cudarc`), so
-//! one program serves nodes with and without GPUs. `probe.rs` finds out whether all is there and says in one
-//! sentence what is not; after it, a call that fails is a fault of the device or of this program.
+//! Nothing of CUDA is linked: the driver and the libraries are loaded when a run asks for this backend (crate
+//! `cudarc`), so one program serves nodes with and without GPUs. `probe.rs` checks that everything is
+//! installed and says in one sentence what is missing; after it, a call that fails is a fault of the device
+//! or of this program.
 //!
-//! The host runs ahead: it puts a whole step on four streams and waits where it needs the losses and the gradient norm. Order between
-//! streams is by events alone. So a call on this device returns before its work is done, and an error may show later than
-//! its cause.
+//! The host runs ahead: it puts a whole step on four streams and waits where it needs the losses and the
+//! gradient norm. Order between streams is by events alone. So a call on this device returns before its work
+//! is done, and an error may show later than its cause.
 //!
 //! Must not know: what a transformer is, files.
 
@@ -14,330 +16,41 @@ mod arena;
 mod cache;
 mod comm;
 mod communicators;
-mod cublaslt;
+mod device;
+mod driver;
+mod grid;
 mod image;
 pub mod kernels;
 mod launch;
 mod library;
-mod linear;
 mod module;
 mod nccl;
 mod ops;
 pub mod probe;
 mod streams;
 
-pub use arena::PendingSum;
 pub use cache::Cache;
 pub use comm::NcclComm;
+pub use device::{CudaDevice, Props};
 pub use image::{Architecture, Image};
-pub use launch::{Grid, Launch};
-pub use ops::attention::MAX_D_HEAD;
-pub use streams::{Event, Mark};
 
-use crate::backend::buffer::{Arena, Buf};
-use crate::backend::cpu::MpiComm;
-use crate::backend::{Backend, Device, Queue, View, ViewMut};
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::exact_sum::ExactSum;
-use arena::{Seal, Transfers};
-use cublaslt::CublasLt;
-use cudarc::driver::result::DriverError;
-use cudarc::driver::{result as driver, sys};
-use half::bf16;
-use kernels::Kernel;
-use module::Kernels;
-use std::borrow::Cow;
-use std::cell::{Ref, RefCell};
-use std::rc::Rc;
-use std::sync::Arc;
-use std::time::Instant;
-use streams::Streams;
-
-/// Words of the bins of a sum of squares: low and high halves of 256 bins.
-const BIN_WORDS: usize = 512;
-
-/// What kernels are sized by.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Props {
-    /// The device's name.
-    pub name: String,
-    /// What its machine code is for.
-    pub architecture: Architecture,
-    /// Streaming multiprocessors.
-    pub n_multiprocessors: u32,
-    /// Largest dynamic shared memory of a block, for kernels that ask.
-    pub max_shared_bytes: u32,
-    /// Device memory in all.
-    pub memory_bytes: usize,
-    /// Highest clock of the multiprocessors and of the memory, kHz; none where the driver does not say.
-    pub clocks_khz: [Option<i32>; 2],
-    /// Whether memory corrects its errors, likewise.
-    pub has_ecc: Option<bool>,
-    /// Where it is in its node, likewise.
-    pub bus_id: Option<String>,
-}
+use crate::backend::{Backend, mpi};
+use crate::config::BackendKind;
+use crate::error::Result;
 
 /// CUDA kernels, collectives over NCCL.
 pub struct Cuda;
 
 impl Backend for Cuda {
-    const NAME: &'static str = "cuda";
+    const KIND: BackendKind = BackendKind::Cuda;
     type Device = CudaDevice;
     type Comm = NcclComm;
 
-    fn group(comm: &NcclComm, members: MpiComm) -> Result<NcclComm> {
+    fn group(comm: &NcclComm, members: mpi::Group) -> Result<NcclComm> {
         comm.group(members)
     }
-}
 
-/// One GPU, for the thread that opened it.
-pub struct CudaDevice {
-    // Field order is drop order: what lives in the context goes before it.
-    transfers: RefCell<Option<Transfers>>,
-    /// Bins of a sum of squares, (256, 2) u64.
-    bins: RefCell<Buf>,
-    cublaslt: CublasLt,
-    kernels: Kernels,
-    streams: Rc<Streams>,
-    props: Props,
-    seal: Seal,
-    _context: Context,
-}
-
-/// The device's primary context, current on this thread.
-struct Context(sys::CUdevice);
-
-impl Context {
-    fn retain(device: sys::CUdevice) -> Result<Self> {
-        // SAFETY: a device that the driver has named; retained here, released once.
-        unsafe {
-            let raw = driver::primary_ctx::retain(device).map_err(|e| fault("cuDevicePrimaryCtxRetain", e))?;
-            let context = Context(device);
-            driver::ctx::set_current(raw).map_err(|e| fault("cuCtxSetCurrent", e))?;
-            Ok(context)
-        }
+    fn library_versions(has_peers: bool) -> Vec<(&'static str, String)> {
+        probe::versions(has_peers)
     }
-}
-
-impl Drop for Context {
-    fn drop(&mut self) {
-        // SAFETY: retained above. A fault at the end harms nobody.
-        unsafe { driver::primary_ctx::release(self.0) }.ok();
-    }
-}
-
-impl CudaDevice {
-    /// Opens a device and loads the kernels, which `image` has for its architecture; `tf32` lets products of f32 matrices round
-    /// their operands.
-    ///
-    /// # Errors
-    /// There is no such device, it is too small for the kernels, or the driver fails.
-    pub fn open(ordinal: usize, tf32: bool, image: &Image) -> Result<Self> {
-        driver::init().map_err(|e| fault("cuInit", e))?;
-        let device = driver::device::get(ordinal as i32).map_err(|e| fault("cuDeviceGet", e))?;
-        let context = Context::retain(device)?;
-        let props = Props::of(device)?;
-        props.check()?;
-        let kernels = Kernels::load(image)?;
-        let streams = Rc::new(Streams::create()?);
-        let seal = Seal::default();
-        // As a view they are twice as many u32.
-        let bins = Buf::new(&arena::allocate(&seal, BIN_WORDS * 8)?, 0, BIN_WORDS * 2, DType::U32);
-        let (transfers, bins, cublaslt) = (RefCell::default(), RefCell::new(bins), CublasLt::open(tf32)?);
-        let device = CudaDevice { transfers, bins, cublaslt, kernels, streams, props, seal, _context: context };
-        // The clocks are compared for the first time.
-        device.streams.drain(Queue::Compute)?;
-        Ok(device)
-    }
-
-    /// Allocates device memory, before step 0.
-    ///
-    /// # Errors
-    /// The device has not got so much.
-    pub fn allocate(&self, bytes: usize) -> Result<Arc<Arena>> {
-        arena::allocate(&self.seal, bytes)
-    }
-
-    fn transfers(&self) -> Ref<'_, Transfers> {
-        Ref::map(self.transfers.borrow(), |t| t.as_ref().expect("`reserve` comes before the first transfer"))
-    }
-
-    /// What kernels are sized by.
-    pub fn props(&self) -> &Props {
-        &self.props
-    }
-}
-
-impl Props {
-    fn of(device: sys::CUdevice) -> Result<Self> {
-        use sys::CUdevice_attribute as A;
-        // SAFETY: a device that the driver has named.
-        let get = |attribute| unsafe { driver::device::get_attribute(device, attribute) };
-        let if_given = |attribute| get(attribute).ok();
-        let get = |attribute| get(attribute).map_err(|e| fault("cuDeviceGetAttribute", e));
-        let clock = |attribute| if_given(attribute).filter(|&khz| khz > 0);
-        Ok(Props {
-            name: driver::device::get_name(device).map_err(|e| fault("cuDeviceGetName", e))?,
-            architecture: Architecture::of(device)?,
-            n_multiprocessors: get(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32,
-            max_shared_bytes: get(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as u32,
-            // SAFETY: as above.
-            memory_bytes: unsafe { driver::device::total_mem(device) }.map_err(|e| fault("cuDeviceTotalMem", e))?,
-            clocks_khz: [A::CU_DEVICE_ATTRIBUTE_CLOCK_RATE, A::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE].map(clock),
-            has_ecc: if_given(A::CU_DEVICE_ATTRIBUTE_ECC_ENABLED).map(|on| on != 0),
-            bus_id: probe::bus_id(device).ok(),
-        })
-    }
-
-    /// Whether the kernels fit.
-    fn check(&self) -> Result<()> {
-        let needed = ops::attention::shared_bytes_needed();
-        if self.max_shared_bytes >= needed {
-            return Ok(());
-        }
-        Err(Error::Comm(format!(
-            "{} gives a block {} bytes of shared memory, and attention needs {needed}: take another device, or set \
-             run.backend = \"cpu\"",
-            self.name, self.max_shared_bytes
-        )))
-    }
-}
-
-impl Device for CudaDevice {
-    type Event = Event;
-    type Mark = Mark;
-    type Sum = PendingSum;
-
-    fn record(&self, queue: Queue) -> Event {
-        self.streams.record(queue)
-    }
-
-    #[track_caller]
-    fn wait(&self, queue: Queue, event: &Event) {
-        self.streams.wait(queue, event);
-    }
-
-    fn mark(&self, queue: Queue) -> Mark {
-        self.streams.mark(queue)
-    }
-
-    fn when(&self, mark: &Mark) -> Result<Instant> {
-        self.streams.when(mark)
-    }
-
-    fn reserve(&self, n_sums: usize, numel: usize) -> Result<()> {
-        let transfers = Transfers::new(&self.seal, n_sums, numel)?;
-        let before = self.transfers.replace(Some(transfers));
-        assert!(before.is_none(), "memory for transfers is reserved once");
-        Ok(())
-    }
-
-    fn release(&self) {
-        self.transfers.replace(None);
-        self.seal.open();
-    }
-
-    fn reserved_bytes(n_sums: usize, numel: usize) -> u64 {
-        Transfers::pinned_bytes(n_sums, numel) as u64
-    }
-
-    fn free_bytes(&self) -> Option<u64> {
-        driver::mem_get_info().ok().map(|(free, _)| free as u64)
-    }
-
-    fn upload(&self, dst: ViewMut<'_>, src: &[u8]) -> Result<()> {
-        self.transfers().upload(&self.streams, dst, src)
-    }
-
-    fn read<'a>(&self, src: View<'a>) -> Result<Cow<'a, [f32]>> {
-        Ok(Cow::Owned(match src.dtype() {
-            DType::Bf16 => {
-                let mut values = vec![bf16::ZERO; src.numel()];
-                self.transfers().download(&self.streams, bytemuck::cast_slice_mut(&mut values), src)?;
-                values.into_iter().map(f32::from).collect()
-            }
-            DType::F32 => {
-                let mut values = vec![0.0f32; src.numel()];
-                self.transfers().download(&self.streams, bytemuck::cast_slice_mut(&mut values), src)?;
-                values
-            }
-            DType::U32 => panic!("token ids are not numbers"),
-        }))
-    }
-
-    fn start_sum(&self, inp: View<'_>) -> PendingSum {
-        assert_eq!(inp.dtype(), DType::F32, "sums are of f32");
-        self.transfers().start_sum(&self.streams, inp)
-    }
-
-    fn finish_sum(&self, sum: PendingSum) -> Result<f64> {
-        self.transfers().finish_sum(&self.streams, sum)
-    }
-
-    fn sum_of_squares<'a>(&self, inps: impl IntoIterator<Item = View<'a>>) -> Result<ExactSum> {
-        let mut bins = self.bins.borrow_mut();
-        self.fill_bytes(bins.view_mut(), 0);
-        for inp in inps.into_iter().filter(|inp| inp.numel() > 0) {
-            self.launch(Kernel::new("sum_of_squares").of(inp.dtype()), self.grid_over(inp.numel()))
-                .write(bins.view_mut())
-                .read(inp)
-                .long(inp.numel() as i64)
-                .go();
-        }
-        let mut words = [0u64; BIN_WORDS];
-        self.transfers().download(&self.streams, bytemuck::cast_slice_mut(&mut words), bins.view())?;
-        // Nothing is on the device now: the clocks can be compared.
-        self.streams.drain(Queue::Compute)?;
-        let bin = |e: usize| u128::from(words[2 * e]) + (u128::from(words[2 * e + 1]) << 32);
-        Ok(ExactSum::of_bins(&std::array::from_fn(bin)))
-    }
-
-    fn fill_bytes(&self, dst: ViewMut<'_>, byte: u8) {
-        self.fill_bytes_on(Queue::Compute, dst, byte);
-    }
-
-    fn describe(&self) -> String {
-        let Props { name, architecture, n_multiprocessors, memory_bytes, .. } = &self.props;
-        let gigabytes = *memory_bytes as f64 / 1e9;
-        format!("{name} ({architecture}, {n_multiprocessors} multiprocessors, {gigabytes:.1} GB)")
-    }
-
-    fn facts(&self) -> Vec<(&'static str, String)> {
-        let Props { clocks_khz, has_ecc, bus_id, .. } = &self.props;
-        let said = |what: Option<String>| what.unwrap_or("not said by the driver".into());
-        let clock = |khz: Option<i32>| said(khz.map(|khz| format!("{} MHz", khz / 1000)));
-        vec![
-            ("device clock, highest", clock(clocks_khz[0])),
-            ("device memory clock, highest", clock(clocks_khz[1])),
-            ("device memory ECC", said(has_ecc.map(|on| if on { "on" } else { "off" }.into()))),
-            ("device bus id", said(bus_id.clone())),
-        ]
-    }
-}
-
-impl CudaDevice {
-    /// Sets every byte of `dst` on a queue.
-    pub(super) fn fill_bytes_on(&self, queue: Queue, dst: ViewMut<'_>, byte: u8) {
-        let bytes = dst.numel() * dst.dtype().bytes();
-        if bytes == 0 {
-            return;
-        }
-        // SAFETY: the view is of device memory, and so long.
-        let filled = unsafe { driver::memset_d8_async(dst.addr(), byte, bytes, self.streams.raw(queue)) };
-        filled.unwrap_or_else(|error| fault("cuMemsetD8Async", error).raise());
-    }
-}
-
-/// A driver's error with its name, number and text.
-fn in_words(error: DriverError) -> String {
-    let text = |found: std::result::Result<&std::ffi::CStr, DriverError>| {
-        found.map_or(String::new(), |text| text.to_string_lossy().into_owned())
-    };
-    format!("{} ({}): {}", text(error.error_name()), error.0 as u32, text(error.error_string()))
-}
-
-/// A failed call of the driver.
-fn fault(call: &str, error: DriverError) -> Error {
-    Error::Comm(format!("{call} failed: {}", in_words(error)))
 }

@@ -1,8 +1,8 @@
 //! The loaded kernels: from a name to a function that can be launched.
 
+use super::driver::{fault, in_words};
 use super::image::Image;
 use super::kernels::Kernel;
-use super::{fault, in_words};
 use crate::error::Result;
 use cudarc::driver::{result as driver, sys};
 use std::cell::RefCell;
@@ -33,7 +33,8 @@ impl Kernels {
     /// # Errors
     /// The image is for another device.
     pub fn load(image: &Image) -> Result<Self> {
-        // SAFETY: a complete image: the compiler of this rank or of rank 0 has just made it, or its digest is that of one it made.
+        // SAFETY: a complete image: the compiler of this rank or of rank 0 has just made it, or its digest is
+        // that of one it made.
         let module = unsafe { driver::module::load_data(image.bytes().as_ptr().cast()) };
         Ok(Kernels { module: module.map_err(|e| fault("cuModuleLoadData", e))?, functions: RefCell::default() })
     }
@@ -69,7 +70,7 @@ impl Kernels {
 
 impl Drop for Kernels {
     fn drop(&mut self) {
-        // SAFETY: loaded above, unloaded once. A fault at the end harms nobody.
+        // SAFETY: loaded above, unloaded once. An error at the end is of no consequence.
         unsafe { driver::module::unload(self.module) }.ok();
     }
 }

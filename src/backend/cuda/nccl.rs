@@ -1,12 +1,13 @@
 //! One NCCL communicator: made without blocking, polled, aborted where something fails.
 //!
-//! Every call is checked, and its error has the call's name, NCCL's code and NCCL's own words. A communicator is not blocking, so
-//! the end of a group may be said to be in progress: then it is asked until it is done, and a peer that died in between
-//! is an error and not a hang.
+//! Every call is checked, and its error has the call's name, NCCL's code and NCCL's own words. A communicator
+//! is not blocking, so the end of a group may return "in progress": then it is polled until it is done, and a
+//! peer that died in between is an error and not a hang.
 //!
-//! Must not know: what is sent, who decides the order of calls (all ranks make the same ones in the same order).
+//! Must not know: what is sent, what decides the order of calls (all ranks make the same ones in the same
+//! order).
 
-use super::Streams;
+use super::streams::Streams;
 use crate::backend::{Queue, View, ViewMut};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -20,12 +21,14 @@ use std::time::{Duration, Instant};
 /// Bytes of an id, as they travel.
 pub const ID_BYTES: usize = 128;
 
-/// Rest between two questions whether a call is done.
+/// Rest between two polls.
 const REST: Duration = Duration::from_micros(50);
 
-/// What a configuration begins with, so that NCCL knows it for one.
+/// `magic` of `NCCL_CONFIG_INITIALIZER` in nccl.h.
 const CONFIG_MAGIC: u32 = 0xcafe_beef;
-/// Leaves a setting to NCCL.
+/// `NCCL_VERSION(2, 28, 0)`: the nccl.h whose layout `sys::ncclConfig_t` has, whatever library is loaded.
+const CONFIG_VERSION: u32 = 22_800;
+/// `NCCL_CONFIG_UNDEF_INT` of nccl.h: leaves a setting to NCCL.
 const UNDEFINED: i32 = i32::MIN;
 
 /// A communicator on one queue of a device.
@@ -72,16 +75,11 @@ fn datatype(dtype: DType) -> sys::ncclDataType_t {
 
 impl Communicator {
     /// Begins to connect to the other ranks; [`Communicator::poll`] says when that is done.
-    pub fn begin(
-        id: &[u8; ID_BYTES],
-        (rank, size): (usize, usize),
-        queue: Queue,
-        streams: Rc<Streams>,
-    ) -> Result<Self> {
+    pub fn begin(id: &[u8; ID_BYTES], rank: usize, size: usize, queue: Queue, streams: Rc<Streams>) -> Result<Self> {
         let mut config = sys::ncclConfig_t {
             size: size_of::<sys::ncclConfig_t>(),
             magic: CONFIG_MAGIC,
-            version: 22_800, // of the structure, not of the library
+            version: CONFIG_VERSION,
             blocking: 0,
             cgaClusterSize: UNDEFINED,
             minCTAs: UNDEFINED,
@@ -99,7 +97,8 @@ impl Communicator {
         };
         let id = sys::ncclUniqueId { internal: id.map(|byte| byte as std::ffi::c_char) };
         let mut raw = ptr::null_mut();
-        // SAFETY: the configuration outlives the call, which copies it; the device's context is current on this thread.
+        // SAFETY: the configuration outlives the call, which copies it; the device's context is current on
+        // this thread.
         let code = unsafe { sys::ncclCommInitRankConfig(&mut raw, size as i32, id, rank as i32, &mut config) };
         check("ncclCommInitRankConfig", code, raw)?;
         Ok(Communicator { raw, queue, streams, aborted: Cell::new(false) })
@@ -136,7 +135,7 @@ impl Communicator {
         Ok(true)
     }
 
-    /// Ends it on this rank, whatever it is at: its kernels stop, nobody is waited for.
+    /// Ends it on this rank, whatever it does: its kernels stop, no rank is waited for.
     pub fn abort(&self) {
         if !self.aborted.replace(true) {
             // SAFETY: a communicator that lives, and is not used after this.
@@ -166,10 +165,10 @@ impl Communicator {
     }
 
     /// Puts several calls on the queue as one.
-    pub fn group(&self, calls: impl FnOnce(&Group<'_>) -> Result<()>) -> Result<()> {
+    pub fn group(&self, calls: impl FnOnce(&GroupCalls<'_>) -> Result<()>) -> Result<()> {
         // SAFETY: takes nothing; ended below.
         check("ncclGroupStart", unsafe { sys::ncclGroupStart() }, self.raw)?;
-        let called = calls(&Group { comm: self });
+        let called = calls(&GroupCalls { comm: self });
         // SAFETY: started above.
         let ended = check("ncclGroupEnd", unsafe { sys::ncclGroupEnd() }, self.raw);
         called.and(ended)?;
@@ -196,7 +195,8 @@ pub struct Registration {
 impl Drop for Registration {
     fn drop(&mut self) {
         if !self.comm.aborted.get() {
-            // SAFETY: registered with this communicator, which lives. A fault at the end harms nobody.
+            // SAFETY: registered with this communicator, which lives. An error at the end is of no
+            // consequence.
             unsafe { sys::ncclCommDeregister(self.comm.raw, self.handle) };
         }
     }
@@ -204,13 +204,13 @@ impl Drop for Registration {
 
 /// Calls inside a group.
 ///
-/// All of them are asynchronous: views must stay valid and untouched until the communicator's queue has come past the group;
-/// the pending collective owns their buffers until then.
-pub struct Group<'a> {
+/// All of them are asynchronous: views must stay valid and untouched until the communicator's queue has
+/// passed the group; the pending collective owns their buffers until then.
+pub struct GroupCalls<'a> {
     comm: &'a Communicator,
 }
 
-impl Group<'_> {
+impl GroupCalls<'_> {
     fn stream(&self) -> sys::cudaStream_t {
         self.comm.streams.raw(self.comm.queue).cast()
     }

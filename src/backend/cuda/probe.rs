@@ -1,10 +1,10 @@
-//! Whether this process can compute on a GPU: the driver, the libraries, the symbols they have to have, their versions, a
-//! device. What is missing is said in one sentence, with what would mend it.
+//! Whether this process can compute on a GPU: the driver, the libraries, the symbols they have to have, their
+//! versions, a device. What is missing is said in one sentence, with what would mend it.
 //!
-//! A library is first looked for and then asked for each symbol, because crate `cudarc` panics at the first call of what is
-//! not there.
+//! A library is first looked for and then asked for each symbol, because crate `cudarc` panics at the first
+//! call of what is not there.
 
-use super::in_words;
+use super::driver::in_words;
 use cudarc::driver::{result as driver, sys};
 use cudarc::{cublaslt, nccl, nvrtc};
 
@@ -14,7 +14,7 @@ const OLDEST_DRIVER: i32 = 12_080;
 /// Oldest NCCL, as it counts: 2.19 has buffers that are registered by the user.
 const OLDEST_NCCL: i32 = 21_900;
 
-/// Oldest device: bf16 has come with compute capability 8.0.
+/// Oldest device: bf16 came with compute capability 8.0.
 const OLDEST_DEVICE: (i32, i32) = (8, 0);
 
 const DRIVER_SYMBOLS: &[&str] = &[
@@ -126,7 +126,8 @@ macro_rules! library {
             what: $what,
             name: $name,
             remedy: $remedy,
-            // SAFETY: loading runs the library's initialisers; it is a library of the CUDA toolkit, by its name.
+            // SAFETY: loading runs the library's initialisers; it is a library of the CUDA toolkit, by its
+            // name.
             is_present: || unsafe { sys::is_culib_present() },
             lacks: || {
                 // SAFETY: as above; the symbol is looked up and never called as this type.
@@ -153,8 +154,8 @@ impl Library {
     }
 }
 
-/// The devices that this process sees: PCI bus ids in the order of CUDA ordinals; none where the driver shows none.
-/// `collectives` says whether NCCL is needed.
+/// The devices that this process sees: PCI bus ids in the order of CUDA ordinals; none where the driver shows
+/// none. `collectives` says whether NCCL is needed.
 ///
 /// # Errors
 /// In one sentence: what is missing or too old, and what would mend it.
@@ -307,7 +308,8 @@ pub fn versions(collectives: bool) -> Vec<(&'static str, String)> {
 mod tests {
     use super::*;
 
-    /// A function that is called and not asked for would be a panic of crate `cudarc` where a library has not got it.
+    /// A function that is called and not asked for would be a panic of crate `cudarc` where a library has not
+    /// got it.
     #[test]
     fn every_function_of_nccl_that_is_called_is_asked_for() {
         let text = include_str!("nccl.rs");

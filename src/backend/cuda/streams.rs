@@ -1,11 +1,13 @@
 //! The four queues as four streams, and events between them.
 //!
-//! Events are pooled: a step records some hundreds and creates none once the pool is full. A stream that was told to wait
-//! for an event keeps the moment it stood for, so an event may be recorded anew as soon as its last handle is gone.
+//! Events are pooled: a step records some hundreds and creates none once the pool is full. A stream that was
+//! told to wait for an event keeps the moment it stood for, so an event may be recorded again as soon as its
+//! last handle is gone.
 //!
-//! Must not know: kernels, NCCL. Whoever can fail behind a stream's back registers a check, which every wait of the host makes.
+//! Must not know: kernels, NCCL. What can fail without a stream noticing registers a check, which every wait
+//! of the host makes.
 
-use super::fault;
+use super::driver::fault;
 use crate::backend::Queue;
 use crate::error::Result;
 use crate::test_hooks;
@@ -19,9 +21,10 @@ use std::time::{Duration, Instant};
 const EAGER_POLLS: u32 = 10_000;
 /// Rest between two polls after that.
 const REST: Duration = Duration::from_micros(20);
-/// Polls between two checks of what can fail behind a stream's back.
+/// Polls between two runs of the checks.
 const POLLS_PER_CHECK: u32 = 256;
-/// Clocks of host and device drift apart: compared anew after so long, when the device has just been waited for.
+/// Clocks of host and device drift apart: compared again after this time, when the device has just been
+/// waited for.
 const COMPARE_EVERY: Duration = Duration::from_millis(100);
 
 /// The streams of a device.
@@ -36,7 +39,7 @@ pub struct Streams {
     n_checks: Cell<CheckId>,
 }
 
-/// Says what went wrong where a stream cannot know it.
+/// Reports a failure that a stream cannot see.
 type Check = Box<dyn Fn() -> Result<()>>;
 
 /// Names a check; checks are numbered in the order they were added.
@@ -51,7 +54,8 @@ struct Pool {
     free: RefCell<Vec<usize>>,
 }
 
-/// An event of a pool. Handles are counted in the pool: one of its own for each event would be asked of the heap at every step.
+/// An event of a pool. Handles are counted in the pool: an `Rc` for each event would be allocated at every
+/// step.
 struct Pooled {
     at: usize,
     pool: Rc<Pool>,
@@ -83,7 +87,8 @@ impl Drop for Pooled {
 impl Drop for Pool {
     fn drop(&mut self) {
         for (raw, _) in self.events.take() {
-            // SAFETY: created by this pool, whose handles keep it alive. A fault at the end harms nobody.
+            // SAFETY: created by this pool, whose handles keep it alive. An error at the end is of no
+            // consequence.
             unsafe { driver::event::destroy(raw) }.ok();
         }
     }
@@ -127,17 +132,18 @@ pub struct Mark {
     number: u64,
 }
 
-/// Who waits, in a list of waits, where it is no queue.
+/// The host, in a list of waits that otherwise names queues.
 #[derive(Debug)]
 struct Host;
 
 /// What cannot fail but through a device that has died: it ends the job.
 fn expect<T>(call: &str, result: std::result::Result<T, driver::DriverError>) -> T {
-    result.unwrap_or_else(|error| super::fault(call, error).raise())
+    result.unwrap_or_else(|error| fault(call, error).raise())
 }
 
 impl Streams {
-    /// Creates the streams in the current context. Collectives go before kernels where both could run: others wait for them.
+    /// Creates the streams in the current context. Collectives go before kernels where both could run: others
+    /// wait for them.
     pub fn create() -> Result<Self> {
         let (lowest, highest) =
             driver::stream::get_priority_range().map_err(|e| fault("cuCtxGetStreamPriorityRange", e))?;
@@ -161,7 +167,7 @@ impl Streams {
         self.raw[queue as usize]
     }
 
-    /// Lets every wait of the host ask `check`, too.
+    /// Makes every wait of the host run `check`, too.
     pub fn add_check(&self, check: Check) -> CheckId {
         let id = self.n_checks.get();
         self.n_checks.set(id + 1);
@@ -179,8 +185,8 @@ impl Streams {
         Event(self.events.record(self.raw(queue)))
     }
 
-    /// Makes later work on `queue` run after `event`. Tests leave single waits out, by the place of the call: every order between
-    /// streams is made here, one line for each reason.
+    /// Makes later work on `queue` run after `event`. Tests leave single waits out, by the place of the call:
+    /// every order between streams is made here, one line for each reason.
     #[track_caller]
     pub fn wait(&self, queue: Queue, event: &Event) {
         if test_hooks::skips_wait(Location::caller(), queue) {
@@ -203,7 +209,8 @@ impl Streams {
         self.poll(event.0.raw())
     }
 
-    /// Blocks the host until everything on `queue` is done, and compares the clocks while there is nothing to disturb.
+    /// Blocks the host until everything on `queue` is done, and compares the clocks while there is nothing to
+    /// disturb.
     ///
     /// # Errors
     /// As for [`Streams::sync`].
@@ -224,7 +231,7 @@ impl Streams {
         Mark { event: self.marks.record(self.raw(queue)), number }
     }
 
-    /// When the device came to `mark`, on the host's clock; waits for it.
+    /// When the device reached `mark`, on the host's clock; waits for it.
     ///
     /// # Errors
     /// As for [`Streams::sync`].

@@ -5,16 +5,13 @@ mod planned;
 mod ran;
 
 use super::records::Records;
-use crate::backend::Backend;
-use crate::backend::cpu::CpuDevice;
-use crate::backend::cuda::CudaDevice;
 use crate::error::Result;
 use crate::figures::Figure;
 use crate::params::ModelSpec;
 use crate::plan::Plan;
-use crate::train::planning;
+use crate::train::for_kind;
 
-/// The run's plan, made anew: it is a function of deck, ranks and backend.
+/// The run's plan, made again: it is a function of deck, ranks and backend.
 pub struct RunPlan {
     spec: ModelSpec,
     plan: Plan,
@@ -24,12 +21,8 @@ pub struct RunPlan {
 impl RunPlan {
     /// Plans.
     pub fn of(records: &Records) -> Result<Self> {
-        let (deck, n) = (&records.deck, records.world_size);
-        let (model, plan) = match records.backend.as_str() {
-            crate::backend::cuda::Cuda::NAME => planning::of_deck::<CudaDevice>(deck, n)?,
-            _ => planning::of_deck::<CpuDevice>(deck, n)?,
-        };
-        Ok(RunPlan { spec: model.spec, plan, n_micro: deck.train.n_micro() })
+        let (model, plan) = for_kind::plan(records.backend, &records.deck, records.world_size)?;
+        Ok(RunPlan { spec: model.spec, plan, n_micro: records.deck.train.n_micro() })
     }
 }
 

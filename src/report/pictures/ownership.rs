@@ -54,7 +54,7 @@ fn compare(planned: &RunPlan) -> Result<Ownership> {
         let gathers = (0..n_micro_steps).flat_map(|a| &plan.micro_step(a, n_micro_steps).schedule.gathers);
         let foreign = gathers.flat_map(|g| &g.params).filter(|&&p| owner_of_param[p] != rank);
         let broadcast: u64 = foreign.map(|&p| param_bytes * spec.params[p].numel() as u64).sum();
-        let contributions: usize = plan.reductions(*n_micro).map(|k| arriving(plan, rank, k)).sum();
+        let contributions: usize = plan.reductions(*n_micro).map(|k| plan.n_received(rank, k)).sum();
         broadcast + contributions as u64 * plan.knobs.reduce_dtype.bytes() as u64 * owned[rank]
     };
     Ok(Ownership {
@@ -76,11 +76,6 @@ fn compare(planned: &RunPlan) -> Result<Ownership> {
         },
         remark,
     })
-}
-
-/// Contributions that reach an owner in a reduction to which `k` ranks contribute: those of the others.
-fn arriving(plan: &Plan, rank: usize, k: usize) -> usize {
-    if plan.knobs.deterministic { k - usize::from(rank < k) } else { plan.world_size - 1 }
 }
 
 #[cfg(test)]
@@ -113,8 +108,8 @@ mod tests {
             let a = MicroBatches::new(planned.n_micro, n).micro_steps() as u64;
             let reduced: u64 = (0..n)
                 .map(|rank| {
-                    let arrive: usize =
-                        planned.plan.reductions(planned.n_micro).map(|k| arriving(&planned.plan, rank, k)).sum();
+                    let plan = &planned.plan;
+                    let arrive: usize = plan.reductions(planned.n_micro).map(|k| plan.n_received(rank, k)).sum();
                     arrive as u64 * both.wrong.resident_bytes[rank] / 16 * 4
                 })
                 .sum();

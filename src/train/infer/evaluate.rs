@@ -82,7 +82,7 @@ pub fn evaluate<B: Backend>(
         stepper.settle()?;
         own.push(batch.map_or(0.0, |batch| batch.sum));
     }
-    let all = stepper.comm.all_gather_f64(&own)?;
+    let all = stepper.comm.control().all_gather_f64(&own)?;
     let total = order.sum(|rank, a| all[rank * own.len() + a]);
     let n_tokens = space.n_tokens() - 1;
     let n_bytes = tokenizer.map(|tokenizer| bytes_of(space, tokenizer));

@@ -191,7 +191,7 @@ impl RunReport {
         ledger.reset_peaks();
 
         stepper.flight.at(at.step, "log row", None);
-        let all = stepper.comm.all_gather_f64(&own.to_array())?;
+        let all = stepper.comm.control().all_gather_f64(&own.to_array())?;
         let ranks: Vec<RankStep> = all
             .chunks_exact(own.to_array().len())
             .map(|c| RankStep::from_array(c.try_into().expect("one rank's")))

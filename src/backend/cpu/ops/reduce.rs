@@ -1,8 +1,8 @@
 //! Sums over a whole slice. Must not know: views.
 
+use crate::backend::cpu::device::{CpuDevice, install};
 use crate::backend::cpu::element::Element;
 use crate::backend::cpu::simd::convert;
-use crate::backend::cpu::{CpuDevice, install};
 use crate::exact_sum::ExactSum;
 use rayon::prelude::*;
 

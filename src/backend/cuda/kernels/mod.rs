@@ -1,7 +1,7 @@
 //! The kernels as text: CUDA C++ that NVRTC compiles for the device a run finds, unless an earlier run has (`image.rs`).
 //!
-//! `all.cuh` is the program; it includes the other files by name. They include nothing else, because a node has a
-//! driver and NVRTC but no headers of CUDA. A kernel is named by [`Kernel`], which is made for each launch and so owns nothing.
+//! `all.cuh` is the program; it includes the other files by name. They include nothing else, because a node has a driver
+//! and NVRTC but no headers of CUDA. A kernel is named by [`Kernel`], which is made for each launch and so owns nothing.
 
 use crate::dtype::DType;
 use std::fmt;
@@ -37,20 +37,20 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// One that there is once.
+    /// A kernel compiled for one type.
     pub const fn new(name: &'static str) -> Self {
         Kernel { name, types: [None; 2], tile: None }
     }
 
-    /// The one for elements of this type, which is the second one where a first is named already.
+    /// The kernel for elements of this type: of the first operand, or of the second where the first is set.
     pub fn of(mut self, dtype: DType) -> Self {
-        assert!(dtype != DType::U32, "{self} is of numbers");
+        assert!(dtype != DType::U32, "{self} takes f32 or bf16");
         let place = self.types.iter_mut().find(|t| t.is_none());
         *place.expect("kernels have two types at most") = Some(dtype);
         self
     }
 
-    /// The one for tiles of so many channels, by which tiles of so many rows go.
+    /// The kernel for tiles of `channels` channels, which tiles of `rows` rows pass.
     pub fn with_tile(mut self, channels: usize, rows: usize) -> Self {
         self.tile = Some((channels, rows));
         self

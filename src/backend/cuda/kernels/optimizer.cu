@@ -4,7 +4,7 @@
 
 // sum (n) = contributions of ranks 0 .. contributors, added from left to right in f32; the first is copied where `first`,
 // else added to what is there. Rank r's lies at `own` where r = rank, else in `staging`, whose rows of `stride`
-// elements belong to the other ranks in their order. Same fold as backend/cpu/mpi_comm.rs.
+// elements belong to the other ranks in their order. Same fold as backend/cpu/collectives.rs.
 template <class T>
 __device__ void ordered_add(f32* sum, const T* own, const T* staging, i64 n, i64 stride, int contributors, int rank,
                             int first) {

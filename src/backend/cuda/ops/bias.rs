@@ -1,7 +1,7 @@
 //! Sums over the rows of a matrix: gradients of biases, and the second half of those of norms.
 
-use super::{CHUNK, WARP, int};
 use crate::backend::cuda::CudaDevice;
+use crate::backend::cuda::grid::{CHUNK, WARP, int};
 use crate::backend::cuda::kernels::Kernel;
 use crate::backend::{View, ViewMut};
 use crate::dtype::DType;
@@ -52,7 +52,7 @@ pub fn backward(
     fold(device, dbias, work.as_view(), rows, n_out);
 }
 
-/// `out = sum over the chunks of so many rows of partials`, whose rows are `stride` elements apart. Overwrites `out` (C).
+/// `out = sum over the chunks of rows of partials`, whose rows are `stride` elements apart. Overwrites `out` (C).
 pub(super) fn fold(device: &CudaDevice, out: ViewMut<'_>, partials: View<'_>, rows: usize, stride: usize) {
     let c = out.numel();
     device

@@ -1,8 +1,8 @@
 //! The classifier's end: loss and gradient of the logits.
 
-use super::{CHUNK, WARP, int};
+use crate::backend::cuda::CudaDevice;
+use crate::backend::cuda::grid::{CHUNK, Grid, WARP, int};
 use crate::backend::cuda::kernels::Kernel;
-use crate::backend::cuda::{CudaDevice, Grid};
 use crate::backend::{View, ViewMut};
 use crate::dtype::DType;
 

@@ -1,7 +1,7 @@
 //! Kernels without neighbours.
 
-use super::int;
 use crate::backend::cuda::CudaDevice;
+use crate::backend::cuda::grid::int;
 use crate::backend::cuda::kernels::Kernel;
 use crate::backend::{View, ViewMut};
 use crate::dtype::DType;

@@ -1,7 +1,7 @@
 //! Token and position embedding.
 
-use super::{CHUNK, THREADS, WARP, int};
 use crate::backend::cuda::CudaDevice;
+use crate::backend::cuda::grid::{CHUNK, THREADS, WARP, int};
 use crate::backend::cuda::kernels::Kernel;
 use crate::backend::{View, ViewMut};
 use crate::dtype::DType;

@@ -1,56 +1,22 @@
-//! The kernels of the model on the device: each checks types and shapes, decides on a grid and launches.
-//!
-//! What a block does and how many threads share a row follow from the shape alone, so the bits of a result do, too; how many
-//! blocks there are follows from the device, and no kernel's result depends on it. One file for each file of kernels.
+//! The kernels of the model on the device: each checks types and shapes, decides on a grid and launches. One file for
+//! each file of kernels.
 
 mod adamw;
-pub mod attention;
-pub mod bias;
+mod attention;
+mod bias;
 mod cross_entropy;
+pub(super) mod cublaslt;
 mod elementwise;
 mod embedding;
+mod linear;
 mod norm;
 mod rope;
+pub(super) mod tiles;
 
-use super::{CudaDevice, Grid, linear};
+use super::device::CudaDevice;
 use crate::backend::ops::{AdamwStep, AttentionShape, LinearShape, Ops, Rotation};
 use crate::backend::{View, ViewMut};
 use crate::dtype::DType;
-
-/// Elements that a thread moves at a time: `CHUNK` of kernels/common.cuh.
-const CHUNK: usize = 8;
-
-/// Threads of a block where a kernel has no reason for another number: `MAX_THREADS` of kernels/common.cuh.
-const THREADS: usize = 256;
-
-/// Threads of a warp.
-const WARP: usize = 32;
-
-/// Blocks that are put on a multiprocessor at most; a grid goes around where there is more to do.
-const BLOCKS_PER_MULTIPROCESSOR: usize = 8;
-
-/// An `int` of a kernel.
-fn int(x: usize) -> i32 {
-    i32::try_from(x).unwrap_or_else(|_| panic!("{x} is more than a kernel counts to"))
-}
-
-impl CudaDevice {
-    /// As many blocks of [`THREADS`] threads as there is work for, within what the device runs at once.
-    fn blocks(&self, wanted: usize) -> Grid {
-        let most = self.props().n_multiprocessors as usize * BLOCKS_PER_MULTIPROCESSOR;
-        Grid::row(wanted.min(most) as u32, THREADS as u32)
-    }
-
-    /// A grid of a thread for each chunk of `n` elements.
-    pub(super) fn grid_over(&self, n: usize) -> Grid {
-        self.blocks(n.div_ceil(CHUNK * THREADS))
-    }
-
-    /// A grid of a thread for each chunk of each of `rows` rows of `c` elements.
-    fn blocks_over_rows(&self, rows: usize, c: usize) -> Grid {
-        self.blocks((rows * c.div_ceil(CHUNK)).div_ceil(THREADS))
-    }
-}
 
 impl Ops for CudaDevice {
     fn embedding_forward(&self, out: ViewMut<'_>, tokens: View<'_>, wte: View<'_>, wpe: Option<View<'_>>, t: usize) {

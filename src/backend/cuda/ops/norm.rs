@@ -1,8 +1,9 @@
 //! LayerNorm, alone and after an addition, and RMSNorm.
 
-use super::{THREADS, WARP, bias, int};
+use super::bias;
+use crate::backend::cuda::CudaDevice;
+use crate::backend::cuda::grid::{Grid, THREADS, WARP, int};
 use crate::backend::cuda::kernels::Kernel;
-use crate::backend::cuda::{CudaDevice, Grid};
 use crate::backend::{View, ViewMut};
 use crate::dtype::DType;
 

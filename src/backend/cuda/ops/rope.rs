@@ -1,8 +1,8 @@
 //! Rotary position embedding, in place on the query and key heads of each row.
 
-use super::{THREADS, int};
 use crate::backend::ViewMut;
 use crate::backend::cuda::CudaDevice;
+use crate::backend::cuda::grid::{THREADS, int};
 use crate::backend::cuda::kernels::Kernel;
 use crate::backend::ops::{AttentionShape, Rotation};
 

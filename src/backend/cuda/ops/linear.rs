@@ -1,21 +1,23 @@
-//! The linear layer as products of cuBLASLt: bias, GELU and its derivative are computed with the product where the library
-//! does it.
+//! The linear layer as products of cuBLASLt: bias, GELU and its derivative are computed with the product
+//! where the library does it.
 //!
-//! Row-major matrices are the transposes of column-major ones, so operands change places: `out = inp * weight^T` is
-//! computed as `out^T = weight * inp^T`. Both operands of a product have one type: f32 gradients of logits are rounded to bf16
-//! before they meet bf16 weights or activations. Work is `[workspace of the library | rounded operand | f32 result]`.
+//! Row-major matrices are the transposes of column-major ones, so operands change places: `out = inp *
+//! weight^T` is computed as `out^T = weight * inp^T`. Both operands of a product have one type: f32 gradients
+//! of logits are rounded to bf16 before they meet bf16 weights or activations. Work is `[workspace of the
+//! library | rounded operand | f32 result]`.
 
+use super::bias;
 use super::cublaslt::{Epilogue, Operands, Product, WORKSPACE_BYTES};
-use super::{CudaDevice, ops};
+use crate::backend::cuda::CudaDevice;
 use crate::backend::ops::{LinearShape, Ops};
-use crate::backend::{View, ViewMut};
+use crate::backend::{Queue, View, ViewMut};
 use crate::dtype::DType;
 
 /// The library's part of a work buffer, in f32 elements.
 const WORKSPACE_NUMEL: usize = WORKSPACE_BYTES / 4;
 
-/// Elements of a row that epilogues with a second matrix want a multiple of.
-const ASIDE_MULTIPLE: usize = 8;
+/// Rows of the auxiliary matrix of an epilogue must be a multiple of this, in elements.
+const AUX_ALIGN: usize = 8;
 
 /// f32 elements that hold `numel` elements of bf16, on cache lines.
 fn rounded_numel(numel: usize) -> usize {
@@ -24,7 +26,7 @@ fn rounded_numel(numel: usize) -> usize {
 
 /// Of a backward for weights: column sums need scratch, too, before the product.
 fn workspace_numel(shape: LinearShape) -> usize {
-    WORKSPACE_NUMEL.max(ops::bias::work_numel(shape.rows, shape.n_out).next_multiple_of(16))
+    WORKSPACE_NUMEL.max(bias::work_numel(shape.rows, shape.n_out).next_multiple_of(16))
 }
 
 /// Scratch of [`forward`].
@@ -64,7 +66,12 @@ pub fn forward(
 ) {
     let epilogue = if bias.is_some() { Epilogue::Bias } else { Epilogue::None };
     let product = forward_product(shape, epilogue);
-    device.cublaslt.multiply(device, product, Operands { a: weight, b: inp, out, bias, aside: None, workspace });
+    multiply(device, product, Operands { a: weight, b: inp, out, bias, aux: None, workspace });
+}
+
+/// On the compute queue.
+fn multiply(device: &CudaDevice, product: Product, operands: Operands<'_>) {
+    device.cublaslt.multiply(device.streams.raw(Queue::Compute), product, operands);
 }
 
 fn forward_product(shape: LinearShape, epilogue: Epilogue) -> Product {
@@ -74,10 +81,11 @@ fn forward_product(shape: LinearShape, epilogue: Epilogue) -> Product {
 
 /// Whether GELU is computed with the product.
 fn fuses_gelu(n: usize, dtype: DType) -> bool {
-    dtype == DType::Bf16 && n.is_multiple_of(ASIDE_MULTIPLE)
+    dtype == DType::Bf16 && n.is_multiple_of(AUX_ALIGN)
 }
 
-/// `pre = inp * weight^T + bias`, `out = gelu(pre)`. Overwrites both. With the product, GELU sees the sum before it is rounded.
+/// `pre = inp * weight^T + bias`, `out = gelu(pre)`. Overwrites both. With the product, GELU sees the sum
+/// before it is rounded.
 #[allow(clippy::too_many_arguments)]
 pub fn gelu_forward(
     device: &CudaDevice,
@@ -93,9 +101,9 @@ pub fn gelu_forward(
         forward(device, pre.reborrow(), inp, weight, Some(bias), workspace, shape);
         return device.gelu_forward(out, pre.as_view());
     }
-    let aside = Some(pre.addr());
+    let aux = Some(pre.addr());
     let product = forward_product(shape, Epilogue::BiasGelu);
-    device.cublaslt.multiply(device, product, Operands { a: weight, b: inp, out, bias: Some(bias), aside, workspace });
+    multiply(device, product, Operands { a: weight, b: inp, out, bias: Some(bias), aux, workspace });
 }
 
 /// `dinp = dout * weight`. Overwrites `dinp`.
@@ -110,8 +118,8 @@ pub fn backward_input(
     let (workspace, rest) = work.split_at(WORKSPACE_NUMEL);
     let (dout, _) = of_type(device, weight.dtype(), dout, rest);
     let product = backward_product(shape, Epilogue::None);
-    let operands = Operands { a: weight, b: dout, out: dinp, bias: None, aside: None, workspace };
-    device.cublaslt.multiply(device, product, operands);
+    let operands = Operands { a: weight, b: dout, out: dinp, bias: None, aux: None, workspace };
+    multiply(device, product, operands);
 }
 
 fn backward_product(shape: LinearShape, epilogue: Epilogue) -> Product {
@@ -134,9 +142,9 @@ pub fn gelu_backward_input(
         return device.gelu_backward(dinp, pre);
     }
     let product = backward_product(shape, Epilogue::GeluBackward);
-    let aside = Some(pre.addr());
-    let operands = Operands { a: weight, b: dout, out: dinp, bias: None, aside, workspace: work };
-    device.cublaslt.multiply(device, product, operands);
+    let aux = Some(pre.addr());
+    let operands = Operands { a: weight, b: dout, out: dinp, bias: None, aux, workspace: work };
+    multiply(device, product, operands);
 }
 
 /// `dweight (+)= dout^T * inp`, `dbias = column sums of dout`.
@@ -154,22 +162,22 @@ pub fn backward_weight(
     let LinearShape { rows, n_in, n_out } = shape;
     let (mut workspace, rest) = work.split_at(workspace_numel(shape));
     if let Some(dbias) = dbias {
-        ops::bias::backward(device, dbias, dout, workspace.reborrow(), rows, n_out);
+        bias::backward(device, dbias, dout, workspace.reborrow(), rows, n_out);
     }
     let (dout, rest) = of_type(device, inp.dtype(), dout, rest);
     let epilogue = Epilogue::None;
     let product = Product { m: n_in, n: n_out, k: rows, transpose_a: false, transpose_b: true, accumulate, epilogue };
     if has_product(inp.dtype(), dweight.dtype()) {
-        let operands = Operands { a: inp, b: dout, out: dweight, bias: None, aside: None, workspace };
-        return device.cublaslt.multiply(device, product, operands);
+        let operands = Operands { a: inp, b: dout, out: dweight, bias: None, aux: None, workspace };
+        return multiply(device, product, operands);
     }
     // f32 operands, and a gradient that travels in bf16.
     let mut result = rest.range(0..n_out * n_in);
     if accumulate {
         device.cast(result.reborrow(), dweight.as_view());
     }
-    let operands = Operands { a: inp, b: dout, out: result.reborrow(), bias: None, aside: None, workspace };
-    device.cublaslt.multiply(device, product, operands);
+    let operands = Operands { a: inp, b: dout, out: result.reborrow(), bias: None, aux: None, workspace };
+    multiply(device, product, operands);
     device.cast(dweight.reborrow(), result.as_view());
 }
 

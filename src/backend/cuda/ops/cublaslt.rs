@@ -1,12 +1,13 @@
-//! One matrix product through cuBLASLt: descriptors and the algorithm are found once for each shape and kept.
+//! One matrix product through cuBLASLt: descriptors and the algorithm are found once for each shape and
+//! cached.
 //!
 //! Matrices here are column-major, as the library's are. Must not know: what is multiplied.
 
-use super::CudaDevice;
-use crate::backend::{Queue, View, ViewMut};
+use crate::backend::{View, ViewMut};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use cudarc::cublaslt::{result as lt, sys};
+use cudarc::driver::sys::CUstream;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -22,9 +23,9 @@ pub enum Epilogue {
     None,
     /// The bias is added to each column.
     Bias,
-    /// The bias is added, the sum is stored aside, and its GELU is the result.
+    /// The bias is added, the sum is stored in the auxiliary matrix, and its GELU is the result.
     BiasGelu,
-    /// The product is multiplied by GELU' of what was stored aside.
+    /// The product is multiplied by GELU' of the auxiliary matrix.
     GeluBackward,
 }
 
@@ -57,8 +58,9 @@ pub struct Operands<'a> {
     pub out: ViewMut<'a>,
     /// (m), of the type of `out`.
     pub bias: Option<View<'a>>,
-    /// What is stored aside, (m, n) of the type of `out`: its address, since one epilogue writes it and one reads it.
-    pub aside: Option<u64>,
+    /// The auxiliary matrix, (m, n) of the type of `out`: its address, since one epilogue writes it and one
+    /// reads it.
+    pub aux: Option<u64>,
     /// At least [`WORKSPACE_BYTES`].
     pub workspace: ViewMut<'a>,
 }
@@ -69,7 +71,7 @@ struct Key {
     product: Product,
     inp: DType,
     out: DType,
-    /// Of a, b, out, the bias and what is aside, in bytes; 0 where there is none.
+    /// Of a, b, out, the bias and the auxiliary matrix, in bytes; 0 where there is none.
     alignments: [u32; 5],
 }
 
@@ -90,17 +92,18 @@ struct Prepared {
 
 impl Prepared {
     /// Says where the epilogue's vector and matrix lie.
-    fn point(&self, bias: Option<u64>, aside: Option<u64>) -> std::result::Result<(), lt::CublasError> {
+    fn point(&self, bias: Option<u64>, aux: Option<u64>) -> std::result::Result<(), lt::CublasError> {
         use sys::cublasLtMatmulDescAttributes_t as Op;
         let set = |attribute, addr: Option<u64>| addr.map_or(Ok(()), |addr| set(self.operation, attribute, addr));
         set(Op::CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias)?;
-        set(Op::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aside)
+        set(Op::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux)
     }
 }
 
 impl Drop for Prepared {
     fn drop(&mut self) {
-        // SAFETY: created once, used by no call that has not returned. A fault at the end harms nobody.
+        // SAFETY: created once, used by no call that has not returned. An error at the end is of no
+        // consequence.
         unsafe {
             lt::destroy_matmul_desc(self.operation).ok();
             self.layouts.into_iter().for_each(|layout| _ = lt::destroy_matrix_layout(layout));
@@ -110,7 +113,7 @@ impl Drop for Prepared {
 
 impl Drop for CublasLt {
     fn drop(&mut self) {
-        // SAFETY: created once. A fault at the end harms nobody.
+        // SAFETY: created once. An error at the end is of no consequence.
         unsafe { lt::destroy_handle(self.handle) }.ok();
     }
 }
@@ -135,13 +138,13 @@ impl CublasLt {
         Ok(CublasLt { handle, tf32, known: RefCell::default() })
     }
 
-    /// Finds the algorithm of a product, whose epilogue goes through these addresses: the library takes their alignment from the
-    /// addresses themselves, as it has no preference for it.
+    /// Finds the algorithm of a product, whose epilogue uses these addresses: the library takes their
+    /// alignment from the addresses themselves, as it has no preference for it.
     fn prepare(
         &self,
         key: &Key,
         bias: Option<u64>,
-        aside: Option<u64>,
+        aux: Option<u64>,
     ) -> std::result::Result<Prepared, lt::CublasError> {
         use sys::cublasComputeType_t as Compute;
         use sys::cublasLtEpilogue_t as E;
@@ -175,7 +178,7 @@ impl CublasLt {
         if matches!(epilogue, Epilogue::BiasGelu | Epilogue::GeluBackward) {
             set(operation, Op::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, m as i64)?;
         }
-        prepared.point(bias, aside)?;
+        prepared.point(bias, aux)?;
 
         let preference = Preference(lt::create_matmul_pref()?);
         preference.set(Pref::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, WORKSPACE_BYTES as u64)?;
@@ -191,13 +194,13 @@ impl CublasLt {
         Ok(prepared)
     }
 
-    /// Puts a product on the compute queue.
+    /// Puts a product on a stream.
     ///
     /// # Panics
     /// With an error ([`Error::raise`]) where the library has no algorithm for it, or refuses the call.
-    pub fn multiply(&self, device: &CudaDevice, product: Product, operands: Operands<'_>) {
+    pub fn multiply(&self, stream: CUstream, product: Product, operands: Operands<'_>) {
         let Product { m, n, k, accumulate, epilogue, .. } = product;
-        let Operands { a, b, out, bias, aside, workspace } = operands;
+        let Operands { a, b, out, bias, aux, workspace } = operands;
         assert_eq!((a.numel(), b.numel(), out.numel()), (m * k, k * n, m * n), "operands of {product:?}");
         assert_eq!(a.dtype(), b.dtype(), "operands of {product:?} have one type");
         assert!(workspace.numel() * workspace.dtype().bytes() >= WORKSPACE_BYTES, "workspace of {product:?}");
@@ -206,26 +209,24 @@ impl CublasLt {
         }
         assert_eq!(bias.is_some(), matches!(epilogue, Epilogue::Bias | Epilogue::BiasGelu), "bias of {product:?}");
         let bias = bias.map(|bias| bias.addr());
-        let addrs = [Some(a.addr()), Some(b.addr()), Some(out.addr()), bias, aside];
+        let addrs = [Some(a.addr()), Some(b.addr()), Some(out.addr()), bias, aux];
         let alignments = addrs.map(|addr| addr.map_or(0, alignment));
         let key = Key { product, inp: a.dtype(), out: out.dtype(), alignments };
         let known = self.known.borrow().get(&key).cloned();
         let prepared = known.unwrap_or_else(|| {
-            let prepared = Rc::new(self.prepare(&key, bias, aside).unwrap_or_else(|e| {
+            let prepared = Rc::new(self.prepare(&key, bias, aux).unwrap_or_else(|e| {
                 let types = format!("{} to {}", key.inp.name(), key.out.name());
                 refused(format!("has no algorithm for {product:?} of {types}"), e)
             }));
             self.known.borrow_mut().insert(key, Rc::clone(&prepared));
             prepared
         });
-        prepared
-            .point(bias, aside)
-            .unwrap_or_else(|e| refused(format!("does not take the addresses of {product:?}"), e));
+        prepared.point(bias, aux).unwrap_or_else(|e| refused(format!("does not take the addresses of {product:?}"), e));
         let (alpha, beta) = (1.0f32, if accumulate { 1.0f32 } else { 0.0 });
         let [a_layout, b_layout, out_layout] = prepared.layouts;
         let pointer = |addr: u64| addr as usize as *mut c_void;
-        // SAFETY: device memory of the sizes that the layouts say, in order on the compute queue; the factors are read before the
-        // call returns.
+        // SAFETY: device memory of the sizes that the layouts say, in order on the stream; the factors are
+        // read before the call returns.
         let called = unsafe {
             lt::matmul(
                 self.handle,
@@ -243,7 +244,7 @@ impl CublasLt {
                 &prepared.algorithm,
                 pointer(workspace.addr()),
                 WORKSPACE_BYTES,
-                device.streams.raw(Queue::Compute).cast(),
+                stream.cast(),
             )
         };
         called.unwrap_or_else(|e| refused(format!("fails at {product:?}"), e));
@@ -252,7 +253,7 @@ impl CublasLt {
 
 /// Ends the work: operations return nothing.
 fn refused(what: String, error: lt::CublasError) -> ! {
-    Error::Comm(format!("cuBLASLt {what}: {error}; another version of the library may do, or run.backend = \"cpu\""))
+    Error::Comm(format!("cuBLASLt {what}: {error}; try another version of the library, or set run.backend = \"cpu\""))
         .raise()
 }
 
@@ -282,7 +283,7 @@ impl Preference {
 
 impl Drop for Preference {
     fn drop(&mut self) {
-        // SAFETY: created once. A fault at the end harms nobody.
+        // SAFETY: created once. An error at the end is of no consequence.
         unsafe { lt::destroy_matmul_pref(self.0) }.ok();
     }
 }
