@@ -468,7 +468,6 @@ const CIRCLES: &[&[&str]] = &[
     ],
     &["plan/generation.rs", "plan/mod.rs"],
     &["report/pictures/mod.rs", "report/pictures/ownership.rs", "report/pictures/planned.rs", "report/pictures/ran.rs"],
-    &["train/mod.rs", "train/report/banner.rs", "train/report/closing.rs", "train/report/mod.rs"],
 ];
 
 #[test]
