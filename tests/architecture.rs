@@ -454,7 +454,6 @@ const CIRCLES: &[&[&str]] = &[
     ],
     &["cli/args/ckpt.rs", "cli/args/infer.rs", "cli/args/mod.rs", "cli/args/run.rs"],
     &["cli/ckpt.rs", "cli/device.rs", "cli/infer.rs", "cli/mod.rs"],
-    &["config/mod.rs", "config/rules.rs"],
     &[
         "model/gpt2/block.rs",
         "model/gpt2/embedding.rs",

@@ -362,14 +362,6 @@ deck! {
 }
 
 impl Deck {
-    /// Resolves a deck's text; `origin` names it in syntax errors, e.g. `inputs/tiny.toml`.
-    ///
-    /// # Errors
-    /// [`Error::Input`] with line and column when the text is not TOML, [`Error::Deck`] with every fault otherwise.
-    pub fn parse(text: &str, overrides: &[(String, String)], origin: &str) -> Result<Deck> {
-        rules::resolve(text, overrides, origin)
-    }
-
     /// The keys of a section and their values, as overrides that set them.
     pub fn overrides_of(&self, section: &str) -> Vec<(String, String)> {
         let keys = render::section(&TABLE, self, section);
