@@ -4,13 +4,13 @@
 //!
 //! | layer | modules | knows |
 //! | --- | --- | --- |
-//! | L0 | [`error`], [`dtype`], [`params`], [`work`], [`exact_sum`], [`test_hooks`], [`config`] | nothing above; decks |
+//! | L0 | [`error`], [`dtype`], [`params`], [`work`], [`exact_sum`], [`random`], [`test_hooks`], [`config`] | nothing above; decks |
 //! | L1 | [`plan`], [`telemetry`], [`data`], [`text`], [`figures`] | pure plans, counters, token files, text, pictures |
 //! | L2 | [`backend`], [`checkpoint`] | devices and MPI; HDF5 and host slices |
 //! | L3 | [`model`], [`zero`] | transformer math; shards, gathers, reductions (neither knows the other) |
 //! | L4 | [`optim`] | AdamW, clipping, schedule |
 //! | L5 | [`train`] | the step, the loop, restore |
-//! | L6 | [`accept`], [`calibrate`], [`report`], [`watch`], [`hf`], [`device_check`] | the acceptance benchmark; the planner's figures of this machine; what a run's records say, and live; weights of other programs; kernels against their naive siblings |
+//! | L6 | [`harness`], [`accept`], [`calibrate`], [`report`], [`watch`], [`hf`], [`device_check`] | what a measuring job needs; the acceptance benchmark; the planner's figures of this machine; what a run's records say, and live; weights of other programs; kernels against their naive siblings |
 //! | L7 | [`cli`] and `main` | arguments, MPI start, exit code |
 #![warn(missing_docs)]
 
@@ -26,11 +26,13 @@ pub mod dtype;
 pub mod error;
 pub mod exact_sum;
 pub mod figures;
+pub mod harness;
 pub mod hf;
 pub mod model;
 pub mod optim;
 pub mod params;
 pub mod plan;
+pub mod random;
 pub mod report;
 pub mod telemetry;
 pub mod test_hooks;

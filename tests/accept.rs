@@ -344,7 +344,7 @@ fn what_hangs_ends_with_the_section_named_and_what_comes_too_late_does_not_run()
     output
         .expect_text("`storage` is not over after 9 s")
         .expect_text(": rank 1 on ")
-        .expect_text("is at work of its own");
+        .expect_text("is busy with local work");
     // What was found until then is not lost.
     assert_eq!((case.section("inventory").0.as_str(), case.section("storage").0.as_str()), ("completed", "under_way"));
     assert_eq!(case.report()["verdict"]["valid"], false);

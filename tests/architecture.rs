@@ -415,28 +415,6 @@ fn circles(imports: &BTreeMap<String, BTreeSet<String>>) -> BTreeSet<BTreeSet<St
 /// goes.
 const CIRCLES: &[&[&str]] = &[
     &[
-        "accept/baseline.rs",
-        "accept/collectives/bench.rs",
-        "accept/collectives/links.rs",
-        "accept/collectives/mod.rs",
-        "accept/collectives/overlap.rs",
-        "accept/device.rs",
-        "accept/groups.rs",
-        "accept/inventory.rs",
-        "accept/lab.rs",
-        "accept/product.rs",
-        "accept/report/csv.rs",
-        "accept/report/html.rs",
-        "accept/report/junit.rs",
-        "accept/report/mllog.rs",
-        "accept/report/mod.rs",
-        "accept/report/plots.rs",
-        "accept/scaling.rs",
-        "accept/storage.rs",
-        "accept/training.rs",
-    ],
-    &["calibrate/mod.rs", "calibrate/trials.rs"],
-    &[
         "checkpoint/commit.rs",
         "checkpoint/diff.rs",
         "checkpoint/find.rs",

@@ -1,4 +1,5 @@
-//! Lines through measured times: `t = a x + b y + c z` with no coefficient below 0, the squares of relative errors least. Pure.
+//! Lines through measured times: `t = a x + b y + c z` with no coefficient below 0, the squares of relative
+//! errors least. Pure.
 
 /// Coefficients of up to three features and how far off they are.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -1,14 +1,15 @@
-//! Every kernel of the cost model on several shapes, on as many ranks at once as have cores of their own.
+//! Times of every kernel of the cost model on several shapes, on as many ranks at once as have cores to
+//! themselves.
 //!
-//! Must not know: what models are predicted with the result.
+//! Must not know: which models are predicted with the result.
 
 use super::fit::{Fit, fit};
-use crate::accept::lab::buffers;
 use crate::backend::ops::{AdamwStep, AttentionShape, LinearShape, Rotation};
 use crate::backend::{Backend, Buf, Comm, Device, Ops, Queue};
 use crate::config::hardware::Rate;
 use crate::dtype::DType;
 use crate::error::Result;
+use crate::harness::Cluster;
 use crate::telemetry::quantile::median;
 use crate::work::{Attention, Kernel, Product, Work};
 use std::time::{Duration, Instant};
@@ -33,30 +34,30 @@ const ATTENTIONS: [(usize, usize, usize, usize, usize); 6] = [
     (1, 512, 8, 8, 64),
     (2, 384, 4, 2, 96),
 ];
-/// Rows and columns of what passes over memory.
+/// Rows and columns of elementwise kernels and norms.
 const PASSES: [(usize, usize); 5] = [(256, 96), (512, 192), (512, 512), (1024, 768), (1024, 2560)];
 /// Time of each measurement in a round.
 const MEASURE: Duration = Duration::from_millis(10);
 /// Calls of each measurement in a round, at least.
 const MIN_CALLS: usize = 3;
-/// Everything is measured so often, in turn; the quickest round of each counts, since what else runs only adds to it.
+/// Rounds over all kernels; the quickest round of each counts, since other processes only add to a time.
 const ROUNDS: usize = 3;
 
 /// One timed kernel.
 #[derive(Debug, Clone, Copy)]
-struct Sample {
+struct KernelSample {
     work: Work,
     seconds: f64,
 }
 
-/// What was measured of a kernel.
+/// A kernel on elements of one type, as measured.
 #[derive(Debug, Clone, Copy)]
-pub struct Measured {
-    /// Which.
+pub struct MeasuredKernel {
+    /// The kernel.
     pub kernel: Kernel,
-    /// On what.
+    /// Type of its elements.
     pub dtype: DType,
-    /// The fit.
+    /// Fitted times.
     pub rate: Rate,
     /// Largest relative error of a shape.
     pub worst: f64,
@@ -67,10 +68,10 @@ pub struct Measured {
 }
 
 /// Measures all kernels on the ranks of `group` at once. Collective over it; the same result on each.
-pub fn measure<B: Backend>(device: &B::Device, group: &B::Comm) -> Result<Vec<Measured>> {
-    let mut samples: Vec<Sample> = Vec::new();
+pub fn measure<B: Backend>(cluster: &Cluster<'_, B>, group: &B::Comm) -> Result<Vec<MeasuredKernel>> {
+    let mut samples: Vec<KernelSample> = Vec::new();
     for _ in 0..ROUNDS {
-        let mut bench = Bench::<B> { device, group, samples: Vec::new() };
+        let mut bench = KernelBench { cluster, group, samples: Vec::new() };
         bench.all()?;
         let own: Vec<f64> = bench.samples.iter().map(|sample| sample.seconds).collect();
         let all = group.control().all_gather_f64(&own)?;
@@ -78,7 +79,8 @@ pub fn measure<B: Backend>(device: &B::Device, group: &B::Comm) -> Result<Vec<Me
             let of_ranks: Vec<f64> = all.iter().skip(i).step_by(own.len()).copied().collect();
             sample.seconds = median(&of_ranks);
         }
-        let quickest = |(old, new): (&Sample, &Sample)| Sample { seconds: old.seconds.min(new.seconds), ..*new };
+        let quickest =
+            |(old, new): (&KernelSample, &KernelSample)| KernelSample { seconds: old.seconds.min(new.seconds), ..*new };
         samples = match samples.is_empty() {
             true => bench.samples,
             false => samples.iter().zip(&bench.samples).map(quickest).collect(),
@@ -87,28 +89,28 @@ pub fn measure<B: Backend>(device: &B::Device, group: &B::Comm) -> Result<Vec<Me
     Ok(Kernel::ALL.into_iter().flat_map(|kernel| fits(kernel, &samples)).collect())
 }
 
-fn fits(kernel: Kernel, samples: &[Sample]) -> Vec<Measured> {
-    let of = |dtype: DType| -> Option<Measured> {
-        let samples: Vec<&Sample> =
+fn fits(kernel: Kernel, samples: &[KernelSample]) -> Vec<MeasuredKernel> {
+    let of = |dtype: DType| -> Option<MeasuredKernel> {
+        let samples: Vec<&KernelSample> =
             samples.iter().filter(|s| s.work.kernel == kernel && s.work.dtype == dtype).collect();
         let rows: Vec<_> = samples.iter().map(|s| ([1.0, s.work.flops, s.work.bytes], s.seconds)).collect();
         let best = |of: fn(&Work) -> f64| samples.iter().map(|s| of(&s.work) / s.seconds).fold(0.0, f64::max);
         (!rows.is_empty()).then(|| {
             let Fit { coefficients: [launch_s, s_per_flop, s_per_byte], worst } = fit(&rows);
             let rate = Rate { launch_s, s_per_flop, s_per_byte };
-            Measured { kernel, dtype, rate, worst, best_flops: best(|w| w.flops), best_bytes: best(|w| w.bytes) }
+            MeasuredKernel { kernel, dtype, rate, worst, best_flops: best(|w| w.flops), best_bytes: best(|w| w.bytes) }
         })
     };
     [DType::F32, DType::Bf16].into_iter().filter_map(of).collect()
 }
 
-struct Bench<'a, B: Backend> {
-    device: &'a B::Device,
+struct KernelBench<'a, B: Backend> {
+    cluster: &'a Cluster<'a, B>,
     group: &'a B::Comm,
-    samples: Vec<Sample>,
+    samples: Vec<KernelSample>,
 }
 
-impl<B: Backend> Bench<'_, B> {
+impl<B: Backend> KernelBench<'_, B> {
     /// One round.
     fn all(&mut self) -> Result<()> {
         for dtype in [DType::F32, DType::Bf16] {
@@ -121,7 +123,7 @@ impl<B: Backend> Bench<'_, B> {
         self.cross_entropies()
     }
 
-    /// Median time of a call on operands of these sizes; ids are below `n_ids`.
+    /// Adds the median time of `call` on operands of these sizes; u32 operands are ids below `n_ids`.
     fn sample(
         &mut self,
         work: Work,
@@ -129,25 +131,25 @@ impl<B: Backend> Bench<'_, B> {
         n_ids: usize,
         call: impl Fn(&B::Device, &mut [Buf]),
     ) -> Result<()> {
-        let mut bufs = buffers::<B>(self.device, self.group, operands)?;
+        let mut bufs = self.cluster.buffers_of(self.group, operands)?;
         for buf in &mut bufs {
             let bytes: Vec<u8> = match buf.dtype() {
                 DType::U32 => (0..buf.numel()).flat_map(|i| ((i * 31 % n_ids) as u32).to_ne_bytes()).collect(),
                 DType::Bf16 => (0..buf.numel()).flat_map(|i| half::bf16::from_f32(number(i)).to_ne_bytes()).collect(),
                 _ => (0..buf.numel()).flat_map(|i| number(i).to_ne_bytes()).collect(),
             };
-            self.device.upload(buf.view_mut(), &bytes)?;
+            self.cluster.device.upload(buf.view_mut(), &bytes)?;
         }
-        call(self.device, &mut bufs);
+        call(self.cluster.device, &mut bufs);
         self.group.control().barrier()?;
         let (began, mut times) = (Instant::now(), Vec::new());
         while times.len() < MIN_CALLS || began.elapsed() < MEASURE {
             let started = Instant::now();
-            call(self.device, &mut bufs);
-            self.device.when(&self.device.mark(Queue::Compute))?;
+            call(self.cluster.device, &mut bufs);
+            self.cluster.device.when(&self.cluster.device.mark(Queue::Compute))?;
             times.push(started.elapsed().as_secs_f64());
         }
-        self.samples.push(Sample { work, seconds: median(&times) });
+        self.samples.push(KernelSample { work, seconds: median(&times) });
         Ok(())
     }
 
@@ -273,7 +275,7 @@ impl<B: Backend> Bench<'_, B> {
         Ok(())
     }
 
-    /// What the optimizer does with slices of parameters of `a`.
+    /// The optimizer's kernels, on slices of parameters of `a`.
     fn slices(&mut self, a: DType) -> Result<()> {
         for numel in [1 << 8, 1 << 12, 1 << 16, 1 << 19, 1 << 21] {
             let work = Work::pass(Kernel::SumOfSquares, a, numel * a.bytes());
@@ -316,7 +318,7 @@ impl<B: Backend> Bench<'_, B> {
     }
 }
 
-/// Operands are in (0, 1): no kernel meets what is slow to compute with.
+/// An operand in (0, 1): no denormals, infinities or NaN, which are slow on some processors.
 fn number(i: usize) -> f32 {
     ((i * 31 + 17) % 251 + 1) as f32 / 252.0
 }

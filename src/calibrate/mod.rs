@@ -1,175 +1,166 @@
-//! `zero3 plan --calibrate`: the cost model of `plan/forecast/` fitted on this machine, and its error against runs.
+//! `zero3 plan --calibrate`: the cost model of `plan/forecast/` fitted to this machine, and its error against
+//! training runs.
 //!
-//! Reading order: [`run`] here, `kernels.rs` and `links.rs` (what is measured), `fit.rs` (how), `trials.rs` (predicted beside measured).
-//! It stands on the acceptance benchmark's [`Lab`], its groups and its collectives. Must not know: command lines, the backend.
+//! Reading order: [`run`] here, `kernels.rs` and `link_fit.rs` (what is measured), `fit.rs` (least squares),
+//! `trials.rs` (predicted beside measured steps).
+//!
+//! Must not know: command lines, acceptance, the backend.
 
 mod fit;
 mod kernels;
-mod links;
+mod link_fit;
+mod node;
 mod trials;
 
-use crate::accept::collectives::Op;
-use crate::accept::lab::Lab;
-use crate::backend::agree::{all_or_none, decided_by_rank_0};
-use crate::backend::{Backend, Comm, Device};
+pub use node::Node;
+
+use crate::backend::agree::decided_by_rank_0;
+use crate::backend::{Backend, Device};
 use crate::config::GatherRoute;
 use crate::config::hardware::Hardware;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::harness::{Cluster, CollectiveOp};
 use crate::plan::forecast::cost;
 use crate::plan::forecast::traffic::Layout;
 use crate::telemetry::human;
 use crate::work::Kernel;
-use kernels::Measured;
-use links::{Link, fit_link};
+use kernels::MeasuredKernel;
+use link_fit::{CollectiveSample, LinkFit};
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::io::ErrorKind;
 use std::path::Path;
 use trials::Trial;
 
-/// What the launcher knows of a node.
-#[derive(Debug, Clone, Copy)]
-pub struct Machine {
-    /// Ranks that have cores of their own.
-    pub devices: usize,
-    /// Compute threads of a rank.
-    pub threads: usize,
-    /// Ranks of the first node.
-    pub ranks_per_node: usize,
-    /// Memory of a node, where the system says so.
-    pub memory_bytes: Option<u64>,
-}
-
-/// Measures, writes the hardware file to `out`, holds `rounds` of runs against it, and says what it came to. Collective; the text is rank 0's.
+/// Measures, writes the hardware file to `out`, and compares its predictions with `rounds` of training runs.
+/// Returns the results as text, on rank 0. Collective.
 ///
 /// # Errors
-/// Beside `out` there is no room for a directory to train in, or already one of its name; a measurement or a run fails.
-pub fn run<B: Backend>(lab: &Lab<'_, B>, machine: Machine, rounds: usize, out: &Path) -> Result<String> {
+/// The directory to train in, beside `out`, exists or cannot be created; a measurement or a run fails.
+pub fn run<B: Backend>(cluster: &Cluster<'_, B>, node: Node, rounds: usize, out: &Path) -> Result<String> {
     let work = out.with_extension("work");
-    decided_by_rank_0(lab.comm, || std::fs::create_dir(&work).map_err(|e| no_work_dir(&work, &e)))?;
-    let outcome = measured(lab, machine, rounds, out, &work);
-    decided_by_rank_0(lab.comm, || std::fs::remove_dir_all(&work).map_err(|e| Error::io("remove", &work, &e)))?;
+    decided_by_rank_0(cluster.comm, || std::fs::create_dir(&work).map_err(|e| no_work_dir(&work, &e)))?;
+    let outcome = measured(cluster, node, rounds, out, &work);
+    decided_by_rank_0(cluster.comm, || std::fs::remove_dir_all(&work).map_err(|e| Error::io("remove", &work, &e)))?;
     outcome
 }
 
-/// What is in that directory may be somebody's, and will be removed.
+/// Refuses a directory that exists: its files would be removed.
 fn no_work_dir(work: &Path, error: &std::io::Error) -> Error {
     match error.kind() {
         ErrorKind::AlreadyExists => Error::Input(format!(
-            "{}: is there already, and --calibrate would train in it and remove it; remove it, or write to another --out",
+            "{}: exists, and --calibrate would train in it and remove it; remove it, or write to another --out",
             work.display()
         )),
         _ => Error::io("mkdir", work, error),
     }
 }
 
-fn measured<B: Backend>(lab: &Lab<'_, B>, machine: Machine, rounds: usize, out: &Path, work: &Path) -> Result<String> {
+fn measured<B: Backend>(
+    cluster: &Cluster<'_, B>,
+    node: Node,
+    rounds: usize,
+    out: &Path,
+    work: &Path,
+) -> Result<String> {
     let load_before = load();
-    let n_at_once = lab.n().min(machine.devices).max(1);
-    let group = (lab.split)(usize::from(lab.rank() >= n_at_once), lab.rank())?;
-    let own = if lab.rank() < n_at_once { kernels::measure::<B>(lab.device, &group)? } else { Vec::new() };
-    wait_quietly(lab)?;
+    let n_at_once = cluster.n().min(node.devices).max(1);
+    let group = (cluster.split)(usize::from(cluster.rank() >= n_at_once), cluster.rank())?;
+    let own = if cluster.rank() < n_at_once { kernels::measure(cluster, &group)? } else { Vec::new() };
+    cluster.quiet_barrier()?;
     let (mut gathers, mut reductions) = (Vec::new(), Vec::new());
-    for n in 2..=n_at_once.max(lab.n().min(2)) {
-        let group = (lab.split)(usize::from(lab.rank() >= n), lab.rank())?;
-        if lab.rank() < n {
-            gathers.extend(links::measure(lab, &group, Op::AllGather)?);
-            reductions.extend(links::measure(lab, &group, Op::ReduceScatter)?);
+    for n in 2..=n_at_once.max(cluster.n().min(2)) {
+        let group = (cluster.split)(usize::from(cluster.rank() >= n), cluster.rank())?;
+        if cluster.rank() < n {
+            gathers.extend(link_fit::measure(cluster, &group, CollectiveOp::AllGather)?);
+            reductions.extend(link_fit::measure(cluster, &group, CollectiveOp::ReduceScatter)?);
         }
-        wait_quietly(lab)?;
+        cluster.quiet_barrier()?;
     }
-    // Rank 0 is in every group and knows all.
-    let (file, fits) = decided_by_rank_0(lab.comm, || {
-        let (hardware, fits) = fitted(lab, machine, &own, &gathers, &reductions);
+    // Rank 0 is in every group, and so has all samples.
+    let (file, fits) = decided_by_rank_0(cluster.comm, || {
+        let (hardware, fits) = fitted(cluster, node, &own, &gathers, &reductions);
         let file = hardware.to_commented_toml();
         std::fs::write(out, &file).map_err(|e| Error::io("write", out, &e))?;
         Ok((file, fits))
     })?;
     let hardware = Hardware::parse(&file, &[], "the file that was written")?;
-    let tried = trials::run(lab, &hardware, machine, rounds, work)?;
+    let tried = trials::run(cluster, &hardware, node, rounds, work)?;
     let mut text = format!(
-        "calibrated on {} of {} each, {n_at_once} of them with cores of their own; load {load_before} before, {} after\n\n{fits}",
-        human::counted(lab.n(), "rank"),
-        human::counted(machine.threads, "thread"),
+        "calibrated on {} of {} each, {n_at_once} of them with cores to themselves; load {load_before} before, {} after\n\n{fits}",
+        human::counted(cluster.n(), "rank"),
+        human::counted(node.threads, "thread"),
         load()
     );
-    report(&mut text, &tried);
+    write_trials(&mut text, &tried);
     write!(
         text,
         "\nwritten: {}; `zero3 plan DECK --ranks N --hardware {}` predicts with it",
         out.display(),
         out.display()
     )
-    .expect("a string takes all");
+    .expect("a String does not fail");
     Ok(text)
 }
 
-/// Ranks that are not measured leave their cores to those that are.
-fn wait_quietly<B: Backend>(lab: &Lab<'_, B>) -> Result<()> {
-    match lab.comm.library() {
-        Some(library) => library.quiet_barrier(),
-        None => all_or_none(lab.comm, Ok(())).map(|_| ()),
-    }
-}
-
-/// The load average of the last minute, where the system says so.
+/// The load average of the last minute, or `unknown`.
 fn load() -> String {
     let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     text.split(' ').next().filter(|t| !t.is_empty()).unwrap_or("unknown").into()
 }
 
-/// The file of what was measured, and the fits in words.
+/// The hardware file of what was measured, and a table of the fits.
 fn fitted<B: Backend>(
-    lab: &Lab<'_, B>,
-    machine: Machine,
-    kernels: &[Measured],
-    gathers: &[links::Sample],
-    reductions: &[links::Sample],
+    cluster: &Cluster<'_, B>,
+    node: Node,
+    kernels: &[MeasuredKernel],
+    gathers: &[CollectiveSample],
+    reductions: &[CollectiveSample],
 ) -> (Hardware, String) {
     let of = |kernel: Kernel, dtype: DType| kernels.iter().find(|m| m.kernel == kernel && m.dtype == dtype);
     let best = |dtype: DType| {
         let linear = [Kernel::LinearForward, Kernel::LinearBackwardInput, Kernel::LinearBackwardWeight];
         linear.into_iter().filter_map(|k| of(k, dtype)).map(|m| m.best_flops).fold(0.0, f64::max) / 1e12
     };
-    let stream = of(Kernel::Stream, DType::F32).expect("it is measured");
+    let stream = of(Kernel::Stream, DType::F32).expect("it is among the measured kernels");
     let mut hardware = Hardware::default();
     let h = &mut hardware.hardware;
-    h.name = lab.device.describe();
+    h.name = cluster.device.describe();
     h.kind = B::KIND.device_kind();
     h.measured = true;
     h.source = format!(
         "zero3 plan --calibrate: {} ranks of {} threads; peaks are the best product measured{}",
-        lab.n(),
-        machine.threads,
+        cluster.n(),
+        node.threads,
         match gathers.is_empty() {
             true => "; one rank has no peers: links are assumed as fast as memory",
-            false => "; the network between nodes was not measured, and is assumed as fast as the links within",
+            false => "; the network between nodes was not measured: it is assumed as fast as the links within",
         }
     );
     let device = &mut hardware.device;
     (device.f32_tflops, device.bf16_tflops) = (best(DType::F32), best(DType::Bf16));
-    device.memory_gb = machine.memory_bytes.map_or(1.0, |bytes| bytes as f64 / machine.devices as f64 / 1e9);
+    device.memory_gb = node.memory_bytes.map_or(1.0, |bytes| bytes as f64 / node.devices as f64 / 1e9);
     device.memory_gb_per_s = stream.best_bytes / 1e9;
-    hardware.node.devices = machine.devices;
+    hardware.node.devices = node.devices;
     hardware.assumed.links = 1.0;
     hardware.assumed.launch_us = 0.0;
-    // A collective is a thread of its own on the rank's cores.
-    hardware.assumed.contention = 1.0 / machine.threads as f64;
+    // A collective runs on a thread of the rank's cores.
+    hardware.assumed.contention = 1.0 / node.threads as f64;
     for measured in kernels {
         hardware.set_measured(measured.kernel, measured.dtype, measured.rate);
     }
     hardware.network.gather = GatherRoute::Direct;
     let memory = hardware.device.memory_gb_per_s;
     (hardware.node.gb_per_s, hardware.network.gb_per_s) = (memory, memory);
-    // What a collective costs without links: the work on the own slice.
+    // The time of a collective without its links: the work on the rank's slice.
     let local = hardware.clone();
     let alone = cost::Machine::new(&local, Layout::new(1, 1), false).expect("a node has a rank");
-    let gather = (!gathers.is_empty()).then(|| fit_link(gathers, |slice| alone.all_gather_s(slice)));
+    let gather = (!gathers.is_empty()).then(|| LinkFit::of(gathers, |slice| alone.all_gather_s(slice)));
     let reduce = (!reductions.is_empty())
-        .then(|| fit_link(reductions, |slice| alone.reduce_s(slice / 4, DType::F32, 1, true, 1)));
+        .then(|| LinkFit::of(reductions, |slice| alone.reduce_s(slice / 4, DType::F32, 1, true, 1)));
     if let (Some(gather), Some(reduce)) = (gather, reduce) {
-        let us = |of: fn(&Link) -> f64| (of(&gather) + of(&reduce)) / 2.0 * 1e6;
+        let us = |of: fn(&LinkFit) -> f64| (of(&gather) + of(&reduce)) / 2.0 * 1e6;
         hardware.node.latency_us = us(|link| link.latency_s);
         hardware.node.message_us = us(|link| link.peer_s);
         hardware.node.gb_per_s = gather.bytes_per_s / 1e9;
@@ -179,11 +170,11 @@ fn fitted<B: Backend>(
         hardware.network.message_us = hardware.node.message_us;
     }
     let mut words =
-        String::from("fits: time of a call that does nothing, FLOPs and bytes; worst error of a measured shape\n");
+        String::from("fits: time of an empty call, of FLOPs and of bytes; worst error of a measured shape\n");
     for m in kernels {
         let name = format!("{} {}", m.kernel.name(), m.dtype.name());
         writeln!(words, "  {name:<28} {:<44} {:>5.0} %", m.rate.to_string(), 100.0 * m.worst)
-            .expect("a string takes all");
+            .expect("a String does not fail");
     }
     for (name, link) in [("all-gather", gather), ("reduce-scatter", reduce)] {
         if let Some(link) = link {
@@ -193,19 +184,25 @@ fn fitted<B: Backend>(
                 link.peer_s * 1e6,
                 link.bytes_per_s / 1e9
             );
-            writeln!(words, "  {name:<28} {rate:<44} {:>5.0} %", 100.0 * link.worst).expect("as above");
+            writeln!(words, "  {name:<28} {rate:<44} {:>5.0} %", 100.0 * link.worst).expect("a String does not fail");
         }
     }
     (hardware, words)
 }
 
-fn report(text: &mut String, trials: &[Trial]) {
+fn write_trials(text: &mut String, trials: &[Trial]) {
     let mut line = |line: String| {
         text.push_str(&line);
         text.push('\n');
     };
-    line("\npredicted beside measured; none of these models was fitted to. Predictions are for a machine with nothing else".into());
-    line("on it: the quickest round's median step is compared, and the slowest round's stands beside it".into());
+    line(
+        "\npredicted beside measured, for models that the fits have not seen. A prediction is for a machine that runs"
+            .into(),
+    );
+    line(
+        "nothing else: it is compared with the median step of the quickest round; the slowest round is beside it"
+            .into(),
+    );
     line(format!(
         "  {:<16} {:>5} {:>11} {:>10} {:>12} {:>8} {:>18}",
         "model", "ranks", "measured ms", "slowest", "predicted ms", "error", "exposed meas/pred"
@@ -245,7 +242,7 @@ mod tests {
     use crate::work::Work;
 
     #[test]
-    fn a_kernel_is_measured_or_none_of_the_file() {
+    fn a_measured_kernel_reads_back_and_another_is_absent() {
         let mut hardware = Hardware::default();
         assert_eq!(hardware.measured(Kernel::Adamw, DType::F32), None);
         let rate = Rate { launch_s: 1e-6, s_per_flop: 0.0, s_per_byte: 1e-10 };

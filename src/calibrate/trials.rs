@@ -1,13 +1,13 @@
-//! Predictions beside runs: models that nothing was fitted to, trained for a few steps on 1 to N ranks of the job.
+//! Predictions beside runs: models that the fits have not seen, trained for a few steps on 1 to N ranks of
+//! the job.
 
-use super::Machine;
-use crate::accept::groups::{train_on, write_tokens};
-use crate::accept::lab::Lab;
+use super::node::Node;
 use crate::backend::Backend;
 use crate::backend::agree::all_or_none;
 use crate::config::Deck;
 use crate::config::hardware::Hardware;
 use crate::error::Result;
+use crate::harness::{Cluster, agreed_failure, train_on, write_tokens};
 use crate::model::{precision, work};
 use crate::plan::forecast::{Forecast, Subject};
 use crate::telemetry::quantile::median;
@@ -16,8 +16,8 @@ use crate::train::state::Start;
 use serde::Serialize;
 use std::path::Path;
 
-/// A model that is tried.
-struct Tried {
+/// A model to train and predict.
+struct TrialModel {
     name: &'static str,
     /// Keys of `[model]`.
     sizes: &'static str,
@@ -31,49 +31,52 @@ const GPT2_4X128: &str = "n_layer = 4\nn_head = 4\nd_model = 128\nseq_len = 128\
 const GPT2_4X256: &str = "n_layer = 4\nn_head = 8\nd_model = 256\nseq_len = 128\nvocab_size = 512";
 const LLAMA_3X384: &str = "family = \"llama\"\nn_layer = 3\nn_head = 6\nn_kv_head = 2\nd_model = 384\nd_ff = 1024\nseq_len = 192\nvocab_size = 3000";
 
-/// Other widths, depths, families and types than the fitted shapes.
-const MODELS: [Tried; 4] = [
-    Tried { name: "gpt2 4x128", sizes: GPT2_4X128, dtypes: F32 },
-    Tried { name: "gpt2 4x256", sizes: GPT2_4X256, dtypes: F32 },
-    Tried { name: "llama 3x384", sizes: LLAMA_3X384, dtypes: F32 },
-    Tried { name: "gpt2 4x256 bf16", sizes: GPT2_4X256, dtypes: BF16 },
+/// Widths, depths, families and types other than those of the fitted shapes.
+const MODELS: [TrialModel; 4] = [
+    TrialModel { name: "gpt2 4x128", sizes: GPT2_4X128, dtypes: F32 },
+    TrialModel { name: "gpt2 4x256", sizes: GPT2_4X256, dtypes: F32 },
+    TrialModel { name: "llama 3x384", sizes: LLAMA_3X384, dtypes: F32 },
+    TrialModel { name: "gpt2 4x256 bf16", sizes: GPT2_4X256, dtypes: BF16 },
 ];
 /// Micro-batches of each rank in a step.
 const MICRO_BATCHES: usize = 2;
 /// Sequences of a micro-batch.
 const MICRO_BATCH_SIZE: usize = 4;
-/// Steps of a run; the first two are not counted.
+/// Seed of the synthetic tokens.
+const TOKEN_SEED: u64 = 1;
+/// Steps of a run; the first two do not count.
 const STEPS: u64 = 10;
 
-/// One model on one number of ranks.
+/// Measured and predicted step of one model on one number of ranks.
 #[derive(Debug, Clone, Serialize)]
 pub struct Trial {
     /// Name.
     pub model: &'static str,
     /// Ranks.
     pub n_ranks: usize,
-    /// Ranks shared cores.
+    /// Whether ranks shared cores.
     pub shared_cores: bool,
-    /// Median step of the quickest round: what else runs on the machine only adds to it, and nothing of that is predicted.
+    /// Median step of the quickest round, since other processes only add to a time and are not predicted;
+    /// seconds.
     pub measured_s: f64,
-    /// Median step of the slowest round.
+    /// Median step of the slowest round, seconds.
     pub slowest_s: f64,
-    /// Predicted step.
+    /// Predicted step, seconds.
     pub predicted_s: f64,
-    /// Share of the step that compute waited for collectives: measured, the mean rank.
+    /// Measured share of the step that the mean rank waits for collectives.
     pub measured_exposed: f64,
-    /// The same, predicted.
+    /// Predicted share.
     pub predicted_exposed: f64,
 }
 
 impl Trial {
-    /// Predicted over measured, less 1.
+    /// Predicted over measured step, minus 1.
     pub fn error(&self) -> f64 {
         self.predicted_s / self.measured_s - 1.0
     }
 }
 
-fn deck(Tried { sizes, dtypes, .. }: &Tried, tokens: &str, dir: &Path, n_ranks: usize) -> Result<Deck> {
+fn deck(TrialModel { sizes, dtypes, .. }: &TrialModel, tokens: &str, dir: &Path, n_ranks: usize) -> Result<Deck> {
     let text = format!(
         "[run]\ndir = {:?}\nlocking = \"off\"\n[model]\n{sizes}\n[data]\ntrain = [{tokens:?}]\n[train]\nsteps = {STEPS}\n\
          micro_batch_size = {MICRO_BATCH_SIZE}\nglobal_batch_size = {}\n[optim]\nwarmup_steps = 2\n[zero]\n{dtypes}[checkpoint]\nevery = 0\n\
@@ -84,42 +87,42 @@ fn deck(Tried { sizes, dtypes, .. }: &Tried, tokens: &str, dir: &Path, n_ranks: 
     Deck::parse(&text, &[], "a trial")
 }
 
-/// Trains and predicts each model on 1, 2 ... N ranks, `rounds` times, all of them in turn. Collective; the same on every rank.
+/// Trains each model on 1, 2 ... N ranks in each of `rounds` rounds, and predicts it. Collective; the same on
+/// every rank.
 pub fn run<B: Backend>(
-    lab: &Lab<'_, B>,
+    cluster: &Cluster<'_, B>,
     hardware: &Hardware,
-    machine: Machine,
+    node: Node,
     rounds: usize,
     work: &Path,
 ) -> Result<Vec<Trial>> {
-    let tokens = write_tokens(lab, work)?;
+    let tokens = write_tokens(cluster, &deck(&MODELS[0], "tokens.u16", work, 1)?, TOKEN_SEED, work)?;
     let mut trials = Vec::new();
     let mut measured: Vec<Vec<(f64, f64)>> = Vec::new();
     for round in 0..rounds {
         let mut at = 0;
-        for n_ranks in 1..=lab.n() {
-            let comm = (lab.split)(usize::from(lab.rank() >= n_ranks), lab.rank())?;
+        for n_ranks in 1..=cluster.n() {
+            let comm = (cluster.split)(usize::from(cluster.rank() >= n_ranks), cluster.rank())?;
             for model in &MODELS {
                 let dir = work.join(format!("{round}_{at}"));
                 let deck = deck(model, &tokens, &dir, n_ranks)?;
-                let own = if lab.rank() < n_ranks {
-                    Some(train_on(lab, &comm, deck.clone(), Start::Scratch, None)?)
+                let own = if cluster.rank() < n_ranks {
+                    Some(train_on(cluster, &comm, deck.clone(), Start::Scratch, None)?)
                 } else {
                     None
                 };
-                // Ranks of no group leave their cores to those that train.
-                super::wait_quietly(lab)?;
-                let said = all_or_none(lab.comm, Ok(own.filter(|_| lab.rank() == 0)))?;
-                let trained =
-                    said[0].clone().expect("rank 0 is in every group").map_err(crate::accept::groups::all_know)?;
+                // Ranks that do not train leave their cores to those that do.
+                cluster.quiet_barrier()?;
+                let reported = all_or_none(cluster.comm, Ok(own.filter(|_| cluster.rank() == 0)))?;
+                let trained = reported[0].clone().expect("rank 0 is in every group").map_err(agreed_failure)?;
                 let exposed = trained.exposed.iter().sum::<f64>() / trained.exposed.len() as f64;
                 let outcome = (median(trained.settled_ms()) / 1e3, exposed);
                 if round == 0 {
-                    let forecast = predict::<B>(&deck, n_ranks, hardware, machine)?;
+                    let forecast = predict::<B>(&deck, n_ranks, hardware, node)?;
                     trials.push(Trial {
                         model: model.name,
                         n_ranks,
-                        shared_cores: n_ranks > machine.devices,
+                        shared_cores: n_ranks > node.devices,
                         measured_s: 0.0,
                         slowest_s: 0.0,
                         predicted_s: forecast.step_s,
@@ -134,14 +137,14 @@ pub fn run<B: Backend>(
         }
     }
     for (trial, outcomes) in trials.iter_mut().zip(&measured) {
-        let quickest = outcomes.iter().min_by(|a, b| a.0.total_cmp(&b.0)).expect("a round at least");
+        let quickest = outcomes.iter().min_by(|a, b| a.0.total_cmp(&b.0)).expect("at least one round");
         (trial.measured_s, trial.measured_exposed) = *quickest;
         trial.slowest_s = outcomes.iter().map(|o| o.0).fold(0.0, f64::max);
     }
     Ok(trials)
 }
 
-fn predict<B: Backend>(deck: &Deck, n_ranks: usize, hardware: &Hardware, machine: Machine) -> Result<Forecast> {
+fn predict<B: Backend>(deck: &Deck, n_ranks: usize, hardware: &Hardware, node: Node) -> Result<Forecast> {
     let (model, plan) = planning::of_deck::<B::Device>(deck, n_ranks)?;
     let works = work::of_model(&model, precision(deck));
     let subject = Subject {
@@ -149,7 +152,7 @@ fn predict<B: Backend>(deck: &Deck, n_ranks: usize, hardware: &Hardware, machine
         works: &works,
         plan: &plan,
         n_micro: MICRO_BATCHES * n_ranks,
-        per_node: machine.ranks_per_node,
+        per_node: node.ranks_per_node,
         tf32: false,
     };
     Forecast::new(&subject, hardware)

@@ -1,14 +1,79 @@
-//! The deck of `zero3 accept`: what is measured, for how long, and what each figure is held against.
+//! The deck of `zero3 accept`: what is measured, for how long, and the limits of each metric.
 //!
-//! The table is made by the same macro as the training deck's, so the two read, check and print alike. Must not know: how
-//! anything is measured.
+//! The table is made by the same macro as the training deck's, so the two read, check and print alike. Must
+//! not know: how anything is measured.
 
 use super::resolve::Resolver;
 use super::*;
 use crate::error::Fault;
 
-/// Sections of an acceptance, in the order they run.
-pub const STAGES: [&str; 7] = ["inventory", "device", "collectives", "storage", "training", "scaling", "elasticity"];
+/// A section of the acceptance: one benchmark.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Section {
+    /// Ranks compare programs, decks, plans and machines.
+    Inventory,
+    /// Matrix products and memory bandwidth of every rank.
+    Device,
+    /// Collectives over all ranks, within nodes and between pairs.
+    Collectives,
+    /// The file system of checkpoints.
+    Storage,
+    /// The reference run, and the same steps on subsets of the ranks.
+    Training,
+    /// The reference model on more and more ranks.
+    Scaling,
+    /// Restore on fewer ranks, stop and resume, a soak.
+    Elasticity,
+}
+
+impl Section {
+    /// All of them, in the order they run.
+    pub const ALL: [Section; 7] = [
+        Section::Inventory,
+        Section::Device,
+        Section::Collectives,
+        Section::Storage,
+        Section::Training,
+        Section::Scaling,
+        Section::Elasticity,
+    ];
+
+    /// Its name in `run.sections`, metrics and reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Section::Inventory => "inventory",
+            Section::Device => "device",
+            Section::Collectives => "collectives",
+            Section::Storage => "storage",
+            Section::Training => "training",
+            Section::Scaling => "scaling",
+            Section::Elasticity => "elasticity",
+        }
+    }
+
+    /// Sections whose results must be right before this one runs, where they are asked for.
+    pub fn needs(self) -> &'static [Section] {
+        match self {
+            Section::Inventory => &[],
+            // Measurements of ranks that run different programs or decks mean nothing.
+            Section::Device | Section::Collectives | Section::Storage | Section::Training => &[Section::Inventory],
+            Section::Scaling => &[Section::Training],
+            Section::Elasticity => &[Section::Training, Section::Storage],
+        }
+    }
+
+    /// It starts from the reference run of `training`, and cannot be asked for without it.
+    fn extends_reference_run(self) -> bool {
+        matches!(self, Section::Scaling | Section::Elasticity)
+    }
+}
+
+impl std::fmt::Display for Section {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
 
 deck! {
     /// The job: what runs, where it writes, how long it may take.
@@ -18,9 +83,9 @@ deck! {
         checkpoint_dir: String = (default ""), Kind::Text { may_be_empty: true },
             "Where checkpoints will live: `storage` measures this file system, and the runs of `training` write here; empty = `run.dir`.";
         sections: Written<Sections> = (default "all"), Kind::Text { may_be_empty: false },
-            "Sections to run: `all`, or names out of inventory, device, collectives, storage, training, scaling, elasticity, separated by commas.";
+            "Sections to run: `all`, or some of inventory, device, collectives, storage, training, scaling, elasticity, separated by commas.";
         time_limit: Written<TimeLimit> = (default "1h"), Kind::Duration,
-            "No section begins after this time; what is under way when half as much again has passed ends the job with code 5.";
+            "No section begins after this time; a section that still runs at 1.5 times of it ends the job with code 5.";
         backend: BackendKind = (default "auto"), Kind::Choice(BackendKind::NAMES),
             "What computes: `auto` is GPUs where every rank has one, and CPUs where none has.";
         threads_per_rank: usize = (default "0"), integer(0, 4096),
@@ -28,7 +93,7 @@ deck! {
         peak_gflops: f64 = (default "0"), float(0.0, 1e12),
             "Peak GFLOP/s of one rank by its data sheet, the denominator of MFU; 0 = unknown, and MFU is skipped.";
         log_level: String = (default "warn"), Kind::LogFilter,
-            "A level, or an env_logger filter by module, for what the parts say beside the report.";
+            "A level, or an env_logger filter by module, for messages beside the report.";
     }
 
     /// Matrix products and memory bandwidth of every rank.
@@ -62,7 +127,7 @@ deck! {
         bytes_per_rank: u64 = (default "0"), integer(0, 1 << 50),
             "Bytes that each rank writes and reads; 0 = its share of the reference model's weights and moments.";
         n_files: usize = (default "64"), integer(1, 1_000_000),
-            "Small files that each rank makes, renames and removes, for the metadata rate.";
+            "Small files that each rank creates, renames and removes, for the metadata rate.";
     }
 
     /// The reference model and its training on synthetic tokens.
@@ -70,7 +135,7 @@ deck! {
         preset: Preset = (default "none"), Kind::Choice(Preset::NAMES),
             "A published size instead of the size keys.";
         n_layer: usize = (default "0"), integer(0, 4096),
-            "Transformer blocks (L); 0 = as many as suit the devices, with `training.n_head` and `training.d_model` 0 too.";
+            "Transformer blocks (L); 0 = a model sized to the devices, with `training.n_head` and `training.d_model` 0 too.";
         n_head: usize = (default "0"), integer(0, 4096),
             "Attention heads; divides `training.d_model`.";
         d_model: usize = (default "0"), integer(0, 1 << 20),
@@ -90,12 +155,12 @@ deck! {
         seed: u64 = (default "1"), UNSIGNED,
             "Seed of the synthetic tokens and of the initial weights.";
         known_answers: String = (default ""), Kind::Text { may_be_empty: true },
-            "File of losses that this model must come to; empty = the one that comes with the program.";
+            "File of golden losses of this model; empty = those that ship with the program.";
         find_bad_rank: bool = (default "true"), Kind::Flag,
             "Run the same steps on halves of the ranks, and halves of those where bits differ, down to the rank that computes wrong.";
     }
 
-    /// Tokens per second over more and more ranks of the job.
+    /// Tokens per second on more and more ranks of the job.
     scaling: ScalingSection {
         steps: u64 = (default "10"), integer(4, 1_000_000),
             "Steps of each run.";
@@ -107,7 +172,7 @@ deck! {
             "Minutes of training without a pause, for goodput and stragglers, at most half of `run.time_limit`; 0 = no soak.";
     }
 
-    /// What figures are held against: `REFERENCE -LOW% +HIGH%`. Without a reference, a baseline's figure or theory's is it; where there is neither, or nothing is written, the figure is for information. With one, a figure that a section of this deck could not measure fails.
+    /// Limits of metrics: `REFERENCE -LOW% +HIGH%`. Without a reference, a value of the baseline or of theory is the reference; where there is neither, or the limit is empty, the metric is for information. A metric with a reference that its section could not measure fails.
     limits: LimitsSection {
         gemm_f32_gflops: Written<Limit> = (default "-15%"), Kind::Limit, "f32 GEMM of the slowest rank, GFLOP/s.";
         gemm_bf16_gflops: Written<Limit> = (default "-15%"), Kind::Limit, "bf16 GEMM of the slowest rank, GFLOP/s.";
@@ -122,12 +187,12 @@ deck! {
         overlap: Written<Limit> = (default ""), Kind::Limit, "Share of an AllGather that hides behind compute (theory: 1).";
         write_gb_per_s: Written<Limit> = (default "-30%"), Kind::Limit, "Checkpoint-shaped write with fsync, all ranks together, GB/s.";
         read_gb_per_s: Written<Limit> = (default "-30%"), Kind::Limit, "The same read back by other ranks, GB/s.";
-        metadata_per_s: Written<Limit> = (default ""), Kind::Limit, "Small files made, renamed and removed, operations per second.";
+        metadata_per_s: Written<Limit> = (default ""), Kind::Limit, "Operations per second on small files that are created, renamed and removed.";
         tokens_per_s: Written<Limit> = (default "-10%"), Kind::Limit, "Reference run on all ranks, tokens per second at the median step.";
         mfu: Written<Limit> = (default "-10%"), Kind::Limit, "Model FLOPs utilisation of the same, of `run.peak_gflops`.";
         step_p99_ms: Written<Limit> = (default "+50%"), Kind::Limit, "99th percentile of the step time, milliseconds.";
         exposed_comm: Written<Limit> = (default ""), Kind::Limit, "Share of the step that the mean rank waits for collectives.";
-        loss: Written<Limit> = (default "-0.1% +0.1%"), Kind::Limit, "Band of the final loss around the known answer, where its bits cannot be asked for.";
+        loss: Written<Limit> = (default "-0.1% +0.1%"), Kind::Limit, "Band of the final loss around the golden one, where bits cannot be compared.";
         strong_efficiency: Written<Limit> = (default ""), Kind::Limit, "Strong scaling to all ranks, as a share of the ideal (theory: 1).";
         weak_efficiency: Written<Limit> = (default ""), Kind::Limit, "Weak scaling to all ranks, likewise.";
         goodput: Written<Limit> = (default "-10%"), Kind::Limit, "Share of the soak spent in steps of median length (theory: 1).";
@@ -136,7 +201,7 @@ deck! {
 
 /// Sizes of a reference model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shape {
+pub struct ReferenceSize {
     /// Transformer blocks.
     pub n_layer: usize,
     /// Attention heads.
@@ -146,15 +211,15 @@ pub struct Shape {
 }
 
 impl TrainingSection {
-    /// Neither a preset nor sizes say how large the reference model is.
+    /// Neither a preset nor size keys give the size of the reference model.
     pub fn is_unsized(&self) -> bool {
         self.preset == Preset::None && self.n_layer == 0
     }
 }
 
 impl Deck {
-    /// The same with a reference model of these sizes.
-    pub fn with_shape(&self, Shape { n_layer, n_head, d_model }: Shape) -> Self {
+    /// The deck with a reference model of these sizes.
+    pub fn with_size(&self, ReferenceSize { n_layer, n_head, d_model }: ReferenceSize) -> Self {
         let training = TrainingSection { n_layer, n_head, d_model, ..self.training.clone() };
         Deck { training, ..self.clone() }
     }
@@ -167,9 +232,9 @@ impl Deck {
         let mut resolver = Resolver::read(&TABLE, text, overrides, origin)?;
         match resolver.choice::<String>("run.sections").map(|sections| sections.parse::<Sections>()) {
             Some(Err(wants)) => resolver.refuse("run.sections", wants),
-            Some(Ok(Sections(stages))) if !stages.contains(&"training") => {
-                if let Some(stage) = stages.iter().find(|stage| ["scaling", "elasticity"].contains(*stage)) {
-                    let wants = format!("training too: {stage} goes on from its reference run");
+            Some(Ok(Sections(asked))) if !asked.contains(&Section::Training) => {
+                if let Some(section) = asked.iter().find(|section| section.extends_reference_run()) {
+                    let wants = format!("training too: {section} goes on from its reference run");
                     resolver.refuse("run.sections", wants);
                 }
             }
@@ -183,15 +248,15 @@ impl Deck {
             let missing: Vec<&'static str> = sizes.iter().filter(is_zero).copied().collect();
             missing.into_iter().for_each(|name| resolver.refuse(name, wants.into()));
         }
-        refuse_what_cannot_be(&mut resolver);
+        refuse_contradictions(&mut resolver);
         let deck: Deck = resolver.finish()?;
-        // The reference model and its training are checked by the deck that they become; where the devices are to say how large it
-        // is, all else is.
-        let small = Shape { n_layer: 1, n_head: 1, d_model: 2 };
-        let checked = if deck.training.is_unsized() { deck.with_shape(small) } else { deck.clone() };
+        // The reference model and its training are checked by the training deck that they become; where the
+        // devices decide how large the model is, with a small one.
+        let small = ReferenceSize { n_layer: 1, n_head: 1, d_model: 2 };
+        let checked = if deck.training.is_unsized() { deck.with_size(small) } else { deck.clone() };
         let reference = checked.reference("tokens.u16", "reference", deck.training.steps);
         reference.map_err(|error| match error {
-            Error::Deck(faults) => Error::Deck(faults.into_iter().map(as_written_here).collect()),
+            Error::Deck(faults) => Error::Deck(faults.into_iter().map(with_keys_of_acceptance).collect()),
             other => other,
         })?;
         Ok(deck)
@@ -203,14 +268,15 @@ impl Deck {
     }
 
     /// Whether a section is asked for.
-    pub fn runs(&self, stage: &str) -> bool {
-        self.run.sections.0.contains(&stage)
+    pub fn runs(&self, section: Section) -> bool {
+        self.run.sections.0.contains(&section)
     }
 
-    /// The training deck of the reference run in `dir`, on the token file `tokens`, whose schedule is of `steps` steps.
+    /// The training deck of the reference run in `dir`, on the token file `tokens`, with a schedule of
+    /// `steps` steps.
     ///
     /// # Errors
-    /// The keys of `[training]` make no training deck; neither they nor the devices have said how large the model is.
+    /// The keys of `[training]` do not make a valid training deck, or the size of the model is not known yet.
     pub fn reference(&self, tokens: &str, dir: &str, steps: u64) -> Result<super::Deck> {
         let t = &self.training;
         let mut text = format!(
@@ -243,14 +309,15 @@ impl Deck {
     }
 }
 
-/// What a deck asks for and can never have is refused before hours are spent on the rest.
-fn refuse_what_cannot_be(resolver: &mut Resolver) {
+/// Refuses requests that cannot be met, before hours are spent on the rest.
+fn refuse_contradictions(resolver: &mut Resolver) {
     let soak_minutes = resolver.choice::<f64>("elasticity.soak_minutes");
     let limit_s = resolver.choice::<Written<TimeLimit>>("run.time_limit").and_then(|limit| limit.seconds());
     if let (Some(soak_minutes), Some(limit_s)) = (soak_minutes, limit_s)
         && soak_minutes * 60.0 > limit_s / 2.0
     {
-        // A soak may begin just before the limit, and what is under way half as long after it ends the job.
+        // A soak may begin just before the limit, and a section that runs half as long beyond it ends the
+        // job.
         let wants = format!("at most half of run.time_limit, which is {:.1} minutes", limit_s / 60.0);
         resolver.refuse("elasticity.soak_minutes", wants);
     }
@@ -266,30 +333,31 @@ fn quoted(text: &str) -> String {
     key::render(&toml::Value::String(text.into()))
 }
 
-/// A fault of the reference run's deck in the words of this one.
-fn as_written_here(fault: Fault) -> Fault {
+/// A fault of the reference run's deck, with the keys of this deck.
+fn with_keys_of_acceptance(fault: Fault) -> Fault {
     let here =
         |text: &str| ["model.", "train.", "zero."].iter().fold(text.to_string(), |t, s| t.replace(s, "training."));
     Fault { key: here(&fault.key), value: fault.value, wants: here(&fault.wants) }
 }
 
-/// Sections of an acceptance, out of [`STAGES`]: `all`, or names separated by commas.
+/// Sections of an acceptance: `all`, or names separated by commas.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Sections(pub Vec<&'static str>);
+pub struct Sections(pub Vec<Section>);
 
 impl std::str::FromStr for Sections {
     type Err = String;
 
     fn from_str(text: &str) -> std::result::Result<Self, String> {
         if text.trim() == "all" {
-            return Ok(Sections(STAGES.to_vec()));
+            return Ok(Sections(Section::ALL.to_vec()));
         }
         let find = |name: &str| {
-            let known = STAGES.iter().find(|stage| **stage == name.trim()).copied();
-            let (all, name) = (STAGES.join(","), name.trim());
-            known.ok_or_else(|| format!("\"all\" or some of {all}; there is no `{name}`"))
+            Section::ALL.into_iter().find(|section| section.name() == name).ok_or_else(|| {
+                let names = Section::ALL.map(Section::name).join(",");
+                format!("\"all\" or some of {names}; there is no `{name}`")
+            })
         };
-        text.split(',').map(find).collect::<std::result::Result<_, _>>().map(Sections)
+        text.split(',').map(|name| find(name.trim())).collect::<std::result::Result<_, _>>().map(Sections)
     }
 }
 
@@ -305,10 +373,10 @@ mod tests {
     #[test]
     fn the_smallest_deck_has_every_default_and_makes_a_reference_run() {
         let deck = parse("run.dir = \"r\"").unwrap();
-        assert!(STAGES.iter().all(|stage| deck.runs(stage)));
+        assert!(Section::ALL.iter().all(|&section| deck.runs(section)));
         assert!(deck.training.is_unsized() && deck.reference("t.u16", "d", 20).is_err());
-        let shape = Shape { n_layer: 2, n_head: 4, d_model: 64 };
-        let reference = deck.with_shape(shape).reference("t.u16", "d", 20).unwrap();
+        let size = ReferenceSize { n_layer: 2, n_head: 4, d_model: 64 };
+        let reference = deck.with_size(size).reference("t.u16", "d", 20).unwrap();
         assert_eq!((reference.model.vocab_size, reference.train.steps, reference.checkpoint.every), (512, 20, 0));
         assert_eq!(parse(&deck.to_toml()).unwrap(), deck, "what is printed reads back");
     }

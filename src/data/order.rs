@@ -10,20 +10,14 @@
 //! splitmix64 (Steele, Lea and Flood 2014); the key of an epoch is `mix(mix(seed) ^ epoch)`. Any change of this is
 //! another name than `feistel-v1`, because checkpoints record the name and a resume must see the same samples.
 
+use crate::random::mix;
+
 /// Name of the shuffled order, as checkpoints record it.
 pub const SHUFFLED: &str = "feistel-v1";
 /// Name of the file order, as checkpoints record it.
 pub const SEQUENTIAL: &str = "sequential-v1";
 
 const ROUNDS: u64 = 8;
-
-/// The finaliser of splitmix64: a bijection of u64 in which every input bit reaches every output bit.
-fn mix(x: u64) -> u64 {
-    let mut z = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}
 
 /// Where `position` of epoch `epoch` goes among `n` windows: a bijection of `[0, n)` for every `(seed, epoch)`.
 ///

@@ -5,6 +5,7 @@ use crate::backend::{Arena, Buf, Device, Queue};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::plan::memory::{ALIGN, Slot};
+use crate::random::SplitMix64;
 use crate::telemetry::MemKind;
 use half::bf16;
 use serde::Serialize;
@@ -20,30 +21,30 @@ pub const C: usize = 72;
 /// One rounding to bf16.
 pub const ONE_ROUNDING: f64 = 1.0 / 256.0;
 
-/// One kernel on elements of one type.
+/// Error and speed of one kernel on elements of one type.
 #[derive(Debug, Clone, Serialize)]
-pub struct Row {
-    /// Which, e.g. `layer_norm_forward`.
+pub struct KernelResult {
+    /// Its name, e.g. `layer_norm_forward`.
     pub kernel: &'static str,
-    /// Of activations.
+    /// Type of activations.
     pub dtype: &'static str,
     /// Largest error of an element: `|got - want| / max(1, |want|)`.
     pub error: f64,
-    /// What is allowed.
+    /// Largest error allowed.
     pub tolerance: f64,
-    /// Whether it keeps to it.
+    /// Whether `error` is within `tolerance`.
     pub passed: bool,
     /// Shape it was timed on.
     pub shape: String,
     /// Time of one call, the best of several.
     pub ms: f64,
-    /// Bytes it must read and write, each once, by that time, in GB/s.
+    /// Bytes it must read and write, each once, over that time, in GB/s.
     pub gb_per_s: f64,
-    /// Floating-point operations by that time, in TFLOP/s; 0 for kernels that memory bounds.
+    /// Floating-point operations over that time, in TFLOP/s; 0 for kernels bound by memory.
     pub tflop_per_s: f64,
 }
 
-/// How large the shapes are that kernels are timed on.
+/// Sizes of the shapes that kernels are timed on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Scale {
     /// Rows of activations.
@@ -63,7 +64,7 @@ pub struct Scale {
 impl Scale {
     /// GPT-2 124M on micro-batches of 16 sequences.
     pub const GPT2: Scale = Scale { rows: 16 * 1024, t: 1024, c: 768, n_heads: 12, vocab: 50257, n_calls: 10 };
-    /// So small that a CPU is done with it at once.
+    /// Small enough for a CPU to finish at once.
     pub const SMALL: Scale = Scale { rows: 64, t: 16, c: 48, n_heads: 3, vocab: 97, n_calls: 1 };
 }
 
@@ -86,7 +87,7 @@ pub struct Bench<'a, D: Device> {
     /// What is timed.
     pub scale: Scale,
     /// What was found.
-    pub rows: Vec<Row>,
+    pub rows: Vec<KernelResult>,
     arena: &'a Arc<Arena>,
     memory: Memory<D>,
     /// Where the next buffer begins.
@@ -158,16 +159,10 @@ impl<'a, D: Device> Bench<'a, D> {
         Ok((buf, tokens))
     }
 
-    /// SplitMix64 (Steele, Lea, Flood 2014), another sequence at each call.
+    /// Another sequence at each call.
     fn words(&mut self, numel: usize) -> impl Iterator<Item = u64> + use<D> {
         self.seed += 1;
-        let seed = self.seed << 32;
-        (1..=numel as u64).map(move |i| {
-            let z = seed.wrapping_add(i).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            z ^ (z >> 31)
-        })
+        SplitMix64::stream(self.seed).take(numel)
     }
 
     /// Runs a case: `check` gives outputs and what they should be, `prepare` a call to time. `tolerance` is for f32 and bf16.
@@ -192,7 +187,7 @@ impl<'a, D: Device> Bench<'a, D> {
         drop(call);
         self.begin_anew();
         let tolerance = if self.dtype == DType::Bf16 { of_bf16 } else { of_f32 };
-        self.rows.push(Row {
+        self.rows.push(KernelResult {
             kernel,
             dtype: self.dtype.name(),
             error,

@@ -10,7 +10,7 @@ mod llama_cases;
 mod products;
 mod step_cases;
 
-pub use bench::{Row, Scale};
+pub use bench::{KernelResult, Scale};
 
 use crate::backend::{Arena, Device};
 use crate::dtype::DType;
@@ -22,15 +22,15 @@ use std::sync::Arc;
 
 /// Every kernel on every element type.
 #[derive(Debug, Clone, Serialize)]
-pub struct Report {
-    /// What was checked.
+pub struct DeviceReport {
+    /// The device, as it describes itself.
     pub device: String,
     /// A row for each kernel and type.
-    pub rows: Vec<Row>,
+    pub rows: Vec<KernelResult>,
 }
 
-impl Report {
-    /// Whether every kernel keeps to its tolerance.
+impl DeviceReport {
+    /// Whether every kernel is within its tolerance.
     pub fn passed(&self) -> bool {
         self.rows.iter().all(|row| row.passed)
     }
@@ -48,7 +48,7 @@ pub const SUM_NUMEL: usize = 4096;
 ///
 /// # Errors
 /// The device fails. A kernel whose result is off by more than its tolerance is a row of the report.
-pub fn run<D: Device>(device: &D, arena: &Arc<Arena>, scale: &Scale) -> Result<Report> {
+pub fn run<D: Device>(device: &D, arena: &Arc<Arena>, scale: &Scale) -> Result<DeviceReport> {
     let mut rows = Vec::new();
     for dtype in [DType::F32, DType::Bf16] {
         let mut bench = Bench::new(device, arena, dtype, *scale);
@@ -61,10 +61,10 @@ pub fn run<D: Device>(device: &D, arena: &Arc<Arena>, scale: &Scale) -> Result<R
         products::run(&mut bench)?;
         rows.append(&mut bench.rows);
     }
-    Ok(Report { device: device.describe(), rows })
+    Ok(DeviceReport { device: device.describe(), rows })
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for DeviceReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}", self.device)?;
         writeln!(
@@ -90,7 +90,7 @@ impl fmt::Display for Report {
         }
         let failed = self.rows.iter().filter(|row| !row.passed).count();
         match failed {
-            0 => write!(f, "PASSED: {} kernels keep to their tolerance", self.rows.len()),
+            0 => write!(f, "PASSED: {} kernels within their tolerance", self.rows.len()),
             n => write!(f, "FAILED: {n} of {} kernels", self.rows.len()),
         }
     }

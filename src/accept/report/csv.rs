@@ -1,17 +1,17 @@
 //! `report.csv`: a row per metric.
 
-use super::Report;
-use crate::accept::metric::Source;
+use crate::accept::facts::AcceptanceFacts;
+use crate::accept::verdict::metric::ReferenceSource;
 
-/// Names of the columns.
+/// The columns, in order.
 const COLUMNS: [&str; 9] = ["metric", "value", "unit", "status", "reference", "low", "high", "source", "reason"];
 
-/// The whole file. Numbers are written so that they read back to the same bits.
-pub fn table(report: &Report) -> Result<String, csv::Error> {
+/// The file. Numbers read back to the same bits.
+pub fn table(facts: &AcceptanceFacts) -> Result<String, csv::Error> {
     let mut writer = csv::Writer::from_writer(Vec::new());
     writer.write_record(COLUMNS)?;
     let number = |x: Option<f64>| x.map_or(String::new(), |x| x.to_string());
-    for metric in report.sections.iter().flat_map(|s| &s.metrics) {
+    for metric in facts.sections.iter().flat_map(|s| &s.metrics) {
         writer.write_record([
             metric.name.as_str(),
             &number(metric.value),
@@ -20,7 +20,7 @@ pub fn table(report: &Report) -> Result<String, csv::Error> {
             &number(metric.reference),
             &number(metric.low),
             &number(metric.high),
-            metric.source.map_or("", Source::name),
+            metric.source.map_or("", ReferenceSource::name),
             &metric.reason,
         ])?;
     }

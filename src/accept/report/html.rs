@@ -1,9 +1,10 @@
-//! `report.html`: the verdict, every metric, and the pictures of `plots.rs` within the page; it needs no network and no script, and is
-//! light or dark as the reader's system is.
+//! `report.html`: the verdict, every metric, and the figures of `plots.rs` in the page itself. It needs
+//! neither network nor scripts, and follows the light or dark mode of the reader's system.
 
-use super::{Report, plots};
-use crate::accept::metric::show;
+use super::plots;
+use crate::accept::facts::AcceptanceFacts;
 use crate::accept::verdict::Ending;
+use crate::accept::verdict::metric::show;
 use crate::figures::html::{self, escape};
 use crate::telemetry::human;
 use jiff::Timestamp;
@@ -23,66 +24,69 @@ pre{overflow-x:auto;font-size:13px}\
 @media (prefers-color-scheme:dark){\
 :root{--page:#14171c;--ink:#ececec;--muted:#aaaeb4;--grid:#3e434b;--good:#6fcf8b;--bad:#ff8a80}}";
 
-/// The whole page.
-pub fn page(report: &Report) -> Result<String, Error> {
+/// The page.
+pub fn page(facts: &AcceptanceFacts) -> Result<String, Error> {
     let mut out = String::new();
-    let line = report.verdict.line();
+    let line = facts.verdict.line();
     write!(
         out,
         "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\">\
-         <meta name=\"viewport\" content=\"width=device-width\"><meta name=\"color-scheme\" content=\"light dark\"><link rel=\"icon\" href=\"data:,\">\
+         <meta name=\"viewport\" content=\"width=device-width\">\
+         <meta name=\"color-scheme\" content=\"light dark\"><link rel=\"icon\" href=\"data:,\">\
          <title>zero3 accept: {line}</title><style>{STYLE}{}</style></head><body><main>",
         html::STYLE
     )?;
-    let class = if report.verdict.accepted { "PASS" } else { "FAIL" };
-    let began = Timestamp::from_second(report.started_unix as i64).map_or(String::new(), |t| format!(" from {t}"));
-    let hosts: BTreeSet<&String> = report.ranks.iter().filter_map(|facts| facts.get("host")).collect();
+    let class = if facts.verdict.accepted { "PASS" } else { "FAIL" };
+    let began = Timestamp::from_second(facts.job.started_unix as i64).map_or(String::new(), |t| format!(" from {t}"));
+    let hosts: BTreeSet<&String> = facts.ranks.iter().filter_map(|own| own.get("host")).collect();
     let nodes = if hosts.len() == 1 { "1 node".into() } else { format!("{} nodes", hosts.len()) };
     write!(
         out,
         "<h1 class=\"{class}\">{line}</h1><p>{} ranks on {nodes}, {}{began}</p><ul>",
-        report.n_ranks,
-        human::seconds(report.seconds)
+        facts.job.n_ranks,
+        human::seconds(facts.seconds)
     )?;
-    for reason in &report.verdict.reasons {
+    for reason in &facts.verdict.reasons {
         write!(out, "<li>{}</li>", escape(reason))?;
     }
     out += "</ul>";
-    for figure in plots::all(report) {
+    for figure in plots::all(facts) {
         out += &html::element(&figure);
     }
-    for section in &report.sections {
-        write!(out, "<h2>{}</h2>", section.name)?;
-        let (class, how) = match section.ending {
+    for result in &facts.sections {
+        write!(out, "<h2>{}</h2>", result.section)?;
+        let (class, how) = match result.ending {
             Ending::Completed => ("INFO", "completed"),
             Ending::NotAsked => ("SKIPPED", "not asked for"),
             Ending::Skipped => ("FAIL", "skipped"),
-            Ending::Failed => ("FAIL", "could not go on"),
+            Ending::Failed => ("FAIL", "could not continue"),
             Ending::UnderWay => ("FAIL", "not over"),
         };
-        let why = if section.reason.is_empty() { String::new() } else { format!(": {}", escape(&section.reason)) };
+        let why = if result.reason.is_empty() { String::new() } else { format!(": {}", escape(&result.reason)) };
         write!(out, "<p class=\"{class}\">{how}{why}</p>")?;
-        if section.metrics.is_empty() {
+        if result.metrics.is_empty() {
             continue;
         }
-        out += "<div class=\"wide\"><table><tr><th></th><th>metric</th><th>value</th><th>unit</th><th>held against</th><th>why</th></tr>";
-        for m in &section.metrics {
+        out += "<div class=\"wide\"><table><tr><th></th><th>metric</th><th>value</th><th>unit</th>\
+                <th>compared with</th><th>why</th></tr>";
+        for m in &result.metrics {
             let value = m.value.map_or(String::new(), show);
-            let reference = m.held_against().unwrap_or_default();
+            let reference = m.compared_with().unwrap_or_default();
             let (s, name, why) = (m.status.name(), &m.name, escape(&m.reason));
             write!(
                 out,
-                "<tr><td class=\"{s}\">{s}</td><td>{name}</td><td class=\"n\">{value}</td><td>{}</td><td class=\"r\">{reference}</td><td>{why}</td></tr>",
+                "<tr><td class=\"{s}\">{s}</td><td>{name}</td><td class=\"n\">{value}</td><td>{}</td>\
+                 <td class=\"r\">{reference}</td><td>{why}</td></tr>",
                 m.unit
             )?;
         }
         out += "</table></div>";
     }
     out += "<h2>Ranks</h2><div class=\"wide\"><table>";
-    for (rank, facts) in report.ranks.iter().enumerate() {
-        let said: Vec<String> = facts.iter().map(|(k, v)| format!("{}: {}", escape(k), escape(v))).collect();
+    for (rank, own) in facts.ranks.iter().enumerate() {
+        let said: Vec<String> = own.iter().map(|(k, v)| format!("{}: {}", escape(k), escape(v))).collect();
         write!(out, "<tr><td class=\"n\">{rank}</td><td>{}</td></tr>", said.join("<br>"))?;
     }
-    write!(out, "</table></div><h2>Deck</h2><pre>{}</pre></main></body></html>", escape(&report.deck))?;
+    write!(out, "</table></div><h2>Deck</h2><pre>{}</pre></main></body></html>", escape(&facts.job.deck))?;
     Ok(out + "\n")
 }

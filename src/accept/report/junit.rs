@@ -1,36 +1,36 @@
-//! `junit.xml`: a suite per section, a case per metric, for whatever CI draws tables from.
+//! `junit.xml`: a suite per section, a case per metric, for the test reports of CI systems.
 
-use super::Report;
-use crate::accept::metric::{Metric, Status, show};
-use crate::accept::verdict::{Ending, Section};
+use crate::accept::facts::AcceptanceFacts;
+use crate::accept::verdict::metric::{Metric, Status, show};
+use crate::accept::verdict::{Ending, SectionResult};
 use quick_junit::{NonSuccessKind, Report as Suites, SerializeError, TestCase, TestCaseStatus, TestSuite};
 use std::time::Duration;
 
-/// The whole file.
-pub fn suites(report: &Report) -> Result<String, SerializeError> {
+/// The file.
+pub fn suites(facts: &AcceptanceFacts) -> Result<String, SerializeError> {
     let mut suites = Suites::new("zero3 accept");
-    suites.set_time(Duration::from_secs_f64(report.seconds));
-    suites.add_test_suites(report.sections.iter().map(suite));
+    suites.set_time(Duration::from_secs_f64(facts.seconds));
+    suites.add_test_suites(facts.sections.iter().map(suite));
     suites.to_string()
 }
 
-fn suite(section: &Section) -> TestSuite {
-    let mut suite = TestSuite::new(&section.name);
-    suite.set_time(Duration::from_secs_f64(section.took_s));
-    let ended = match section.ending {
+fn suite(result: &SectionResult) -> TestSuite {
+    let mut suite = TestSuite::new(result.section.name());
+    suite.set_time(Duration::from_secs_f64(result.took_s));
+    let ended = match result.ending {
         Ending::Completed => TestCaseStatus::success(),
-        Ending::Failed | Ending::UnderWay => failure(&section.reason, NonSuccessKind::Error),
-        Ending::Skipped | Ending::NotAsked => skipped(&section.reason),
+        Ending::Failed | Ending::UnderWay => failure(&result.reason, NonSuccessKind::Error),
+        Ending::Skipped | Ending::NotAsked => skipped(&result.reason),
     };
-    let mut completes = TestCase::new(format!("{}.completes", section.name), ended);
-    completes.set_time(Duration::from_secs_f64(section.took_s));
+    let mut completes = TestCase::new(format!("{}.completes", result.section), ended);
+    completes.set_time(Duration::from_secs_f64(result.took_s));
     suite.add_test_case(completes);
-    suite.add_test_cases(section.metrics.iter().map(case));
-    // The schema of Jenkins and GitLab counts what was skipped, and they group cases by their class.
+    suite.add_test_cases(result.metrics.iter().map(case));
+    // Jenkins and GitLab read the number of skipped cases, and group cases by class.
     let is_skipped = |case: &&TestCase| matches!(case.status, TestCaseStatus::Skipped { .. });
     let n_skipped = suite.test_cases.iter().filter(is_skipped).count();
     suite.extra.insert("skipped".into(), n_skipped.to_string().into());
-    suite.test_cases.iter_mut().for_each(|case| _ = case.set_classname(format!("zero3.accept.{}", section.name)));
+    suite.test_cases.iter_mut().for_each(|case| _ = case.set_classname(format!("zero3.accept.{}", result.section)));
     suite
 }
 

@@ -1,18 +1,18 @@
-//! The pictures of `report.html`: what was measured, as figures of the drawing room.
+//! The figures of `facts.html`, drawn by `figures/`.
 
-use super::Report;
+use crate::accept::facts::AcceptanceFacts;
 use crate::accept::verdict::Ending;
 use crate::figures::chart::Stroke;
 use crate::figures::sheet::{Anchor, Fill, Frame, MARGIN, WIDTH};
 use crate::figures::theme::NOTE_PX;
 use crate::figures::{Axis, Chart, Figure, LineFigure, Series, Unit};
 
-/// Those of what was measured, in the order of the sections.
-pub fn all(report: &Report) -> Vec<Figure> {
-    [busbw(report), steps(report), scaling(report), timeline(report)].into_iter().flatten().collect()
+/// The figures of what was measured, in the order of the sections.
+pub fn all(facts: &AcceptanceFacts) -> Vec<Figure> {
+    [busbw(facts), steps(facts), scaling(facts), timeline(facts)].into_iter().flatten().collect()
 }
 
-/// An axis for values from `low` to `high`: logarithmic where they are far enough apart for its ticks to be several.
+/// An axis for values from `low` to `high`: logarithmic where they are far enough apart for several ticks.
 fn axis(label: &str, low: f64, high: f64) -> Axis {
     if is_wide(low, high) { Axis::new(format!("{label} (logarithmic)")).log() } else { Axis::new(label) }
 }
@@ -21,9 +21,9 @@ fn is_wide(low: f64, high: f64) -> bool {
     high >= 20.0 * low
 }
 
-/// Bus bandwidth of the collectives of all ranks over the size.
-fn busbw(report: &Report) -> Option<Figure> {
-    let points: Vec<_> = report.collectives.points.iter().filter(|p| p.scope == "all" && p.busbw > 0.0).collect();
+/// Bus bandwidth of collectives over all ranks, by size.
+fn busbw(facts: &AcceptanceFacts) -> Option<Figure> {
+    let points: Vec<_> = facts.collectives.points.iter().filter(|p| p.scope == "all" && p.busbw > 0.0).collect();
     let mut ops = Vec::new();
     for p in &points {
         if !ops.contains(&p.op) {
@@ -38,9 +38,9 @@ fn busbw(report: &Report) -> Option<Figure> {
     let figure = LineFigure {
         name: "busbw".into(),
         title: "Bus bandwidth of collectives".into(),
-        subtitle: format!("all {} ranks; both axes logarithmic", report.n_ranks),
-        caption: "Small messages pay for latency, large ones for bandwidth: each curve should rise and then level off at what the \
-                  wire gives. What lies below its neighbours at the right end limits training."
+        subtitle: format!("all {} ranks; both axes logarithmic", facts.job.n_ranks),
+        caption: "Small messages are bound by latency, large ones by bandwidth: each curve should rise and then level off at \
+                  the bandwidth of the network. A curve below its neighbours at the right end limits training."
             .into(),
         chart: Chart {
             x: Axis::new("size of the whole vector").bytes().log(),
@@ -52,17 +52,17 @@ fn busbw(report: &Report) -> Option<Figure> {
     (!points.is_empty()).then(|| figure.draw())
 }
 
-/// Bins of the histogram.
+/// Bins of the histogram of step times.
 const N_BINS: usize = 40;
-/// Ranks that are drawn by themselves; of more, the fastest and the slowest by their median.
+/// Ranks that are drawn; of more, the fastest and the slowest by their median.
 const N_DRAWN: usize = 8;
 
-/// How often a rank's compute in a step took how long.
-fn steps(report: &Report) -> Option<Figure> {
-    let run = report.reference_run.as_ref().filter(|run| !run.losses.is_empty())?;
+/// Histogram of each rank's compute time in a step.
+fn steps(facts: &AcceptanceFacts) -> Option<Figure> {
+    let run = facts.reference_run.as_ref().filter(|run| !run.losses.is_empty())?;
     let all = || run.compute_ms.iter().flatten().copied().filter(|ms| *ms > 0.0);
     let (low, high) = all().fold((f64::INFINITY, 0.0), |(low, high): (f64, f64), ms| (low.min(ms), high.max(ms)));
-    // Bins are as wide as each other on the axis that is drawn.
+    // Bins have the same width on the axis that is drawn.
     let (factor, width) = ((high / low).powf(1.0 / N_BINS as f64), ((high - low) / N_BINS as f64).max(1e-6));
     let bin = |ms: f64| if is_wide(low, high) { (ms / low).ln() / factor.ln() } else { (ms - low) / width };
     let edge = |i: usize| if is_wide(low, high) { low * factor.powi(i as i32) } else { low + width * i as f64 };
@@ -71,7 +71,7 @@ fn steps(report: &Report) -> Option<Figure> {
         for t in times.iter().filter(|t| **t > 0.0) {
             bins[(bin(*t) as usize).min(N_BINS - 1)] += 1.0;
         }
-        // As outlines: bars of several ranks would hide each other.
+        // Outlines, because bars of several ranks would hide each other.
         let steps = bins.iter().enumerate().flat_map(|(i, &n)| [(edge(i), n), (edge(i + 1), n)]);
         std::iter::once((low, 0.0)).chain(steps).chain([(edge(N_BINS), 0.0)]).collect()
     };
@@ -82,11 +82,11 @@ fn steps(report: &Report) -> Option<Figure> {
         let n = order.len();
         order = order[..N_DRAWN / 2].iter().chain(&order[n - N_DRAWN / 2..]).copied().collect();
         format!(
-            "the {0} fastest and the {0} slowest of {n} ranks by their median; waits for others left out",
+            "the {0} fastest and the {0} slowest of {n} ranks by their median; without waits for other ranks",
             N_DRAWN / 2
         )
     } else {
-        "each rank; waits for others left out".into()
+        "each rank; without waits for other ranks".into()
     };
     let series = order
         .iter()
@@ -97,8 +97,8 @@ fn steps(report: &Report) -> Option<Figure> {
         title: "Compute time of a step, by rank".into(),
         subtitle,
         caption: format!(
-            "{} steps of the reference run. Healthy ranks lie on each other; one that lies to the right holds all others up, and a \
-             long tail to the right is work of others on the node.",
+            "{} steps of the reference run. The curves of healthy ranks coincide; a rank further to the right delays all \
+             others, and a long tail to the right means that other processes ran on the node.",
             run.losses.len()
         ),
         chart: Chart {
@@ -111,9 +111,9 @@ fn steps(report: &Report) -> Option<Figure> {
     (low.is_finite()).then(|| figure.draw())
 }
 
-/// Tokens per second over ranks, beside the ideal.
-fn scaling(report: &Report) -> Option<Figure> {
-    let points = &report.scaling;
+/// Tokens per second by ranks, beside the ideal.
+fn scaling(facts: &AcceptanceFacts) -> Option<Figure> {
+    let points = &facts.scaling;
     let most = points.iter().map(|p| p.n_ranks).max()? as f64;
     let rates = points.iter().map(|p| p.tokens_per_s);
     let (least, largest) = rates.fold((f64::INFINITY, 0.0), |(low, high): (f64, f64), v| (low.min(v), high.max(v)));
@@ -131,7 +131,7 @@ fn scaling(report: &Report) -> Option<Figure> {
         title: "Scaling over ranks of this job".into(),
         subtitle: "strong: the same batch on more ranks; weak: the batch grows with the ranks".into(),
         caption:
-            "The distance to the broken line is what is lost: communication, or work that does not divide by the ranks."
+            "The distance to the dashed line is lost to communication, or to work that does not divide by the ranks."
                 .into(),
         chart: Chart {
             x: Axis { unit: Unit::Count, ..axis("ranks", 1.0, most) },
@@ -149,37 +149,37 @@ fn scaling(report: &Report) -> Option<Figure> {
 
 /// Height of a section's bar, px.
 const BAR: f64 = 20.0;
-/// Room for the sections' names, px.
+/// Width of the sections' names, px.
 const NAMES: f64 = 120.0;
 
 /// When each section ran.
-fn timeline(report: &Report) -> Option<Figure> {
-    let total_s = report.seconds.max(1e-3);
-    let caption = "Sections run one after another; crossed ones were skipped, or did not come to a sound end.";
+fn timeline(facts: &AcceptanceFacts) -> Option<Figure> {
+    let total_s = facts.seconds.max(1e-3);
+    let caption = "Sections run one after another; crossed ones were skipped, failed, or found wrong results.";
     let figure = Figure::new("timeline", "When each section ran", caption, |sheet| {
         let (left, right) = (MARGIN + NAMES, WIDTH - MARGIN - 70.0);
         let x = |seconds: f64| left + (right - left) * (seconds / total_s).min(1.0);
-        let mut y = sheet.subtitle(&format!("{total_s:.0} seconds in all"));
-        for (i, section) in report.sections.iter().enumerate().filter(|(_, s)| s.ending != Ending::NotAsked) {
+        let mut y = sheet.subtitle(&format!("{total_s:.0} seconds in total"));
+        for (i, result) in facts.sections.iter().enumerate().filter(|(_, s)| s.ending != Ending::NotAsked) {
             let theme = sheet.theme;
-            sheet.write((left - 10.0, y + 15.0), &section.name, NOTE_PX, theme.ink, Anchor::End, false);
-            let fill = match section.is_sound() {
+            sheet.write((left - 10.0, y + 15.0), result.section.name(), NOTE_PX, theme.ink, Anchor::End, false);
+            let fill = match result.is_sound() {
                 true => Fill::Plain(theme.color(i)),
                 false => Fill::Cross(theme.wrong),
             };
-            let end = x(section.began_s + section.took_s);
-            let frame = Frame::new(x(section.began_s), y, (end - x(section.began_s)).max(2.0), BAR);
-            let words = match section.ending {
+            let end = x(result.began_s + result.took_s);
+            let frame = Frame::new(x(result.began_s), y, (end - x(result.began_s)).max(2.0), BAR);
+            let words = match result.ending {
                 Ending::Skipped | Ending::NotAsked => "skipped".to_string(),
                 Ending::UnderWay => "not over".to_string(),
-                Ending::Completed | Ending::Failed => format!("{:.1} s", section.took_s),
+                Ending::Completed | Ending::Failed => format!("{:.1} s", result.took_s),
             };
-            let tooltip = format!("{}: from {:.1} s on, {words}", section.name, section.began_s);
-            sheet.datum(frame, fill, None, &tooltip, &[("section", section.name.clone())]);
+            let tooltip = format!("{}: from {:.1} s on, {words}", result.section, result.began_s);
+            sheet.datum(frame, fill, None, &tooltip, &[("section", result.section.to_string())]);
             sheet.note((end.max(frame.x + 2.0) + 6.0, y + 15.0), &words, Anchor::Start);
             y += BAR + 8.0;
         }
         y + MARGIN
     });
-    (!report.sections.is_empty()).then_some(figure)
+    (!facts.sections.is_empty()).then_some(figure)
 }

@@ -1,43 +1,43 @@
 //! What rank 0 prints: each section as it ends, then the verdict.
 
-use super::Report;
-use crate::accept::metric::{Metric, show};
-use crate::accept::verdict::{Ending, Section};
+use crate::accept::facts::AcceptanceFacts;
+use crate::accept::verdict::metric::{Metric, show};
+use crate::accept::verdict::{Ending, SectionResult};
 use crate::telemetry::human;
 use std::io::Write;
 use std::path::Path;
 
-/// Metrics start their figure here.
+/// Width of the column of names.
 const NAME_WIDTH: usize = 40;
 
-/// Nobody may be reading any more; the files and the exit code remain.
-fn say(text: &str) {
+/// Prints a line. The reader may have closed the pipe; the files and the exit code remain.
+fn print(text: &str) {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{text}").and_then(|()| out.flush()).ok();
 }
 
-/// One section.
-pub fn section(section: &Section) {
-    say(&section_text(section));
+/// Prints a section.
+pub fn section(result: &SectionResult) {
+    print(&section_text(result));
 }
 
-fn section_text(section: &Section) -> String {
-    let head = match section.ending {
-        Ending::Completed => human::seconds(section.took_s),
-        Ending::NotAsked | Ending::Skipped => format!("skipped: {}", section.reason),
-        Ending::Failed => format!("could not go on: {}", section.reason),
-        Ending::UnderWay => format!("is not over: {}", section.reason),
+fn section_text(result: &SectionResult) -> String {
+    let head = match result.ending {
+        Ending::Completed => human::seconds(result.took_s),
+        Ending::NotAsked | Ending::Skipped => format!("skipped: {}", result.reason),
+        Ending::Failed => format!("could not continue: {}", result.reason),
+        Ending::UnderWay => format!("is not over: {}", result.reason),
     };
-    let lines = section.metrics.iter().map(|metric| format!("\n  {}", line(metric)));
-    format!("{}  {head}{}", section.name, lines.collect::<String>())
+    let lines = result.metrics.iter().map(|metric| format!("\n  {}", line(metric)));
+    format!("{}  {head}{}", result.section, lines.collect::<String>())
 }
 
-/// One metric.
+/// The line of a metric.
 pub fn line(metric: &Metric) -> String {
     let figure = metric.value.map_or(String::new(), |v| format!("{} {}", show(v), metric.unit));
     let mut text = format!("{:<7} {:<NAME_WIDTH$} {:<18}", metric.status.name(), metric.name, figure.trim_end());
-    if let Some(held_against) = metric.held_against() {
-        text += &format!(" [{held_against}]");
+    if let Some(compared_with) = metric.compared_with() {
+        text += &format!(" [{compared_with}]");
     }
     if !metric.reason.is_empty() {
         text += &format!(" {}", metric.reason);
@@ -45,16 +45,16 @@ pub fn line(metric: &Metric) -> String {
     text.trim_end().into()
 }
 
-/// The verdict, and where the reports are, if they could be written.
-pub fn verdict(report: &Report, dir: &Path, is_written: bool) {
+/// Prints the verdict, and where the reports are, if they could be written.
+pub fn verdict(facts: &AcceptanceFacts, dir: &Path, is_written: bool) {
     let mut text = String::new();
-    for reason in &report.verdict.reasons {
+    for reason in &facts.verdict.reasons {
         text += &format!("\nagainst: {reason}");
     }
     if is_written {
         text += &format!("\nreports: {}/report.html, report.json, report.csv, junit.xml, mllog.txt", dir.display());
     }
-    say(&format!("{text}\n\n{}", report.verdict.line()));
+    print(&format!("{text}\n\n{}", facts.verdict.line()));
 }
 
 #[cfg(test)]

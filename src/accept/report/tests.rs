@@ -1,37 +1,38 @@
-//! Claims about the report files: each holds every metric and the verdict, and reads back.
+//! Report files: each has every metric and the verdict, and reads back.
 
 use super::*;
-use crate::accept::collectives::{Link, Op, Point};
-use crate::accept::metric::Metric;
-use crate::accept::verdict::Ending;
+use crate::accept::facts::{CollectiveFacts, DeviceRates, JobFacts, LinkTimes, RankFacts, ScalingPoint, StorageRates};
+use crate::accept::verdict::metric::Metric;
+use crate::accept::verdict::{Ending, SectionResult};
+use crate::config::acceptance::Section;
+use crate::harness::{CollectiveOp, CollectiveTime, TrainedRun};
 use serde_json::Value;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-fn report() -> Report {
+fn facts() -> AcceptanceFacts {
     let metrics = vec![
         Metric::info("training.tokens_per_s", 1.0 / 3.0, "tokens/s").judged(&"1 -5%".parse().unwrap(), None, None),
         Metric::skipped("training.mfu", "run.peak_gflops is not set, \"so\" <there>"),
         Metric::info("training.step_p50", f64::NAN, "ms"),
     ];
-    let training = Section {
-        name: "training".into(),
+    let training = SectionResult {
+        section: Section::Training,
         ending: Ending::Completed,
         reason: String::new(),
         began_s: 1.0,
         took_s: 2.0,
         metrics,
     };
-    let scaling = Section {
-        name: "scaling".into(),
+    let scaling = SectionResult {
+        section: Section::Scaling,
         ending: Ending::Skipped,
         reason: "time".into(),
         began_s: 3.0,
         took_s: 0.0,
         metrics: vec![],
     };
-    let sections = vec![training, scaling];
-    let point = |bytes: u64| Point {
-        op: Op::AllGather,
+    let point = |bytes: u64| CollectiveTime {
+        op: CollectiveOp::AllGather,
         scope: "all".into(),
         n_ranks: 2,
         bytes,
@@ -42,42 +43,40 @@ fn report() -> Report {
         n_wrong: 0,
         wrong_ranks: vec![1],
     };
-    let link = Link { a: 0, b: 1, latency_us: 1.0, gb_per_s: 1.0 };
-    let run = Trained {
+    let link = LinkTimes { a: 0, b: 1, latency_us: 1.0, gb_per_s: 1.0 };
+    let run = TrainedRun {
         losses: vec![2.0, 1.0],
         grad_norms: vec![1.0, 1.0],
         exposed: vec![0.1, 0.2],
         step_ms: vec![5.0, 6.0],
         compute_ms: vec![vec![4.0, 5.0], vec![4.5, 4.5]],
-        ..Trained::default()
+        ..TrainedRun::default()
     };
-    Report {
-        schema: SCHEMA,
-        schema_version: VERSION,
-        verdict: Verdict::of(&sections),
+    let mut facts = AcceptanceFacts::new(JobFacts {
         started_unix: 1.7e9,
-        seconds: 3.0,
         n_ranks: 2,
         backend: "cpu",
         has_baseline: false,
         versions: BTreeMap::from([("mpi".into(), "Open MPI".into())]),
         deck: "[run]\n".into(),
-        ranks: vec![Facts::from([("host".into(), "n<1>".into())]); 2],
-        sections,
-        device: vec![device::Point { rank: 0, gemm_f32_gflops: 1.0, gemm_bf16_gflops: 2.0, memory_gb_per_s: 3.0 }],
-        collectives: Measured { points: vec![point(8), point(64)], links: vec![link] },
-        storage: vec![storage::Point { rank: 0, write_gb_per_s: 1.0, read_gb_per_s: 2.0 }],
-        scaling: [1, 2]
-            .map(|n_ranks| scaling::Point { mode: "strong", n_ranks, tokens_per_s: n_ranks as f64, efficiency: 1.0 })
-            .into(),
-        reference_run: Some(run),
-    }
+    });
+    facts.ranks = vec![RankFacts::from([("host".into(), "n<1>".into())]); 2];
+    facts.sections = vec![training, scaling];
+    facts.device = vec![DeviceRates { rank: 0, gemm_f32_gflops: 1.0, gemm_bf16_gflops: 2.0, memory_gb_per_s: 3.0 }];
+    facts.collectives = CollectiveFacts { points: vec![point(8), point(64)], links: vec![link] };
+    facts.storage = vec![StorageRates { rank: 0, write_gb_per_s: 1.0, read_gb_per_s: 2.0 }];
+    facts.scaling = [1, 2]
+        .map(|n_ranks| ScalingPoint { mode: "strong", n_ranks, tokens_per_s: n_ranks as f64, efficiency: 1.0 })
+        .into();
+    facts.reference_run = Some(run);
+    facts.judge(3.0);
+    facts
 }
 
 #[test]
 fn every_file_is_written_and_holds_every_metric() {
     let dir = tempfile::tempdir().unwrap();
-    report().write(dir.path()).unwrap();
+    write(&facts(), dir.path()).unwrap();
     for name in ["report.json", "report.csv", "junit.xml", "mllog.txt", "report.html"] {
         let text = std::fs::read_to_string(dir.path().join(name)).unwrap();
         for metric in ["training.tokens_per_s", "training.mfu", "training.step_p50"] {
@@ -129,7 +128,7 @@ fn docs_acceptance_md_has_every_field_of_the_report_with_its_type() {
         documented.extend(paths.map(|path| (path.to_string(), cells[1].split(" or ").collect::<BTreeSet<_>>())));
     }
     let mut written = BTreeMap::new();
-    fields(&serde_json::to_value(report()).unwrap(), "", &mut written);
+    fields(&serde_json::to_value(facts()).unwrap(), "", &mut written);
     assert_eq!(written.keys().collect::<Vec<_>>(), documented.keys().collect::<Vec<_>>());
     for (path, kinds) in &written {
         assert!(kinds.iter().all(|kind| documented[path].contains(kind)), "{path}: {kinds:?}, {:?}", documented[path]);
@@ -138,7 +137,7 @@ fn docs_acceptance_md_has_every_field_of_the_report_with_its_type() {
 
 #[test]
 fn the_table_reads_back_to_the_same_bits() {
-    let text = csv::table(&report()).unwrap();
+    let text = csv::table(&facts()).unwrap();
     let mut reader = ::csv::Reader::from_reader(text.as_bytes());
     let rows: Vec<::csv::StringRecord> = reader.records().map(|row| row.unwrap()).collect();
     assert_eq!(rows.len(), 3);
@@ -149,7 +148,7 @@ fn the_table_reads_back_to_the_same_bits() {
 
 #[test]
 fn junit_counts_failures_and_skips() {
-    let xml = junit::suites(&report()).unwrap();
+    let xml = junit::suites(&facts()).unwrap();
     assert!(xml.contains("failures=\"1\""), "{xml}");
     assert!(
         xml.contains("tests=\"4\" disabled=\"1\" errors=\"0\" failures=\"1\"") && xml.contains("skipped=\"1\""),
@@ -159,11 +158,11 @@ fn junit_counts_failures_and_skips() {
     assert!(xml.contains("&lt;there&gt;") && !xml.contains("<there>"), "{xml}");
 }
 
-/// What mlperf_logging's parser asks of a line (mlp_parser/parser.py): the token, JSON, the six fields and their types; and of a
-/// file: intervals that begin and end.
+/// What mlperf_logging's parser asks of a line (mlp_parser/parser.py): the token, JSON, the six fields and
+/// their types; and of a file: intervals that begin and end.
 #[test]
 fn every_mllog_line_is_one_that_the_parser_reads() {
-    let text = mllog::lines(&report());
+    let text = mllog::lines(&facts());
     let mut open = Vec::new();
     for (i, line) in text.lines().enumerate() {
         let json: serde_json::Value = serde_json::from_str(line.strip_prefix(":::MLLOG ").expect("the token")).unwrap();
@@ -187,7 +186,7 @@ fn every_mllog_line_is_one_that_the_parser_reads() {
 
 #[test]
 fn the_page_has_four_plots_and_escapes_what_ranks_say() {
-    let page = html::page(&report()).unwrap();
+    let page = html::page(&facts()).unwrap();
     assert_eq!(page.matches("<figure ").count(), 4);
     let outside = page.replace("http://www.w3.org/2000/svg", "");
     for word in ["http:", "https:", "<script", "src="] {

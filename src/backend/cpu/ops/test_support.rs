@@ -3,30 +3,21 @@
 use crate::backend::buffer::Buf;
 use crate::backend::cpu::CpuDevice;
 use crate::backend::cpu::host::test_memory::buf_f32;
+use crate::random::SplitMix64;
 
-/// A device of so many threads.
+/// A device of `threads` compute threads.
 pub fn device(threads: usize) -> CpuDevice {
     CpuDevice::new(threads).expect("threads start")
 }
 
 /// Numbers in [-1, 1), the same for the same seed.
 pub fn random(n: usize, seed: u64) -> Vec<f32> {
-    words(n, seed).map(|word| (word >> 40) as f32 / (1u64 << 23) as f32 - 1.0).collect()
+    SplitMix64::stream(seed).take(n).map(|word| (word >> 40) as f32 / (1u64 << 23) as f32 - 1.0).collect()
 }
 
 /// Token ids below `vocab`.
 pub fn tokens(n: usize, vocab: usize, seed: u64) -> Vec<u32> {
-    words(n, seed).map(|word| (word >> 33) as u32 % vocab as u32).collect()
-}
-
-/// SplitMix64 (Steele, Lea, Flood 2014).
-fn words(n: usize, seed: u64) -> impl Iterator<Item = u64> {
-    (0..n as u64).map(move |i| {
-        let z = (seed << 32).wrapping_add(i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    })
+    SplitMix64::stream(seed).take(n).map(|word| (word >> 33) as u32 % vocab as u32).collect()
 }
 
 /// A buffer that shows what was not overwritten.

@@ -1,11 +1,14 @@
-//! Training runs on all ranks or on groups of them, within the one job. Each is `train::run` as `zero3 train` has it, in a run
-//! directory of its own, watched step by step.
+//! Training runs on all ranks or on groups of them, within one job. Each is `train::run`, as `zero3 train`
+//! calls it, in its own run directory, and is observed after every step.
+//!
+//! Must not know: why a run is made.
 
-use super::lab::Lab;
+use super::cluster::Cluster;
 use crate::backend::Backend;
 use crate::backend::agree::{all_or_none, decided_by_rank_0};
 use crate::config;
 use crate::error::{Error, Exit, Result};
+use crate::random::SplitMix64;
 use crate::telemetry::quantile::median;
 use crate::telemetry::{RankStep, StepRow};
 use crate::train::state::Start;
@@ -16,9 +19,9 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Instant;
 
-/// What a run came to; the same on every rank of its group.
+/// Results and times of a run; the same on every rank of its group.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub struct Trained {
+pub struct TrainedRun {
     /// Loss of each step.
     pub losses: Vec<f64>,
     /// Gradient norm of each step.
@@ -29,27 +32,28 @@ pub struct Trained {
     pub step_ms: Vec<f64>,
     /// Share of each step that the mean rank waited for collectives.
     pub exposed: Vec<f64>,
-    /// Of each rank: milliseconds of each step without what it waited.
+    /// By rank and step: milliseconds without waits for collectives.
     pub compute_ms: Vec<Vec<f64>>,
-    /// Exit code, as of `zero3 train`.
+    /// Exit code, as `zero3 train` would return it.
     pub exit: i32,
-    /// From begin to end of the run.
+    /// Length of the run.
     pub seconds: f64,
 }
 
-impl Trained {
-    /// xxh3 of the bits of every loss and gradient norm. The norm is an exact sum over every gradient, rounded once, so that a
-    /// bit of a gradient shows in this step or, through the weights, in the next.
+impl TrainedRun {
+    /// xxh3 of the bits of every loss and gradient norm. The norm is an exact sum over every gradient,
+    /// rounded once, so that a changed bit of a gradient shows in this step or, through the weights, in the
+    /// next.
     pub fn digest(&self) -> u64 {
         digest(&self.losses, &self.grad_norms)
     }
 
-    /// Tokens per second at the median of the settled steps.
+    /// Tokens per second at the median of [`Self::settled_ms`].
     pub fn tokens_per_s(&self) -> f64 {
         self.tokens_per_step as f64 / (median(self.settled_ms()) / 1e3)
     }
 
-    /// Step times without the first two, which touch memory for the first time.
+    /// Step times without the first two, in which memory is touched for the first time.
     pub fn settled_ms(&self) -> &[f64] {
         &self.step_ms[2.min(self.step_ms.len().saturating_sub(1))..]
     }
@@ -67,55 +71,58 @@ impl Trained {
     }
 }
 
-/// As [`Trained::digest`].
+/// [`TrainedRun::digest`] of a run with these losses and norms.
 pub fn digest(losses: &[f64], grad_norms: &[f64]) -> u64 {
     let bits: Vec<u64> = losses.iter().chain(grad_norms).map(|x| x.to_bits()).collect();
     xxhash_rust::xxh3::xxh3_64(bytemuck::cast_slice(&bits))
 }
 
-/// What else looks at each step.
-pub type Eye = Box<dyn Fn(&StepRow, &[RankStep])>;
+/// Called after each step with its row and every rank's numbers.
+pub type StepObserver = Box<dyn Fn(&StepRow, &[RankStep])>;
 
-/// Trains on the group `comm`. In words: why that was not possible, known to the whole group. Errors are this rank's own.
+/// Trains on the group `comm`. The inner error says why the whole group could not train.
+///
+/// # Errors
+/// This rank's own: the job cannot go on.
 pub fn train_on<B: Backend>(
-    lab: &Lab<'_, B>,
+    cluster: &Cluster<'_, B>,
     comm: &B::Comm,
     deck: config::Deck,
     start: Start,
-    eye: Option<Eye>,
-) -> Result<std::result::Result<Trained, String>> {
-    let seen = Rc::new(RefCell::new(Trained::default()));
+    observer: Option<StepObserver>,
+) -> Result<std::result::Result<TrainedRun, String>> {
+    let seen = Rc::new(RefCell::new(TrainedRun::default()));
     let watched = Rc::clone(&seen);
     let watch = move |row: &StepRow, ranks: &[RankStep]| {
         watched.borrow_mut().add(row, ranks);
-        if let Some(eye) = &eye {
-            eye(row, ranks);
+        if let Some(observer) = &observer {
+            observer(row, ranks);
         }
     };
     let job = Job {
         deck,
         start,
-        versions: lab.versions.clone(),
+        versions: cluster.versions.clone(),
         relaunch: "zero3 train".into(),
         launcher: String::new(),
         is_terminal: false,
-        poison: lab.poison,
-        host: lab.hosts[lab.rank()].clone(),
+        poison: cluster.poison,
+        host: cluster.hosts[cluster.rank()].clone(),
         started: Instant::now(),
-        abort: lab.abort,
+        abort: cluster.abort,
         quiet: true,
         watch: Some(Box::new(watch)),
     };
-    let outcome = train::run::<B>(lab.device, comm, &job);
+    let outcome = train::run::<B>(cluster.device, comm, &job);
     let seconds = job.started.elapsed().as_secs_f64();
     drop(job);
     match outcome {
-        // Its recorder ends here: the job goes on.
+        // The run's flight recorder ends here: the job goes on.
         Ok((exit, _)) => {
             let trained = Rc::into_inner(seen).expect("the run is over").into_inner();
-            Ok(Ok(Trained { exit: exit.code(), seconds, ..trained }))
+            Ok(Ok(TrainedRun { exit: exit.code(), seconds, ..trained }))
         }
-        // The group has the same verdict.
+        // Every rank of the group has the same error.
         Err(error @ (Error::Deck(_) | Error::Input(_) | Error::Checkpoint(_) | Error::Agreed { .. })) => {
             Ok(Err(error.to_string()))
         }
@@ -123,77 +130,87 @@ pub fn train_on<B: Backend>(
     }
 }
 
-/// Trains on all ranks, to the end of the deck's steps or to what `wanted` says instead. Fails, for all alike, where the run ended
-/// otherwise.
+/// Trains on all ranks.
+///
+/// # Errors
+/// [`Error::Agreed`] where the run did not end with `wanted`.
 pub fn train_on_all<B: Backend>(
-    lab: &Lab<'_, B>,
+    cluster: &Cluster<'_, B>,
     deck: config::Deck,
     start: Start,
     wanted: Exit,
-    eye: Option<Eye>,
-) -> Result<Trained> {
-    let trained = train_on(lab, lab.comm, deck, start, eye)?.map_err(all_know)?;
-    ended_with(&trained, wanted).map_err(all_know)?;
+    observer: Option<StepObserver>,
+) -> Result<TrainedRun> {
+    let trained = train_on(cluster, cluster.comm, deck, start, observer)?.map_err(agreed_failure)?;
+    ended_with(&trained, wanted).map_err(agreed_failure)?;
     Ok(trained)
 }
 
-/// In words: why the run did not end as it should.
-fn ended_with(trained: &Trained, wanted: Exit) -> std::result::Result<(), String> {
+/// Why the run did not end with `wanted`.
+fn ended_with(trained: &TrainedRun, wanted: Exit) -> std::result::Result<(), String> {
     match trained.exit {
         code if code == wanted.code() => Ok(()),
         code if code == Exit::StoppedEarly.code() => {
-            Err("the job was asked to stop, and the training run under way saved and ended".into())
+            Err("the job was asked to stop: the training run saved a checkpoint and ended".into())
         }
         code => Err(format!("the run ended with code {code}, not {}", wanted.code())),
     }
 }
 
-/// An error that every rank has.
-pub fn all_know(why: String) -> Error {
+/// A failure that every rank knows of.
+pub fn agreed_failure(why: String) -> Error {
     Error::Agreed { rank: 0, error: Box::new(Error::Comm(why)) }
 }
 
-/// Trains on disjoint groups at the same time; ranks of none wait. `deck(g)` is that of group `g`. Returns what each group came to.
-/// Collective over all ranks; fails for all alike where a group could not train to its end.
+/// Trains on disjoint groups at the same time; ranks that are in none wait. `deck(g)` is that of group `g`.
+/// Returns the run of each group. Collective over all ranks.
+///
+/// # Errors
+/// [`Error::Agreed`] where a group could not train to its end.
 pub fn train_on_groups<B: Backend>(
-    lab: &Lab<'_, B>,
+    cluster: &Cluster<'_, B>,
     groups: &[Vec<usize>],
     deck: impl Fn(usize) -> Result<config::Deck>,
-) -> Result<Vec<Trained>> {
-    let own = groups.iter().position(|group| group.contains(&lab.rank()));
-    let comm = (lab.split)(own.unwrap_or(groups.len()), lab.rank())?;
-    let came_to = match own {
+) -> Result<Vec<TrainedRun>> {
+    let own = groups.iter().position(|group| group.contains(&cluster.rank()));
+    let comm = (cluster.split)(own.unwrap_or(groups.len()), cluster.rank())?;
+    let outcome = match own {
         Some(g) => Some(
-            train_on(lab, &comm, deck(g)?, Start::Scratch, None)?
+            train_on(cluster, &comm, deck(g)?, Start::Scratch, None)?
                 .and_then(|trained| ended_with(&trained, Exit::Finished).map(|()| trained)),
         ),
         None => None,
     };
-    // One of each group speaks for it.
-    let speaks = own.filter(|&g| groups[g][0] == lab.rank());
-    let said = all_or_none(lab.comm, Ok(speaks.map(|g| (g, came_to))))?;
-    let mut all: Vec<Option<Trained>> = groups.iter().map(|_| None).collect();
-    for (g, came_to) in said.into_iter().flatten() {
-        match came_to.expect("a group that speaks has trained") {
+    // The first rank of each group reports for it.
+    let reports = own.filter(|&g| groups[g][0] == cluster.rank());
+    let reported = all_or_none(cluster.comm, Ok(reports.map(|g| (g, outcome))))?;
+    let mut all: Vec<Option<TrainedRun>> = groups.iter().map(|_| None).collect();
+    for (g, outcome) in reported.into_iter().flatten() {
+        match outcome.expect("a group that reports has trained") {
             Ok(trained) => all[g] = Some(trained),
-            Err(why) => return Err(all_know(format!("ranks {:?}: {why}", groups[g]))),
+            Err(why) => return Err(agreed_failure(format!("ranks {:?}: {why}", groups[g]))),
         }
     }
-    Ok(all.into_iter().map(|trained| trained.expect("every group has spoken")).collect())
+    Ok(all.into_iter().map(|trained| trained.expect("every group has reported")).collect())
 }
 
-/// Writes the synthetic tokens of the deck's seed where every rank reads them; returns their path. Collective.
+/// Writes synthetic tokens for the runs of `deck` into `dir`, where every rank reads them; returns the file's
+/// path. Collective.
 ///
-/// Three of four tokens follow from the one before, so there is something to learn; the rest are drawn.
-pub fn write_tokens<B: Backend>(lab: &Lab<'_, B>, dir: &Path) -> Result<String> {
-    let deck = lab.reference_deck()?;
+/// Three of four tokens follow from the one before, so there is something to learn; the rest are random.
+pub fn write_tokens<B: Backend>(
+    cluster: &Cluster<'_, B>,
+    deck: &config::Deck,
+    seed: u64,
+    dir: &Path,
+) -> Result<String> {
     let vocab = deck.model.vocab_size as u64;
     let wanted = deck.model.seq_len as u64 * deck.train.global_batch_size as u64 * 4;
     let n_tokens = wanted.clamp(1 << 16, 1 << 26) as usize;
     let wide = vocab > 1 << 16;
     let path = dir.join(if wide { "tokens.u32" } else { "tokens.u16" });
-    decided_by_rank_0(lab.comm, || {
-        let tokens = synthetic_tokens(lab.deck.training.seed, vocab, n_tokens);
+    decided_by_rank_0(cluster.comm, || {
+        let tokens = synthetic_tokens(seed, vocab, n_tokens);
         let bytes: Vec<u8> = match wide {
             true => tokens.iter().flat_map(|t| t.to_le_bytes()).collect(),
             false => tokens.iter().flat_map(|&t| (t as u16).to_le_bytes()).collect(),
@@ -204,19 +221,14 @@ pub fn write_tokens<B: Backend>(lab: &Lab<'_, B>, dir: &Path) -> Result<String> 
     Ok(path.display().to_string())
 }
 
-/// SplitMix64 (Steele, Lea, Flood 2014), and a line through the vocabulary.
+/// `n` tokens below `vocab`: three of four are a linear function of the one before.
 fn synthetic_tokens(seed: u64, vocab: u64, n: usize) -> Vec<u32> {
-    let (mut state, mut last) = (seed, 0);
-    (0..n)
-        .map(|_| {
-            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let mut z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            z ^= z >> 31;
-            last = if z % 4 == 0 { (z >> 2) % vocab } else { (last * 5 + 7) % vocab };
-            last as u32
-        })
-        .collect()
+    let mut last = 0;
+    let tokens = SplitMix64::new(seed).map(|z| {
+        last = if z % 4 == 0 { (z >> 2) % vocab } else { (last * 5 + 7) % vocab };
+        last as u32
+    });
+    tokens.take(n).collect()
 }
 
 #[cfg(test)]

@@ -1,24 +1,24 @@
-//! One figure, what it was held against, and what came of it. Pure.
+//! One measured value, its reference and tolerances, and whether it passes. Pure.
 
 use crate::config::Limit;
 use serde::{Deserialize, Serialize};
 
-/// What came of a figure.
+/// The result of a comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Status {
     /// Within its tolerances.
     Pass,
-    /// Outside of them.
+    /// Outside its tolerances.
     Fail,
-    /// Held against nothing.
+    /// Not compared with anything.
     Info,
     /// Not measured; the reason says why.
     Skipped,
 }
 
 impl Status {
-    /// As reports have it.
+    /// Its name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Status::Pass => "PASS",
@@ -32,56 +32,56 @@ impl Status {
 /// Where a reference comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Source {
-    /// The deck says it.
+pub enum ReferenceSource {
+    /// The deck.
     Deck,
-    /// An earlier run measured it.
+    /// An earlier run.
     Baseline,
     /// It follows from what the program does: a count that must be 0, a planned number of bytes, an ideal.
     Theory,
-    /// The ranks of this job, of which this one is held against the median.
+    /// The median of this job's ranks, nodes or links.
     Peers,
 }
 
-impl Source {
-    /// As reports have it.
+impl ReferenceSource {
+    /// Its name in reports.
     pub fn name(self) -> &'static str {
         match self {
-            Source::Deck => "deck",
-            Source::Baseline => "baseline",
-            Source::Theory => "theory",
-            Source::Peers => "peers",
+            ReferenceSource::Deck => "deck",
+            ReferenceSource::Baseline => "baseline",
+            ReferenceSource::Theory => "theory",
+            ReferenceSource::Peers => "peers",
         }
     }
 }
 
-/// One figure.
+/// One measured value.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Metric {
     /// `section.what`, e.g. `collectives.all_gather.busbw`.
     pub name: String,
-    /// The figure; none where it was not measured.
+    /// None where it was not measured.
     pub value: Option<f64>,
     /// Its unit; empty for counts and shares.
     pub unit: String,
-    /// What it was held against.
+    /// What it is compared with.
     pub reference: Option<f64>,
-    /// How far below is still good, as a fraction of the reference; none = any distance.
+    /// How far below the reference passes, as a fraction of it; none = any distance.
     pub low: Option<f64>,
-    /// How far above is still good, likewise.
+    /// How far above passes, as a fraction of the reference; none = any distance.
     pub high: Option<f64>,
     /// Where the reference comes from.
-    pub source: Option<Source>,
-    /// What came of it.
+    pub source: Option<ReferenceSource>,
+    /// Whether it passes.
     pub status: Status,
-    /// Why, in words; names ranks, hosts and links.
+    /// Why, naming ranks, hosts and links.
     pub reason: String,
-    /// It says whether results are right, not whether they are fast: where it fails, the whole acceptance is INVALID.
+    /// Whether it is about right results, not speed: where it fails, the whole acceptance is INVALID.
     pub correctness: bool,
 }
 
 impl Metric {
-    /// A figure held against nothing.
+    /// A value that is not compared with anything.
     pub fn info(name: &str, value: f64, unit: &str) -> Self {
         Metric {
             name: name.into(),
@@ -97,14 +97,14 @@ impl Metric {
         }
     }
 
-    /// A figure that was not measured.
+    /// A value that was not measured.
     pub fn skipped(name: &str, reason: impl Into<String>) -> Self {
         let none = Metric::info(name, 0.0, "");
         Metric { value: None, status: Status::Skipped, reason: reason.into(), ..none }
     }
 
-    /// A figure that must be exactly this: a count of wrong values that must be 0, bytes that must be the planned ones. `blame`
-    /// says what is wrong, where something is.
+    /// A value that must be exactly `wanted`: a count of wrong values that must be 0, bytes that must be the
+    /// planned ones. `blame` is the reason where it is not.
     pub fn exactly(name: &str, value: f64, wanted: f64, unit: &str, blame: impl Into<String>) -> Self {
         let limit = Limit { reference: None, low: Some(0.0), high: Some(0.0) };
         let mut metric = Metric::info(name, value, unit).judged(&limit, None, Some(wanted));
@@ -115,27 +115,27 @@ impl Metric {
         metric
     }
 
-    /// Ranks or links that stand out against their peers, of which there must be none; each is named in `outliers`.
+    /// The number of ranks or links that stand out from their peers, which must be 0; `outliers` names each.
     pub fn none_of(name: &str, outliers: &[String]) -> Self {
         Metric {
             reference: Some(0.0),
             high: Some(0.0),
-            source: Some(Source::Peers),
+            source: Some(ReferenceSource::Peers),
             status: if outliers.is_empty() { Status::Pass } else { Status::Fail },
             reason: outliers.join("; "),
             ..Metric::info(name, outliers.len() as f64, "")
         }
     }
 
-    /// What it was held against, in words: `deck 40 -10%`.
-    pub fn held_against(&self) -> Option<String> {
+    /// Source, reference and tolerances: `deck 40 -10%`.
+    pub fn compared_with(&self) -> Option<String> {
         let reference = self.reference?;
         let percent = |sign: &str, x: Option<f64>| x.map_or(String::new(), |x| format!(" {sign}{}%", show(100.0 * x)));
-        let source = self.source.map_or("", Source::name);
+        let source = self.source.map_or("", ReferenceSource::name);
         Some(format!("{source} {}{}{}", show(reference), percent("-", self.low), percent("+", self.high)))
     }
 
-    /// With words about how it came to be, before those of its verdict.
+    /// Puts `words` before its reason.
     pub fn because(mut self, words: impl Into<String>) -> Self {
         let words = words.into();
         self.reason = match (words.is_empty(), self.reason.is_empty()) {
@@ -146,16 +146,16 @@ impl Metric {
         self
     }
 
-    /// Held against the deck's reference, else the baseline's, else theory's.
+    /// Compares it with the deck's reference, else the baseline's, else theory's.
     pub fn judged(mut self, limit: &Limit, baseline: Option<f64>, theory: Option<f64>) -> Self {
         let Some(value) = self.value else { return self };
         (self.low, self.high) = (limit.low, limit.high);
         if limit.low.is_none() && limit.high.is_none() {
             return self;
         }
-        let found = (limit.reference.map(|r| (r, Source::Deck)))
-            .or(baseline.map(|r| (r, Source::Baseline)))
-            .or(theory.map(|r| (r, Source::Theory)));
+        let found = (limit.reference.map(|r| (r, ReferenceSource::Deck)))
+            .or(baseline.map(|r| (r, ReferenceSource::Baseline)))
+            .or(theory.map(|r| (r, ReferenceSource::Theory)));
         let Some((reference, source)) = found else {
             return self.because("no reference");
         };
@@ -163,8 +163,7 @@ impl Metric {
         let bound = |fraction: f64, sign: f64| reference + sign * fraction * reference.abs();
         let (lowest, highest) = (limit.low.map(|f| bound(f, -1.0)), limit.high.map(|f| bound(f, 1.0)));
         let verdict = match (lowest, highest) {
-            // A figure that is no number is never good.
-            _ if value.is_nan() => Err("it is no number".to_string()),
+            _ if value.is_nan() => Err("is NaN".to_string()),
             (Some(lowest), _) if value < lowest => Err(format!("below the lowest good value {}", show(lowest))),
             (_, Some(highest)) if value > highest => Err(format!("above the highest good value {}", show(highest))),
             _ => Ok(()),
@@ -174,7 +173,7 @@ impl Metric {
     }
 }
 
-/// A number with four significant digits, or all of a whole number.
+/// Four significant digits, or all digits of a whole number.
 pub fn show(value: f64) -> String {
     match value {
         v if v == v.trunc() && v.abs() < 1e15 => format!("{v}"),
@@ -215,9 +214,9 @@ mod tests {
     #[test]
     fn the_deck_beats_the_baseline_which_beats_theory() {
         let source = |limit, baseline, theory| judged(10.0, limit, baseline, theory).source;
-        assert_eq!(source("10 -1%", Some(20.0), Some(1.0)), Some(Source::Deck));
-        assert_eq!(source("-1%", Some(20.0), Some(1.0)), Some(Source::Baseline));
-        assert_eq!(source("-1%", None, Some(1.0)), Some(Source::Theory));
+        assert_eq!(source("10 -1%", Some(20.0), Some(1.0)), Some(ReferenceSource::Deck));
+        assert_eq!(source("-1%", Some(20.0), Some(1.0)), Some(ReferenceSource::Baseline));
+        assert_eq!(source("-1%", None, Some(1.0)), Some(ReferenceSource::Theory));
         let none = judged(10.0, "-1%", None, None);
         assert_eq!((none.source, none.status), (None, Status::Info));
         assert!(none.reason.contains("no reference"), "{none:?}");

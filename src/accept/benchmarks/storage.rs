@@ -1,37 +1,28 @@
-//! The file system that checkpoints live on: every rank writes a file and forces it to disk, another rank reads it back, and
-//! the rate of small operations.
+//! The file system of checkpoints: every rank writes a file and syncs it to disk, another rank reads it back;
+//! and the rate of metadata operations.
 
-use super::lab::Lab;
-use super::metric::{Metric, show};
+use crate::accept::acceptance::Acceptance;
+use crate::accept::facts::StorageRates;
+use crate::accept::verdict::limits;
+use crate::accept::verdict::metric::{Metric, show};
 use crate::backend::agree::decided_by_rank_0;
 use crate::backend::{Backend, Comm};
 use crate::error::{Error, Result};
+use crate::random::spread;
 use crate::test_hooks::write_point;
-use serde::Serialize;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// One rank's share of it.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Point {
-    /// Rank.
-    pub rank: usize,
-    /// Its write, open to the end of fsync, GB/s.
-    pub write_gb_per_s: f64,
-    /// Its read of the next rank's file, GB/s.
-    pub read_gb_per_s: f64,
-}
-
-/// What goes to the file at once, as a checkpoint's slices do.
+/// Bytes of one write, of the size of a checkpoint's slices.
 const CHUNK_BYTES: usize = 8 << 20;
 
-/// The bytes of a rank's file: 64-bit words that no two ranks and no two places share.
+/// The bytes of a rank's file from `offset` on: 64-bit words that differ between ranks and between offsets.
 fn fill(rank: usize, offset: u64, chunk: &mut [u8]) {
     for (i, word) in chunk.chunks_mut(8).enumerate() {
-        let mixed = (offset / 8 + i as u64 + ((rank as u64) << 40)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        word.copy_from_slice(&mixed.to_le_bytes()[..word.len()]);
+        let value = spread(offset / 8 + i as u64 + ((rank as u64) << 40));
+        word.copy_from_slice(&value.to_le_bytes()[..word.len()]);
     }
 }
 
@@ -39,7 +30,7 @@ fn path(dir: &Path, rank: usize) -> PathBuf {
     dir.join(format!("rank_{rank:05}.bin"))
 }
 
-/// Writes this rank's file through to the disk.
+/// Writes this rank's file and syncs it to disk.
 fn write(dir: &Path, rank: usize, bytes: u64) -> std::io::Result<()> {
     let mut file = File::create(path(dir, rank))?;
     let mut chunk = vec![0; CHUNK_BYTES.min(bytes as usize)];
@@ -54,7 +45,7 @@ fn write(dir: &Path, rank: usize, bytes: u64) -> std::io::Result<()> {
     file.sync_all()
 }
 
-/// Reads the file of `rank` and counts the bytes that are not as written; missing ones too.
+/// Reads the file of `rank` and counts the bytes that are not as written, or missing.
 fn read(dir: &Path, rank: usize, bytes: u64) -> std::io::Result<u64> {
     let mut file = File::open(path(dir, rank))?;
     let mut chunk = vec![0; CHUNK_BYTES.min(bytes as usize)];
@@ -75,7 +66,7 @@ fn read(dir: &Path, rank: usize, bytes: u64) -> std::io::Result<u64> {
     Ok(n_wrong)
 }
 
-/// Makes, renames and removes small files.
+/// Makes, renames and removes `n_files` small files.
 fn small_files(dir: &Path, rank: usize, n_files: usize) -> std::io::Result<()> {
     let name = |kind: &str, i: usize| dir.join(format!("{kind}_{rank:05}_{i}"));
     for i in 0..n_files {
@@ -85,47 +76,50 @@ fn small_files(dir: &Path, rank: usize, n_files: usize) -> std::io::Result<()> {
     (0..n_files).try_for_each(|i| std::fs::remove_file(name("old", i)))
 }
 
-/// Every rank's seconds, or what failed where, in words; and what this rank's work came to.
-type Timed<T> = (std::result::Result<Vec<f64>, Vec<String>>, Option<T>);
+/// Every rank's seconds, or every failure in words; and the output of this rank's work.
+type TimedWork<T> = (std::result::Result<Vec<f64>, Vec<String>>, Option<T>);
 
-/// Does the work on every rank at once. Collective.
+/// Does `work` on every rank at once. Collective.
 fn timed<B: Backend, T>(
-    lab: &Lab<'_, B>,
+    acceptance: &Acceptance<'_, B>,
     what: &str,
     dir: &Path,
     work: impl FnOnce() -> std::io::Result<T>,
-) -> Result<Timed<T>> {
-    lab.comm.control().barrier()?;
+) -> Result<TimedWork<T>> {
+    let cluster = &acceptance.cluster;
+    cluster.comm.control().barrier()?;
     let started = Instant::now();
-    let done = lab.own_work.run(work);
+    let done = cluster.local_work.run(work);
     let seconds = started.elapsed().as_secs_f64();
     let own = done
         .as_ref()
         .err()
-        .map_or(String::new(), |e| format!("{}: {what} in {}: {e}", lab.name(lab.rank()), dir.display()));
-    let said = lab.comm.control().all_gather_bytes(own.as_bytes())?;
-    let said: Vec<String> =
-        said.iter().map(|s| String::from_utf8_lossy(s).into_owned()).filter(|s| !s.is_empty()).collect();
-    let seconds = lab.gather(seconds)?;
-    Ok((if said.is_empty() { Ok(seconds) } else { Err(said) }, done.ok()))
+        .map_or(String::new(), |e| format!("{}: {what} in {}: {e}", cluster.name(cluster.rank()), dir.display()));
+    let reported = cluster.comm.control().all_gather_bytes(own.as_bytes())?;
+    let reported: Vec<String> =
+        reported.iter().map(|s| String::from_utf8_lossy(s).into_owned()).filter(|s| !s.is_empty()).collect();
+    let seconds = cluster.gather(seconds)?;
+    Ok((if reported.is_empty() { Ok(seconds) } else { Err(reported) }, done.ok()))
 }
 
 /// The section. Collective.
-pub fn run<B: Backend>(lab: &Lab<'_, B>, dir: &Path) -> Result<(Vec<Metric>, Vec<Point>)> {
+pub fn run<B: Backend>(acceptance: &Acceptance<'_, B>, dir: &Path) -> Result<(Vec<Metric>, Vec<StorageRates>)> {
+    let cluster = &acceptance.cluster;
     let dir = &dir.join("storage");
-    decided_by_rank_0(lab.comm, || std::fs::create_dir_all(dir).map_err(|e| Error::io("mkdir", dir, &e)))?;
-    let found = measure(lab, dir);
-    lab.comm.control().barrier()?;
-    if lab.rank() == 0 {
+    decided_by_rank_0(cluster.comm, || std::fs::create_dir_all(dir).map_err(|e| Error::io("mkdir", dir, &e)))?;
+    let found = measure(acceptance, dir);
+    cluster.comm.control().barrier()?;
+    if cluster.rank() == 0 {
         std::fs::remove_dir_all(dir).ok();
     }
     found
 }
 
-fn measure<B: Backend>(lab: &Lab<'_, B>, dir: &Path) -> Result<(Vec<Metric>, Vec<Point>)> {
-    let (rank, n) = (lab.rank(), lab.n());
-    let bytes = match lab.deck.storage.bytes_per_rank {
-        0 => share_of_reference(lab)?,
+fn measure<B: Backend>(acceptance: &Acceptance<'_, B>, dir: &Path) -> Result<(Vec<Metric>, Vec<StorageRates>)> {
+    let cluster = &acceptance.cluster;
+    let (rank, n) = (cluster.rank(), cluster.n());
+    let bytes = match acceptance.deck.storage.bytes_per_rank {
+        0 => share_of_reference(acceptance)?,
         bytes => bytes,
     };
     let failed = |names: &[&str], why: &[String]| {
@@ -135,56 +129,61 @@ fn measure<B: Backend>(lab: &Lab<'_, B>, dir: &Path) -> Result<(Vec<Metric>, Vec
     };
     let rates = |seconds: Vec<f64>| seconds.iter().map(|s| bytes as f64 / s / 1e9).collect::<Vec<f64>>();
     let names = ["storage.write", "storage.read", "storage.metadata"];
-    let (written, _) = timed(lab, "write", dir, || write(dir, rank, bytes))?;
+    let (written, _) = timed(acceptance, "write", dir, || write(dir, rank, bytes))?;
     let written = match written {
         Ok(seconds) => rates(seconds),
         Err(why) => return Ok(failed(&names, &why)),
     };
-    let from = (rank + 1) % n;
-    let (read_back, wrong) = timed(lab, "read", dir, || read(dir, from, bytes))?;
+    let source = (rank + 1) % n;
+    let (read_back, wrong) = timed(acceptance, "read", dir, || read(dir, source, bytes))?;
     let read_back = match read_back {
         Ok(seconds) => rates(seconds),
         Err(why) => return Ok(failed(&names[1..], &why)),
     };
-    let wrong = lab.gather(wrong.unwrap_or(0) as f64)?;
+    let wrong = cluster.gather(wrong.unwrap_or(0) as f64)?;
     let blame: Vec<String> = (0..n)
         .filter(|&r| wrong[r] > 0.0)
-        .map(|r| format!("{} read {} wrong bytes that {} wrote", lab.name(r), wrong[r], lab.name((r + 1) % n)))
+        .map(|r| format!("{} read {} wrong bytes that {} wrote", cluster.name(r), wrong[r], cluster.name((r + 1) % n)))
         .collect();
-    let n_files = lab.deck.storage.n_files;
-    let (small, _) = timed(lab, "make, rename and remove files", dir, || small_files(dir, rank, n_files))?;
+    let n_files = acceptance.deck.storage.n_files;
+    let (small, _) = timed(acceptance, "make, rename and remove files", dir, || small_files(dir, rank, n_files))?;
     let small = match small {
         Ok(seconds) => seconds,
         Err(why) => return Ok(failed(&names[2..], &why)),
     };
     let longest_s = small.iter().fold(0.0, |a: f64, &b| a.max(b));
-    // All are through when the slowest is.
+    // The job is done when its slowest rank is.
     let slowest = |rates: &[f64]| (0..n).min_by(|&a, &b| rates[a].total_cmp(&rates[b])).expect("a job has ranks");
     let total = |rates: &[f64]| n as f64 * rates[slowest(rates)];
     let words = |rates: &[f64]| {
         let r = slowest(rates);
-        format!("slowest: {}, {} GB/s", lab.name(r), show(rates[r]))
+        format!("slowest: {}, {} GB/s", cluster.name(r), show(rates[r]))
     };
     let whose = if n == 1 { "its own file" } else { "another rank's file" };
     let metrics = vec![
         Metric::exactly("storage.n_failed_ranks", 0.0, 0.0, "", ""),
-        lab.judged("storage.write", total(&written), "GB/s", None)
+        acceptance
+            .judged(limits::WRITE, total(&written), "GB/s", None)
             .because(format!("{bytes} bytes of each rank, with fsync; {}", words(&written))),
-        lab.judged("storage.read", total(&read_back), "GB/s", None).because(format!(
+        acceptance.judged(limits::READ, total(&read_back), "GB/s", None).because(format!(
             "each rank {whose}, written just before: part may come from the node's page cache; {}",
             words(&read_back)
         )),
         Metric::exactly("storage.n_wrong", wrong.iter().sum(), 0.0, "bytes", blame.join("; ")),
-        lab.judged("storage.metadata", (3 * n * n_files) as f64 / longest_s, "1/s", None),
+        acceptance.judged(limits::METADATA, (3 * n * n_files) as f64 / longest_s, "1/s", None),
     ];
-    let points = written.into_iter().zip(read_back).enumerate();
-    let points = points.map(|(rank, (write_gb_per_s, read_gb_per_s))| Point { rank, write_gb_per_s, read_gb_per_s });
-    Ok((metrics, points.collect()))
+    let rates = written
+        .into_iter()
+        .zip(read_back)
+        .enumerate()
+        .map(|(rank, (write_gb_per_s, read_gb_per_s))| StorageRates { rank, write_gb_per_s, read_gb_per_s });
+    Ok((metrics, rates.collect()))
 }
 
 /// Bytes of a rank's weights and moments of the reference model.
-fn share_of_reference<B: Backend>(lab: &Lab<'_, B>) -> Result<u64> {
-    Ok((12 * lab.reference_spec()?.numel()).div_ceil(lab.n()) as u64)
+fn share_of_reference<B: Backend>(acceptance: &Acceptance<'_, B>) -> Result<u64> {
+    let cluster = &acceptance.cluster;
+    Ok((12 * acceptance.reference_spec()?.numel()).div_ceil(cluster.n()) as u64)
 }
 
 #[cfg(test)]

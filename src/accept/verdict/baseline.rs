@@ -1,7 +1,7 @@
-//! The figures of an earlier acceptance, to hold this one against.
+//! The metrics of an earlier acceptance, as references for this one.
 
-use super::verdict::Section;
-use super::{answers, report};
+use super::{SectionResult, golden_losses};
+use crate::accept::facts::{REPORT_SCHEMA, REPORT_VERSION};
 use crate::config::acceptance::Deck;
 use crate::error::{Error, Result};
 use crate::telemetry::replace_file;
@@ -11,9 +11,9 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::Path;
 
-/// What the file says it is.
+/// Identifies the file.
 const SCHEMA: &str = "zero3.acceptance.baseline";
-/// Of that schema.
+/// Version of that schema.
 const VERSION: u32 = 1;
 
 /// A stored baseline; empty where none was given.
@@ -23,13 +23,13 @@ pub struct Baseline {
     schema_version: u32,
     /// Ranks of the run.
     pub n_ranks: usize,
-    /// What of its deck the figures depend on, by key.
+    /// The values of its deck that metrics depend on, by key.
     pub sizes: BTreeMap<String, String>,
-    /// Figures by name.
+    /// Values by metric.
     pub metrics: BTreeMap<String, f64>,
 }
 
-/// What of a deck its figures depend on, by key; `backend` is what its `run.backend` came to.
+/// The values of a deck that metrics depend on, by key; `backend` is the one that computes.
 fn sizes(deck: &Deck, backend: &str) -> BTreeMap<String, String> {
     let Deck { run, device, collectives, storage, .. } = deck;
     [
@@ -41,59 +41,60 @@ fn sizes(deck: &Deck, backend: &str) -> BTreeMap<String, String> {
         ("collectives.max_bytes", collectives.max_bytes.to_string()),
         ("storage.bytes_per_rank", storage.bytes_per_rank.to_string()),
         ("storage.n_files", storage.n_files.to_string()),
-        ("training", answers::reference_name(deck)),
+        ("training", golden_losses::reference_name(deck)),
     ]
     .map(|(key, value)| (key.to_string(), value))
     .into()
 }
 
 impl Baseline {
-    /// Of what has been measured: every figure but those that must be exact anyway.
-    pub fn of(sections: &[Section], n_ranks: usize, deck: &Deck, backend: &str) -> Self {
+    /// Every measured value, without those that must be exact anyway.
+    pub fn of(sections: &[SectionResult], n_ranks: usize, deck: &Deck, backend: &str) -> Self {
         let metrics = sections.iter().flat_map(|s| &s.metrics).filter(|m| !m.correctness);
         let metrics = metrics.filter_map(|m| Some((m.name.clone(), m.value?))).collect();
         Baseline { schema: SCHEMA.into(), schema_version: VERSION, n_ranks, sizes: sizes(deck, backend), metrics }
     }
 
-    /// The figure of that name.
+    /// The value of the metric `name`.
     pub fn value(&self, name: &str) -> Option<f64> {
         self.metrics.get(name).copied()
     }
 
-    /// Whether there is one.
+    /// Whether one was given.
     pub fn is_given(&self) -> bool {
         !self.schema.is_empty()
     }
 
-    /// Whether it is of another number of ranks, whose figures are not those of `n_ranks`.
-    pub fn is_of_other_than(&self, n_ranks: usize) -> bool {
+    /// Whether it was measured on another number of ranks than `n_ranks`.
+    pub fn has_other_rank_count(&self, n_ranks: usize) -> bool {
         self.is_given() && self.n_ranks != n_ranks
     }
 
-    /// Fails where it was measured with other sizes than `deck` has, or on another backend: such figures say nothing about each
-    /// other.
+    /// # Errors
+    /// It was measured with other sizes than those of `deck`, or on another backend: such values cannot be
+    /// compared.
     pub fn check(&self, deck: &Deck, backend: &str) -> Result<()> {
         let own = sizes(deck, backend);
-        let other = own.iter().filter(|(key, _)| self.is_given() && self.sizes.get(*key) != own.get(*key));
-        let words = |(key, own): (&String, &String)| {
+        let differs = own.iter().filter(|(key, _)| self.is_given() && self.sizes.get(*key) != own.get(*key));
+        let line = |(key, own): (&String, &String)| {
             let stored = self.sizes.get(key).map_or("nothing", String::as_str);
             format!("  {key}: {stored} there, {own} here")
         };
-        let other: Vec<String> = other.map(words).collect();
-        if other.is_empty() {
+        let lines: Vec<String> = differs.map(line).collect();
+        if lines.is_empty() {
             return Ok(());
         }
         Err(Error::Input(format!(
             "the baseline was measured with another deck:\n{}\nuse its sizes, or record a baseline of these with \
              --record-baseline FILE",
-            other.join("\n")
+            lines.join("\n")
         )))
     }
 
     /// Reads a file: a baseline, or the report.json of a run.
     ///
     /// # Errors
-    /// It cannot be read, is neither of these, is of another version, or is the report of an INVALID run.
+    /// It cannot be read, is neither of these, has another version, or is the report of an INVALID run.
     pub fn read(path: &Path) -> Result<Self> {
         let no = |why: String| {
             let hint =
@@ -102,21 +103,20 @@ impl Baseline {
         };
         let text = std::fs::read_to_string(path).map_err(|e| no(e.to_string()))?;
         let json: Value = serde_json::from_str(&text).map_err(|e| no(e.to_string()))?;
-        let says = (json["schema"].as_str().unwrap_or("nothing"), json["schema_version"].as_u64().unwrap_or(0));
-        match says {
+        let schema = (json["schema"].as_str().unwrap_or("nothing"), json["schema_version"].as_u64().unwrap_or(0));
+        match schema {
             (SCHEMA, version) if version == u64::from(VERSION) => {
                 serde_json::from_value(json).map_err(|e| no(e.to_string()))
             }
-            (report::SCHEMA, version) if version == u64::from(report::VERSION) => of_report(&json).map_err(no),
+            (REPORT_SCHEMA, version) if version == u64::from(REPORT_VERSION) => of_report(&json).map_err(no),
             (schema, version) => Err(no(format!(
-                "it says that it is `{schema}` version {version}; this program reads `{SCHEMA}` version {VERSION} and `{}` version {}",
-                report::SCHEMA,
-                report::VERSION
+                "it says that it is `{schema}` version {version}; this program reads `{SCHEMA}` version {VERSION} \
+                 and `{REPORT_SCHEMA}` version {REPORT_VERSION}"
             ))),
         }
     }
 
-    /// Writes a file.
+    /// Writes it to a file.
     ///
     /// # Errors
     /// The operating system's.
@@ -128,14 +128,14 @@ impl Baseline {
     }
 }
 
-/// The figures of a report.
+/// The metrics of a report.json.
 fn of_report(report: &Value) -> std::result::Result<Baseline, String> {
     if report["verdict"]["valid"] != true {
-        return Err("it is the report of an INVALID run, whose figures mean nothing".into());
+        return Err("it is the report of an INVALID run, whose values mean nothing".into());
     }
-    let sections = Vec::<Section>::deserialize(&report["sections"]).map_err(|e| format!("its sections: {e}"))?;
+    let sections = Vec::<SectionResult>::deserialize(&report["sections"]).map_err(|e| format!("its sections: {e}"))?;
     let n_ranks = usize::deserialize(&report["n_ranks"]).map_err(|e| format!("its n_ranks: {e}"))?;
-    let backend = report["backend"].as_str().ok_or("it does not say which backend it is of")?;
+    let backend = report["backend"].as_str().ok_or("it has no backend")?;
     let deck = report["deck"].as_str().unwrap_or_default();
     let deck = Deck::parse(deck, &[], "the deck of the report").map_err(|e| format!("its deck: {e}"))?;
     Ok(Baseline::of(&sections, n_ranks, &deck, backend))
@@ -143,9 +143,10 @@ fn of_report(report: &Value) -> std::result::Result<Baseline, String> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Ending;
     use super::super::metric::Metric;
-    use super::super::verdict::Ending;
     use super::*;
+    use crate::config::acceptance::Section;
 
     #[test]
     fn a_baseline_comes_back_as_written_and_other_files_are_refused_in_words() {
@@ -156,8 +157,8 @@ mod tests {
             Metric::exactly("device.wrong", 0.0, 0.0, "", ""),
             Metric::skipped("device.mfu", "why"),
         ];
-        let section = Section {
-            name: "device".into(),
+        let section = SectionResult {
+            section: Section::Device,
             ending: Ending::Completed,
             reason: String::new(),
             began_s: 0.0,
@@ -169,8 +170,8 @@ mod tests {
         assert_eq!(baseline.metrics.len(), 1);
         baseline.write(&path).unwrap();
         assert_eq!(Baseline::read(&path).unwrap(), baseline);
-        assert!(baseline.is_of_other_than(4) && !baseline.is_of_other_than(3));
-        assert!(!Baseline::default().is_of_other_than(4), "none was given");
+        assert!(baseline.has_other_rank_count(4) && !baseline.has_other_rank_count(3));
+        assert!(!Baseline::default().has_other_rank_count(4), "none was given");
         baseline.check(&deck("run.checkpoint_dir = \"elsewhere\"\ndevice.slow_rank = 0.3"), "cpu").unwrap();
         let said = baseline.check(&deck("device.gemm_n = 64"), "cpu").unwrap_err().to_string();
         assert!(said.contains("device.gemm_n: 1024 there, 64 here") && !said.contains("memory_bytes"), "{said}");

@@ -1,27 +1,29 @@
-//! Which rank computes wrong, from runs of the same steps on subsets of the ranks. Pure: whoever calls it does the runs.
+//! Which rank computes wrong, from runs of the same steps on subsets of the ranks. Pure: the caller makes the
+//! runs.
 //!
-//! Every rank count gives the same bits (rule 8), so two subsets that differ contain a rank that computes wrong. Halves of the ranks
-//! run at the same time; halves that differ are halved again, and those in which not every rank has work, so log2(N) rounds find one rank
-//! among N.
+//! Every rank count gives the same bits, so of two subsets that differ one contains a rank that computes
+//! wrong. Halves of the ranks run at the same time. Halves with wrong bits are halved again, and so are those
+//! in which not every rank has a micro-batch: log2(N) rounds find one rank among N.
 
 use crate::error::Result;
 
-/// What the runs say.
+/// What the runs show.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Finding {
-    /// All subsets came to the same bits.
+    /// All subsets gave the same bits.
     Clean,
-    /// These ranks, each by itself, come to other bits.
+    /// Each of these ranks, by itself, gives wrong bits.
     Bad(Vec<usize>),
-    /// These ranks together came to other bits once, and parts of them did not: it comes and goes.
-    Unsteady(Vec<usize>),
-    /// Subsets differ, and no two agree: nothing says which is right.
+    /// These ranks together gave wrong bits once, and parts of them did not: the fault is intermittent.
+    Intermittent(Vec<usize>),
+    /// Subsets differ, and no two agree: none can be taken as right.
     Undecided,
 }
 
-/// Finds the ranks that compute wrong among `0..n`. In a group of `n_busy` ranks at most each has a micro-batch to compute; larger ones
-/// are halved whatever they come to, since a rank without one hardly computes and so hardly errs. `all` is the digest of the run on all
-/// ranks, `known` that of a stored answer; `run` does the same steps on disjoint groups at the same time and returns their digests.
+/// Finds the ranks that compute wrong among `0..n`. In a group of at most `n_busy` ranks each has a
+/// micro-batch; larger groups are halved in any case, since a rank without one hardly computes and so hardly
+/// errs. `all` is the digest of the run on all ranks, `known` that of golden losses; `run` makes the same
+/// steps on disjoint groups at the same time and returns their digests.
 pub fn find(
     n: usize,
     n_busy: usize,
@@ -29,9 +31,9 @@ pub fn find(
     known: Option<u64>,
     mut run: impl FnMut(&[Vec<usize>]) -> Result<Vec<u64>>,
 ) -> Result<Finding> {
-    let everybody: Vec<usize> = (0..n).collect();
-    let mut results = vec![(everybody.clone(), all)];
-    let mut level = vec![everybody];
+    let all_ranks: Vec<usize> = (0..n).collect();
+    let mut results = vec![(all_ranks.clone(), all)];
+    let mut level = vec![all_ranks];
     while level.iter().any(|group| group.len() > 1) {
         let groups: Vec<Vec<usize>> = level
             .iter()
@@ -54,11 +56,11 @@ pub fn find(
     Ok(match wrong().min_by_key(|group| group.len()) {
         None => Finding::Clean,
         Some(_) if !bad.is_empty() => Finding::Bad(bad),
-        Some(group) => Finding::Unsteady(group.clone()),
+        Some(group) => Finding::Intermittent(group.clone()),
     })
 }
 
-/// The digest that is right: the stored answer where anybody came to it, else what most groups agree on, two at least.
+/// The right digest: the known one where any group has it, else the one that most groups have, two at least.
 fn truth(results: &[(Vec<usize>, u64)], known: Option<u64>) -> Option<u64> {
     let votes = |digest: u64| results.iter().filter(|(_, d)| *d == digest).count();
     if let Some(known) = known.filter(|&k| votes(k) > 0) {
@@ -76,7 +78,7 @@ mod tests {
 
     const RIGHT: u64 = 7;
 
-    /// A job of `n` ranks, some of which always compute wrong, in a way that depends on who they work with.
+    /// A job of `n` ranks, of which `bad` always compute wrong, in a way that depends on the group.
     fn simulate(n: usize, bad: &[usize], known: Option<u64>) -> (Finding, usize) {
         let digest = |group: &Vec<usize>| match bad.iter().any(|b| group.contains(b)) {
             true => group.iter().fold(1000, |h: u64, &r| h.wrapping_mul(31) + r as u64),
@@ -115,8 +117,8 @@ mod tests {
             for bad in 0..n {
                 let computes = |group: &[usize]| group.iter().take(n_busy).any(|&r| r == bad);
                 let digest = |group: &[usize]| if computes(group) { 1000 + group.len() as u64 } else { RIGHT };
-                let everybody: Vec<usize> = (0..n).collect();
-                let finding = find(n, n_busy, digest(&everybody), None, |groups| {
+                let all_ranks: Vec<usize> = (0..n).collect();
+                let finding = find(n, n_busy, digest(&all_ranks), None, |groups| {
                     Ok(groups.iter().map(|group| digest(group)).collect())
                 });
                 assert_eq!(finding.unwrap(), Finding::Bad(vec![bad]), "{bad} of {n}, of which {n_busy} compute");
@@ -135,23 +137,23 @@ mod tests {
     }
 
     #[test]
-    fn two_ranks_that_differ_need_a_known_answer() {
+    fn two_ranks_that_differ_need_a_known_digest() {
         assert_eq!(simulate(2, &[1], None).0, Finding::Undecided);
         assert_eq!(simulate(2, &[1], Some(RIGHT)).0, Finding::Bad(vec![1]));
     }
 
     #[test]
-    fn an_answer_that_nobody_comes_to_accuses_nobody() {
+    fn a_known_digest_that_no_group_has_accuses_no_rank() {
         assert_eq!(simulate(4, &[], Some(RIGHT + 1)), (Finding::Clean, 1));
     }
 
     #[test]
-    fn a_fault_that_comes_and_goes_is_named_by_its_smallest_group() {
+    fn an_intermittent_fault_is_named_by_its_smallest_group() {
         let mut round = 0;
         let finding = find(8, 8, RIGHT, Some(RIGHT), |groups| {
             round += 1;
             Ok(groups.iter().map(|g| if round == 1 && g.contains(&5) { 99 } else { RIGHT }).collect())
         });
-        assert_eq!(finding.unwrap(), Finding::Unsteady(vec![4, 5, 6, 7]));
+        assert_eq!(finding.unwrap(), Finding::Intermittent(vec![4, 5, 6, 7]));
     }
 }

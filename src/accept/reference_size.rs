@@ -1,72 +1,71 @@
-//! How large the reference model is where the deck does not say: as large as the weakest rank of the job trains in a short time.
+//! The size of the reference model where the deck does not give it: what the weakest rank of the job can
+//! train in a short time.
 //!
-//! The rule is pure and coarse, so that nodes of one kind get one model, whose losses can be stored and compared. It knows memory and
-//! cores alone: a measured speed would give another model on another day.
+//! The rule is pure and coarse, so that nodes of one kind get one model, whose losses can be stored and
+//! compared. It depends on memory and cores alone: a measured speed would give another model on another day.
 
 use crate::backend::agree::all_or_none;
 use crate::backend::{Comm, Device};
-use crate::config::acceptance::{Deck, Shape};
+use crate::config::acceptance::{Deck, ReferenceSize};
 use crate::error::Result;
 use crate::train::node_memory::NodeMemory;
 use crate::train::planning;
 use serde::{Deserialize, Serialize};
 
-/// The ladder, the smallest first: from 3 million parameters to GPT-2's published widths and on.
-pub const SHAPES: [Shape; 7] = [
-    Shape { n_layer: 4, n_head: 4, d_model: 256 },
-    Shape { n_layer: 6, n_head: 6, d_model: 384 },
-    Shape { n_layer: 12, n_head: 12, d_model: 768 },
-    Shape { n_layer: 24, n_head: 16, d_model: 1024 },
-    Shape { n_layer: 36, n_head: 20, d_model: 1280 },
-    Shape { n_layer: 48, n_head: 25, d_model: 1600 },
-    Shape { n_layer: 32, n_head: 32, d_model: 4096 },
+/// The sizes to choose from, ascending: from 3 million parameters to GPT-2's published widths and beyond.
+pub const SIZES: [ReferenceSize; 7] = [
+    ReferenceSize { n_layer: 4, n_head: 4, d_model: 256 },
+    ReferenceSize { n_layer: 6, n_head: 6, d_model: 384 },
+    ReferenceSize { n_layer: 12, n_head: 12, d_model: 768 },
+    ReferenceSize { n_layer: 24, n_head: 16, d_model: 1024 },
+    ReferenceSize { n_layer: 36, n_head: 20, d_model: 1280 },
+    ReferenceSize { n_layer: 48, n_head: 25, d_model: 1600 },
+    ReferenceSize { n_layer: 32, n_head: 32, d_model: 4096 },
 ];
-/// What a core is taken for, in GFLOP/s: a quarter of the f32 peak of two 256-bit FMA units at 2.5 GHz (8 lanes * 2 FLOPs * 2 units).
-/// Assumed, not measured: it places the ladder's steps, and no figure of a report comes from it.
+/// Assumed speed of a core: a quarter of the f32 peak of two 256-bit FMA units at 2.5 GHz (8 lanes * 2 FLOPs
+/// * 2 units). It only chooses among [`SIZES`]; no number of a report depends on it.
 const GFLOPS_PER_CORE: f64 = 20.0;
-/// Cores that a device with memory of its own is taken for: 20 TFLOP/s, below the dense bf16 peak of every file of inputs/hardware/.
+/// Cores that a GPU counts as: 20 TFLOP/s, below the dense bf16 peak of every file of inputs/hardware/.
 const DEVICE_CORES: usize = 1000;
-/// What one micro-batch may take at that rate.
+/// Longest time of one micro-batch at the assumed speed.
 const MICRO_BATCH_SECONDS: f64 = 1.0;
-/// Share of a rank's memory that the whole model may take: a run of `scaling` has it on one rank alone.
+/// Largest share of a rank's memory for the whole model: `scaling` trains it on a single rank.
 const MEMORY_SHARE: f64 = 0.5;
 
-/// What a rank has.
+/// Resources of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Resources {
-    /// Its share of the node's memory.
+    /// Its share of the node's memory, or the free memory of its GPU.
     pub memory_bytes: u64,
-    /// Cores it computes on.
+    /// Compute threads, or [`DEVICE_CORES`].
     pub cores: usize,
 }
 
-/// The deck with the largest shape of the ladder whose training on one rank fits into the share of `weakest`'s memory and whose
-/// micro-batch is computed in time; with the smallest where none does. A deck that names its model stays as it is.
+/// The deck with the largest of [`SIZES`] whose training on one rank fits into its share of `weakest`'s
+/// memory and whose micro-batch is computed in time, or with the smallest where none does. A deck that gives
+/// a size stays as it is.
 ///
 /// # Errors
-/// The deck's other keys make no training deck.
+/// The deck's other keys do not make a valid training deck.
 pub fn fitted<D: Device>(deck: &Deck, weakest: Resources) -> Result<Deck> {
     if !deck.training.is_unsized() {
         return Ok(deck.clone());
     }
-    for shape in SHAPES.into_iter().rev() {
-        let sized = deck.with_shape(shape);
+    for size in SIZES.into_iter().rev() {
+        let sized = deck.with_size(size);
         let reference = sized.reference("tokens.u16", "reference", sized.training.steps)?;
         let (model, plan) = planning::of_deck::<D>(&reference, 1)?;
         let flops = model.spec.flops_per_token * model.spec.tokens_per_micro_batch as f64;
         let seconds = flops / (GFLOPS_PER_CORE * 1e9 * weakest.cores as f64);
-        let room = MEMORY_SHARE * weakest.memory_bytes as f64;
-        if seconds <= MICRO_BATCH_SECONDS && plan.arena_bytes as f64 <= room {
+        let budget = MEMORY_SHARE * weakest.memory_bytes as f64;
+        if seconds <= MICRO_BATCH_SECONDS && plan.arena_bytes as f64 <= budget {
             return Ok(sized);
         }
     }
-    Ok(deck.with_shape(SHAPES[0]))
+    Ok(deck.with_size(SIZES[0]))
 }
 
-/// The least that any rank of the job has, of each; ranks of a node share what is the node's. Collective.
-///
-/// # Errors
-/// As of any collective.
+/// The minimum over all ranks of each resource; ranks of a node share its memory. Collective.
 pub fn weakest<C: Comm, D: Device>(comm: &C, host: &str, device: &D, threads: usize) -> Result<Resources> {
     let hosts = all_or_none(comm, Ok(host.to_string()))?;
     let n_here = hosts.iter().filter(|h| *h == host).count().max(1) as u64;
@@ -103,12 +102,12 @@ mod tests {
         let by_memory = [0.001, 0.5, 4.0, 64.0].map(|gib| d_model("", gib, 64));
         assert!(by_memory.is_sorted() && by_memory[0] == 256 && by_memory[3] == by_cores[3], "{by_memory:?}");
         assert!(by_memory[1] < by_memory[3], "half a GiB is not enough for what 64 cores could train: {by_memory:?}");
-        // A little more memory, as firmware leaves it, is no other model.
+        // A little more memory, as firmware leaves it, does not change the model.
         assert_eq!(d_model("", 250.0, 64), d_model("", 251.3, 64));
     }
 
     #[test]
-    fn longer_micro_batches_leave_room_for_a_smaller_model() {
+    fn longer_micro_batches_make_the_model_smaller() {
         assert!(d_model("training.seq_len = 2048", 512.0, 64) < d_model("", 512.0, 64));
     }
 
