@@ -9,8 +9,9 @@ use std::io::{Read, Write};
 use std::ops::Range;
 use std::path::Path;
 use std::time::Instant;
+use zero3::checkpoint::manifest::ADAM_STATES;
 use zero3::checkpoint::manifest::Param;
-use zero3::checkpoint::{self, Kind, Manifest, ParamSlice, Reader};
+use zero3::checkpoint::{self, Kind, Manifest, ParamSlice, Reader, Stored};
 
 fn number(variable: &str, otherwise: usize) -> usize {
     std::env::var(variable).ok().map_or(otherwise, |text| text.parse().expect("a whole number"))
@@ -61,9 +62,7 @@ fn save(run_dir: &Path, params: &[(String, usize)], values: &[f32], n: usize) {
                         numel: *numel,
                         start,
                         end,
-                        weight: held,
-                        exp_avg: held,
-                        exp_avg_sq: held,
+                        values: Stored::of(&Kind::all(&ADAM_STATES), |_| held),
                     }
                 })
                 .collect();
@@ -73,7 +72,7 @@ fn save(run_dir: &Path, params: &[(String, usize)], values: &[f32], n: usize) {
     let manifest = Manifest {
         step: 1,
         psi: params.iter().map(|p| p.1).sum(),
-        digest_block: checkpoint::manifest::digest_block(params.iter().map(|p| p.1).sum()),
+        digest_block: checkpoint::manifest::digest_block(params.iter().map(|p| p.1).sum(), 3),
         world_size: n,
         params: params.iter().map(|(name, numel)| Param::whole(name, &[*numel], true)).collect(),
         files,
@@ -85,7 +84,7 @@ fn save(run_dir: &Path, params: &[(String, usize)], values: &[f32], n: usize) {
 /// The same bytes as one plain sequential write and fsync.
 fn write_raw(path: &Path, params: &[(String, usize)], values: &[f32]) {
     let mut file = File::create(path).unwrap();
-    for _ in Kind::ALL {
+    for _ in Kind::all(&ADAM_STATES) {
         for (_, numel) in params {
             let bytes: &[u8] = bytemuck::cast_slice(&values[..*numel]);
             bytes.chunks(4 << 20).for_each(|block| file.write_all(block).unwrap());
@@ -103,7 +102,7 @@ fn restore(run_dir: &Path, params: &[(String, usize)], m: usize) {
         for (name, numel) in params {
             let range = shard_range(*numel, m, rank);
             out.resize(range.len(), 0.0);
-            for kind in Kind::ALL {
+            for kind in Kind::all(&ADAM_STATES) {
                 reader.read(name, kind, range.clone(), &mut out).unwrap();
             }
         }
@@ -147,7 +146,7 @@ fn main() {
     for _ in 0..rounds {
         copied.push(timed(|| {
             let mut at = 0;
-            for _ in Kind::ALL {
+            for _ in Kind::all(&ADAM_STATES) {
                 for (_, numel) in &params {
                     staging[at..at + numel].copy_from_slice(&values[..*numel]);
                     at += numel;

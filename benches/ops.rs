@@ -16,10 +16,11 @@ use std::sync::Arc;
 use std::time::Duration;
 use zero3::backend::cpu::{CpuDevice, host_arena};
 use zero3::backend::memory::Memory;
-use zero3::backend::ops::{AdamwStep, AttentionShape, LinearShape, Rotation};
+use zero3::backend::ops::{AttentionShape, LinearShape, Rotation};
 use zero3::backend::{Arena, Buf, Device, Ops, Queue};
 use zero3::dtype::DType::{self, Bf16, F32, U32};
 use zero3::model::{Dims, logits::chunk_rows};
+use zero3::optimizers::{OptimStates, OptimizerKind, UpdateNow, UpdateStep};
 use zero3::plan::memory::{ALIGN, Slot};
 use zero3::telemetry::MemKind;
 
@@ -218,15 +219,18 @@ fn ends(suite: &mut Suite) {
             d.cross_entropy(logits.view_mut(), losses.view_mut(), targets.view(), Some(1.0));
         });
     }
-    let (n, state) = (12 * c * c, Zeros(F32, 12 * c * c));
-    let (lr, beta1, beta2, eps, weight_decay, grad_scale) = (1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0);
-    let (bias_correction1, bias_correction2) = (1.0 - beta1, 1.0 - beta2);
-    let step = AdamwStep { lr, beta1, beta2, eps, weight_decay, bias_correction1, bias_correction2, grad_scale };
-    let param = Zeros(Bf16, if a == Bf16 { n } else { 0 });
-    suite.case("adamw", n, [Numbers(F32, n), state, state, Numbers(a, n), param], |d, [p, m, v, grad, param]| {
-        let param = (a == Bf16).then(|| param.view_mut());
-        d.adamw(p.view_mut(), m.view_mut(), v.view_mut(), grad.view(), &step, param);
-    });
+    let n = 12 * c * c;
+    for &kind in OptimizerKind::ALL {
+        let hyper = kind.default_hyper(0.1);
+        let step = UpdateStep::new(kind, &hyper, &UpdateNow { step: 1, lr: 1e-3, grad_scale: 1.0, decays: true });
+        let param = Zeros(Bf16, if a == Bf16 { n } else { 0 });
+        let operands = [Numbers(F32, n), Zeros(F32, n), Zeros(F32, n), Numbers(a, n), param];
+        suite.case(kind.name(), n, operands, |d, [master, s0, s1, grad, param]| {
+            let mut all = [s0, s1].into_iter();
+            let states = OptimStates::of(kind.states(&hyper), |_| all.next().expect("two at most").view_mut());
+            d.update(master.view_mut(), states, grad.view(), &step, (a == Bf16).then(|| param.view_mut()));
+        });
+    }
 }
 
 fn main() {

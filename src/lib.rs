@@ -4,11 +4,11 @@
 //!
 //! | layer | modules | knows |
 //! | --- | --- | --- |
-//! | L0 | [`error`], [`dtype`], [`params`], [`work`], [`exact_sum`], [`random`], [`test_hooks`], [`config`] | nothing above; decks |
+//! | L0 | [`error`], [`dtype`], [`params`], [`optimizers`], [`work`], [`exact_sum`], [`random`], [`test_hooks`], [`config`] | nothing above; decks |
 //! | L1 | [`plan`], [`telemetry`], [`data`], [`text`], [`figures`] | pure plans, counters, token files, text, pictures |
 //! | L2 | [`backend`], [`checkpoint`] | devices and MPI; HDF5 and host slices |
 //! | L3 | [`model`], [`zero`] | transformer math; shards, gathers, reductions (neither knows the other) |
-//! | L4 | [`optim`] | AdamW, clipping, schedule |
+//! | L4 | [`optim`] | norm, clipping, schedule, update |
 //! | L5 | [`train`] | the step, the loop, restore |
 //! | L6 | [`harness`], [`accept`], [`calibrate`], [`report`], [`watch`], [`hf`], [`device_check`] | what a measuring job needs; the acceptance benchmark; the planner's figures of this machine; what a run's records say, and live; weights of other programs; kernels against their naive siblings |
 //! | L7 | [`cli`] and `main` | arguments, MPI start, exit code |
@@ -30,6 +30,7 @@ pub mod harness;
 pub mod hf;
 pub mod model;
 pub mod optim;
+pub mod optimizers;
 pub mod params;
 pub mod plan;
 pub mod random;

@@ -4,6 +4,7 @@
 //! Must not know: how fast anything is.
 
 use crate::dtype::DType;
+use crate::optimizers::{BYTES_PER_STATE, OptimizerKind};
 
 /// Kinds of kernels that differ in what limits them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -38,13 +39,13 @@ pub enum Kernel {
     Stream,
     /// The exact sum of squares of the gradient norm.
     SumOfSquares,
-    /// The update of a slice.
-    Adamw,
+    /// The update of a slice by an optimizer.
+    Update(OptimizerKind),
 }
 
 impl Kernel {
-    /// All of them.
-    pub const ALL: [Kernel; 16] = [
+    /// Those that every run has; [`Kernel::all`] has the optimizers' too.
+    const OF_EVERY_RUN: [Kernel; 15] = [
         Kernel::LinearForward,
         Kernel::LinearBackwardInput,
         Kernel::LinearBackwardWeight,
@@ -60,8 +61,13 @@ impl Kernel {
         Kernel::EmbeddingBackward,
         Kernel::Stream,
         Kernel::SumOfSquares,
-        Kernel::Adamw,
     ];
+
+    /// All of them.
+    pub fn all() -> impl Iterator<Item = Kernel> {
+        let updates = OptimizerKind::ALL.iter().map(|&kind| Kernel::Update(kind));
+        Kernel::OF_EVERY_RUN.into_iter().chain(updates)
+    }
 
     /// The name in hardware files.
     pub fn name(self) -> &'static str {
@@ -81,7 +87,7 @@ impl Kernel {
             Kernel::EmbeddingBackward => "embedding_backward",
             Kernel::Stream => "stream",
             Kernel::SumOfSquares => "sum_of_squares",
-            Kernel::Adamw => "adamw",
+            Kernel::Update(kind) => kind.name(),
         }
     }
 }
@@ -154,6 +160,14 @@ impl Work {
     /// A pass over memory.
     pub fn pass(kernel: Kernel, dtype: DType, bytes: usize) -> Work {
         Work { kernel, dtype, flops: 0.0, bytes: bytes as f64 }
+    }
+
+    /// An optimizer's update of a slice of parameters of type `param`: fp32 weights and states are read and written, gradients
+    /// read, and parameters of lower precision written beside their masters.
+    pub fn update(kind: OptimizerKind, n_states: usize, param: DType, grad: DType, numel: usize) -> Work {
+        let rounded = if param == DType::F32 { 0 } else { param.bytes() };
+        let bytes = 2 * BYTES_PER_STATE * (1 + n_states) + grad.bytes() + rounded;
+        Work::pass(Kernel::Update(kind), param, numel * bytes)
     }
 }
 

@@ -271,7 +271,8 @@ fn a_full_disk_in_the_middle_of_a_save_leaves_the_older_checkpoint_and_the_run_g
 
 #[test]
 fn a_real_full_disk_inside_a_rank_file_names_the_file_and_the_bytes_needed() {
-    use zero3::checkpoint::ParamSlice;
+    use zero3::checkpoint::manifest::ADAM_STATES;
+    use zero3::checkpoint::{Kind, ParamSlice, Stored};
     const MARK: &str = "ZERO3_TEST_SMALL_DISK";
     // The child is this test again, in a mount namespace of its own.
     if let Ok(dir) = std::env::var(MARK) {
@@ -284,9 +285,7 @@ fn a_real_full_disk_inside_a_rank_file_names_the_file_and_the_bytes_needed() {
             numel: 200_000,
             start: 0,
             end: 200_000,
-            weight: &values,
-            exp_avg: &values,
-            exp_avg_sq: &values,
+            values: Stored::of(&Kind::all(&ADAM_STATES), |_| &values[..]),
         };
         for _ in 0..3 {
             let why = checkpoint::write_rank_file(&partial, 0, 1, 1, &[slice]).unwrap_err().to_string();

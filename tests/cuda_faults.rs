@@ -134,7 +134,7 @@ fn a_device_that_is_too_small_is_answered_with_the_kinds_of_memory_and_a_knob() 
         let run = case.train(2, &n_bytes.to_string(), &[CUDA]).on_doubles(2, "demand");
         let output = run.env("CUDA_DOUBLE_MEMORY", n_bytes.to_string()).timeout(SOON).output().expect_code(5);
         let left = format!("the device has {} left", n_bytes - 4096);
-        for words in [&left[..], "peaks by kind", "Adam moments", "gathered params", "activations", remedy] {
+        for words in [&left[..], "peaks by kind", "optimizer state", "gathered params", "activations", remedy] {
             assert!(output.text().contains(words), "{words:?} is nowhere in\n{output}");
         }
     }

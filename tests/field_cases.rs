@@ -7,6 +7,7 @@ use common::state::{State, assert_same_state};
 use common::{Case, Run, Steps, assert_same_curve};
 use serde_json::Value;
 use zero3::checkpoint::Kind;
+use zero3::optimizers::OptimState;
 
 fn train(case: &Case, n_ranks: usize, words: &[&str]) -> Steps {
     let run = format!("run_{n_ranks} {}", words.join(" "));
@@ -66,7 +67,7 @@ fn case_12_gradients_travel_and_add_up_in_f32_by_default() {
     assert_same_curve(&by_default, &asked_for);
     // With no first-moment decay the saved first moment is the gradient: a mean over 6 micro-batches that bf16 could not hold.
     let state = State::read(&case.path(&format!("run_3 {}", words.join(" "))), 4);
-    let gradient = state.get("wpe.weight", Kind::ExpAvg);
+    let gradient = state.get("wpe.weight", Kind::Optim(OptimState::ExpAvg));
     let finer = gradient.iter().filter(|g| g.to_bits() & 0xffff != 0).count();
     assert!(finer * 2 > gradient.len(), "{finer} of {} are finer than bf16", gradient.len());
 }

@@ -7,6 +7,7 @@ use common::{Case, Steps};
 use std::ops::Range;
 use std::path::PathBuf;
 use zero3::checkpoint::Kind;
+use zero3::optimizers::OptimState;
 
 const STEPS: u64 = 5;
 
@@ -231,7 +232,8 @@ fn first_gradient_agrees(model: Model, case: &Case) {
     let per_gradient = (1.0 - 0.9) * (1.0 / (norm + 1e-6)).min(1.0);
     let state = State::read(&case.path("run"), 1);
     for param in &state.manifest.params {
-        let ours: Vec<f64> = widened(state.get(&param.name, Kind::ExpAvg)).iter().map(|m| m / per_gradient).collect();
+        let ours: Vec<f64> =
+            widened(state.get(&param.name, Kind::Optim(OptimState::ExpAvg))).iter().map(|m| m / per_gradient).collect();
         let (exact, yardstick) = model.tensor("f64/grad1", &param.name);
         assert_close(&format!("gradient of {}", param.name), &ours, &exact, yardstick, |_| false);
     }

@@ -6,6 +6,7 @@ use common::state::{State, assert_same_state};
 use common::{Case, Steps, assert_same_curve, summary, text};
 use std::time::Duration;
 use zero3::checkpoint::Kind;
+use zero3::optimizers::OptimState;
 
 const BF16: [&str; 3] = ["zero.param_dtype=bf16", "zero.grad_dtype=bf16", "zero.reduce_dtype=bf16"];
 
@@ -52,7 +53,10 @@ fn a_tied_parameter_s_gradient_is_rounded_once_before_it_travels() {
         let travels = [&param_dtype, "zero.grad_dtype=f32", "zero.reduce_dtype=bf16"];
         let alone = first_gradient(&case, 1, &travels);
         for param in &exact.manifest.params {
-            let (exact, got) = (exact.get(&param.name, Kind::ExpAvg), alone.get(&param.name, Kind::ExpAvg));
+            let (exact, got) = (
+                exact.get(&param.name, Kind::Optim(OptimState::ExpAvg)),
+                alone.get(&param.name, Kind::Optim(OptimState::ExpAvg)),
+            );
             let mut n_inexact = 0;
             for (i, (&exact, &got)) in exact.iter().zip(got).enumerate() {
                 n_inexact += usize::from(exact != got);

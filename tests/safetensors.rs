@@ -9,6 +9,7 @@ use safetensors::{SafeTensors, serialize};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use zero3::checkpoint::{Kind, Reader};
+use zero3::optimizers::OptimState;
 
 /// Name to element type, shape, bytes.
 type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
@@ -63,7 +64,7 @@ fn what_was_exported_comes_in_again_with_the_same_bits_on_any_number_of_ranks() 
         let words: [&dyn AsRef<Path>; 5] = [&"import", &case.path(source), &case.path(run), &"--ranks", &n_ranks];
         ckpt(&words).output().expect_success().expect_text("--resume");
         assert!(values(&case.path(run), 0, Kind::Weight) == weights, "{run}");
-        for kind in [Kind::ExpAvg, Kind::ExpAvgSq] {
+        for kind in [Kind::Optim(OptimState::ExpAvg), Kind::Optim(OptimState::ExpAvgSq)] {
             assert!(values(&case.path(run), 0, kind).values().flatten().all(|bits| *bits == 0), "{kind} of {run}");
         }
         Run::new(0).args(["ckpt", "verify"]).arg(case.path(run)).output().expect_success();

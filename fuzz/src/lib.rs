@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use zero3::checkpoint::{Kind, Reader, reshard};
+use zero3::checkpoint::{Reader, reshard};
 use zero3::error::Error;
 use zero3::plan::partition::Partition;
 
@@ -55,7 +55,7 @@ impl Checkpoint {
         let params = reader.manifest().params.clone();
         let mut values = Vec::new();
         for param in &params {
-            for kind in Kind::ALL {
+            for kind in reader.manifest().kinds() {
                 let mut out = vec![0.0; param.numel];
                 reader.read(&param.name, kind, 0..param.numel, &mut out)?;
                 values.push(out.iter().map(|x| x.to_bits()).collect());

@@ -10,6 +10,7 @@
 
 use super::buffer::{View, ViewMut};
 use crate::dtype::DType;
+use crate::optimizers::{OptimStates, UpdateStep};
 
 /// Shape of causal self-attention over a fused projection.
 ///
@@ -61,27 +62,6 @@ pub struct LinearShape {
     pub n_in: usize,
     /// Columns of `out`.
     pub n_out: usize,
-}
-
-/// Hyperparameters of one AdamW update, all decided on the host.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct AdamwStep {
-    /// Learning rate of this step.
-    pub lr: f32,
-    /// First moment decay.
-    pub beta1: f32,
-    /// Second moment decay.
-    pub beta2: f32,
-    /// Added to the square root.
-    pub eps: f32,
-    /// Decoupled decay; 0 for parameters that do not decay.
-    pub weight_decay: f32,
-    /// `1 - beta1^step`, step counted from 1.
-    pub bias_correction1: f32,
-    /// `1 - beta2^step`.
-    pub bias_correction2: f32,
-    /// Factor of the gradient (clipping).
-    pub grad_scale: f32,
 }
 
 /// Scratch of [`Ops::attention_cached`] for a sequence of up to T rows.
@@ -425,18 +405,17 @@ pub trait Ops {
         dlogits_scale: Option<f32>,
     );
 
-    /// One AdamW update of a slice (arXiv:1711.05101), in PyTorch's order: decay first (`p *= 1 - lr *
-    /// weight_decay`), then `p -= lr * m^ / (sqrt(v^) + eps)`. Updates `master`, `m`, `v` in place.
+    /// One update of a slice by the optimizer of `step` (`optimizers/` has the formulas). Updates `master` and
+    /// `states` in place; `states` are those that the optimizer keeps in this run.
     ///
     /// In mixed precision `param` is the bf16 slice that is gathered and computed with: overwritten with the
     /// updated master weights, rounded.
-    fn adamw(
+    fn update(
         &self,
-        master: ViewMut<'_>, // (n) f32
-        m: ViewMut<'_>,      // (n) f32
-        v: ViewMut<'_>,      // (n) f32
-        grad: View<'_>,      // (n)
-        step: &AdamwStep,
+        master: ViewMut<'_>,              // (n) f32
+        states: OptimStates<ViewMut<'_>>, // (n) f32 each
+        grad: View<'_>,                   // (n)
+        step: &UpdateStep,
         param: Option<ViewMut<'_>>, // (n) bf16
     );
 }

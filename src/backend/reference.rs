@@ -3,7 +3,7 @@
 //!
 //! Matrices come flat, as the kernels see them, and become `ndarray` arrays here.
 
-use crate::backend::ops::{AdamwStep, AttentionShape, LinearShape, Rotation};
+use crate::backend::ops::{AttentionShape, LinearShape, Rotation};
 use ndarray::{Array1, Array2, Array4, ArrayView1, ArrayView2, Axis, s};
 
 fn matrix(xs: &[f64], rows: usize, cols: usize) -> ArrayView2<'_, f64> {
@@ -191,20 +191,6 @@ pub fn cross_entropy(logits: &[f64], targets: &[u32], scale: f64) -> (Vec<f64>, 
         row *= scale;
     }
     (losses, flat(dlogits))
-}
-
-/// `torch.optim.AdamW`, single tensor.
-pub fn adamw(param: &mut [f64], m: &mut [f64], v: &mut [f64], grad: &[f64], step: &AdamwStep) {
-    let (lr, beta1, beta2) = (step.lr as f64, step.beta1 as f64, step.beta2 as f64);
-    for i in 0..param.len() {
-        let g = grad[i] * step.grad_scale as f64;
-        param[i] *= 1.0 - lr * step.weight_decay as f64;
-        m[i] = beta1 * m[i] + (1.0 - beta1) * g;
-        v[i] = beta2 * v[i] + (1.0 - beta2) * g * g;
-        let m_hat = m[i] / step.bias_correction1 as f64;
-        let v_hat = v[i] / step.bias_correction2 as f64;
-        param[i] -= lr * m_hat / (v_hat.sqrt() + step.eps as f64);
-    }
 }
 
 /// (out, rstd)

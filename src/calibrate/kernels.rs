@@ -4,12 +4,13 @@
 //! Must not know: which models are predicted with the result.
 
 use super::fit::{Fit, fit};
-use crate::backend::ops::{AdamwStep, AttentionShape, LinearShape, Rotation};
+use crate::backend::ops::{AttentionShape, LinearShape, Rotation};
 use crate::backend::{Backend, Buf, Comm, Device, Ops, Queue};
 use crate::config::hardware::Rate;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::harness::Cluster;
+use crate::optimizers::{OptimStates, OptimizerKind, UpdateNow, UpdateStep};
 use crate::telemetry::quantile::median;
 use crate::work::{Attention, Kernel, Product, Work};
 use std::time::{Duration, Instant};
@@ -86,7 +87,7 @@ pub fn measure<B: Backend>(cluster: &Cluster<'_, B>, group: &B::Comm) -> Result<
             false => samples.iter().zip(&bench.samples).map(quickest).collect(),
         };
     }
-    Ok(Kernel::ALL.into_iter().flat_map(|kernel| fits(kernel, &samples)).collect())
+    Ok(Kernel::all().flat_map(|kernel| fits(kernel, &samples)).collect())
 }
 
 fn fits(kernel: Kernel, samples: &[KernelSample]) -> Vec<MeasuredKernel> {
@@ -282,27 +283,26 @@ impl<B: Backend> KernelBench<'_, B> {
             self.sample(work, &[(numel, a)], 0, |dev, bufs| {
                 std::hint::black_box(dev.sum_of_squares([bufs[0].view()])).ok();
             })?;
-            let mixed = a == DType::Bf16;
-            let f32s = (numel, DType::F32);
-            let bytes = numel * (3 * 8 + a.bytes() + if mixed { a.bytes() } else { 0 });
-            let step = AdamwStep {
-                lr: 1e-6,
-                beta1: 0.9,
-                beta2: 0.95,
-                eps: 1e-8,
-                weight_decay: 0.1,
-                bias_correction1: 1.0,
-                bias_correction2: 1.0,
-                grad_scale: 1.0,
-            };
-            let operands = [f32s, f32s, f32s, (numel, a), (numel, a)];
-            self.sample(Work::pass(Kernel::Adamw, a, bytes), &operands, 0, |dev, bufs| {
-                let [master, m, v, grad, param] = bufs else { unreachable!("five operands") };
-                let param = if mixed { Some(param.view_mut()) } else { None };
-                dev.adamw(master.view_mut(), m.view_mut(), v.view_mut(), grad.view(), &step, param);
-            })?;
+            for &kind in OptimizerKind::ALL {
+                self.update(kind, a, numel)?;
+            }
         }
         Ok(())
+    }
+
+    fn update(&mut self, kind: OptimizerKind, a: DType, numel: usize) -> Result<()> {
+        let hyper = kind.default_hyper(0.1);
+        let step = UpdateStep::new(kind, &hyper, &UpdateNow { step: 1000, lr: 1e-6, grad_scale: 1.0, decays: true });
+        let kept = kind.states(&hyper);
+        let operands =
+            [vec![(numel, a), (numel, a), (numel, DType::F32)], vec![(numel, DType::F32); kept.len()]].concat();
+        self.sample(Work::update(kind, kept.len(), a, a, numel), &operands, 0, |dev, bufs| {
+            let [grad, param, master, states @ ..] = bufs else { unreachable!("gradient, parameter, master, states") };
+            let mut states = states.iter_mut();
+            let states = OptimStates::of(kept, |_| states.next().expect("one of each").view_mut());
+            let param = (a == DType::Bf16).then(|| param.view_mut());
+            dev.update(master.view_mut(), states, grad.view(), &step, param);
+        })
     }
 
     fn cross_entropies(&mut self) -> Result<()> {

@@ -239,16 +239,19 @@ fn write_trials(text: &mut String, trials: &[Trial]) {
 mod tests {
     use super::*;
     use crate::config::hardware::Rate;
+    use crate::optimizers::OptimizerKind;
     use crate::work::Work;
+
+    const UPDATE: Kernel = Kernel::Update(OptimizerKind::Adamw);
 
     #[test]
     fn a_measured_kernel_reads_back_and_another_is_absent() {
         let mut hardware = Hardware::default();
-        assert_eq!(hardware.measured(Kernel::Adamw, DType::F32), None);
+        assert_eq!(hardware.measured(UPDATE, DType::F32), None);
         let rate = Rate { launch_s: 1e-6, s_per_flop: 0.0, s_per_byte: 1e-10 };
-        hardware.set_measured(Kernel::Adamw, DType::F32, rate);
-        let back = hardware.measured(Kernel::Adamw, DType::F32).unwrap();
-        let time = |rate: Rate| rate.launch_s + Work::pass(Kernel::Adamw, DType::F32, 1 << 20).bytes * rate.s_per_byte;
+        hardware.set_measured(UPDATE, DType::F32, rate);
+        let back = hardware.measured(UPDATE, DType::F32).unwrap();
+        let time = |rate: Rate| rate.launch_s + Work::pass(UPDATE, DType::F32, 1 << 20).bytes * rate.s_per_byte;
         assert!((time(back) / time(rate) - 1.0).abs() < 1e-4);
     }
 }

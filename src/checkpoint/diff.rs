@@ -1,4 +1,4 @@
-//! Where two checkpoints differ: weights and moments, element by element, whatever rank counts wrote them.
+//! Where two checkpoints differ: weights and optimizer states, element by element, whatever rank counts wrote them.
 //!
 //! Must not know: HDF5. It reads through [`Reader`].
 
@@ -16,9 +16,9 @@ const WINDOW: usize = 1 << 20;
 /// The outcome of a comparison. Equal means that every value has the same bits.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Diff {
-    /// Parameters that only the first one has, or has in another shape.
+    /// Parameters that only the first one has, or has in another shape; optimizer states that it alone stores.
     pub only_in_a: Vec<String>,
-    /// Parameters that only the second one has, or has in another shape.
+    /// The same of the second one.
     pub only_in_b: Vec<String>,
     /// Datasets with differing elements.
     pub differing: Vec<Differing>,
@@ -31,7 +31,7 @@ pub struct Diff {
 pub struct Differing {
     /// Parameter.
     pub param: String,
-    /// Which of its three values.
+    /// Which of its values.
     pub kind: Kind,
     /// Elements with differing bits.
     pub n_differing: u64,
@@ -63,10 +63,16 @@ pub fn diff(a: &Path, b: &Path) -> Result<Diff> {
         these.iter().filter(|p| !those.contains(p)).map(|p| p.0.clone()).collect()
     };
     let mut found = Diff { only_in_a: only(&in_a, &in_b), only_in_b: only(&in_b, &in_a), ..Diff::default() };
+    let (kinds, kinds_b) = (a.manifest().kinds(), b.manifest().kinds());
+    let alone = |these: &[Kind], those: &[Kind]| -> Vec<String> {
+        these.iter().filter(|kind| !those.contains(kind)).map(|kind| kind.to_string()).collect()
+    };
+    found.only_in_a.extend(alone(&kinds, &kinds_b));
+    found.only_in_b.extend(alone(&kinds_b, &kinds));
     let mut values = (vec![0.0f32; WINDOW], vec![0.0f32; WINDOW]);
     for param in in_a.iter().filter(|p| in_b.contains(p)) {
         let numel: usize = param.1.iter().product();
-        for kind in Kind::ALL {
+        for &kind in kinds.iter().filter(|kind| kinds_b.contains(kind)) {
             let mut differing: Option<Differing> = None;
             let mut from = 0;
             while from < numel {

@@ -9,19 +9,26 @@
 //!
 //! Must not know: the file system, HDF5. What makes one unacceptable is in `validate.rs`, where its slices lie in `placed.rs`.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
+use serde::de::{IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::Kind;
 use crate::error::{Error, Result};
+use crate::optimizers::{OptimState, OptimizerKind};
 use crate::telemetry::human;
 
 /// The format this program writes, and the newest it reads.
 pub const FORMAT_VERSION: u32 = 1;
+/// The feature of a manifest that stores other states than [`ADAM_STATES`]: a reader has to look at `optimizer.states`.
+pub const OPTIMIZER_STATES: &str = "optimizer_states";
 /// Features this program can honour. A manifest that requires another one is refused by name.
-pub const KNOWN_FEATURES: [&str; 0] = [];
+pub const KNOWN_FEATURES: [&str; 1] = [OPTIMIZER_STATES];
+/// What is stored beside the weights where the manifest does not say.
+pub const ADAM_STATES: [OptimState; 2] = [OptimState::ExpAvg, OptimState::ExpAvgSq];
 /// [`Manifest::reduction_order`] where contributions are added one by one, the same on every rank count.
 pub const IN_ORDER: &str = "left fold over micro-batch index";
 /// [`Manifest::reduction_order`] where each rank adds up its own micro-batches before anything travels.
@@ -75,7 +82,7 @@ pub struct Manifest {
     pub mesh: Vec<MeshDim>,
     /// Order in which gradient contributions were added.
     pub reduction_order: String,
-    /// The optimizer whose moments are stored.
+    /// The optimizer whose states are stored.
     pub optimizer: Optimizer,
     /// Digest algorithm of blocks and files.
     pub hash: String,
@@ -119,13 +126,42 @@ pub struct MeshDim {
     pub extent: usize,
 }
 
-/// The optimizer whose moments are stored.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+/// The optimizer whose states are stored.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Optimizer {
     /// Name, e.g. `adamw`.
     pub name: String,
     /// Updates taken: the `t` of the bias correction.
     pub step: u64,
+    /// The states that are stored, in file order; absent where they are [`ADAM_STATES`].
+    #[serde(default = "adam_states", skip_serializing_if = "is_adam_states")]
+    pub states: Vec<OptimState>,
+}
+
+fn adam_states() -> Vec<OptimState> {
+    ADAM_STATES.into()
+}
+
+fn is_adam_states(states: &[OptimState]) -> bool {
+    *states == ADAM_STATES
+}
+
+impl Default for Optimizer {
+    fn default() -> Self {
+        Optimizer { name: String::new(), step: 0, states: adam_states() }
+    }
+}
+
+impl Optimizer {
+    /// An optimizer of this program after `step` updates.
+    pub fn of(kind: OptimizerKind, states: &[OptimState], step: u64) -> Self {
+        Optimizer { name: kind.name().into(), step, states: states.into() }
+    }
+
+    /// What a reader must know of it.
+    pub fn required_features(&self) -> Vec<String> {
+        if is_adam_states(&self.states) { Vec::new() } else { vec![OPTIMIZER_STATES.into()] }
+    }
 }
 
 /// One stored parameter.
@@ -231,7 +267,7 @@ pub struct Slice {
     pub start: usize,
     /// One past the last element; `start == end` is a normal, empty slice.
     pub end: usize,
-    /// Digests of the three datasets.
+    /// Digests of its datasets.
     pub digests: SliceDigests,
 }
 
@@ -242,34 +278,59 @@ impl Slice {
     }
 }
 
-/// Digests of a slice's datasets, one per started block.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct SliceDigests {
-    /// Of the weights.
-    pub weight: Vec<String>,
-    /// Of the first moments.
-    pub exp_avg: Vec<String>,
-    /// Of the second moments.
-    pub exp_avg_sq: Vec<String>,
-}
+/// Digests of a slice's datasets, one per started block. In JSON an object with a member for each kind, in file order.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct SliceDigests(Vec<(Kind, Vec<String>)>);
 
 impl SliceDigests {
-    /// The digests of one kind.
-    pub fn of(&self, kind: Kind) -> &[String] {
-        match kind {
-            Kind::Weight => &self.weight,
-            Kind::ExpAvg => &self.exp_avg,
-            Kind::ExpAvgSq => &self.exp_avg_sq,
-        }
+    /// Room for those of `kinds`.
+    pub(super) fn empty(kinds: &[Kind]) -> Self {
+        SliceDigests(kinds.iter().map(|&kind| (kind, Vec::new())).collect())
+    }
+
+    /// The digests of one kind; None where there is no such member.
+    pub fn of(&self, kind: Kind) -> Option<&[String]> {
+        self.0.iter().find(|(of, _)| *of == kind).map(|(_, digests)| digests.as_slice())
     }
 
     /// The digests of one kind, to fill.
     pub(super) fn of_mut(&mut self, kind: Kind) -> &mut Vec<String> {
-        match kind {
-            Kind::Weight => &mut self.weight,
-            Kind::ExpAvg => &mut self.exp_avg,
-            Kind::ExpAvgSq => &mut self.exp_avg_sq,
+        &mut self.0.iter_mut().find(|(of, _)| *of == kind).expect("one of the kinds it was made for").1
+    }
+}
+
+impl Serialize for SliceDigests {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(kind, digests)| (kind.group(), digests)))
+    }
+}
+
+impl<'de> Deserialize<'de> for SliceDigests {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        struct Members;
+        impl<'de> Visitor<'de> for Members {
+            type Value = SliceDigests;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("an object of lists of digests")
+            }
+
+            /// Members of other names are ignored.
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<SliceDigests, A::Error> {
+                let mut digests = SliceDigests::default();
+                while let Some(name) = map.next_key::<Cow<'_, str>>()? {
+                    match Kind::named(&name) {
+                        Some(kind) if digests.of(kind).is_some() => {
+                            return Err(serde::de::Error::custom(format!("duplicate field `{name}`")));
+                        }
+                        Some(kind) => digests.0.push((kind, map.next_value()?)),
+                        None => _ = map.next_value::<IgnoredAny>()?,
+                    }
+                }
+                Ok(digests)
+            }
         }
+        deserializer.deserialize_map(Members)
     }
 }
 
@@ -310,10 +371,10 @@ impl Default for Manifest {
     }
 }
 
-/// Elements per digest block of a model of `psi` parameters: a power of two, as small as the room for digests allows, since a reader
+/// Elements per digest block of `n_kinds` values of each of `psi` parameters: a power of two, as small as the room for digests allows, since a reader
 /// whose range begins or ends within a block reads all of the block.
-pub fn digest_block(psi: usize) -> usize {
-    let wanted = (Kind::ALL.len() * psi).div_ceil(N_DIGESTS);
+pub fn digest_block(psi: usize, n_kinds: usize) -> usize {
+    let wanted = (n_kinds * psi).div_ceil(N_DIGESTS);
     wanted.next_power_of_two().clamp(MIN_DIGEST_BLOCK, DIGEST_BLOCK)
 }
 
@@ -387,5 +448,10 @@ impl Manifest {
     pub fn param(&self, name: &str) -> Option<&Param> {
         let stored = self.aliases.iter().find(|a| a.name == name).map_or(name, |a| a.param.as_str());
         self.params.iter().find(|p| p.name == stored)
+    }
+
+    /// What is stored of each parameter, in file order.
+    pub fn kinds(&self) -> Vec<Kind> {
+        Kind::all(&self.optimizer.states)
     }
 }

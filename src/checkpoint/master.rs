@@ -45,20 +45,20 @@ pub fn finish(run_dir: &Path, mut manifest: Manifest) -> Result<PathBuf> {
 /// Writes `dir/model.h5` and returns its record once it is durable; None where it would need more than
 /// [`MAX_MAPPINGS`] mappings.
 pub fn write_master(dir: &Path, manifest: &Manifest) -> Result<Option<ExtraFile>> {
-    let placed = manifest.placed();
+    let (placed, n_kinds) = (manifest.placed(), manifest.kinds().len());
     let n_mappings: usize = manifest
         .params
         .iter()
         .map(|p| placed[p.name.as_str()].len() * (2 * p.global_shape.len()).saturating_sub(1).max(1))
         .sum::<usize>()
-        * Kind::ALL.len();
+        * n_kinds;
     if n_mappings > MAX_MAPPINGS {
         log::info!("no {MASTER_FILE}: up to {n_mappings} mappings would be needed, more than {MAX_MAPPINGS}");
         return Ok(None);
     }
     let path = dir.join(MASTER_FILE);
     let failed = |what: String| {
-        let n_datasets = (Kind::ALL.len() * manifest.params.len()) as u64;
+        let n_datasets = (n_kinds * manifest.params.len()) as u64;
         let needed_bytes = BYTES_PER_FILE + BYTES_PER_DATASET * n_datasets + BYTES_PER_MAPPING * n_mappings as u64;
         Error::Io(format!("writing checkpoint file {} (up to about {needed_bytes} bytes): {what}", path.display()))
     };
@@ -79,7 +79,7 @@ fn make(path: &Path, manifest: &Manifest, placed: &std::collections::HashMap<&st
     let about: VarLenUnicode = about.parse().expect("letters and numbers hold no NUL");
     file.new_attr::<VarLenUnicode>().create("about")?.write_scalar(&about)?;
     file.new_attr::<u64>().create("step")?.write_scalar(&manifest.step)?;
-    for kind in Kind::ALL {
+    for kind in manifest.kinds() {
         let group = h5::create_group(&file, kind.group())?;
         for param in &manifest.params {
             show(&group, manifest, kind, param, &placed[param.name.as_str()])?;

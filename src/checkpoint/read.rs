@@ -96,6 +96,9 @@ impl Reader {
         let Some(stored) = self.manifest.param(param) else {
             return Err(Error::Checkpoint(format!("{}: holds no parameter {param}", self.dir.display())));
         };
+        if !self.manifest.kinds().contains(&kind) {
+            return Err(Error::Checkpoint(format!("{}: holds no {kind}", self.dir.display())));
+        }
         assert!(
             range.start <= range.end && range.end <= stored.numel,
             "range {range:?} of {param} with {} elements",
@@ -168,7 +171,7 @@ impl Reader {
             }
             self.scratch.resize(whole.len(), 0.0);
             h5::read_range(&dataset, whole, &mut self.scratch).map_err(cannot)?;
-            let expected = &slice.digests.of(kind)[at / block..];
+            let expected = &slice.digests.of(kind).expect("a valid manifest has them")[at / block..];
             for (i, (values, expected)) in self.scratch.chunks(block).zip(expected).enumerate() {
                 let digest = manifest::hex(xxh3_64(bytemuck::cast_slice(values)));
                 if digest != *expected {

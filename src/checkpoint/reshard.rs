@@ -61,6 +61,7 @@ pub fn reshard(
     std::fs::create_dir_all(run_dir).map_err(|e| Error::io("mkdir", run_dir, &e))?;
     let partial = prepare(run_dir, manifest.step)?;
 
+    let kinds = manifest.kinds();
     let shapes = |rank: usize| -> Vec<SliceShape<'_>> {
         let params = manifest.params.iter();
         params
@@ -72,13 +73,14 @@ pub fn reshard(
             .collect()
     };
     let write_all = |reader: &mut Reader| -> Result<Vec<FileRecord>> {
-        check_free_space(&partial, (0..world_size).map(|rank| estimate_bytes(&shapes(rank))).sum())?;
+        check_free_space(&partial, (0..world_size).map(|rank| estimate_bytes(&shapes(rank), kinds.len())).sum())?;
         let mut stream = Stream { reader, shapes: Vec::new(), buffer: Vec::new(), done: 0, progress: &progress };
         (0..world_size)
             .map(|rank| {
                 let slices = shapes(rank);
                 stream.shapes = slices.iter().map(|s| (s.name.to_string(), s.start)).collect();
-                let target = Target { dir: &partial, rank, world_size, step: manifest.step, locking: Locking::Off };
+                let (dir, step, kinds) = (partial.as_path(), manifest.step, kinds.as_slice());
+                let target = Target { dir, rank, world_size, step, kinds, locking: Locking::Off };
                 write_file(&target, &slices, &mut stream)
             })
             .collect()
@@ -87,7 +89,7 @@ pub fn reshard(
     let committed = write_all(&mut reader).and_then(|files| {
         manifest.files = files;
         // As written here; the source may have been digested in other blocks.
-        manifest.digest_block = digest_block(manifest.psi);
+        manifest.digest_block = digest_block(manifest.psi, kinds.len());
         manifest.world_size = world_size;
         for dim in manifest.mesh.iter_mut().filter(|d| d.dim == "shard") {
             dim.extent = world_size;

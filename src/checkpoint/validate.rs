@@ -5,8 +5,7 @@
 
 use std::collections::HashSet;
 
-use super::Kind;
-use super::manifest::{HASH, Manifest};
+use super::manifest::{HASH, Manifest, Optimizer};
 
 /// No larger digest block is accepted: a reader holds one in memory.
 const MAX_DIGEST_BLOCK: usize = 1 << 24;
@@ -29,6 +28,15 @@ impl Manifest {
             format!("has world_size = {}, not in 1..={MAX_WORLD_SIZE}", self.world_size),
         )?;
 
+        let Optimizer { name, states, .. } = &self.optimizer;
+        check(
+            states.windows(2).all(|pair| pair[0] < pair[1]),
+            format!("has states of its optimizer {name:?} twice or out of order"),
+        )?;
+        check(
+            self.optimizer.required_features().iter().all(|feature| self.required_features.contains(feature)),
+            format!("has other states than Adam's of its optimizer {name:?} without the feature that says so"),
+        )?;
         let mut names = HashSet::new();
         let mut psi = 0usize;
         for param in &self.params {
@@ -63,6 +71,7 @@ impl Manifest {
 
     fn validate_files(&self) -> std::result::Result<(), String> {
         let check = |ok: bool, why: String| if ok { Ok(()) } else { Err(why) };
+        let kinds = self.kinds();
         let (mut files, mut ranks) = (HashSet::new(), HashSet::new());
         for file in &self.files {
             check(is_plain_file_name(&file.name), format!("names a file {:?}, not a plain file name", file.name))?;
@@ -81,8 +90,8 @@ impl Manifest {
             for slice in &file.slices {
                 let label = format!("has slice {} in {}", slice.param, file.name);
                 check(slice.start <= slice.end, format!("{label} that ends before it starts"))?;
-                for kind in Kind::ALL {
-                    let digests = slice.digests.of(kind);
+                for &kind in &kinds {
+                    let digests = slice.digests.of(kind).ok_or_else(|| format!("{label} without {kind} digests"))?;
                     let n_blocks = slice.numel().div_ceil(self.digest_block);
                     check(
                         digests.len() == n_blocks,

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rayon::prelude::*;
 use serde::Serialize;
 
-use super::{Kind, MANIFEST_FILE, Reader, find, write};
+use super::{MANIFEST_FILE, Reader, find, write};
 use crate::error::{Error, Result};
 
 /// What a check of every byte found.
@@ -109,11 +109,11 @@ fn locate(dir: &Path, file_idx: usize) -> Vec<String> {
         let path = dir.join(&file.name);
         return vec![format!("{} is damaged outside its values, which cannot be found without it", path.display())];
     }
-    let block = reader.manifest().digest_block;
+    let (block, kinds) = (reader.manifest().digest_block, reader.manifest().kinds());
     let mut found = Vec::new();
     let mut out = Vec::new();
     for slice in &file.slices {
-        for kind in Kind::ALL {
+        for &kind in &kinds {
             for from in (slice.start..slice.end).step_by(block) {
                 let range = from..slice.end.min(from + block);
                 out.resize(range.len(), 0.0);

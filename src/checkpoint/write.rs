@@ -1,4 +1,4 @@
-//! A rank's file: three datasets per parameter slice, a digest per block and of the file, fsync.
+//! A rank's file: a dataset for the weights and each optimizer state of a parameter slice, a digest per block and of the file, fsync.
 //!
 //! Must not know: other ranks, the manifest's fate, which directory names are final.
 
@@ -16,7 +16,7 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 use super::lock::{self, Access};
 use super::manifest::{self, DIGEST_BLOCK, FORMAT_VERSION, FileRecord, Slice, SliceDigests, Structure};
 use super::validate::check_param_name;
-use super::{Kind, h5, rank_file_name};
+use super::{Kind, Stored, h5, rank_file_name};
 use crate::config::Locking;
 use crate::error::{Error, Result};
 use crate::test_hooks::{fault_point, write_point};
@@ -42,23 +42,11 @@ pub struct ParamSlice<'a> {
     pub start: usize,
     /// One past the last element; `start == end` is a normal, empty slice.
     pub end: usize,
-    /// Fp32 master weights, `end - start` of them.
-    pub weight: &'a [f32],
-    /// First moments (m).
-    pub exp_avg: &'a [f32],
-    /// Second moments (v).
-    pub exp_avg_sq: &'a [f32],
+    /// Fp32 master weights and the optimizer's states, `end - start` of each.
+    pub values: Stored<&'a [f32]>,
 }
 
 impl<'a> ParamSlice<'a> {
-    fn values(&self, kind: Kind) -> &'a [f32] {
-        match kind {
-            Kind::Weight => self.weight,
-            Kind::ExpAvg => self.exp_avg,
-            Kind::ExpAvgSq => self.exp_avg_sq,
-        }
-    }
-
     /// The slice without its values.
     pub fn shape(&self) -> SliceShape<'a> {
         let &ParamSlice { name, global_shape, numel, start, end, .. } = self;
@@ -73,11 +61,11 @@ impl SliceShape<'_> {
     }
 }
 
-/// Bytes a rank file of these slices takes on disk, a little over: what to ask
+/// Bytes a rank file of `n_kinds` values of these slices takes on disk, a little over: what to ask
 /// [`check_free_space`](super::check_free_space) for.
-pub fn estimate_bytes(slices: &[SliceShape<'_>]) -> u64 {
+pub fn estimate_bytes(slices: &[SliceShape<'_>], n_kinds: usize) -> u64 {
     let values: u64 = slices.iter().map(|s| s.numel() as u64 * 4 + BYTES_PER_DATASET).sum();
-    BYTES_PER_FILE + Kind::ALL.len() as u64 * values
+    BYTES_PER_FILE + n_kinds as u64 * values
 }
 
 /// What a rank file is, besides the values in it.
@@ -91,6 +79,8 @@ pub struct Target<'a> {
     pub world_size: usize,
     /// Optimizer step.
     pub step: u64,
+    /// What is stored of each slice, in file order.
+    pub kinds: &'a [Kind],
     /// Whether the file is locked while it is written.
     pub locking: Locking,
 }
@@ -118,7 +108,7 @@ pub trait Values {
 
 impl Values for &[ParamSlice<'_>] {
     fn block(&mut self, slice_idx: usize, kind: Kind, range: Range<usize>) -> Result<&[f32]> {
-        Ok(&self[slice_idx].values(kind)[range])
+        Ok(&self[slice_idx].values.get(kind).expect("a slice has what its file stores")[range])
     }
 }
 
@@ -130,15 +120,16 @@ pub fn write_rank_file(
     step: u64,
     slices: &[ParamSlice<'_>],
 ) -> Result<FileRecord> {
-    write_slices(&Target { dir, rank, world_size, step, locking: Locking::Off }, slices)
+    let kinds = slices.first().map_or_else(|| vec![Kind::Weight], |slice| slice.values.kinds());
+    write_slices(&Target { dir, rank, world_size, step, kinds: &kinds, locking: Locking::Off }, slices)
 }
 
 /// Writes a rank's file from slices in memory; see [`write_file`].
 pub fn write_slices(target: &Target<'_>, mut slices: &[ParamSlice<'_>]) -> Result<FileRecord> {
     for slice in slices {
-        for kind in Kind::ALL {
-            let (have, want) = (slice.values(kind).len(), slice.end - slice.start);
-            assert_eq!(have, want, "{kind} values of {} for its range {}..{}", slice.name, slice.start, slice.end);
+        for &kind in target.kinds {
+            let (have, want) = (slice.values.get(kind).map(|values| values.len()), slice.end - slice.start);
+            assert_eq!(have, Some(want), "{kind} values of {} for {}..{}", slice.name, slice.start, slice.end);
         }
     }
     let shapes: Vec<SliceShape<'_>> = slices.iter().map(ParamSlice::shape).collect();
@@ -158,7 +149,7 @@ pub fn write_file(target: &Target<'_>, slices: &[SliceShape<'_>], values: &mut d
     let name = rank_file_name(rank, target.world_size);
     let path = target.dir.join(&name);
     let failed = |what: String| {
-        let needed_bytes = estimate_bytes(slices);
+        let needed_bytes = estimate_bytes(slices, target.kinds.len());
         Error::Io(format!("writing checkpoint file {} (about {needed_bytes} bytes): {what}", path.display()))
     };
     let mut places = make_structure(&path, target, slices).map_err(|e| failed(h5::one_line(&e)))?;
@@ -170,8 +161,8 @@ pub fn write_file(target: &Target<'_>, slices: &[SliceShape<'_>], values: &mut d
     lock::hold(&file, &path, target.locking, Access::Write)?;
     let bytes = file.metadata().map_err(|e| failed(e.to_string()))?.len();
     let mut whole = Whole { file: &file, hasher: Xxh3::new(), structure: Xxh3::new(), values: Vec::new(), at: 0 };
-    let mut digests = vec![SliceDigests::default(); slices.len()];
-    let digest_block = manifest::digest_block(slices.iter().map(|s| s.numel).sum());
+    let mut digests = vec![SliceDigests::empty(target.kinds); slices.len()];
+    let digest_block = manifest::digest_block(slices.iter().map(|s| s.numel).sum(), target.kinds.len());
     for (i, place) in places.iter().enumerate() {
         if i == places.len() / 2 {
             write_point("write.half", rank, step).map_err(|e| failed(e.to_string()))?;
@@ -232,8 +223,8 @@ fn make_structure(path: &Path, target: &Target<'_>, slices: &[SliceShape<'_>]) -
     ] {
         file.new_attr::<u64>().create(name)?.write_scalar(&value)?;
     }
-    let mut places = Vec::with_capacity(slices.len() * Kind::ALL.len());
-    for kind in Kind::ALL {
+    let mut places = Vec::with_capacity(slices.len() * target.kinds.len());
+    for &kind in target.kinds {
         let group = h5::create_group(&file, kind.group())?;
         for (slice_idx, slice) in slices.iter().enumerate() {
             let dataset = make_dataset(&group, slice)?;

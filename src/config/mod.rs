@@ -28,6 +28,7 @@ pub use values::Written;
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::optimizers::{Hyper, OptimizerKind};
 use serde::{Deserialize, Serialize};
 use std::io::Read;
 use std::path::Path;
@@ -278,8 +279,10 @@ deck! {
             "Skipped (non-finite) steps in a row that end the run with exit code 4.";
     }
 
-    /// AdamW, its schedule (linear warm-up, cosine decay) and gradient clipping.
+    /// The optimizer, its schedule (linear warm-up, cosine decay) and gradient clipping.
     optim: OptimSection {
+        kind: OptimizerKind = (default "adamw"), Kind::Choice(OptimizerKind::NAMES),
+            "The optimizer; the table below has what each keeps and reads.";
         lr: f64 = (default "3e-4"), float(0.0, 1e3),
             "Peak learning rate.";
         min_lr: f64 = (default "0"), float(0.0, 1e3),
@@ -288,12 +291,12 @@ deck! {
             "Steps of linear warm-up; may exceed `train.steps`.";
         decay_steps: u64 = (default "0"), UNSIGNED,
             "Step at which the cosine decay reaches `optim.min_lr`; 0 = `train.steps`.";
-        beta1: f64 = (default "0.9"), FRACTION,
+        beta1: f64 = (derived "the optimizer's, 0 where it has none"), FRACTION,
             "Decay of the first moment.";
-        beta2: f64 = (default "0.95"), FRACTION,
+        beta2: f64 = (derived "the optimizer's, 0 where it has none"), FRACTION,
             "Decay of the second moment.";
-        eps: f64 = (default "1e-8"), float(1e-30, 1.0),
-            "Added to the square root of the second moment.";
+        eps: f64 = (derived "the optimizer's, 0 where it has none"), float(0.0, 1.0),
+            "Added to the square root of the second moment; above 0 where the optimizer has it.";
         weight_decay: f64 = (default "0.1"), float(0.0, 1e3),
             "Decoupled weight decay of parameters with two or more dimensions.";
         grad_clip: f64 = (default "1"), float(0.0, 1e30),
@@ -343,7 +346,7 @@ deck! {
         keep_every: u64 = (default "0"), UNSIGNED,
             "Checkpoints whose step is a multiple of this are kept for ever; 0 = none.";
         async_save: bool = (default "false"), Kind::Flag,
-            "Copy the state to host memory and write it while training goes on; it takes as much memory again as a rank's weights and moments.";
+            "Copy the state to host memory and write it while training goes on; it takes as much memory again as a rank's weights and optimizer states.";
         on_error: OnSaveError = (default "stop"), Kind::Choice(OnSaveError::NAMES),
             "After a save that failed (disk full, I/O error): end with exit code 5, or go on with the previous checkpoint.";
         locking: Locking = (default "off"), Kind::Choice(Locking::NAMES),
@@ -393,4 +396,12 @@ fn read_text(path: &Path, what: &str) -> Result<String> {
         return Err(no(&format!("it has more than {MAX_DECK_BYTES} bytes")));
     }
     Ok(text)
+}
+
+impl OptimSection {
+    /// What the update of a parameter reads of it.
+    pub fn hyper(&self) -> Hyper {
+        let &OptimSection { beta1, beta2, eps, weight_decay, .. } = self;
+        Hyper { beta1, beta2, eps, weight_decay }
+    }
 }

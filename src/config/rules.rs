@@ -7,6 +7,7 @@ use super::resolve::{Resolver, show};
 use super::{Deck, TABLE};
 use crate::dtype::DType;
 use crate::error::Result;
+use crate::optimizers::OptimizerKind;
 use toml::Value;
 
 /// Parameters of the largest model, and elements of the largest activation, that sizes in bytes can be reckoned for.
@@ -210,9 +211,31 @@ impl Resolver {
         {
             self.set("zero.deterministic", Value::Boolean(backend != BackendKind::Cuda));
         }
+        self.derive_optimizer();
         for (name, stands_for) in [("optim.decay_steps", "train.steps"), ("data.stride", "model.seq_len")] {
             if let (Some(0), Some(n)) = (self.integer(name), self.integer(stands_for)) {
                 self.set(name, Value::Integer(n));
+            }
+        }
+    }
+
+    /// The optimizer's hyperparameters; those of other optimizers are 0, and refused where somebody wrote one.
+    fn derive_optimizer(&mut self) {
+        let Some(kind) = self.choice::<OptimizerKind>("optim.kind") else { return };
+        for name in ["optim.beta1", "optim.beta2", "optim.eps"] {
+            let field = name.trim_start_matches("optim.");
+            let default = kind.keys().iter().find(|(key, _)| *key == field).map(|(_, default)| *default);
+            self.derive(name, Some(Value::Float(default.unwrap_or(0.0))));
+            match (default, self.float(name)) {
+                (None, Some(set)) if set != 0.0 => {
+                    let reads: Vec<&str> = kind.keys().iter().map(|(key, _)| *key).collect();
+                    let wants = format!("0, or left out: optim.kind = \"{kind}\" reads {} alone", reads.join(", "));
+                    self.refuse(name, wants);
+                }
+                (Some(_), Some(0.0)) if name == "optim.eps" => {
+                    self.refuse(name, "a number above 0, such as 1e-8".into())
+                }
+                _ => {}
             }
         }
     }

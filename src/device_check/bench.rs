@@ -9,6 +9,7 @@ use crate::random::SplitMix64;
 use crate::telemetry::MemKind;
 use half::bf16;
 use serde::Serialize;
+use std::borrow::Cow;
 use std::sync::Arc;
 
 /// Rows of activations in a check.
@@ -25,7 +26,7 @@ pub const ONE_ROUNDING: f64 = 1.0 / 256.0;
 #[derive(Debug, Clone, Serialize)]
 pub struct KernelResult {
     /// Its name, e.g. `layer_norm_forward`.
-    pub kernel: &'static str,
+    pub kernel: Cow<'static, str>,
     /// Type of activations.
     pub dtype: &'static str,
     /// Largest error of an element: `|got - want| / max(1, |want|)`.
@@ -168,11 +169,12 @@ impl<'a, D: Device> Bench<'a, D> {
     /// Runs a case: `check` gives outputs and what they should be, `prepare` a call to time. `tolerance` is for f32 and bf16.
     pub fn case(
         &mut self,
-        kernel: &'static str,
+        kernel: impl Into<Cow<'static, str>>,
         [of_f32, of_bf16]: [f64; 2],
         check: impl FnOnce(&mut Self) -> Result<Vec<(Buf, Vec<f64>)>>,
         prepare: impl FnOnce(&mut Self) -> Result<Timed<'a>>,
     ) -> Result<()> {
+        let kernel = kernel.into();
         let mut error = 0.0f64;
         for (got, want) in check(self)? {
             let got = self.device.read(got.view())?;

@@ -107,7 +107,7 @@ mod tests {
         let device = CpuDevice::new(2).unwrap();
         let report = run(&device, &arena(arena_bytes(Scale::SMALL)), &Scale::SMALL).unwrap();
         assert!(report.passed(), "{report}");
-        let kernels: std::collections::BTreeSet<&str> = report.rows.iter().map(|row| row.kernel).collect();
+        let kernels: std::collections::BTreeSet<&str> = report.rows.iter().map(|row| &*row.kernel).collect();
         assert_eq!(report.rows.len(), 2 * kernels.len(), "each kernel on both types: {kernels:?}");
         assert!(report.to_string().contains("PASSED"));
     }

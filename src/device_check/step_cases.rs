@@ -2,17 +2,17 @@
 
 use super::bench::{Bench, ONE_ROUNDING, ROWS, Timed};
 use crate::backend::Device;
-use crate::backend::ops::AdamwStep;
 use crate::backend::reference;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::exact_sum::ExactSum;
+use crate::optimizers::{OptimStates, OptimizerKind, UpdateNow, UpdateStep};
 
 /// Runs all of them.
 pub fn run<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
     cross_entropy(b)?;
     sum_of_squares(b)?;
-    optimizer(b)
+    optimizers(b)
 }
 
 fn cross_entropy<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
@@ -73,70 +73,55 @@ fn sum_of_squares<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
     )
 }
 
-fn optimizer<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
+/// Every optimizer, without and with the rounded parameter beside the master.
+fn optimizers<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
+    for &kind in OptimizerKind::ALL {
+        let now = UpdateNow { step: 3, lr: 1e-3, grad_scale: 0.5, decays: true };
+        let step = UpdateStep::new(kind, &kind.default_hyper(0.1), &now);
+        update(b, kind, step, true)?;
+        update(b, kind, step, false)?;
+    }
+    Ok(())
+}
+
+fn update<D: Device>(b: &mut Bench<'_, D>, kind: OptimizerKind, step: UpdateStep, rounded: bool) -> Result<()> {
     const N: usize = 4099;
-    let step = AdamwStep {
-        lr: 1e-3,
-        beta1: 0.9,
-        beta2: 0.95,
-        eps: 1e-8,
-        weight_decay: 0.1,
-        bias_correction1: 0.271,
-        bias_correction2: 0.142_625,
-        grad_scale: 0.5,
-    };
+    let kept = kind.states(&kind.default_hyper(0.1));
     b.case(
-        "adamw_rounded",
-        [ONE_ROUNDING; 2],
+        if rounded { format!("{kind}_rounded") } else { kind.name().into() },
+        if rounded { [ONE_ROUNDING; 2] } else { [1e-6, 1e-6] },
         |b| {
             let ((mut master, mut master_is), (grad, grad_is)) = (b.numbers(DType::F32, N)?, b.numbers(b.dtype, N)?);
-            let (mut m, mut v) = (b.zeros(DType::F32, N), b.zeros(DType::F32, N));
-            let mut param = b.unwritten(DType::Bf16, N);
-            let p = Some(param.view_mut());
-            b.device.adamw(master.view_mut(), m.view_mut(), v.view_mut(), grad.view(), &step, p);
-            let (mut m_is, mut v_is) = (vec![0.0; N], vec![0.0; N]);
-            reference::adamw(&mut master_is, &mut m_is, &mut v_is, &grad_is, &step);
-            Ok(vec![(param, master_is)])
+            let mut states = OptimStates::of(kept, |_| b.zeros(DType::F32, N));
+            let mut param = rounded.then(|| b.unwritten(DType::Bf16, N));
+            let views = states.each_mut().map(|state| state.view_mut());
+            b.device.update(master.view_mut(), views, grad.view(), &step, param.as_mut().map(|p| p.view_mut()));
+            let mut states_are = OptimStates::of(kept, |_| vec![0.0; N]);
+            step.reference(&mut master_is, &mut states_are, &grad_is);
+            if let Some(param) = param {
+                return Ok(vec![(param, master_is)]);
+            }
+            let mut results = vec![(master, master_is)];
+            for &state in kept {
+                results.extend(states.take(state).zip(states_are.take(state)));
+            }
+            Ok(results)
         },
         |b| {
             let (device, s) = (b.device, b.scale);
             let n = 4 * s.c * s.c;
             let (mut master, grad) = (b.zeros(DType::F32, n), b.zeros(b.dtype, n));
-            let (mut m, mut v) = (b.zeros(DType::F32, n), b.zeros(DType::F32, n));
-            let mut param = b.zeros(DType::Bf16, n);
+            let mut states = OptimStates::of(kept, |_| b.zeros(DType::F32, n));
+            let mut param = rounded.then(|| b.zeros(DType::Bf16, n));
+            let rounded_bytes = param.as_ref().map_or(0, |param| param.bytes());
             Ok(Timed {
                 shape: format!("{n}"),
-                bytes: 6 * master.bytes() + grad.bytes() + param.bytes(),
+                bytes: 2 * (1 + kept.len()) * master.bytes() + grad.bytes() + rounded_bytes,
                 flops: 0.0,
                 call: Box::new(move || {
-                    let p = Some(param.view_mut());
-                    device.adamw(master.view_mut(), m.view_mut(), v.view_mut(), grad.view(), &step, p);
-                }),
-            })
-        },
-    )?;
-    b.case(
-        "adamw",
-        [1e-6, 1e-6],
-        |b| {
-            let ((mut master, mut master_is), (grad, grad_is)) = (b.numbers(DType::F32, N)?, b.numbers(b.dtype, N)?);
-            let (mut m, mut v) = (b.zeros(DType::F32, N), b.zeros(DType::F32, N));
-            b.device.adamw(master.view_mut(), m.view_mut(), v.view_mut(), grad.view(), &step, None);
-            let (mut m_is, mut v_is) = (vec![0.0; N], vec![0.0; N]);
-            reference::adamw(&mut master_is, &mut m_is, &mut v_is, &grad_is, &step);
-            Ok(vec![(master, master_is), (m, m_is), (v, v_is)])
-        },
-        |b| {
-            let (device, s) = (b.device, b.scale);
-            let n = 4 * s.c * s.c;
-            let (mut master, grad) = (b.zeros(DType::F32, n), b.zeros(b.dtype, n));
-            let (mut m, mut v) = (b.zeros(DType::F32, n), b.zeros(DType::F32, n));
-            Ok(Timed {
-                shape: format!("{n}"),
-                bytes: 6 * master.bytes() + grad.bytes(),
-                flops: 0.0,
-                call: Box::new(move || {
-                    device.adamw(master.view_mut(), m.view_mut(), v.view_mut(), grad.view(), &step, None);
+                    let states = states.each_mut().map(|state| state.view_mut());
+                    let param = param.as_mut().map(|param| param.view_mut());
+                    device.update(master.view_mut(), states, grad.view(), &step, param);
                 }),
             })
         },

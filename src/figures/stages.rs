@@ -16,7 +16,7 @@ pub struct Point {
     pub stage: u8,
     /// Ranks.
     pub n_ranks: usize,
-    /// Kept between steps: parameters, master weights, gradients, moments.
+    /// Kept between steps: parameters, master weights, gradients, optimizer state.
     pub resident: [u64; 4],
     /// Received in all-gathers of one step.
     pub all_gather_bytes: u64,
@@ -35,7 +35,7 @@ impl Point {
 }
 
 /// Names of [`Point::resident`].
-const STATES: [&str; 4] = ["parameters", "master weights", "gradients", "Adam moments"];
+const STATES: [&str; 4] = ["parameters", "master weights", "gradients", "optimizer state"];
 
 fn state_color(theme: &Theme, state: usize) -> Color {
     theme.color([0, 7, 1, 2][state])

@@ -93,7 +93,7 @@ pub fn figure(units: &[Unit], world_size: usize) -> Figure {
     Figure::new("storage", "Storage: which slices a rank keeps between steps", caption.clone(), |sheet| {
         let rule = match (held(Held::Whole), held(Held::Cut)) {
             (true, _) => {
-                "Every rank keeps elements 0 to the last one of everything: parameter, gradient and Adam's moments."
+                "Every rank keeps elements 0 to the last one of everything: parameter, gradient and optimizer state."
                     .to_string()
             }
             (_, cut) => format!(

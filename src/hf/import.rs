@@ -1,6 +1,6 @@
 //! Other people's weights as a checkpoint of step 0, cut for any number of ranks.
 //!
-//! \[Note: imported\] Its moments are zero, its deck is a stand-in around the model's sizes, and its data digest is empty: a run that
+//! \[Note: imported\] Its optimizer states are zero, its deck is a stand-in around the model's sizes, and its data digest is empty: a run that
 //! restores it starts at step 0 on any data, in any way.
 //!
 //! Must not know: the command line, how ranks cut parameters (the caller says which range is whose).
@@ -23,6 +23,7 @@ use crate::checkpoint::{
 use crate::config::Locking;
 use crate::error::{Error, Result};
 use crate::model::Model;
+use crate::optimizers::BYTES_PER_STATE;
 use crate::params::ModelSpec;
 use crate::telemetry::human;
 
@@ -44,7 +45,7 @@ pub struct Imported {
 
 /// Writes the weights of a Hugging Face directory, or of one safetensors file with config.json beside it, into the run directory
 /// `run_dir`, which may not hold checkpoints yet. `shard_range(numel, rank)` is the part of a parameter that a rank owns.
-/// `progress` is told the bytes of values written and of all, moments included.
+/// `progress` is told the bytes of values written and of all, optimizer states included.
 ///
 /// # Errors
 /// Every tensor that is missing, too many, misshapen or of another type, at once; a head that is not the token embedding;
@@ -76,6 +77,8 @@ pub fn import<D: Ops>(
     fs::create_dir_all(run_dir).map_err(|e| Error::io("mkdir", run_dir, &e))?;
     let partial = prepare(run_dir, 0)?;
 
+    let states = deck.optim.kind.states(&deck.optim.hyper());
+    let kinds = Kind::all(states);
     let shapes = |rank: usize| -> Vec<SliceShape<'_>> {
         let params = spec.params.iter();
         params
@@ -87,7 +90,7 @@ pub fn import<D: Ops>(
             .collect()
     };
     let write_all = || -> Result<PathBuf> {
-        check_free_space(&partial, (0..n_ranks).map(|rank| estimate_bytes(&shapes(rank))).sum())?;
+        check_free_space(&partial, (0..n_ranks).map(|rank| estimate_bytes(&shapes(rank), kinds.len())).sum())?;
         let mut stream = Stream {
             files: &files,
             spec,
@@ -96,24 +99,27 @@ pub fn import<D: Ops>(
             starts: Vec::new(),
             buffer: Vec::new(),
             done: 0,
-            total: (Kind::ALL.len() * 4 * spec.numel()) as u64,
+            total: (kinds.len() * BYTES_PER_STATE * spec.numel()) as u64,
             progress,
         };
         let mut records = Vec::new();
         for rank in 0..n_ranks {
             let slices = shapes(rank);
             stream.starts = slices.iter().map(|s| s.start).collect();
-            let target = Target { dir: &partial, rank, world_size: n_ranks, step: 0, locking: Locking::Off };
+            let (dir, kinds) = (partial.as_path(), kinds.as_slice());
+            let target = Target { dir, rank, world_size: n_ranks, step: 0, kinds, locking: Locking::Off };
             records.push(write_file(&target, &slices, &mut stream)?);
         }
         let mesh = Mesh::sharded(n_ranks);
+        let optimizer = Optimizer::of(deck.optim.kind, states, 0);
         let manifest = Manifest {
             deck: deck.to_toml(),
             psi: spec.numel(),
-            digest_block: digest_block(spec.numel()),
+            digest_block: digest_block(spec.numel(), kinds.len()),
             world_size: n_ranks,
             mesh: Dim::ALL.map(|dim| MeshDim { dim: dim.name().into(), extent: mesh.extent(dim) }).into(),
-            optimizer: Optimizer { name: "adamw".into(), step: 0 },
+            required_features: optimizer.required_features(),
+            optimizer,
             params: spec.params.iter().map(|p| Param::whole(&p.name, &p.shape, p.decay)).collect(),
             aliases: (spec.aliases.iter())
                 .map(|(name, p)| Alias { name: name.clone(), param: spec.params[*p].name.clone() })
@@ -203,7 +209,7 @@ struct Stream<'a> {
     starts: Vec<usize>,
     buffer: Vec<f32>,
     done: u64,
-    /// Bytes of all values, moments included.
+    /// Bytes of all values, optimizer states included.
     total: u64,
     progress: &'a dyn Fn(u64, u64),
 }
@@ -216,7 +222,7 @@ impl Values for Stream<'_> {
                 let start = self.starts[slice_idx];
                 self.weights(slice_idx, start + range.start..start + range.end)?;
             }
-            Kind::ExpAvg | Kind::ExpAvgSq => self.buffer.resize(range.len(), 0.0),
+            Kind::Optim(_) => self.buffer.resize(range.len(), 0.0),
         }
         self.done += 4 * range.len() as u64;
         (self.progress)(self.done, self.total);

@@ -1,17 +1,17 @@
-//! The optimizer: exact gradient norm, clipping, learning rate, AdamW on this rank's slices.
+//! The end of a step: exact gradient norm, clipping, learning rate, the optimizer's update of this rank's slices.
 //!
 //! The only communication is that of the norm. Must not know: units, schedules, files.
 
 pub mod lr_schedule;
 
-use crate::backend::ops::AdamwStep;
 use crate::backend::{Comm, Device};
 use crate::config::OptimSection;
 use crate::error::Result;
 use crate::exact_sum::{DIGITS, ExactSum};
+use crate::optimizers::{UpdateNow, UpdateStep};
 use crate::params::{ModelSpec, ParamId, UnitId};
 use crate::plan::State;
-use crate::zero::Shards;
+use crate::zero::{Shards, Updated};
 
 /// The global gradient norm: the exact sum of the squares of every owned element, rounded once, then its square
 /// root. NaN where any gradient is not finite. The same bits for every rank count.
@@ -42,8 +42,8 @@ pub fn clip_factor(norm: f64, max_norm: f64) -> f32 {
     if max_norm == 0.0 { 1.0 } else { (max_norm / (norm + 1e-6)).min(1.0) as f32 }
 }
 
-/// Updates this rank's slices of every parameter. `step` counts updates from 1.
-pub fn adamw<D: Device>(
+/// Updates this rank's slices of every parameter by the deck's optimizer. `step` counts updates from 1.
+pub fn update<D: Device>(
     device: &D,
     shards: &mut Shards,
     spec: &ModelSpec,
@@ -52,26 +52,12 @@ pub fn adamw<D: Device>(
     lr: f64,
     grad_scale: f32,
 ) {
+    let hyper = o.hyper();
+    let [plain, decaying] =
+        [false, true].map(|decays| UpdateStep::new(o.kind, &hyper, &UpdateNow { step, lr, grad_scale, decays }));
     for (p, param) in spec.params.iter().enumerate() {
-        let [weight, master, grad, m, v] = shards.updated(p);
-        let here = "a parameter, a gradient and moments always exist";
-        let (weight, grad, m, v) = (weight.expect(here), grad.expect(here), m.expect(here), v.expect(here));
-        // In fp32 the parameter is its own master; else it gets the rounded master.
-        let (master, weight) = match master {
-            Some(master) => (master, Some(weight)),
-            None => (weight, None),
-        };
-        let hyper = AdamwStep {
-            lr: lr as f32,
-            beta1: o.beta1 as f32,
-            beta2: o.beta2 as f32,
-            eps: o.eps as f32,
-            weight_decay: if param.decay { o.weight_decay as f32 } else { 0.0 },
-            bias_correction1: (1.0 - libm::pow(o.beta1, step as f64)) as f32,
-            bias_correction2: (1.0 - libm::pow(o.beta2, step as f64)) as f32,
-            grad_scale,
-        };
-        device.adamw(master, m, v, grad.as_view(), &hyper, weight);
+        let Updated { master, rounded, grad, states } = shards.updated(p);
+        device.update(master, states, grad, if param.decay { &decaying } else { &plain }, rounded);
     }
 }
 

@@ -1,14 +1,19 @@
 //! What of the deck the plan depends on, caps of 0 already turned into "none".
 
-use crate::config::{ActivationCheckpointing, ReduceWhen, ZeroSection};
+use crate::config::{ActivationCheckpointing, Deck, OptimSection, ReduceWhen, ZeroSection};
 use crate::dtype::DType;
+use crate::optimizers::{OptimState, OptimizerKind};
 use crate::params::{ModelSpec, UnitId, UnitRole};
 
 /// The knobs the plan depends on, caps of 0 already turned into "none".
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Knobs {
-    /// Gradients, masters and moments exist; else parameters alone.
+    /// Gradients, masters and the optimizer's states exist; else parameters alone.
     pub trains: bool,
+    /// What updates the parameters.
+    pub optimizer: OptimizerKind,
+    /// What it keeps of each of them.
+    pub optim_states: &'static [OptimState],
     /// ZeRO stage, 0 to 3.
     pub stage: u8,
     /// Visits gathered ahead.
@@ -43,16 +48,22 @@ pub struct Knobs {
 
 impl Default for Knobs {
     fn default() -> Self {
-        Knobs { deterministic: true, ..Knobs::from_deck(&ZeroSection::default()) }
+        Knobs { deterministic: true, ..Knobs::new(&ZeroSection::default(), &OptimSection::default()) }
     }
 }
 
 impl Knobs {
-    /// Reads the deck's `[zero]` section, where 0 means no cap.
-    pub fn from_deck(zero: &ZeroSection) -> Self {
+    /// Reads the deck's `[zero]` section, where 0 means no cap, and the optimizer's states.
+    pub fn from_deck(deck: &Deck) -> Self {
+        Knobs::new(&deck.zero, &deck.optim)
+    }
+
+    fn new(zero: &ZeroSection, optim: &OptimSection) -> Self {
         let cap = |bytes: u64| if bytes == 0 { u64::MAX } else { bytes };
         Knobs {
             trains: true,
+            optimizer: optim.kind,
+            optim_states: optim.kind.states(&optim.hyper()),
             stage: zero.stage,
             prefetch_units: zero.prefetch_units,
             prefetch_max_bytes: cap(zero.prefetch_max_bytes),
@@ -72,8 +83,8 @@ impl Knobs {
     }
 
     /// The same to compute with parameters alone, all of them cut.
-    pub fn of_inference(zero: &ZeroSection) -> Self {
-        Knobs { trains: false, stage: 3, persistence_threshold_bytes: 0, ..Knobs::from_deck(zero) }
+    pub fn of_inference(deck: &Deck) -> Self {
+        Knobs { trains: false, stage: 3, persistence_threshold_bytes: 0, ..Knobs::from_deck(deck) }
     }
 
     /// What arrives at a rank for each element of its gradient slices when all ranks contribute: the others' contributions, or

@@ -24,6 +24,7 @@ pub mod volume;
 use crate::config::ReduceWhen;
 use crate::dtype::DType;
 use crate::error::Result;
+use crate::optimizers::BYTES_PER_STATE;
 use crate::params::{ModelSpec, ParamId};
 use crate::telemetry::ledger::MemKind;
 use memory::{Peaks, Slot, SlotId};
@@ -64,7 +65,7 @@ pub struct Plan {
     /// What a rank keeps between steps.
     pub resident: Vec<Slot>,
     /// Which of them is which state of which parameter.
-    resident_ids: Vec<[Option<SlotId>; State::ALL.len()]>,
+    resident_ids: ResidentIds,
     /// What it keeps during a step besides.
     pub step: StepSlots,
     /// A micro-step of training; of `reduce = last_micro_step` the last one.
@@ -158,7 +159,7 @@ impl Plan {
 
     /// The slot of one state of a parameter; None where the state does not exist.
     pub fn resident_slot(&self, param: ParamId, state: State) -> Option<&Slot> {
-        self.resident_ids[param][state as usize].map(|id| &self.resident[id])
+        self.resident_ids[param][state.index()].map(|id| &self.resident[id])
     }
 
     /// Bytes one rank keeps between steps.
@@ -207,13 +208,20 @@ impl Plan {
         self.host_staging_bytes + self.pinned_bytes
     }
 
-    /// Room on the host for a copy of weights and both moments of this rank, padding included.
+    /// Bytes of each of its elements that a rank saves: fp32 weights and the optimizer's states.
+    pub fn saved_bytes_per_param(&self) -> usize {
+        BYTES_PER_STATE * (1 + self.knobs.optim_states.len())
+    }
+
+    /// Room on the host for a copy of what this rank saves, padding included.
     pub fn stage_saves(&mut self) {
-        self.host_staging_bytes = self.partitions.iter().map(|p| 12 * p.shard_numel() as u64).sum();
+        let bytes = self.saved_bytes_per_param() as u64;
+        self.host_staging_bytes = self.partitions.iter().map(|p| bytes * p.shard_numel() as u64).sum();
     }
 }
 
-type ResidentIds = Vec<[Option<SlotId>; State::ALL.len()]>;
+/// For each parameter the slot of each state, in [`State::ALL`]'s order.
+type ResidentIds = Vec<[Option<SlotId>; State::COUNT]>;
 
 fn resident_slots(
     spec: &ModelSpec,
@@ -227,7 +235,7 @@ fn resident_slots(
         ids.push(State::ALL.map(|state| {
             let dtype = state.dtype(knobs)?;
             let numel = state.numel(partition, placement);
-            slots.push(Slot::always(format!("{}.{state:?}", param.name), state.kind(), numel, dtype));
+            slots.push(Slot::always(format!("{}.{}", param.name, state.name()), state.kind(), numel, dtype));
             Some(slots.len() - 1)
         }));
     }

@@ -4,6 +4,7 @@
 use super::knobs::Knobs;
 use super::partition::Partition;
 use crate::dtype::DType;
+use crate::optimizers::OptimState;
 use crate::telemetry::ledger::MemKind;
 
 /// How a rank holds one state of one parameter between steps.
@@ -15,14 +16,14 @@ pub enum Hold {
     Whole,
 }
 
-/// The states of one parameter. Adam's moments and master weights are held alike.
+/// The states of one parameter. The optimizer's states and master weights are held alike.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Placement {
     /// The parameter as it is computed with.
     pub param: Hold,
     /// Its reduced gradient.
     pub grad: Hold,
-    /// Master weights and both moments.
+    /// Master weights and the optimizer's states.
     pub optim: Hold,
 }
 
@@ -35,10 +36,8 @@ pub enum State {
     Master,
     /// The reduced gradient, in `grad_dtype`.
     Grad,
-    /// Adam's first moment, fp32.
-    ExpAvg,
-    /// Adam's second moment, fp32.
-    ExpAvgSq,
+    /// A state of the optimizer, fp32.
+    Optim(OptimState),
 }
 
 impl Placement {
@@ -56,14 +55,45 @@ impl Placement {
         match state {
             State::Param => self.param,
             State::Grad => self.grad,
-            State::Master | State::ExpAvg | State::ExpAvgSq => self.optim,
+            State::Master | State::Optim(_) => self.optim,
         }
     }
 }
 
 impl State {
+    /// How many there are.
+    pub const COUNT: usize = 3 + OptimState::ALL.len();
     /// All of them, in the order they lie in memory.
-    pub const ALL: [State; 5] = [State::Param, State::Master, State::Grad, State::ExpAvg, State::ExpAvgSq];
+    pub const ALL: [State; State::COUNT] = {
+        let mut all = [State::Grad; State::COUNT];
+        (all[0], all[1]) = (State::Param, State::Master);
+        let mut i = 0;
+        while i < OptimState::ALL.len() {
+            all[3 + i] = State::Optim(OptimState::ALL[i]);
+            i += 1;
+        }
+        all
+    };
+
+    /// Its position in [`State::ALL`].
+    pub const fn index(self) -> usize {
+        match self {
+            State::Param => 0,
+            State::Master => 1,
+            State::Grad => 2,
+            State::Optim(state) => 3 + state as usize,
+        }
+    }
+
+    /// The name in plans and checkpoints.
+    pub const fn name(self) -> &'static str {
+        match self {
+            State::Param => "param",
+            State::Master => "master",
+            State::Grad => "grad",
+            State::Optim(state) => state.name(),
+        }
+    }
 
     /// Its element type; None where it does not exist.
     pub fn dtype(self, knobs: &Knobs) -> Option<DType> {
@@ -72,7 +102,7 @@ impl State {
             _ if !knobs.trains => None,
             State::Master => (knobs.param_dtype != DType::F32).then_some(DType::F32),
             State::Grad => Some(knobs.grad_dtype),
-            State::ExpAvg | State::ExpAvgSq => Some(DType::F32),
+            State::Optim(state) => knobs.optim_states.contains(&state).then_some(DType::F32),
         }
     }
 
@@ -82,7 +112,7 @@ impl State {
             State::Param => MemKind::ParamShard,
             State::Master => MemKind::Master,
             State::Grad => MemKind::GradShard,
-            State::ExpAvg | State::ExpAvgSq => MemKind::Moment,
+            State::Optim(_) => MemKind::OptimState,
         }
     }
 

@@ -55,7 +55,7 @@ impl Refresh {
                 }
                 bucket_bytes += bytes;
                 let at = refresh.buckets.len() - 1;
-                let name = format!("{}.{state:?} staging", spec.params[p].name);
+                let name = format!("{}.{} staging", spec.params[p].name, state.name());
                 let mut slot = Slot::always(name, MemKind::Staging, partition.shard_numel(), dtype);
                 (slot.first, slot.last) = (at, at);
                 refresh.buckets[at].params.push(p);

@@ -3,7 +3,7 @@
 use super::Plan;
 use super::order::MicroBatches;
 use super::ordered_exchange;
-use super::placement::{Hold, State};
+use super::placement::{Hold, Placement, State};
 use super::schedule::{Gather, Schedule};
 use crate::dtype::DType;
 use crate::params::{ModelSpec, UnitRole};
@@ -59,8 +59,8 @@ impl Plan {
 
     /// The state that every step makes whole again: the updated parameters, in stage 0 the gradients instead.
     pub fn refreshed_state(&self) -> Option<State> {
-        let whole = |state: State| self.placements.iter().any(|p| p.hold(state) == Hold::Whole);
-        if whole(State::ExpAvg) { Some(State::Grad) } else { whole(State::Param).then_some(State::Param) }
+        let any_whole = |hold: fn(&Placement) -> Hold| self.placements.iter().any(|p| hold(p) == Hold::Whole);
+        if any_whole(|p| p.optim) { Some(State::Grad) } else { any_whole(|p| p.param).then_some(State::Param) }
     }
 
     /// Bytes of one rank's slices of all parameters in `dtype`, padding included.

@@ -22,8 +22,9 @@ pub enum MemKind {
     GradShard,
     /// Fp32 sums of gradient slices during a step, where the slices at rest are of lower precision or whole.
     GradSum,
-    /// Both Adam moments.
-    Moment,
+    /// What the optimizer keeps of each parameter.
+    #[serde(rename = "moment")]
+    OptimState,
     /// Whole parameters of units in use.
     Gathered,
     /// Whole parameters of units whose gather runs ahead of their use.
@@ -49,7 +50,7 @@ impl MemKind {
         MemKind::Master,
         MemKind::GradShard,
         MemKind::GradSum,
-        MemKind::Moment,
+        MemKind::OptimState,
         MemKind::Gathered,
         MemKind::Prefetched,
         MemKind::FullGrad,
@@ -67,7 +68,7 @@ impl MemKind {
             MemKind::Master => "master weights",
             MemKind::GradShard => "grads at rest",
             MemKind::GradSum => "grad sums",
-            MemKind::Moment => "Adam moments",
+            MemKind::OptimState => "optimizer state",
             MemKind::Gathered => "gathered params",
             MemKind::Prefetched => "prefetched params",
             MemKind::FullGrad => "full grads",
@@ -79,9 +80,9 @@ impl MemKind {
         }
     }
 
-    /// Whether it is model state at rest: parameters, master weights, gradients, moments.
+    /// Whether it is model state at rest: parameters, master weights, gradients, optimizer state.
     pub fn is_resident(self) -> bool {
-        matches!(self, MemKind::ParamShard | MemKind::Master | MemKind::GradShard | MemKind::Moment)
+        matches!(self, MemKind::ParamShard | MemKind::Master | MemKind::GradShard | MemKind::OptimState)
     }
 }
 
@@ -336,12 +337,12 @@ mod tests {
     #[test]
     fn the_table_has_a_line_for_every_kind_in_use() {
         let ledger = Ledger::new();
-        ledger.take(MemKind::Moment, 3 << 20);
+        ledger.take(MemKind::OptimState, 3 << 20);
         ledger.set_label("embed", None);
         ledger.take(MemKind::Input, 512);
         let table = ledger.to_string();
         assert_eq!(table.lines().count(), 4, "{table}");
-        assert!(table.contains("Adam moments            3.0 MiB      3.0 MiB        3.0 MiB"), "{table}");
+        assert!(table.contains("optimizer state         3.0 MiB      3.0 MiB        3.0 MiB"), "{table}");
     }
 
     #[test]

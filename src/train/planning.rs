@@ -16,7 +16,7 @@ use crate::plan::{Knobs, MicroBatches, Plan};
 /// A cap in the deck cannot be kept.
 pub fn of_deck<D: Device>(deck: &Deck, n_ranks: usize) -> Result<(Model, Plan)> {
     let model = Model::of_deck::<D>(deck);
-    let mut plan = Plan::new(&model.spec, n_ranks, &Knobs::from_deck(&deck.zero))?;
+    let mut plan = Plan::new(&model.spec, n_ranks, &Knobs::from_deck(deck))?;
     if deck.train.sample_every > 0 {
         Decoders::of_deck::<D>(deck).plan::<D>(&mut plan)?;
     }

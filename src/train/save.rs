@@ -13,7 +13,7 @@ use super::stepper::Stepper;
 use crate::backend::agree::{all_or_none, all_to_rank_0, decided_by_rank_0};
 use crate::backend::{Backend, Comm};
 use crate::checkpoint::manifest::FileRecord;
-use crate::checkpoint::{self, Manifest, ParamSlice, SliceShape, Target};
+use crate::checkpoint::{self, Manifest, ParamSlice, SliceShape, Stored, Target};
 use crate::config::{Deck, OnSaveError};
 use crate::error::{Error, Result};
 use crate::plan::Plan;
@@ -142,9 +142,10 @@ impl<'a> Saver<'a> {
     fn start<B: Backend>(&mut self, stepper: &Stepper<'_, B>, at: Position) -> Result<Stage> {
         let (rank, world_size) = (stepper.comm.rank(), stepper.comm.size());
         let run_dir = Path::new(&self.deck.run.dir);
-        let shapes = shapes(stepper);
+        let (shapes, kinds) = (shapes(stepper), state::stored(stepper.plan));
         let owned_shapes: Vec<SliceShape<'_>> = shapes.iter().map(Shape::borrowed).collect();
-        let needed: u64 = all_or_none(stepper.comm, Ok(checkpoint::estimate_bytes(&owned_shapes)))?.iter().sum();
+        let needed: u64 =
+            all_or_none(stepper.comm, Ok(checkpoint::estimate_bytes(&owned_shapes, kinds.len())))?.iter().sum();
         let partial = decided_by_rank_0(stepper.comm, || {
             std::fs::create_dir_all(run_dir).map_err(|e| Error::io("mkdir", run_dir, &e))?;
             let partial = checkpoint::prepare(run_dir, at.step)?; // frees what dead saves left
@@ -157,17 +158,17 @@ impl<'a> Saver<'a> {
         let locking = self.deck.checkpoint.locking;
         // A run that saves only because it is told to stop has planned no staging.
         if stepper.plan.host_staging_bytes == 0 {
-            let values: Vec<[&[f32]; 3]> = owned.iter().map(|kinds| kinds.each_ref().map(|v| &**v)).collect();
-            let target = Target { dir: &partial, rank, world_size, step: at.step, locking };
+            let values: Vec<Stored<&[f32]>> = owned.iter().map(|stored| stored.each_ref().map(|v| &**v)).collect();
+            let target = Target { dir: &partial, rank, world_size, step: at.step, kinds: &kinds, locking };
             let own = write(&target, &shapes, &values);
             return Ok(Stage::Written(all_to_rank_0(stepper.comm, own)?));
         }
 
         let mut staging = std::mem::take(&mut self.staging);
-        let mut places: Vec<[Range<usize>; 3]> = Vec::with_capacity(owned.len());
+        let mut places: Vec<Stored<Range<usize>>> = Vec::with_capacity(owned.len());
         let mut end = 0;
-        for kinds in &owned {
-            places.push(kinds.each_ref().map(|values| {
+        for stored in &owned {
+            places.push(stored.each_ref().map(|values| {
                 let place = end..end + values.len();
                 staging[place.clone()].copy_from_slice(values);
                 end = place.end;
@@ -177,8 +178,9 @@ impl<'a> Saver<'a> {
         assert_eq!(end, staging.len(), "the staging holds this rank's state");
         let step = at.step;
         let writer = spawn("checkpoint writer", move || {
-            let values: Vec<[&[f32]; 3]> = places.iter().map(|p| p.each_ref().map(|r| &staging[r.clone()])).collect();
-            let target = Target { dir: &partial, rank, world_size, step, locking };
+            let values: Vec<Stored<&[f32]>> =
+                places.iter().map(|p| p.each_ref().map(|r| &staging[r.clone()])).collect();
+            let target = Target { dir: &partial, rank, world_size, step, kinds: &kinds, locking };
             let own = write(&target, &shapes, &values);
             (staging, own)
         });
@@ -309,14 +311,14 @@ fn shapes<B: Backend>(stepper: &Stepper<'_, B>) -> Vec<Shape> {
         .collect()
 }
 
-/// This rank's file; `values` by parameter: weights, first and second moments.
-fn write(target: &Target<'_>, shapes: &[Shape], values: &[[&[f32]; 3]]) -> Result<FileRecord> {
+/// This rank's file; `values` by parameter.
+fn write(target: &Target<'_>, shapes: &[Shape], values: &[Stored<&[f32]>]) -> Result<FileRecord> {
     let slices: Vec<ParamSlice<'_>> = shapes
         .iter()
         .zip(values)
-        .map(|(shape, &[weight, exp_avg, exp_avg_sq])| {
+        .map(|(shape, &values)| {
             let SliceShape { name, global_shape, numel, start, end } = shape.borrowed();
-            ParamSlice { name, global_shape, numel, start, end, weight, exp_avg, exp_avg_sq }
+            ParamSlice { name, global_shape, numel, start, end, values }
         })
         .collect();
     let record = checkpoint::write_slices(target, &slices);

@@ -11,7 +11,7 @@ use crate::checkpoint::manifest::{
     Alias, BY_NCCL, BY_NCCL_OF_RANKS, BY_RANK, FileRecord, IN_ORDER, MeshDim, Optimizer, Param, REDUCTION_ORDERS,
     Seeds, digest_block,
 };
-use crate::checkpoint::{self, Kind, Manifest, Reader, WeightsFile};
+use crate::checkpoint::{self, Kind, Manifest, Reader, Stored, WeightsFile};
 use crate::config::{Deck, ReduceWhen};
 use crate::error::{Error, Result};
 use crate::model::init;
@@ -47,16 +47,17 @@ pub struct Position {
     pub tokens: u64,
 }
 
-/// What a checkpoint holds of each parameter.
-const STORED: [Kind; 3] = [Kind::Weight, Kind::ExpAvg, Kind::ExpAvgSq];
+/// What a checkpoint of this run holds of each parameter.
+pub(super) fn stored(plan: &Plan) -> Vec<Kind> {
+    Kind::all(plan.knobs.optim_states)
+}
 
 /// Where a rank keeps what a checkpoint calls `kind`: weights are the fp32 masters where there are any.
 fn state_of(kind: Kind, shards: &Shards, param: ParamId) -> State {
     match kind {
         Kind::Weight if shards.exists(param, State::Master) => State::Master,
         Kind::Weight => State::Param,
-        Kind::ExpAvg => State::ExpAvg,
-        Kind::ExpAvgSq => State::ExpAvgSq,
+        Kind::Optim(state) => State::Optim(state),
     }
 }
 
@@ -73,8 +74,9 @@ fn fill<B: Backend>(stepper: &mut Stepper<'_, B>, param: ParamId, kind: Kind, va
 
 /// Makes whole what is kept whole, after the owned elements of every state have been filled. Collective.
 fn make_whole<B: Backend>(stepper: &mut Stepper<'_, B>) -> Result<()> {
-    [State::Param, State::Master, State::ExpAvg, State::ExpAvgSq]
+    State::ALL
         .into_iter()
+        .filter(|&state| state != State::Grad)
         .try_for_each(|state| stepper.refresh(state, CommClass::Control))
 }
 
@@ -232,11 +234,14 @@ pub fn restore<B: Backend>(
     Ok(Position { step, attempts, samples, tokens })
 }
 
+/// A state that the checkpoint does not hold stays zero, as before the first update.
 fn restore_slices<B: Backend>(stepper: &mut Stepper<'_, B>, reader: &mut Reader) -> Result<()> {
+    let held = reader.manifest().kinds();
+    let kinds: Vec<Kind> = stored(stepper.plan).into_iter().filter(|kind| held.contains(kind)).collect();
     for (p, param) in stepper.model.spec.params.iter().enumerate() {
         let range = stepper.shards.range(p);
         let mut values = vec![0.0; range.len()];
-        for kind in STORED {
+        for &kind in &kinds {
             reader.read(&param.name, kind, range.clone(), &mut values)?;
             fill(stepper, p, kind, &values)?;
         }
@@ -253,6 +258,15 @@ fn is_imported(manifest: &Manifest) -> bool {
 fn check_fits(dir: &Path, manifest: &Manifest, spec: &ModelSpec, deck: &Deck, data_digest: &str) -> Result<()> {
     let mut faults = unlike(manifest, spec);
     let is_imported = is_imported(manifest);
+    let (kind, theirs) = (deck.optim.kind, &manifest.optimizer.name);
+    // What no run has trained has no state to lose.
+    if kind.name() != theirs && !is_imported {
+        faults.push(format!(
+            "optim.kind is {kind}, the checkpoint has the optimizer state of {theirs}: set optim.kind={theirs}, or begin a \
+             run of {kind} with its weights: another run.dir and model.init_from={}",
+            dir.display()
+        ));
+    }
     // From one to the other is a change of the deck or of the rank count, and no fault.
     if !REDUCTION_ORDERS.contains(&manifest.reduction_order.as_str()) {
         faults.push(format!(
@@ -310,17 +324,16 @@ pub(super) fn unlike(manifest: &Manifest, spec: &ModelSpec) -> Vec<String> {
 
 /// Bytes that `rank` writes in a save.
 pub fn saved_bytes(plan: &Plan, rank: usize) -> u64 {
-    plan.partitions.iter().map(|p| (STORED.len() * 4 * p.shard_range(rank).len()) as u64).sum()
+    let bytes = plan.saved_bytes_per_param();
+    plan.partitions.iter().map(|p| (bytes * p.shard_range(rank).len()) as u64).sum()
 }
 
-/// What a checkpoint holds of this rank, by parameter and [`STORED`]: borrowed where the host can see it.
-pub(super) fn owned<'a, B: Backend>(stepper: &'a Stepper<'_, B>) -> Result<Vec<[Cow<'a, [f32]>; 3]>> {
+/// What a checkpoint holds of this rank, by parameter: borrowed where the host can see it.
+pub(super) fn owned<'a, B: Backend>(stepper: &'a Stepper<'_, B>) -> Result<Vec<Stored<Cow<'a, [f32]>>>> {
+    let kinds = stored(stepper.plan);
     let read = |p, kind| stepper.device.read(stepper.shards.owned(p, state_of(kind, &stepper.shards, p)));
-    let kinds = |p| {
-        let [weight, exp_avg, exp_avg_sq] = STORED;
-        Ok([read(p, weight)?, read(p, exp_avg)?, read(p, exp_avg_sq)?])
-    };
-    (0..stepper.model.spec.params.len()).map(kinds).collect()
+    let params = 0..stepper.model.spec.params.len();
+    params.map(|p| Stored::of(&kinds, |kind| read(p, kind)).transposed()).collect()
 }
 
 /// How a step of this deck adds gradient contributions on `world_size` ranks. A rank that has one micro-batch at most has nothing
@@ -347,6 +360,8 @@ pub(super) fn manifest(
     files: Vec<FileRecord>,
 ) -> Manifest {
     let mesh = Mesh::sharded(world_size);
+    let states = deck.optim.kind.states(&deck.optim.hyper());
+    let optimizer = Optimizer::of(deck.optim.kind, states, at.step);
     Manifest {
         step: at.step,
         attempts: at.attempts,
@@ -356,11 +371,12 @@ pub(super) fn manifest(
         seeds: Seeds { init_seed: deck.model.init_seed, data_seed: deck.data.seed },
         deck: deck.to_toml(),
         psi: spec.numel(),
-        digest_block: digest_block(spec.numel()),
+        digest_block: digest_block(spec.numel(), 1 + states.len()),
         world_size,
         mesh: Dim::ALL.map(|dim| MeshDim { dim: dim.name().into(), extent: mesh.extent(dim) }).into(),
         reduction_order: reduction_order(deck, world_size).into(),
-        optimizer: Optimizer { name: "adamw".into(), step: at.step },
+        required_features: optimizer.required_features(),
+        optimizer,
         params: spec.params.iter().map(|p| Param::whole(&p.name, &p.shape, p.decay)).collect(),
         aliases: spec
             .aliases

@@ -100,7 +100,7 @@ impl<B: Backend> Stepper<'_, B> {
         }
         if updated {
             let grad_scale = optim::clip_factor(grad_norm, o.grad_clip);
-            optim::adamw(self.device, &mut self.shards, spec, o, update, lr, grad_scale);
+            optim::update(self.device, &mut self.shards, spec, o, update, lr, grad_scale);
         }
         if refreshed == Some(State::Param) {
             self.refresh(State::Param, CommClass::TrainAllGather)?;

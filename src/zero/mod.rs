@@ -10,4 +10,4 @@ pub mod shards;
 
 pub use gather::Gathers;
 pub use reduce::Reductions;
-pub use shards::Shards;
+pub use shards::{Shards, Updated};

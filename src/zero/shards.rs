@@ -5,6 +5,7 @@
 
 use crate::backend::memory::Memory;
 use crate::backend::{Buf, Device, Ops, Queue, View, ViewMut};
+use crate::optimizers::OptimStates;
 use crate::params::ParamId;
 use crate::plan::memory::Slot;
 use crate::plan::partition::Partition;
@@ -18,7 +19,7 @@ pub struct Shards {
     partitions: Vec<Partition>,
     placements: Vec<Placement>,
     /// States of each parameter, padded; `None` where one does not exist, or while a collective has it.
-    states: Vec<[Option<Buf>; State::ALL.len()]>,
+    states: Vec<[Option<Buf>; State::COUNT]>,
     /// Fp32 gradient sums of a step, where the slice at rest cannot hold them.
     sums: Vec<Option<Buf>>,
     /// Fp32 full gradients held over the micro-steps of a step.
@@ -91,7 +92,7 @@ impl Shards {
 
     /// Whether `state` of `param` exists in this run.
     pub fn exists(&self, param: ParamId, state: State) -> bool {
-        self.states[param][state as usize].is_some()
+        self.states[param][state.index()].is_some()
     }
 
     /// Where the owned elements are in the buffer: at its start, or at their own index in a whole tensor.
@@ -103,7 +104,7 @@ impl Shards {
     }
 
     fn buf(&self, param: ParamId, state: State) -> &Buf {
-        self.states[param][state as usize].as_ref().expect("the state exists and no collective has it")
+        self.states[param][state.index()].as_ref().expect("the state exists and no collective has it")
     }
 
     /// The owned elements, without padding.
@@ -114,7 +115,7 @@ impl Shards {
     /// The owned elements for writing, without padding.
     pub fn owned_mut(&mut self, param: ParamId, state: State) -> ViewMut<'_> {
         let place = self.owned_range(param, state);
-        let buf = self.states[param][state as usize].as_mut().expect("the state exists and no collective has it");
+        let buf = self.states[param][state.index()].as_mut().expect("the state exists and no collective has it");
         buf.view_mut().range(place)
     }
 
@@ -125,33 +126,45 @@ impl Shards {
     }
 
     /// What the optimizer updates on this rank: every state of the owned elements (in stage 0: of all
-    /// elements), without padding, in the order of [`State::ALL`]. None where a state does not exist.
-    pub fn updated(&mut self, param: ParamId) -> [Option<ViewMut<'_>>; State::ALL.len()] {
-        let whole = self.hold(param, State::ExpAvg) == Hold::Whole;
+    /// elements), without padding.
+    pub fn updated(&mut self, param: ParamId) -> Updated<'_> {
+        let whole = self.placements[param].optim == Hold::Whole;
         let places = State::ALL.map(|state| if whole { 0..self.numel(param) } else { self.owned_range(param, state) });
-        let mut places = places.into_iter();
-        self.states[param].each_mut().map(|buf| {
-            let place = places.next().expect("one per state");
-            buf.as_mut().map(|buf| buf.view_mut().range(place))
-        })
+        let (mut weight, mut master, mut grad, mut states) = (None, None, None, OptimStates::default());
+        for ((state, buf), place) in State::ALL.into_iter().zip(&mut self.states[param]).zip(places) {
+            let Some(view) = buf.as_mut().map(|buf| buf.view_mut().range(place)) else { continue };
+            match state {
+                State::Param => weight = Some(view),
+                State::Master => master = Some(view),
+                State::Grad => grad = Some(view.into_view()),
+                State::Optim(state) => states.set(state, view),
+            }
+        }
+        // In fp32 the parameter is its own master; else it gets the rounded master.
+        let (master, rounded) = match master {
+            Some(master) => (Some(master), weight),
+            None => (weight, None),
+        };
+        let here = "parameters and gradients exist in training";
+        Updated { master: master.expect(here), rounded, grad: grad.expect(here), states }
     }
 
     /// Rounds the owned master weights into the parameter.
     pub fn round_master<D: Ops>(&mut self, device: &D, param: ParamId) {
         let (from, to) = (self.owned_range(param, State::Master), self.owned_range(param, State::Param));
-        let [weight, master, ..] = &mut self.states[param];
-        let weight = weight.as_mut().expect("no collective has it").view_mut().range(to);
-        device.cast(weight, master.as_ref().expect("it exists").view().range(from));
+        let mut weight = self.lend(param, State::Param);
+        device.cast(weight.view_mut().range(to), self.buf(param, State::Master).view().range(from));
+        self.restore(param, State::Param, weight);
     }
 
     /// Lends a state to a collective.
     pub fn lend(&mut self, param: ParamId, state: State) -> Buf {
-        self.states[param][state as usize].take().expect("one collective at a time has a state")
+        self.states[param][state.index()].take().expect("one collective at a time has a state")
     }
 
     /// Takes a lent state back.
     pub fn restore(&mut self, param: ParamId, state: State, buf: Buf) {
-        put_back(&mut self.states[param][state as usize], buf);
+        put_back(&mut self.states[param][state.index()], buf);
     }
 
     /// Lends the fp32 slice that a reduction adds into.
@@ -188,6 +201,18 @@ impl Shards {
     pub fn restore_held(&mut self, param: ParamId, buf: Buf) {
         put_back(&mut self.held[param], buf);
     }
+}
+
+/// The slices of one parameter that an update reads and writes, all of the same elements.
+pub struct Updated<'a> {
+    /// Fp32 weights.
+    pub master: ViewMut<'a>,
+    /// The parameter in lower precision, which gets the rounded weights; None where it is the master itself.
+    pub rounded: Option<ViewMut<'a>>,
+    /// The reduced gradient.
+    pub grad: View<'a>,
+    /// The optimizer's states.
+    pub states: OptimStates<ViewMut<'a>>,
 }
 
 fn put_back(place: &mut Option<Buf>, buf: Buf) {

@@ -20,7 +20,7 @@ impl State {
         let manifest = reader.manifest().clone();
         let mut values = BTreeMap::new();
         for param in &manifest.params {
-            for kind in Kind::ALL {
+            for kind in manifest.kinds() {
                 let mut whole = vec![f32::NAN; param.numel];
                 reader.read(&param.name, kind, 0..param.numel, &mut whole).unwrap_or_else(|e| panic!("{e}"));
                 values.insert((param.name.clone(), kind.group()), whole);

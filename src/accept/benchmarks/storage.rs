@@ -8,6 +8,7 @@ use crate::accept::verdict::metric::{Metric, show};
 use crate::backend::agree::decided_by_rank_0;
 use crate::backend::{Backend, Comm};
 use crate::error::{Error, Result};
+use crate::optimizers::{BYTES_PER_STATE, OptimizerKind};
 use crate::random::spread;
 use crate::test_hooks::write_point;
 use std::fs::File;
@@ -180,10 +181,11 @@ fn measure<B: Backend>(acceptance: &Acceptance<'_, B>, dir: &Path) -> Result<(Ve
     Ok((metrics, rates.collect()))
 }
 
-/// Bytes of a rank's weights and moments of the reference model.
+/// Bytes that a rank saves of the reference model, with the default optimizer.
 fn share_of_reference<B: Backend>(acceptance: &Acceptance<'_, B>) -> Result<u64> {
-    let cluster = &acceptance.cluster;
-    Ok((12 * acceptance.reference_spec()?.numel()).div_ceil(cluster.n()) as u64)
+    let kind = OptimizerKind::default();
+    let bytes_per_param = BYTES_PER_STATE * (1 + kind.states(&kind.default_hyper(0.0)).len());
+    Ok((bytes_per_param * acceptance.reference_spec()?.numel()).div_ceil(acceptance.cluster.n()) as u64)
 }
 
 #[cfg(test)]

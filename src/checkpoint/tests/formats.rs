@@ -47,7 +47,7 @@ fn rank_file_has_the_names_and_attributes_people_look_for() {
     assert_eq!(dataset.attr("start").unwrap().read_scalar::<u64>().unwrap(), 381);
     assert_eq!(dataset.attr("numel").unwrap().read_scalar::<u64>().unwrap(), 505);
     let stored = dataset.read_raw::<f32>().unwrap();
-    assert_eq!(bits(&stored), bits(&values(2, 4, Kind::ExpAvg, 381..505)));
+    assert_eq!(bits(&stored), bits(&values(2, 4, Kind::Optim(ExpAvg), 381..505)));
     // numel 3 on 4 ranks: the last rank's slice is empty, and there.
     assert_eq!(file.dataset("weight/h.0.ln_1.bias").unwrap().shape(), [0]);
 }

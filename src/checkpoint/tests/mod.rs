@@ -13,6 +13,10 @@ use std::path::{Path, PathBuf};
 use super::manifest::{FileRecord, MeshDim, Optimizer, Param, Seeds};
 use super::*;
 use crate::error::{Error, Result};
+use OptimState::{ExpAvg, ExpAvgSq};
+
+/// What AdamW stores.
+const KINDS: [Kind; 3] = [Kind::Weight, Kind::Optim(ExpAvg), Kind::Optim(ExpAvgSq)];
 
 /// A model: odd sizes first. Scalar, numel < world_size, primes, a row cut anywhere.
 const PARAMS: [(&str, &[usize]); 6] = [
@@ -34,9 +38,13 @@ fn shard_range(numel: usize, world_size: usize, rank: usize) -> Range<usize> {
     (rank * shard_numel).min(numel)..((rank + 1) * shard_numel).min(numel)
 }
 
+fn kind_idx(kind: Kind) -> usize {
+    Kind::all(&OptimState::ALL).iter().position(|&k| k == kind).expect("every kind is listed")
+}
+
 /// Any bits, not-a-numbers, infinities and denormals included: a function of (tag, parameter, kind, element).
 fn value(tag: u64, param_idx: usize, kind: Kind, i: usize) -> f32 {
-    let mut h = tag ^ ((param_idx as u64) << 40) ^ ((kind as u64) << 56) ^ i as u64;
+    let mut h = tag ^ ((param_idx as u64) << 40) ^ ((kind_idx(kind) as u64) << 56) ^ i as u64;
     h = (h ^ (h >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     h = (h ^ (h >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     f32::from_bits((h ^ (h >> 31)) as u32)
@@ -51,26 +59,24 @@ fn bits(values: &[f32]) -> Vec<u32> {
 }
 
 fn write_rank(dir: &Path, tag: u64, step: u64, world_size: usize, rank: usize) -> FileRecord {
-    let held: Vec<(Range<usize>, [Vec<f32>; 3])> = PARAMS
+    let held: Vec<(Range<usize>, Stored<Vec<f32>>)> = PARAMS
         .iter()
         .enumerate()
         .map(|(idx, (_, shape))| {
             let range = shard_range(numel(shape), world_size, rank);
-            (range.clone(), Kind::ALL.map(|kind| values(tag, idx, kind, range.clone())))
+            (range.clone(), Stored::of(&KINDS, |kind| values(tag, idx, kind, range.clone())))
         })
         .collect();
     let slices: Vec<ParamSlice<'_>> = PARAMS
         .iter()
         .zip(&held)
-        .map(|((name, shape), (range, [weight, exp_avg, exp_avg_sq]))| ParamSlice {
+        .map(|((name, shape), (range, values))| ParamSlice {
             name,
             global_shape: shape,
             numel: numel(shape),
             start: range.start,
             end: range.end,
-            weight,
-            exp_avg,
-            exp_avg_sq,
+            values: values.each_ref().map(|v| &v[..]),
         })
         .collect();
     write_rank_file(dir, rank, world_size, step, &slices).unwrap()
@@ -86,10 +92,10 @@ fn manifest(step: u64, world_size: usize, files: Vec<FileRecord>) -> Manifest {
         seeds: Seeds { init_seed: u64::MAX, data_seed: 7 },
         deck: "[run]\ndir = \"runs/a \u{e9}\"\n".to_string(),
         psi: PARAMS.iter().map(|(_, shape)| numel(shape)).sum(),
-        digest_block: manifest::digest_block(PARAMS.iter().map(|(_, shape)| numel(shape)).sum()),
+        digest_block: manifest::digest_block(PARAMS.iter().map(|(_, shape)| numel(shape)).sum(), KINDS.len()),
         world_size,
         mesh: vec![MeshDim { dim: "shard".to_string(), extent: world_size }],
-        optimizer: Optimizer { name: "adamw".to_string(), step },
+        optimizer: Optimizer { name: "adamw".to_string(), step, ..Optimizer::default() },
         params: PARAMS.iter().map(|(n, s)| Param::whole(n, s, s.len() > 1)).collect(),
         aliases: vec![manifest::Alias { name: "lm_head.weight".to_string(), param: "wte.weight".to_string() }],
         files,
@@ -121,7 +127,7 @@ fn check_restores(dir: &Path, tag: u64, world_size: usize) {
 fn read_rank(dir: &Path, tag: u64, world_size: usize, rank: usize) -> Result<u64> {
     let mut reader = Reader::open(dir)?;
     for (idx, (name, shape)) in PARAMS.iter().enumerate() {
-        for kind in Kind::ALL {
+        for kind in KINDS {
             let range = shard_range(numel(shape), world_size, rank);
             let mut out = vec![0.0; range.len()];
             reader.read(name, kind, range.clone(), &mut out)?;

@@ -26,8 +26,8 @@ fn any_range_reads_the_saved_bits_across_file_borders() {
     for start in 0..=numel(shape) {
         for end in start..=numel(shape) {
             let mut out = vec![0.0; end - start];
-            reader.read(name, Kind::ExpAvg, start..end, &mut out).unwrap();
-            assert_eq!(bits(&out), bits(&values(3, idx, Kind::ExpAvg, start..end)));
+            reader.read(name, Kind::Optim(ExpAvg), start..end, &mut out).unwrap();
+            assert_eq!(bits(&out), bits(&values(3, idx, Kind::Optim(ExpAvg), start..end)));
         }
     }
 }
@@ -59,7 +59,7 @@ fn unverified_ranks_together_read_the_state_once() {
             for (name, shape) in PARAMS {
                 let range = shard_range(numel(shape), m, rank);
                 own += range.len() as u64 * 12;
-                for kind in Kind::ALL {
+                for kind in KINDS {
                     let mut out = vec![0.0; range.len()];
                     reader.read(name, kind, range.clone(), &mut out).unwrap();
                 }
@@ -75,22 +75,20 @@ fn unverified_ranks_together_read_the_state_once() {
 #[test]
 fn verified_read_of_a_long_slice_reads_at_most_a_block_more_at_each_end() {
     let n = 2 * manifest::DIGEST_BLOCK + 12_345;
-    let block = manifest::digest_block(n);
+    let block = manifest::digest_block(n, KINDS.len());
     assert!(block < 10_000, "several blocks in each piece that is read: {block}");
     let run = tempfile::tempdir().unwrap();
     let dir = prepare(run.path(), 1).unwrap();
-    let held = Kind::ALL.map(|kind| values(9, 0, kind, 0..n));
+    let held = Stored::of(&KINDS, |kind| values(9, 0, kind, 0..n));
     let slice = ParamSlice {
         name: "wte",
         global_shape: &[n],
         numel: n,
         start: 0,
         end: n,
-        weight: &held[0],
-        exp_avg: &held[1],
-        exp_avg_sq: &held[2],
+        values: held.each_ref().map(|v| &v[..]),
     };
-    let estimate = estimate_bytes(&[slice.shape()]);
+    let estimate = estimate_bytes(&[slice.shape()], KINDS.len());
     let file = write_rank_file(&dir, 0, 1, 1, &[slice]).unwrap();
     assert!((file.bytes..file.bytes + (64 << 10)).contains(&estimate), "{estimate} for {file:?}");
     let manifest = Manifest {
@@ -113,8 +111,8 @@ fn verified_read_of_a_long_slice_reads_at_most_a_block_more_at_each_end() {
         n - 20_000..n,
     ] {
         let mut out = vec![0.0; range.len()];
-        reader.read("wte", Kind::ExpAvgSq, range.clone(), &mut out).unwrap();
-        assert_eq!(bits(&out), bits(&held[2][range.clone()]), "{range:?}");
+        reader.read("wte", Kind::Optim(ExpAvgSq), range.clone(), &mut out).unwrap();
+        assert_eq!(bits(&out), bits(&held.states[ExpAvgSq][range.clone()]), "{range:?}");
         let read = reader.bytes_read() - before;
         assert!(read >= 4 * range.len() as u64, "{range:?} read {read}");
         assert!(read <= 4 * (range.len() + 2 * (block - 1)) as u64, "{range:?} read {read}");
@@ -215,13 +213,17 @@ fn diff_finds_the_one_flipped_bit_and_nothing_on_another_world_size() {
     assert_eq!(equal.n_compared, 3 * manifest(1, 1, Vec::new()).psi as u64);
 
     let dir = prepare(run.path(), 3).unwrap();
-    let held = [vec![1.0f32; 3], vec![2.0; 3], vec![3.0, 3.5, 3.0]];
     let write = |dir: &Path, exp_avg_sq: &[f32]| {
-        let (name, global_shape, weight, exp_avg) = ("h.0.ln_1.bias", &[3][..], &held[0][..], &held[1][..]);
-        let slice = ParamSlice { name, global_shape, numel: 3, start: 0, end: 3, weight, exp_avg, exp_avg_sq };
+        let values = Stored::of(&KINDS, |kind| match kind {
+            Kind::Weight => &[1.0f32; 3],
+            Kind::Optim(ExpAvgSq) => exp_avg_sq,
+            Kind::Optim(_) => &[2.0; 3],
+        });
+        let (name, global_shape) = ("h.0.ln_1.bias", &[3][..]);
+        let slice = ParamSlice { name, global_shape, numel: 3, start: 0, end: 3, values };
         vec![write_rank_file(dir, 0, 1, 3, &[slice]).unwrap()]
     };
-    let files = write(&dir, &held[2]);
+    let files = write(&dir, &[3.0, 3.5, 3.0]);
     let params = vec![Param::whole("h.0.ln_1.bias", &[3], false)];
     let small = Manifest { step: 3, psi: 3, params, files, ..Manifest::default() };
     let c = commit(run.path(), &small).unwrap();
@@ -234,7 +236,7 @@ fn diff_finds_the_one_flipped_bit_and_nothing_on_another_world_size() {
     let found = diff(&c, &d).unwrap();
     assert_eq!(found.differing.len(), 1);
     let only = &found.differing[0];
-    assert_eq!((only.kind, only.n_differing, only.first), (Kind::ExpAvgSq, 1, 1));
+    assert_eq!((only.kind, only.n_differing, only.first), (Kind::Optim(ExpAvgSq), 1, 1));
     assert_eq!(only.max_abs_diff, 0.25);
     assert_eq!(diff(&a, &c).unwrap().only_in_a.len(), PARAMS.len() - 1);
 }
@@ -242,7 +244,8 @@ fn diff_finds_the_one_flipped_bit_and_nothing_on_another_world_size() {
 #[test]
 fn blocks_of_digests_are_short_for_small_models_and_bounded_for_large_ones() {
     let (tiny, gpt2, seven_billion) = (800_000, 124_000_000, 7_000_000_000);
-    assert_eq!([0, tiny, gpt2, seven_billion].map(manifest::digest_block), [1 << 10, 1 << 10, 1 << 14, 1 << 20]);
+    let of_adamw = |psi| manifest::digest_block(psi, KINDS.len());
+    assert_eq!([0, tiny, gpt2, seven_billion].map(of_adamw), [1 << 10, 1 << 10, 1 << 14, 1 << 20]);
     // Saved by one rank, restored on seven: each reads its share and a block at each end at most.
     let run = tempfile::tempdir().unwrap();
     let n = 50_000;
@@ -254,12 +257,10 @@ fn blocks_of_digests_are_short_for_small_models_and_bounded_for_large_ones() {
         numel: n,
         start: 0,
         end: n,
-        weight: &held,
-        exp_avg: &held,
-        exp_avg_sq: &held,
+        values: Stored::of(&KINDS, |_| &held[..]),
     };
     let files = vec![write_rank_file(&dir, 0, 1, 1, &[slice]).unwrap()];
-    let (params, digest_block) = (vec![Param::whole("wte", &[n], true)], manifest::digest_block(n));
+    let (params, digest_block) = (vec![Param::whole("wte", &[n], true)], manifest::digest_block(n, KINDS.len()));
     let dir =
         commit(run.path(), &Manifest { step: 1, psi: n, params, files, digest_block, ..Manifest::default() }).unwrap();
     for rank in 0..7 {

@@ -39,7 +39,8 @@ impl<'a> Machine<'a> {
             )));
         }
         let mut machine = Machine { hardware, layout, rates: Vec::new(), tf32 };
-        machine.rates = Kernel::ALL.map(|kernel| [DType::F32, DType::Bf16].map(|d| machine.rate(kernel, d))).to_vec();
+        machine.rates =
+            Kernel::all().map(|kernel| [DType::F32, DType::Bf16].map(|d| machine.rate(kernel, d))).collect();
         Ok(machine)
     }
 
@@ -74,7 +75,7 @@ impl<'a> Machine<'a> {
 
     /// One call of a kernel.
     pub fn kernel_s(&self, work: &Work) -> f64 {
-        let at = Kernel::ALL.iter().position(|&k| k == work.kernel).expect("every kernel is listed");
+        let at = Kernel::all().position(|kernel| kernel == work.kernel).expect("every kernel is listed");
         let rate = self.rates[at][usize::from(work.dtype == DType::Bf16)];
         rate.launch_s + work.flops * rate.s_per_flop + work.bytes * rate.s_per_byte
     }

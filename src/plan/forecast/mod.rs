@@ -20,7 +20,7 @@ pub mod traffic;
 use super::order::MicroBatches;
 use super::placement::State;
 use super::schedule::{Instr, Pass, Reduce, Schedule, Visit};
-use super::{Plan, Program};
+use super::{Knobs, Plan, Program};
 use crate::config::hardware::Hardware;
 use crate::dtype::DType;
 use crate::error::Result;
@@ -209,10 +209,9 @@ impl Sums {
                 kernels_s += machine.stream_s((shard * (4 + grad)) as u64);
             }
             kernels_s += machine.kernel_s(&Work::pass(Kernel::SumOfSquares, plan.knobs.grad_dtype, shard * grad));
-            // Master (or the parameter itself) and both moments are read and written, gradients read, parameters written.
-            let beside_master = if bytes(State::Master) > 0 { bytes(State::Param) } else { 0 };
-            let update = shard * (3 * 8 + grad + beside_master);
-            kernels_s += machine.kernel_s(&Work::pass(Kernel::Adamw, plan.knobs.param_dtype, update));
+            let Knobs { optimizer, optim_states, param_dtype, .. } = plan.knobs;
+            let update = Work::update(optimizer, optim_states.len(), param_dtype, plan.knobs.grad_dtype, shard);
+            kernels_s += machine.kernel_s(&update);
         }
         if let Some(state) = plan.refreshed_state() {
             for bucket in plan.refresh.of(state) {

@@ -80,7 +80,7 @@ fn point(plan: &Plan, n_micro: usize) -> Point {
     Point {
         stage: plan.knobs.stage,
         n_ranks: plan.world_size,
-        resident: [MemKind::ParamShard, MemKind::Master, MemKind::GradShard, MemKind::Moment].map(of),
+        resident: [MemKind::ParamShard, MemKind::Master, MemKind::GradShard, MemKind::OptimState].map(of),
         all_gather_bytes: volume.all_gather_bytes,
         reduce_scatter_bytes: volume.reduce_scatter_bytes,
     }

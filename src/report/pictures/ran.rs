@@ -93,7 +93,7 @@ fn what(e: &TracedEvent) -> What {
 
 /// Kinds of memory that are drawn as one, from the bottom up.
 const LAYERS: [(&str, &[MemKind]); 7] = [
-    ("at rest", &[MemKind::ParamShard, MemKind::Master, MemKind::GradShard, MemKind::Moment]),
+    ("at rest", &[MemKind::ParamShard, MemKind::Master, MemKind::GradShard, MemKind::OptimState]),
     ("gathered params", &[MemKind::Gathered]),
     ("prefetched params", &[MemKind::Prefetched]),
     ("full grads", &[MemKind::FullGrad]),

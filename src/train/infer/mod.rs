@@ -124,7 +124,7 @@ pub fn with_weights<B: Backend, T>(
     work: impl FnOnce(&mut Stepper<'_, B>) -> Result<T>,
 ) -> Result<T> {
     let model = Model::of_deck::<B::Device>(deck);
-    let mut plan = Plan::new(&model.spec, comm.size(), &Knobs::of_inference(&deck.zero))?;
+    let mut plan = Plan::new(&model.spec, comm.size(), &Knobs::of_inference(deck))?;
     if let Some(decoders) = decoders {
         decoders.plan::<B::Device>(&mut plan)?;
     }

@@ -5,12 +5,11 @@
 //! is rounded from may be off by what the f32 test of the same kernel allows. Two roundings would show.
 
 use super::test_support::*;
-use crate::backend::buffer::Buf;
 use crate::backend::cpu::CpuDevice;
 use crate::backend::cpu::element::Element;
 use crate::backend::cpu::host::test_memory::{buf_f32, buf_of, buf_u32, read};
 use crate::backend::cpu::simd::has_bf16_dot;
-use crate::backend::ops::{AdamwStep, AttentionShape, LinearShape};
+use crate::backend::ops::{AttentionShape, LinearShape};
 use crate::backend::reference;
 use crate::backend::{Device, Ops};
 use crate::dtype::DType::{self, Bf16, F32};
@@ -18,16 +17,6 @@ use crate::exact_sum::ExactSum;
 use half::bf16;
 
 const DTYPES: [DType; 2] = [F32, Bf16];
-
-/// Random numbers, rounded to `dtype`.
-fn random_of(dtype: DType, n: usize, seed: u64) -> Vec<f32> {
-    read(&buf_of(dtype, &random(n, seed)))
-}
-
-/// A buffer of `dtype` that shows what was not overwritten.
-fn nan_of(dtype: DType, n: usize) -> Buf {
-    buf_of(dtype, &vec![f32::NAN; n])
-}
 
 /// One unit in the last place of a bf16 of the size of `x`.
 fn bf16_ulp(x: f64) -> f64 {
@@ -379,41 +368,4 @@ fn sums_of_squares_of_bf16_are_exact() {
         }
     }
     assert!(device(2).sum_of_squares([buf_of(Bf16, &[f32::INFINITY; 3]).view()]).unwrap().to_f64().is_nan());
-}
-
-#[test]
-fn adamw_with_bf16_gradients_updates_the_master_in_f32_and_rounds_it_beside() {
-    let step = |n: i32| AdamwStep {
-        lr: 1e-2,
-        beta1: 0.9,
-        beta2: 0.95,
-        eps: 1e-8,
-        weight_decay: 0.1,
-        bias_correction1: 1.0 - 0.9f32.powi(n),
-        bias_correction2: 1.0 - 0.95f32.powi(n),
-        grad_scale: 0.5,
-    };
-    for n in [0, 1, 17, 40_003] {
-        let (master, grad) = (random(n, 1), random_of(Bf16, n, 2));
-        let run = |device: &CpuDevice, grad_type: DType| {
-            let (mut p, mut m, mut v) = (buf_f32(&master), buf_f32(&vec![0.0; n]), buf_f32(&vec![0.0; n]));
-            let (grad, mut param) = (buf_of(grad_type, &grad), nan_of(Bf16, n));
-            for i in 1..=3 {
-                let param = Some(param.view_mut());
-                device.adamw(p.view_mut(), m.view_mut(), v.view_mut(), grad.view(), &step(i), param);
-            }
-            vec![read(&p), read(&m), read(&v), read(&param)]
-        };
-        let got = same_bits_on_1_2_3_threads(|device| run(device, Bf16));
-        assert_eq!(got, run(&device(1), F32), "a bf16 gradient is its f32 value");
-        let rounded: Vec<f32> = got[0].iter().map(|&x| <bf16 as Element>::store(x).load()).collect();
-        assert_eq!(got[3], rounded);
-        let (mut p, mut m, mut v) = (wide(&master), vec![0.0; n], vec![0.0; n]);
-        for i in 1..=3 {
-            reference::adamw(&mut p, &mut m, &mut v, &wide(&grad), &step(i));
-        }
-        for (name, got, want) in [("master", &got[0], &p), ("m", &got[1], &m), ("v", &got[2], &v)] {
-            assert_close(name, got, want, 1e-6);
-        }
-    }
 }

@@ -1,6 +1,5 @@
 //! The kernels: one file per family, on slices; here they are given their slices.
 
-mod adamw;
 mod attention;
 mod attention_cached;
 #[cfg(test)]
@@ -17,13 +16,15 @@ mod row_sums;
 mod swiglu;
 #[cfg(test)]
 pub(super) mod test_support;
+mod update;
 
 use super::CpuDevice;
 use super::host::{elements, elements_mut, f32s, f32s_mut, u32s, u32s_mut};
 use super::product;
 use crate::backend::buffer::{View, ViewMut};
-use crate::backend::ops::{AdamwStep, AttentionShape, CachedWork, LinearShape, Ops, Rotation};
+use crate::backend::ops::{AttentionShape, CachedWork, LinearShape, Ops, Rotation};
 use crate::dtype::DType;
+use crate::optimizers::{OptimStates, UpdateStep};
 use half::bf16;
 
 /// `typed!([T = dtype, ...] expression)`: the expression with each `T` standing for the element type of that name.
@@ -317,16 +318,16 @@ impl Ops for CpuDevice {
         cross_entropy::cross_entropy(self, f32s_mut(logits), f32s_mut(losses), u32s(targets), dlogits_scale);
     }
 
-    fn adamw(
+    fn update(
         &self,
         master: ViewMut<'_>,
-        m: ViewMut<'_>,
-        v: ViewMut<'_>,
+        states: OptimStates<ViewMut<'_>>,
         grad: View<'_>,
-        step: &AdamwStep,
+        step: &UpdateStep,
         param: Option<ViewMut<'_>>,
     ) {
-        let (master, m, v, param) = (f32s_mut(master), f32s_mut(m), f32s_mut(v), param.map(elements_mut::<bf16>));
-        typed!([G = grad.dtype()] adamw::adamw(self, master, m, v, elements::<G>(grad), step, param));
+        let (master, param) = (f32s_mut(master), param.map(elements_mut::<bf16>));
+        let states = states.map(f32s_mut);
+        typed!([G = grad.dtype()] update::update(self, master, states, elements::<G>(grad), step, param));
     }
 }

@@ -2,7 +2,8 @@
 
 use crate::backend::buffer::Buf;
 use crate::backend::cpu::CpuDevice;
-use crate::backend::cpu::host::test_memory::buf_f32;
+use crate::backend::cpu::host::test_memory::{buf_f32, buf_of, read};
+use crate::dtype::DType;
 use crate::random::SplitMix64;
 
 /// A device of `threads` compute threads.
@@ -13,6 +14,16 @@ pub fn device(threads: usize) -> CpuDevice {
 /// Numbers in [-1, 1), the same for the same seed.
 pub fn random(n: usize, seed: u64) -> Vec<f32> {
     SplitMix64::stream(seed).take(n).map(|word| (word >> 40) as f32 / (1u64 << 23) as f32 - 1.0).collect()
+}
+
+/// Random numbers, rounded to `dtype`.
+pub fn random_of(dtype: DType, n: usize, seed: u64) -> Vec<f32> {
+    read(&buf_of(dtype, &random(n, seed)))
+}
+
+/// A buffer of `dtype` that shows what was not overwritten.
+pub fn nan_of(dtype: DType, n: usize) -> Buf {
+    buf_of(dtype, &vec![f32::NAN; n])
 }
 
 /// Token ids below `vocab`.

@@ -1,7 +1,6 @@
 //! The kernels of the model on the device: each checks types and shapes, decides on a grid and launches. One file for
 //! each file of kernels.
 
-mod adamw;
 mod attention;
 mod bias;
 mod cross_entropy;
@@ -12,11 +11,13 @@ mod linear;
 mod norm;
 mod rope;
 pub(super) mod tiles;
+mod update;
 
 use super::device::CudaDevice;
-use crate::backend::ops::{AdamwStep, AttentionShape, LinearShape, Ops, Rotation};
+use crate::backend::ops::{AttentionShape, LinearShape, Ops, Rotation};
 use crate::backend::{View, ViewMut};
 use crate::dtype::DType;
+use crate::optimizers::{OptimStates, UpdateStep};
 
 impl Ops for CudaDevice {
     fn embedding_forward(&self, out: ViewMut<'_>, tokens: View<'_>, wte: View<'_>, wpe: Option<View<'_>>, t: usize) {
@@ -250,15 +251,14 @@ impl Ops for CudaDevice {
         cross_entropy::cross_entropy(self, logits, losses, targets, dlogits_scale);
     }
 
-    fn adamw(
+    fn update(
         &self,
         master: ViewMut<'_>,
-        m: ViewMut<'_>,
-        v: ViewMut<'_>,
+        states: OptimStates<ViewMut<'_>>,
         grad: View<'_>,
-        step: &AdamwStep,
+        step: &UpdateStep,
         param: Option<ViewMut<'_>>,
     ) {
-        adamw::adamw(self, master, m, v, grad, step, param);
+        update::update(self, master, states, grad, step, param);
     }
 }
