@@ -25,9 +25,9 @@ use zero3::plan::memory::{ALIGN, Slot};
 use zero3::telemetry::MemKind;
 
 const MODELS: [(&str, Dims); 3] = [
-    ("S", Dims { b: 4, t: 128, t_max: 128, c: 256, n_heads: 8, vocab: 512, n_layer: 4 }),
-    ("M", Dims { b: 4, t: 256, t_max: 256, c: 384, n_heads: 6, vocab: 4096, n_layer: 6 }),
-    ("G", Dims { b: 2, t: 256, t_max: 256, c: 768, n_heads: 12, vocab: 50257, n_layer: 12 }),
+    ("S", Dims { b: 4, t: 128, t_max: 128, c: 256, n_heads: 8, d_head: 32, vocab: 512, n_layer: 4 }),
+    ("M", Dims { b: 4, t: 256, t_max: 256, c: 384, n_heads: 6, d_head: 64, vocab: 4096, n_layer: 6 }),
+    ("G", Dims { b: 2, t: 256, t_max: 256, c: 768, n_heads: 12, d_head: 64, vocab: 50257, n_layer: 12 }),
 ];
 /// What the largest case takes: G's embedding or head with its gradient, and a chunk of logits.
 const ARENA_BYTES: usize = 1 << 30;

@@ -53,8 +53,8 @@ impl ParamSpec {
 /// A tensor a unit needs, as data for the planner.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TensorSpec {
-    /// Name within its unit, e.g. `qkv`.
-    pub name: &'static str,
+    /// Name within its unit, e.g. `ln_1.rstd`.
+    pub name: String,
     /// Number of elements.
     pub numel: usize,
     /// Element type.
@@ -63,12 +63,12 @@ pub struct TensorSpec {
 
 impl TensorSpec {
     /// A tensor of any type.
-    pub fn new(name: &'static str, numel: usize, dtype: DType) -> Self {
-        TensorSpec { name, numel, dtype }
+    pub fn new(name: impl Into<String>, numel: usize, dtype: DType) -> Self {
+        TensorSpec { name: name.into(), numel, dtype }
     }
 
     /// An f32 tensor.
-    pub fn f32(name: &'static str, numel: usize) -> Self {
+    pub fn f32(name: impl Into<String>, numel: usize) -> Self {
         TensorSpec::new(name, numel, DType::F32)
     }
 
@@ -108,6 +108,32 @@ pub enum UnitRole {
     Head,
 }
 
+/// A part of a block's visit. On one rank a visit runs all of them one after the other; they are cut where ranks that share a
+/// block would have to exchange rows, keys or partial sums.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Piece {
+    /// The norm before attention, on the rows of the residual stream.
+    Enter,
+    /// Queries, keys and values of these rows, turned by their positions.
+    Project,
+    /// Attention.
+    Attend,
+    /// The projection of what attention gives, the first branch.
+    Out,
+    /// The first branch is added to the residual stream, and normed.
+    Middle,
+    /// The hidden layer and its projection, the second branch.
+    Mlp,
+    /// The second branch is added to the residual stream.
+    Leave,
+}
+
+impl Piece {
+    /// Those of a block in the order of its forward; backward goes the other way.
+    pub const OF_BLOCK: [Piece; 7] =
+        [Piece::Enter, Piece::Project, Piece::Attend, Piece::Out, Piece::Middle, Piece::Mlp, Piece::Leave];
+}
+
 /// The group of parameters gathered and used together.
 #[derive(Debug, Clone, PartialEq)]
 pub struct UnitSpec {
@@ -117,6 +143,8 @@ pub struct UnitSpec {
     pub role: UnitRole,
     /// Parameters it uses, in the order the unit's code indexes them. A tied parameter appears in two units.
     pub params: Vec<ParamId>,
+    /// What a visit consists of, in the order of forward; none where it is one piece.
+    pub pieces: &'static [Piece],
     /// Tensors written by forward and read by backward.
     pub saved: Vec<TensorSpec>,
     /// Scratch of one forward visit.

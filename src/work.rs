@@ -1,6 +1,6 @@
 //! What a visit of a unit computes, as data: kernels with their FLOPs and the bytes they have to move.
 //!
-//! `model/work.rs` fills it in from a model's shapes, `plan/forecast/` gives it a time, `calibrate/` measures the same kernels.
+//! `model/work.rs` finds it out from the model's own code, `plan/forecast/` gives it a time, `calibrate/` measures the same kernels.
 //! Must not know: how fast anything is.
 
 use crate::dtype::DType;
@@ -105,18 +105,18 @@ pub struct Work {
     pub bytes: f64,
 }
 
-/// Sizes of a matrix product.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Product {
-    /// Rows of the input (B * T).
+/// Shape of a linear layer `out = inp * weight^T + bias`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LinearShape {
+    /// Rows of `inp` and `out` (B * T).
     pub rows: usize,
-    /// Columns of the input.
+    /// Columns of `inp`.
     pub n_in: usize,
-    /// Columns of the output.
+    /// Columns of `out`.
     pub n_out: usize,
 }
 
-impl Product {
+impl LinearShape {
     /// One of the three linear kernels on operands of `dtype`; rows of `n_out` columns have `wide_bytes` an element, and a
     /// gradient of the weight that is added to what is there is read and written in f32.
     pub fn work(self, kernel: Kernel, dtype: DType, wide_bytes: usize, accumulates: bool) -> Work {
@@ -127,29 +127,47 @@ impl Product {
     }
 }
 
-/// Sizes of causal self-attention.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Attention {
+/// Shape of causal self-attention over a fused projection.
+///
+/// A row of `qkv` is `[q: n_heads * d_head | k: n_kv_heads * d_head | v: n_kv_heads * d_head]`; query head `i` uses
+/// kv head `i / (n_heads / n_kv_heads)`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AttentionShape {
     /// Sequences.
     pub b: usize,
     /// Tokens per sequence.
     pub t: usize,
     /// Query heads.
     pub n_heads: usize,
-    /// Key/value heads.
+    /// Key/value heads; divides `n_heads`.
     pub n_kv_heads: usize,
     /// Channels per head.
     pub d_head: usize,
 }
 
-impl Attention {
+impl AttentionShape {
+    /// Rows of `qkv` and of the output.
+    pub fn rows(&self) -> usize {
+        self.b * self.t
+    }
+
+    /// Elements of one row of `qkv`.
+    pub fn qkv_row(&self) -> usize {
+        (self.n_heads + 2 * self.n_kv_heads) * self.d_head
+    }
+
+    /// Elements of one row of the output.
+    pub fn out_row(&self) -> usize {
+        self.n_heads * self.d_head
+    }
+
     /// Forward (two products over the pairs of a query and a key not after it) or backward (five). Rows of projections and
     /// output are moved once; scores stay where they are computed.
     pub fn work(self, kernel: Kernel, dtype: DType) -> Work {
-        let Attention { b, t, n_heads, n_kv_heads, d_head } = self;
+        let AttentionShape { b, t, n_heads, d_head, .. } = self;
         let pairs = (b * n_heads) as f64 * (t as f64 * (t + 1) as f64 / 2.0);
         let products = if kernel == Kernel::AttentionBackward { 5.0 } else { 2.0 };
-        let (row, out) = ((n_heads + 2 * n_kv_heads) * d_head, n_heads * d_head);
+        let (row, out) = (self.qkv_row(), self.out_row());
         let numel = if kernel == Kernel::AttentionBackward { 2 * row + 2 * out } else { row + out };
         let bytes = (b * t * numel * dtype.bytes()) as f64;
         Work { kernel, dtype, flops: products * 2.0 * pairs * d_head as f64, bytes }
@@ -162,8 +180,8 @@ impl Work {
         Work { kernel, dtype, flops: 0.0, bytes: bytes as f64 }
     }
 
-    /// An optimizer's update of a slice of parameters of type `param`: fp32 weights and states are read and written, gradients
-    /// read, and parameters of lower precision written beside their masters.
+    /// An optimizer's update of a slice of parameters of type `param`: fp32 weights and states are read and
+    /// written, gradients read, and parameters of lower precision written beside their masters.
     pub fn update(kind: OptimizerKind, n_states: usize, param: DType, grad: DType, numel: usize) -> Work {
         let rounded = if param == DType::F32 { 0 } else { param.bytes() };
         let bytes = 2 * BYTES_PER_STATE * (1 + n_states) + grad.bytes() + rounded;
@@ -186,7 +204,7 @@ mod tests {
 
     #[test]
     fn attention_counts_the_pairs_a_causal_mask_leaves() {
-        let shape = Attention { b: 2, t: 3, n_heads: 4, n_kv_heads: 2, d_head: 8 };
+        let shape = AttentionShape { b: 2, t: 3, n_heads: 4, n_kv_heads: 2, d_head: 8 };
         // Three tokens see 1, 2 and 3 keys: 6 pairs; two products of 2 * d_head each.
         let forward = shape.work(Kernel::AttentionForward, DType::F32);
         assert_eq!(forward.flops, (2 * 4 * 6 * 2 * 2 * 8) as f64);
@@ -196,7 +214,7 @@ mod tests {
 
     #[test]
     fn a_product_that_adds_to_its_result_reads_and_writes_it_in_f32() {
-        let shape = Product { rows: 2, n_in: 3, n_out: 5 };
+        let shape = LinearShape { rows: 2, n_in: 3, n_out: 5 };
         let plain = shape.work(Kernel::LinearBackwardWeight, DType::Bf16, 4, false);
         assert_eq!((plain.flops, plain.bytes), (60.0, (2 * 3 * 2 + 15 * 2 + 10 * 4) as f64));
         assert_eq!(shape.work(Kernel::LinearBackwardWeight, DType::Bf16, 4, true).bytes - plain.bytes, 15.0 * 6.0);

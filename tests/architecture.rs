@@ -432,17 +432,6 @@ const CIRCLES: &[&[&str]] = &[
     ],
     &["cli/args/ckpt.rs", "cli/args/infer.rs", "cli/args/mod.rs", "cli/args/run.rs"],
     &["cli/ckpt.rs", "cli/device.rs", "cli/infer.rs", "cli/mod.rs"],
-    &[
-        "model/gpt2/block.rs",
-        "model/gpt2/embedding.rs",
-        "model/gpt2/head.rs",
-        "model/llama/block.rs",
-        "model/llama/embedding.rs",
-        "model/llama/head.rs",
-        "model/llama/mod.rs",
-        "model/logits.rs",
-        "model/mod.rs",
-    ],
     &["plan/generation.rs", "plan/mod.rs"],
     &["report/pictures/mod.rs", "report/pictures/ownership.rs", "report/pictures/planned.rs", "report/pictures/ran.rs"],
 ];

@@ -152,6 +152,58 @@ fn a_run_that_changes_its_rank_count_at_every_step_is_the_same_run() {
     assert_rows(&moved, 4);
 }
 
+/// Every optimizer: the same bits on 1, 2, 3, 5 and 7 ranks and in every stage, over four restores; at rest what its row of the
+/// table says; its checkpoints go through the tools, and another optimizer refuses them.
+#[test]
+fn runs_of_lion_and_sgd_change_ranks_and_stages_at_every_step_and_are_the_same_runs() {
+    const BF16: &[&str] = &["zero.param_dtype=bf16", "zero.grad_dtype=bf16", "zero.reduce_dtype=bf16"];
+    for (kind, more, dtypes, bytes_per_param) in [
+        ("lion", "optim.beta2=0.98", &[][..], 12),
+        ("sgd", "optim.nesterov=true", BF16, 2 + 2 + 4 + 4),
+        ("sgd", "optim.momentum=0", &[], 8),
+    ] {
+        let case = Case::tiny();
+        let of_kind = format!("optim.kind={kind}");
+        let words = [&[of_kind.as_str(), more, "optim.lr=1e-3", "optim.decay_steps=4"], dtypes].concat();
+        train(&case, 2, "whole", &words);
+        for (step, n_ranks) in [(1, 3), (2, 5), (3, 1), (4, 7)] {
+            let (steps, stage) = (format!("train.steps={step}"), format!("zero.stage={}", step - 1));
+            train(&case, n_ranks, "moved", &[&words[..], &[&steps, &stage, "checkpoint.every=1"]].concat());
+        }
+        let (whole, moved) = (case.path("whole"), case.path("moved"));
+        let state = State::read(&whole, 4);
+        assert_eq!(state.manifest.optimizer.name, kind);
+        assert_same_state(&state, &State::read(&moved, 4));
+        let losses = |run: &Path| Steps::read(run).column("loss").join(" ");
+        assert_eq!(losses(&whole), losses(&moved));
+        let summary = common::summary(&whole);
+        let slices: usize = state.manifest.params.iter().map(|param| param.numel.div_ceil(2)).sum();
+        assert_eq!(summary["resident"]["bytes"]["measured"], bytes_per_param * slices, "{kind} {more}");
+        assert_eq!(
+            (&summary["steps_off_plan"], &summary["resident"]["bytes"]["planned"]),
+            (&0.into(), &summary["resident"]["bytes"]["measured"]),
+            "{kind} {more}"
+        );
+
+        let ckpt = |words: &[&Path]| {
+            let words = words.iter().map(|word| word.display().to_string());
+            common::Run::new(0).arg("ckpt").args(words).output()
+        };
+        let cut = case.path("cut");
+        ckpt(&[Path::new("verify"), &moved]).expect_success();
+        ckpt(&[Path::new("inspect"), &moved]).expect_success().expect_text(&format!("{kind}, 4 updates, keeps "));
+        ckpt(&[Path::new("reshard"), &moved, &cut, Path::new("--ranks"), Path::new("3")]).expect_success();
+        ckpt(&[Path::new("diff"), &whole, &cut]).expect_success().expect_text("equal: ");
+        ckpt(&[Path::new("export"), &cut, &case.path("exported")]).expect_success();
+
+        let other = case.train(2, "whole", &["optim.decay_steps=4", "train.steps=6"]).output().expect_code(2);
+        other
+            .expect_text(&format!("optim.kind is adamw, the checkpoint has the optimizer state of {kind}"))
+            .expect_text(&format!("set optim.kind={kind}"))
+            .expect_text("model.init_from=");
+    }
+}
+
 /// torchtitan #809: the loss jumps after a resume.
 #[test]
 fn twenty_steps_are_ten_and_ten() {

@@ -72,8 +72,6 @@ pub trait Device: Ops {
     fn finish_sum(&self, sum: Self::Sum) -> Result<f64>;
     /// Exact sum of the squares of all elements. Blocks the host.
     fn sum_of_squares<'a>(&self, inps: impl IntoIterator<Item = View<'a>>) -> Result<ExactSum>;
-    /// Sets every byte of `dst`: 0 for zeros, 0xff for f32/bf16 NaN (use after release then shows).
-    fn fill_bytes(&self, dst: ViewMut<'_>, byte: u8);
     /// Most channels of a head that its attention kernels take, where there is a limit.
     fn max_d_head() -> Option<usize>
     where

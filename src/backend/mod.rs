@@ -8,6 +8,7 @@
 
 pub mod buffer;
 pub mod comm;
+pub mod counting;
 pub mod cpu;
 pub mod cuda;
 mod device;

@@ -12,35 +12,7 @@ use super::buffer::{View, ViewMut};
 use crate::dtype::DType;
 use crate::optimizers::{OptimStates, UpdateStep};
 
-/// Shape of causal self-attention over a fused projection.
-///
-/// A row of `qkv` is `[q: n_heads * d_head | k: n_kv_heads * d_head | v: n_kv_heads * d_head]`; query head
-/// `i` uses kv head `i / (n_heads / n_kv_heads)`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct AttentionShape {
-    /// Sequences.
-    pub b: usize,
-    /// Tokens per sequence.
-    pub t: usize,
-    /// Query heads.
-    pub n_heads: usize,
-    /// Key/value heads; divides `n_heads`.
-    pub n_kv_heads: usize,
-    /// Channels per head.
-    pub d_head: usize,
-}
-
-impl AttentionShape {
-    /// Elements of one row of `qkv`.
-    pub fn qkv_row(&self) -> usize {
-        (self.n_heads + 2 * self.n_kv_heads) * self.d_head
-    }
-
-    /// Elements of one row of the output.
-    pub fn out_row(&self) -> usize {
-        self.n_heads * self.d_head
-    }
-}
+pub use crate::work::{AttentionShape, LinearShape};
 
 /// How rows of a projection are turned by their positions.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -51,17 +23,6 @@ pub struct Rotation {
     pub theta: f32,
     /// Turn back, which is also the gradient.
     pub inverse: bool,
-}
-
-/// Shape of a linear layer `out = inp * weight^T + bias`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LinearShape {
-    /// Rows of `inp` and `out` (B * T).
-    pub rows: usize,
-    /// Columns of `inp`.
-    pub n_in: usize,
-    /// Columns of `out`.
-    pub n_out: usize,
 }
 
 /// Scratch of [`Ops::attention_cached`] for a sequence of up to T rows.
@@ -318,6 +279,9 @@ pub trait Ops {
         self.linear_backward_input(dinp.reborrow(), dout, weight, work, shape);
         self.gelu_backward(dinp, pre);
     }
+
+    /// Sets every byte of `dst`: 0 for zeros, 0xff for f32/bf16 NaN (use after release then shows).
+    fn fill_bytes(&self, dst: ViewMut<'_>, byte: u8);
 
     /// `out = a + b`. Overwrites `out`.
     fn add(

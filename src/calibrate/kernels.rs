@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::harness::Cluster;
 use crate::optimizers::{OptimStates, OptimizerKind, UpdateNow, UpdateStep};
 use crate::telemetry::quantile::median;
-use crate::work::{Attention, Kernel, Product, Work};
+use crate::work::{Kernel, Work};
 use std::time::{Duration, Instant};
 
 /// Rows, columns in and out of the products: a block's and a head's, narrow and wide.
@@ -156,11 +156,11 @@ impl<B: Backend> KernelBench<'_, B> {
 
     fn products(&mut self, a: DType) -> Result<()> {
         for (rows, n_in, n_out) in PRODUCTS {
-            let (product, shape) = (Product { rows, n_in, n_out }, LinearShape { rows, n_in, n_out });
+            let shape = LinearShape { rows, n_in, n_out };
             // The head's logits are f32.
             let wide = if n_out > 4 * n_in.max(512) { DType::F32 } else { a };
             let (i, w, o) = (rows * n_in, n_in * n_out, rows * n_out);
-            let work = |kernel| product.work(kernel, a, wide.bytes(), false);
+            let work = |kernel| shape.work(kernel, a, wide.bytes(), false);
             let scratch = B::Device::linear_forward_work_numel(shape, wide, a, a);
             let operands = [(o, wide), (i, a), (w, a), (scratch, DType::F32)];
             self.sample(work(Kernel::LinearForward), &operands, 0, |dev, bufs| {
@@ -187,19 +187,18 @@ impl<B: Backend> KernelBench<'_, B> {
     fn attentions(&mut self, a: DType) -> Result<()> {
         for (b, t, n_heads, n_kv_heads, d_head) in ATTENTIONS {
             let shape = AttentionShape { b, t, n_heads, n_kv_heads, d_head };
-            let attention = Attention { b, t, n_heads, n_kv_heads, d_head };
             let (qkv, out) = (b * t * shape.qkv_row(), b * t * shape.out_row());
             let lse = (b * t * n_heads, DType::F32);
             let scratch = B::Device::attention_forward_work_numel(shape, a);
             let operands = [(out, a), lse, (qkv, a), (scratch, DType::F32)];
-            self.sample(attention.work(Kernel::AttentionForward, a), &operands, 0, |dev, bufs| {
+            self.sample(shape.work(Kernel::AttentionForward, a), &operands, 0, |dev, bufs| {
                 let [out, lse, qkv, work] = bufs else { unreachable!("four operands") };
                 dev.attention_forward(out.view_mut(), lse.view_mut(), qkv.view(), work.view_mut(), shape);
             })?;
             let scratch = B::Device::attention_backward_work_numel(shape, a);
             let forward = B::Device::attention_forward_work_numel(shape, a);
             let operands = [(qkv, a), (out, a), (qkv, a), (out, a), lse, (scratch.max(forward), DType::F32)];
-            self.sample(attention.work(Kernel::AttentionBackward, a), &operands, 0, |dev, bufs| {
+            self.sample(shape.work(Kernel::AttentionBackward, a), &operands, 0, |dev, bufs| {
                 let [dqkv, dout, qkv, out, lse, work] = bufs else { unreachable!("six operands") };
                 let (dout, qkv, out, lse) = (dout.view(), qkv.view(), out.view(), lse.view());
                 dev.attention_backward(dqkv.view_mut(), dout, qkv, out, lse, work.view_mut(), shape);

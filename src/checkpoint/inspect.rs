@@ -151,7 +151,9 @@ impl fmt::Display for Inspection {
         }
         writeln!(f, "step         {} ({} attempts)", self.step, self.attempts)?;
         writeln!(f, "data         {} samples, {} tokens", self.samples, self.tokens)?;
-        writeln!(f, "optimizer    {}, {} updates", self.optimizer.name, self.optimizer.step)?;
+        let kept: Vec<&str> = self.optimizer.states.iter().map(|state| state.name()).collect();
+        let kept = if kept.is_empty() { "nothing".into() } else { kept.join(", ") };
+        writeln!(f, "optimizer    {}, {} updates, keeps {kept}", self.optimizer.name, self.optimizer.step)?;
         writeln!(f, "parameters   {} (Psi) in {}", self.psi, self.params.len())?;
         writeln!(f, "ranks        {} (mesh: {})", self.world_size, mesh.join(", "))?;
         writeln!(f, "reduction    {}", self.reduction_order)?;

@@ -110,8 +110,12 @@ deck! {
         stream_bf16: Written<MeasuredRate> = (default ""), Kind::Rate, "Adding, copying, casting, bf16.";
         sum_of_squares_f32: Written<MeasuredRate> = (default ""), Kind::Rate, "The exact sum of the gradient norm, f32.";
         sum_of_squares_bf16: Written<MeasuredRate> = (default ""), Kind::Rate, "The exact sum of the gradient norm, bf16.";
-        adamw_f32: Written<MeasuredRate> = (default ""), Kind::Rate, "The update of a slice, f32.";
-        adamw_bf16: Written<MeasuredRate> = (default ""), Kind::Rate, "The update of a slice, bf16.";
+        adamw_f32: Written<MeasuredRate> = (default ""), Kind::Rate, "The update of a slice by AdamW, f32.";
+        adamw_bf16: Written<MeasuredRate> = (default ""), Kind::Rate, "The update of a slice by AdamW, bf16.";
+        lion_f32: Written<MeasuredRate> = (default ""), Kind::Rate, "The update of a slice by Lion, f32.";
+        lion_bf16: Written<MeasuredRate> = (default ""), Kind::Rate, "The update of a slice by Lion, bf16.";
+        sgd_f32: Written<MeasuredRate> = (default ""), Kind::Rate, "The update of a slice by SGD, f32.";
+        sgd_bf16: Written<MeasuredRate> = (default ""), Kind::Rate, "The update of a slice by SGD, bf16.";
     }
 }
 

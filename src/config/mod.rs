@@ -292,11 +292,15 @@ deck! {
         decay_steps: u64 = (default "0"), UNSIGNED,
             "Step at which the cosine decay reaches `optim.min_lr`; 0 = `train.steps`.";
         beta1: f64 = (derived "the optimizer's, 0 where it has none"), FRACTION,
-            "Decay of the first moment.";
+            "Decay of the first moment, or of the average whose direction an update takes.";
         beta2: f64 = (derived "the optimizer's, 0 where it has none"), FRACTION,
-            "Decay of the second moment.";
+            "Decay of the second moment, or of the average that is kept.";
         eps: f64 = (derived "the optimizer's, 0 where it has none"), float(0.0, 1.0),
             "Added to the square root of the second moment; above 0 where the optimizer has it.";
+        momentum: f64 = (derived "the optimizer's, 0 where it has none"), FRACTION,
+            "Decay of the sum of past gradients; 0: none is kept.";
+        nesterov: bool = (default "false"), Kind::Flag,
+            "The step goes by the gradient and the sum as it will be.";
         weight_decay: f64 = (default "0.1"), float(0.0, 1e3),
             "Decoupled weight decay of parameters with two or more dimensions.";
         grad_clip: f64 = (default "1"), float(0.0, 1e30),
@@ -401,7 +405,7 @@ fn read_text(path: &Path, what: &str) -> Result<String> {
 impl OptimSection {
     /// What the update of a parameter reads of it.
     pub fn hyper(&self) -> Hyper {
-        let &OptimSection { beta1, beta2, eps, weight_decay, .. } = self;
-        Hyper { beta1, beta2, eps, weight_decay }
+        let &OptimSection { beta1, beta2, eps, momentum, nesterov, weight_decay, .. } = self;
+        Hyper { beta1, beta2, eps, momentum, nesterov, weight_decay }
     }
 }

@@ -222,7 +222,7 @@ impl Resolver {
     /// The optimizer's hyperparameters; those of other optimizers are 0, and refused where somebody wrote one.
     fn derive_optimizer(&mut self) {
         let Some(kind) = self.choice::<OptimizerKind>("optim.kind") else { return };
-        for name in ["optim.beta1", "optim.beta2", "optim.eps"] {
+        for name in ["optim.beta1", "optim.beta2", "optim.eps", "optim.momentum"] {
             let field = name.trim_start_matches("optim.");
             let default = kind.keys().iter().find(|(key, _)| *key == field).map(|(_, default)| *default);
             self.derive(name, Some(Value::Float(default.unwrap_or(0.0))));
@@ -236,6 +236,13 @@ impl Resolver {
                     self.refuse(name, "a number above 0, such as 1e-8".into())
                 }
                 _ => {}
+            }
+        }
+        if self.choice::<bool>("optim.nesterov") == Some(true) {
+            if !kind.keys().iter().any(|(key, _)| *key == "nesterov") {
+                self.refuse("optim.nesterov", format!("false with optim.kind = \"{kind}\", which has no such form"));
+            } else if self.float("optim.momentum") == Some(0.0) {
+                self.refuse("optim.nesterov", "false, or optim.momentum above 0, which it is a form of".into());
             }
         }
     }

@@ -3,7 +3,7 @@
 use super::cluster::Cluster;
 use crate::backend::agree::all_or_none;
 use crate::backend::memory::Memory;
-use crate::backend::{Backend, Buf, Comm, Device, Queue, View};
+use crate::backend::{Backend, Buf, Comm, Device, Ops, Queue, View};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::plan::memory::{Slot, lay_in_a_row};

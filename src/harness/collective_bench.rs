@@ -6,7 +6,7 @@ use super::cluster::Cluster;
 use super::pairing::across;
 use crate::backend::comm::{Pending, ReduceScatter};
 use crate::backend::library::ping_pong;
-use crate::backend::{Backend, Buf, Comm, Device, Queue};
+use crate::backend::{Backend, Buf, Comm, Device, Ops, Queue};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::plan::schedule::{Bucket, Piece};

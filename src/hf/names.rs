@@ -2,7 +2,7 @@
 //!
 //! Must not know: files, values.
 
-use crate::model::{Family, Model, llama};
+use crate::model::{AnyFamily, Model};
 use crate::params::ParamSpec;
 use std::ops::Range;
 
@@ -35,8 +35,8 @@ impl Tensor {
 pub fn of_model(model: &Model) -> Vec<Tensor> {
     let params = model.spec.params.iter().enumerate();
     match &model.family {
-        Family::Gpt2 => params.map(|(param, ours)| gpt2(param, ours)).collect(),
-        Family::Llama(shape) => params.flat_map(|(param, ours)| llama(param, ours, model, shape)).collect(),
+        AnyFamily::Gpt2(_) => params.map(|(param, ours)| gpt2(param, ours)).collect(),
+        AnyFamily::Llama(_) => params.flat_map(|(param, ours)| llama(param, ours, model)).collect(),
     }
 }
 
@@ -52,13 +52,13 @@ fn gpt2(param: usize, ours: &ParamSpec) -> Tensor {
 }
 
 /// `LlamaForCausalLM`: layouts are ours, and the rotation is too; what we hold as rows of one matrix are several of theirs.
-fn llama(param: usize, ours: &ParamSpec, model: &Model, shape: &llama::Shape) -> Vec<Tensor> {
-    let d_head = model.dims.c / model.dims.n_heads;
-    let (q, kv) = (model.dims.n_heads * d_head, shape.n_kv_heads * d_head);
+fn llama(param: usize, ours: &ParamSpec, model: &Model) -> Vec<Tensor> {
+    let shape = model.attention_shape();
+    let (q, kv) = (shape.n_heads * shape.d_head, shape.n_kv_heads * shape.d_head);
     let parts: Vec<(String, usize)> = if let Some(layer) = ours.name.strip_suffix("qkv_proj.weight") {
         [("q", q), ("k", kv), ("v", kv)].map(|(part, n)| (format!("{layer}{part}_proj.weight"), n)).into()
     } else if let Some(layer) = ours.name.strip_suffix("gate_up_proj.weight") {
-        ["gate", "up"].map(|part| (format!("{layer}{part}_proj.weight"), shape.d_ff)).into()
+        ["gate", "up"].map(|part| (format!("{layer}{part}_proj.weight"), ours.shape[0] / 2)).into()
     } else {
         vec![(ours.name.clone(), ours.shape[0])]
     };
@@ -68,7 +68,7 @@ fn llama(param: usize, ours: &ParamSpec, model: &Model, shape: &llama::Shape) ->
         first += n;
         let mut shape = ours.shape.clone();
         shape[0] = n;
-        let name = if name == llama::HEAD { name } else { format!("model.{name}") };
+        let name = if name == "lm_head.weight" { name } else { format!("model.{name}") };
         Tensor { name, shape, param, rows, is_transposed: false }
     };
     parts.into_iter().map(tensor).collect()

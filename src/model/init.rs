@@ -7,9 +7,6 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Name of the scheme, recorded in checkpoints.
-pub const SCHEME: &str = "chacha8-box-muller-v1";
-
 /// Writes the initial values of `range` of `param`. `out` has `range.len()` elements; overwritten.
 pub fn fill(param: &ParamSpec, seed: u64, range: Range<usize>, out: &mut [f32]) {
     assert_eq!(out.len(), range.len());

@@ -3,9 +3,9 @@
 //! Logits exist for a chunk of rows at a time; in training each chunk's backward follows at once, so that the
 //! parameters stay gathered from forward to backward and the logits are never whole.
 
-use super::Dims;
+use super::visit::Dims;
 use crate::backend::ops::LinearShape;
-use crate::backend::{Buf, Device, Ops, View, ViewMut};
+use crate::backend::{Ops, View, ViewMut};
 use crate::dtype::DType;
 use crate::params::{Precision, SHARED_GRAD};
 
@@ -35,45 +35,44 @@ pub struct Projection<'a> {
     /// The normed rows, (rows, C).
     pub normed: View<'a>,
     /// A chunk of logits, (chunk_rows, V) f32.
-    pub logits: &'a mut Buf,
+    pub logits: ViewMut<'a>,
     /// In training the gradient of the normed rows, (rows, C); overwritten.
-    pub dnormed: &'a mut Buf,
+    pub dnormed: ViewMut<'a>,
     /// Scratch of the products.
-    pub work: &'a mut Buf,
+    pub work: ViewMut<'a>,
 }
 
 /// Chunk by chunk: logits, losses, and in training the gradients of the normed rows and of the output matrix. `grad` is the
 /// factor of dlogits and where the matrix's gradient goes, f32 because chunks add up in it.
-pub fn chunks<D: Device>(
+pub fn chunks<D: Ops>(
     dev: &D,
     dims: &Dims,
     weight: View<'_>, // (V, C)
     projection: Projection<'_>,
-    targets: View<'_>,                 // (rows)
-    mut losses: ViewMut<'_>,           // (rows)
-    mut grad: Option<(f32, &mut Buf)>, // (V, C), padded
+    targets: View<'_>,                    // (rows)
+    mut losses: ViewMut<'_>,              // (rows)
+    mut grad: Option<(f32, ViewMut<'_>)>, // (V, C)
 ) {
     let (rows, c, vocab) = (dims.rows(), dims.c, dims.vocab);
-    let Projection { normed, logits, dnormed, work } = projection;
+    let Projection { normed, mut logits, mut dnormed, mut work } = projection;
     let step = chunk_rows(dims);
     for start in (0..rows).step_by(step) {
         let end = rows.min(start + step);
         let shape = LinearShape { rows: end - start, n_in: c, n_out: vocab };
         let normed = normed.range(start * c..end * c);
         let used = 0..(end - start) * vocab;
-        dev.linear_forward(logits.view_mut().range(used.clone()), normed, weight, None, work.view_mut(), shape);
+        dev.linear_forward(logits.reborrow().range(used.clone()), normed, weight, None, work.reborrow(), shape);
         dev.cross_entropy(
-            logits.view_mut().range(used.clone()),
+            logits.reborrow().range(used.clone()),
             losses.reborrow().range(start..end),
             targets.range(start..end),
             grad.as_ref().map(|(scale, _)| *scale),
         );
         if let Some((_, dweight)) = &mut grad {
-            let dlogits = logits.view().range(used);
-            let dnormed = dnormed.view_mut().range(start * c..end * c);
-            dev.linear_backward_input(dnormed, dlogits, weight, work.view_mut(), shape);
-            let dweight = dweight.view_mut().range(0..vocab * c);
-            dev.linear_backward_weight(dweight, None, dlogits, normed, work.view_mut(), shape, start > 0);
+            let dlogits = logits.as_view().range(used);
+            let dnormed = dnormed.reborrow().range(start * c..end * c);
+            dev.linear_backward_input(dnormed, dlogits, weight, work.reborrow(), shape);
+            dev.linear_backward_weight(dweight.reborrow(), None, dlogits, normed, work.reborrow(), shape, start > 0);
         }
     }
 }

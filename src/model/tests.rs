@@ -1,20 +1,37 @@
 //! A whole micro-batch of a small model of each family, unit by unit, in f32 and in mixed precision, with scratch of exactly the planned
 //! size.
 
-use super::{BackwardIo, Cached, Dims, Family, ForwardIo, LossGrad, LossIo, Model, llama};
+use super::{BackwardIo, Cached, ForwardIo, LossGrad, LossIo, Model};
 use crate::backend::cpu::CpuDevice;
 use crate::backend::cpu::host::test_memory::{buf_of, buf_u32, read};
 use crate::backend::ops::{AttentionShape, CachedWork};
 use crate::backend::{Buf, Ops, View};
+use crate::config::Deck;
 use crate::dtype::DType;
 use crate::params::{Init, Precision, SHARED_GRAD, TensorSpec};
 
-const DIMS: Dims = Dims { b: 2, t: 13, t_max: 13, c: 24, n_heads: 6, vocab: 31, n_layer: 2 };
+/// Sequences and tokens of a micro-batch.
+const B: usize = 2;
+const T: usize = 13;
+const VOCAB: usize = 31;
+const C: usize = 24;
+const N_LAYER: usize = 2;
 
-const LLAMA: llama::Shape = llama::Shape { n_kv_heads: 2, d_ff: 40, rope_theta: 100.0, norm_eps: 1e-5, tied: false };
+/// What decks of the families say beside the sizes that all have.
+const FAMILIES: [&str; 3] = [
+    "family = 'gpt2'",
+    "family = 'llama'\nn_kv_head = 2\nd_ff = 40\nrope_theta = 100.0",
+    "family = 'llama'\nn_kv_head = 6\nd_ff = 40\nrope_theta = 100.0\ntied = true",
+];
 
-const FAMILIES: [Family; 3] =
-    [Family::Gpt2, Family::Llama(LLAMA), Family::Llama(llama::Shape { tied: true, n_kv_heads: 6, ..LLAMA })];
+/// A model for `b` sequences of `t` tokens.
+fn model(family: &str, b: usize, t: usize, precision: Precision) -> Model {
+    let deck = format!(
+        "run.dir = 'r'\ndata.train = ['a.u16']\ntrain.steps = 1\n[model]\nn_layer = {N_LAYER}\nn_head = 6\n\
+         d_model = {C}\nseq_len = {T}\nvocab_size = {VOCAB}\n{family}"
+    );
+    Model::new::<CpuDevice>(&Deck::parse(&deck, &[], "a test").unwrap().model, b, t, precision)
+}
 
 /// Numbers in [-1, 1) that differ from element to element.
 fn spread(n: usize, seed: usize) -> Vec<f32> {
@@ -32,11 +49,11 @@ fn bufs(specs: &[TensorSpec]) -> Vec<Buf> {
 
 /// Losses of the tokens, then the full gradient of every parameter. Parameter `nudged.0` is `nudged.1` times
 /// [`direction`] away from where it would be.
-fn micro_batch(family: Family, threads: usize, precision: Precision, nudged: (usize, f32)) -> Vec<Vec<f32>> {
+fn micro_batch(family: &str, threads: usize, precision: Precision, nudged: (usize, f32)) -> Vec<Vec<f32>> {
     let dev = CpuDevice::new(threads).unwrap();
-    let model = Model::new::<CpuDevice>(DIMS, family, precision);
+    let model = model(family, B, T, precision);
     let spec = &model.spec;
-    let rows = DIMS.rows();
+    let rows = B * T;
     let params: Vec<Buf> = (spec.params.iter().enumerate())
         .map(|(p, param)| {
             let offset = if param.init == Init::Ones { 1.0 } else { 0.0 };
@@ -52,12 +69,12 @@ fn micro_batch(family: Family, threads: usize, precision: Precision, nudged: (us
     let mut grads: Vec<Option<Buf>> = (spec.params.iter().enumerate())
         .map(|(p, param)| Some(buf_of(grad_dtype(p), &vec![f32::NAN; param.numel()])))
         .collect();
-    let ids: Vec<u32> = (0..rows).map(|i| (i * 5 % DIMS.vocab) as u32).collect();
-    let targets: Vec<u32> = (0..rows).map(|i| (i * 11 % DIMS.vocab) as u32).collect();
+    let ids: Vec<u32> = (0..rows).map(|i| (i * 5 % VOCAB) as u32).collect();
+    let targets: Vec<u32> = (0..rows).map(|i| (i * 11 % VOCAB) as u32).collect();
     let (tokens, targets) = (buf_u32(&ids), buf_u32(&targets));
     let nan = |dtype, n| buf_of(dtype, &vec![f32::NAN; n]);
     let head = spec.units.len() - 1;
-    let mut residual: Vec<Buf> = (0..head).map(|_| nan(precision.activation, rows * DIMS.c)).collect();
+    let mut residual: Vec<Buf> = (0..head).map(|_| nan(precision.activation, rows * C)).collect();
     let mut saved: Vec<Vec<Buf>> = spec.units.iter().map(|unit| bufs(&unit.saved)).collect();
     for (unit, saved) in saved.iter_mut().enumerate().take(head) {
         let (before, rest) = residual.split_at_mut(unit);
@@ -71,7 +88,7 @@ fn micro_batch(family: Family, threads: usize, precision: Precision, nudged: (us
         };
         model.forward(&dev, unit, &of(unit), io);
     }
-    let (mut losses, mut dresidual) = (nan(DType::F32, rows), nan(precision.activation, rows * DIMS.c));
+    let (mut losses, mut dresidual) = (nan(DType::F32, rows), nan(precision.activation, rows * C));
     for unit in (0..=head).rev() {
         let ids = &spec.units[unit].params;
         let mut unit_grads: Vec<Buf> = ids.iter().map(|&p| grads[p].take().unwrap()).collect();
@@ -125,7 +142,7 @@ fn gradients_are_finite_differences_of_the_loss() {
     for family in FAMILIES {
         let exact = micro_batch(family, 1, Precision::F32, (0, 0.0));
         let mean = |losses: &[f32]| losses.iter().map(|&x| x as f64).sum::<f64>() / losses.len() as f64;
-        let spec = Model::new::<CpuDevice>(DIMS, family, Precision::F32).spec;
+        let spec = model(family, B, T, Precision::F32).spec;
         for (p, param) in spec.params.iter().enumerate() {
             let loss = |h| mean(&micro_batch(family, 1, Precision::F32, (p, h))[0]);
             let difference = (loss(H) - loss(-H)) / f64::from(2.0 * H);
@@ -140,16 +157,16 @@ fn gradients_are_finite_differences_of_the_loss() {
 }
 
 /// The residual stream after the last block of one sequence, fed `rows` rows at a time over what was kept.
-fn rows_at_a_time(family: Family, tokens: &[u32], rows: usize) -> Vec<f32> {
+fn rows_at_a_time(family: &str, tokens: &[u32], rows: usize) -> Vec<f32> {
     let dev = CpuDevice::new(1).unwrap();
-    let model = Model::new::<CpuDevice>(Dims { b: 1, t: rows, ..DIMS }, family, Precision::F32);
+    let model = model(family, 1, rows, Precision::F32);
     let spec = &model.spec;
     let params: Vec<Buf> = (spec.params.iter().enumerate())
         .map(|(p, param)| buf_of(DType::F32, &spread(param.numel(), p).iter().map(|x| 0.3 * x).collect::<Vec<_>>()))
         .collect();
     let (t, shape) = (tokens.len(), model.attention_shape());
     let nan = |n: usize| buf_of(DType::F32, &vec![f32::NAN; n]);
-    let mut kept: Vec<Buf> = (0..DIMS.n_layer).map(|_| nan(t * shape.qkv_row())).collect();
+    let mut kept: Vec<Buf> = (0..N_LAYER).map(|_| nan(t * shape.qkv_row())).collect();
     let whole = AttentionShape { t, ..shape };
     let (mut out, mut lse) = (nan(t * shape.out_row()), nan(t * shape.n_heads));
     let mut work = nan(CpuDevice::attention_forward_work_numel(whole, DType::F32));
@@ -158,7 +175,7 @@ fn rows_at_a_time(family: Family, tokens: &[u32], rows: usize) -> Vec<f32> {
         let ids = buf_u32(&tokens[first..first + rows]);
         let mut residual: Vec<Buf> = Vec::new();
         for unit in 0..spec.units.len() - 1 {
-            let mut now = nan(rows * DIMS.c);
+            let mut now = nan(rows * C);
             let of: Vec<View<'_>> = spec.units[unit].params.iter().map(|&p| params[p].view()).collect();
             let cached = Cached {
                 first,
@@ -183,7 +200,7 @@ fn rows_at_a_time(family: Family, tokens: &[u32], rows: usize) -> Vec<f32> {
 
 #[test]
 fn rows_that_follow_kept_ones_are_those_of_the_whole_sequence() {
-    let tokens: Vec<u32> = (0..12).map(|i| i * 5 % DIMS.vocab as u32).collect();
+    let tokens: Vec<u32> = (0..12).map(|i| i * 5 % VOCAB as u32).collect();
     for family in FAMILIES {
         let whole = rows_at_a_time(family, &tokens, 12);
         for rows in [1, 4] {

@@ -1,120 +1,64 @@
-//! The kernels of every visit, with FLOPs and bytes from the shapes: what `plan/forecast/` gives a time to. It follows the
-//! forward and backward of each unit line by line; a test holds its products against `flops_per_token`.
+//! The kernels of every visit, with FLOPs and bytes: what `plan/forecast/` gives a time to. The model's own forward and backward
+//! run on a device that only counts, so there is nothing here that could differ from what a step computes.
 //!
-//! Must not know: how fast anything is.
+//! Must not know: how fast anything is, which families there are.
 
-use super::{Family, Model, logits};
+use super::{BackwardIo, ForwardIo, LossGrad, LossIo, Model};
+use crate::backend::counting::Counting;
+use crate::backend::{Buf, View};
 use crate::dtype::DType;
-use crate::params::{Precision, SHARED_GRAD, UnitRole};
-use crate::work::{Attention, Kernel, Product, UnitWork, Work};
+use crate::params::{Precision, SHARED_GRAD, TensorSpec, UnitId, UnitRole};
+use crate::work::UnitWork;
 
 /// The kernels of each unit's visits.
 pub fn of_model(model: &Model, precision: Precision) -> Vec<UnitWork> {
-    // Blocks are alike.
-    let (embedding, block, head) = (embedding(model, precision), block(model, precision), head(model, precision));
-    let of = |role: UnitRole| match role {
-        UnitRole::Embedding => &embedding,
-        UnitRole::Block => &block,
-        UnitRole::Head => &head,
-    };
-    model.spec.units.iter().map(|unit| of(unit.role).clone()).collect()
-}
-
-fn embedding(model: &Model, precision: Precision) -> UnitWork {
-    let dims = &model.dims;
-    let numel = dims.rows() * dims.c;
-    let a = precision.activation;
-    let mut backward = Vec::new();
-    match &model.family {
-        Family::Llama(shape) if !shape.tied => {
-            let bytes = dims.vocab * dims.c * precision.grad.bytes();
-            backward.push(Work::pass(Kernel::Stream, precision.grad, bytes));
-        }
-        _ => {}
+    let mut works: Vec<UnitWork> = Vec::new();
+    for (u, unit) in model.spec.units.iter().enumerate() {
+        // Blocks are alike.
+        let like = u > 1 && unit.role == UnitRole::Block && model.spec.units[u - 1].role == UnitRole::Block;
+        works.push(if like { works[u - 1].clone() } else { of_unit(model, u, precision) });
     }
-    let positions = if model.family == Family::Gpt2 { dims.t_max * dims.c * precision.grad.bytes() } else { 0 };
-    let added = numel * (a.bytes() + 2 * SHARED_GRAD.bytes());
-    backward.push(Work::pass(Kernel::EmbeddingBackward, a, added + positions));
-    UnitWork { forward: vec![Work::pass(Kernel::EmbeddingForward, a, 2 * numel * a.bytes())], backward }
+    works
 }
 
-/// A linear layer of a block.
-fn linear(forward: &mut Vec<Work>, backward: &mut Vec<Work>, precision: Precision, shape: Product) {
-    let (param, a) = (precision.param, precision.activation.bytes());
-    forward.push(shape.work(Kernel::LinearForward, param, a, false));
-    backward.push(shape.work(Kernel::LinearBackwardWeight, param, a, false));
-    backward.push(shape.work(Kernel::LinearBackwardInput, param, a, false));
-}
+fn of_unit(model: &Model, unit: UnitId, precision: Precision) -> UnitWork {
+    let (dev, spec) = (Counting::default(), &model.spec);
+    let it = &spec.units[unit];
+    let bufs = |specs: &[TensorSpec]| -> Vec<Buf> { specs.iter().map(|s| Counting::buf(s.numel, s.dtype)).collect() };
+    let residual = || Counting::buf(spec.residual_numel, precision.activation);
+    let ids = || Counting::buf(spec.tokens_per_micro_batch, DType::U32);
+    let grad = |p: usize| if spec.is_summed(p) { SHARED_GRAD } else { precision.grad };
+    let params: Vec<Buf> = it.params.iter().map(|&p| Counting::buf(spec.params[p].numel(), precision.param)).collect();
+    let params: Vec<View<'_>> = params.iter().map(Buf::view).collect();
+    let mut grads: Vec<Buf> = it.params.iter().map(|&p| Counting::buf(spec.params[p].numel(), grad(p))).collect();
+    let (mut saved, mut work) = (bufs(&it.saved), bufs(&it.backward_work));
+    let (input, tokens, mut out) = (residual(), ids(), residual());
 
-fn block(model: &Model, precision: Precision) -> UnitWork {
-    let (dims, a) = (&model.dims, precision.activation);
-    let (rows, c) = (dims.rows(), dims.c);
-    let attention = model.attention_shape();
-    let attention = Attention {
-        b: attention.b,
-        t: attention.t,
-        n_heads: attention.n_heads,
-        n_kv_heads: attention.n_kv_heads,
-        d_head: attention.d_head,
-    };
-    let (qkv_row, out_row) =
-        ((attention.n_heads + 2 * attention.n_kv_heads) * attention.d_head, attention.n_heads * attention.d_head);
-    let pass = |kernel, n_tensors: usize, width: usize| Work::pass(kernel, a, n_tensors * rows * width * a.bytes());
-    let (mut forward, mut backward) = (Vec::new(), Vec::new());
-    let product = |n_in, n_out| Product { rows, n_in, n_out };
-
-    // Two norms, and two additions to the residual stream.
-    forward.extend([pass(Kernel::NormForward, 2, c), pass(Kernel::NormForward, 2, c)]);
-    forward.extend([pass(Kernel::Stream, 3, c), pass(Kernel::Stream, 3, c)]);
-    backward.extend([pass(Kernel::NormBackward, 4, c), pass(Kernel::NormBackward, 4, c)]);
-
-    linear(&mut forward, &mut backward, precision, product(c, qkv_row));
-    forward.push(attention.work(Kernel::AttentionForward, a));
-    backward.push(attention.work(Kernel::AttentionBackward, a));
-    linear(&mut forward, &mut backward, precision, product(out_row, c));
-    match &model.family {
-        Family::Gpt2 => {
-            linear(&mut forward, &mut backward, precision, product(c, 4 * c));
-            linear(&mut forward, &mut backward, precision, product(4 * c, c));
-            forward.push(pass(Kernel::ActivationForward, 2, 4 * c));
-            backward.push(pass(Kernel::ActivationBackward, 3, 4 * c));
-        }
-        Family::Llama(shape) => {
-            let f = shape.d_ff;
-            linear(&mut forward, &mut backward, precision, product(c, 2 * f));
-            linear(&mut forward, &mut backward, precision, product(f, c));
-            forward.push(pass(Kernel::ActivationForward, 3, f));
-            backward.push(pass(Kernel::ActivationBackward, 5, f));
-            forward.push(pass(Kernel::Rope, 2, qkv_row));
-            backward.push(pass(Kernel::Rope, 2, qkv_row));
-        }
+    let mut forward = Vec::new();
+    if it.role == UnitRole::Head {
+        let backward = Some(LossGrad { scale: 1.0, dresidual: out.view_mut(), grads: &mut grads });
+        let mut losses = Counting::buf(spec.tokens_per_micro_batch, DType::F32);
+        let (targets, losses) = (tokens.view(), losses.view_mut());
+        model.loss(&dev, &params, LossIo { targets, input: input.view(), losses, work: &mut work, backward });
+    } else {
+        let input = (unit > 0).then(|| input.view());
+        let (tokens, out_view, forward_work) = (tokens.view(), out.view_mut(), &mut bufs(&it.forward_work));
+        let io = ForwardIo { tokens, input, out: out_view, saved: &mut saved, work: forward_work, cached: None };
+        model.forward(&dev, unit, &params, io);
+        forward = dev.take();
+        let (saved, work, dresidual, grads) = (&saved[..], &mut work[..], out.view_mut(), &mut grads[..]);
+        model.backward(&dev, unit, &params, BackwardIo { tokens, input, saved, work, dresidual, grads });
     }
-    UnitWork { forward, backward }
-}
-
-/// The head multiplies chunk by chunk, and reads its matrix for each.
-fn head(model: &Model, precision: Precision) -> UnitWork {
-    let (dims, a) = (&model.dims, precision.activation);
-    let (rows, c, vocab) = (dims.rows(), dims.c, dims.vocab);
-    let pass = |kernel, n_tensors: usize| Work::pass(kernel, a, n_tensors * rows * c * a.bytes());
-    let mut backward = vec![pass(Kernel::NormForward, 2), pass(Kernel::NormBackward, 4), pass(Kernel::Stream, 1)];
-    let step = logits::chunk_rows(dims);
-    for start in (0..rows).step_by(step) {
-        let shape = Product { rows: step.min(rows - start), n_in: c, n_out: vocab };
-        let wide = DType::F32.bytes();
-        backward.push(shape.work(Kernel::LinearForward, precision.param, wide, false));
-        backward.push(Work::pass(Kernel::CrossEntropy, DType::F32, 2 * shape.rows * vocab * wide));
-        backward.push(shape.work(Kernel::LinearBackwardInput, precision.param, wide, false));
-        backward.push(shape.work(Kernel::LinearBackwardWeight, precision.param, wide, true));
-    }
-    UnitWork { forward: Vec::new(), backward }
+    UnitWork { forward, backward: dev.take() }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::logits;
     use super::*;
     use crate::backend::cpu::CpuDevice;
     use crate::config::Deck;
+    use crate::work::{Kernel, Work};
 
     /// FLOPs of matrix products, attention apart.
     fn products(works: &[UnitWork]) -> f64 {

@@ -1,12 +1,15 @@
-//! The optimizers as data, one file each: what it keeps of a parameter between steps, the deck keys it reads with their
-//! defaults, the numbers its kernel is given, and its update as a formula in f64.
+//! The optimizers as data, one file each: what it keeps of a parameter between steps, the deck keys it reads
+//! with their defaults, the numbers its kernel is given, and its update as a formula in f64.
 //!
-//! Planned and counted memory, checkpoints, the forecast, calibration and kernel launches follow from these rows. To add
-//! an optimizer: a file here and a line in the table below, a CPU kernel in `backend/cpu/ops/update/`, a CUDA kernel in
-//! `backend/cuda/kernels/` (docs/architecture.md). Must not know: decks, devices, files.
+//! Planned and counted memory, checkpoints, the forecast, calibration and kernel launches follow from these
+//! rows. To add an optimizer: a file here and a line in the table below, a CPU kernel in
+//! `backend/cpu/ops/update/`, a CUDA kernel in `backend/cuda/kernels/` (docs/architecture.md). Must not know:
+//! decks, devices, files.
 
 pub mod adamw;
+pub mod lion;
 mod row;
+pub mod sgd;
 
 pub use row::{BYTES_PER_STATE, Hyper, OptimState, OptimStates, Optimizer, Scalars, UpdateNow};
 
@@ -78,6 +81,10 @@ macro_rules! optimizers {
 optimizers! {
     /// Adam with decoupled weight decay (Loshchilov and Hutter, arXiv:1711.05101).
     Adamw = "adamw", adamw::AdamwStep;
+    /// Lion (Chen et al. 2023, arXiv:2302.06675).
+    Lion = "lion", lion::LionStep;
+    /// Stochastic gradient descent with momentum (Sutskever et al. 2013).
+    Sgd = "sgd", sgd::SgdStep;
 }
 
 impl OptimizerKind {
@@ -89,7 +96,8 @@ impl OptimizerKind {
     /// The hyperparameters that a deck has which says nothing but `optim.kind`, with this weight decay.
     pub fn default_hyper(self, weight_decay: f64) -> Hyper {
         let of = |key: &str| self.keys().iter().find(|(name, _)| *name == key).map_or(0.0, |(_, default)| *default);
-        Hyper { beta1: of("beta1"), beta2: of("beta2"), eps: of("eps"), weight_decay }
+        let (beta1, beta2, eps, momentum) = (of("beta1"), of("beta2"), of("eps"), of("momentum"));
+        Hyper { beta1, beta2, eps, momentum, nesterov: of("nesterov") != 0.0, weight_decay }
     }
 }
 
@@ -130,7 +138,8 @@ mod tests {
             let hyper = kind.default_hyper(0.0);
             assert!(kind.states(&hyper).iter().all(|state| kind.all_states().contains(state)), "{kind}");
             for (key, default) in kind.keys() {
-                assert!(["beta1", "beta2", "eps"].contains(key) && *default > 0.0, "{kind}: {key}");
+                assert!(["beta1", "beta2", "eps", "momentum", "nesterov"].contains(key), "{kind}: {key}");
+                assert!(*default > 0.0 || *key == "nesterov", "{kind}: {key}");
             }
         }
     }

@@ -17,17 +17,20 @@ pub enum OptimState {
     ExpAvg,
     /// Running average of the squared gradient.
     ExpAvgSq,
+    /// Decaying sum of the gradient.
+    MomentumBuffer,
 }
 
 impl OptimState {
     /// All of them, in the order they lie in memory and in files.
-    pub const ALL: [OptimState; 2] = [OptimState::ExpAvg, OptimState::ExpAvgSq];
+    pub const ALL: [OptimState; 3] = [OptimState::ExpAvg, OptimState::ExpAvgSq, OptimState::MomentumBuffer];
 
     /// The name in checkpoints.
     pub const fn name(self) -> &'static str {
         match self {
             OptimState::ExpAvg => "exp_avg",
             OptimState::ExpAvgSq => "exp_avg_sq",
+            OptimState::MomentumBuffer => "momentum_buffer",
         }
     }
 }
@@ -127,6 +130,10 @@ pub struct Hyper {
     pub beta2: f64,
     /// `optim.eps`
     pub eps: f64,
+    /// `optim.momentum`
+    pub momentum: f64,
+    /// `optim.nesterov`
+    pub nesterov: bool,
     /// `optim.weight_decay`
     pub weight_decay: f64,
 }
@@ -147,12 +154,13 @@ pub struct UpdateNow {
 /// Numbers that a device kernel is given, in the order of its parameters.
 pub type Scalars = SmallVec<[f32; 8]>;
 
-/// A row of the table: one optimizer. Its values are the numbers of one update, all decided on the host in f32.
+/// A row of the table: one optimizer. Its values are the numbers of one update, all decided on the host in
+/// f32.
 pub trait Optimizer: Copy {
     /// The states it may keep.
     const STATES: &'static [OptimState];
-    /// The keys of `[optim]` that it reads beside those of every optimizer (`lr` to `decay_steps`, `weight_decay`,
-    /// `grad_clip`), with their defaults.
+    /// The keys of `[optim]` that it reads beside those of every optimizer (`lr` to `decay_steps`,
+    /// `weight_decay`, `grad_clip`), with their defaults.
     const KEYS: &'static [(&'static str, f64)];
 
     /// The states it keeps with these hyperparameters.
@@ -163,7 +171,8 @@ pub trait Optimizer: Copy {
     /// The numbers of an update.
     fn new(hyper: &Hyper, now: &UpdateNow) -> Self;
 
-    /// The same as the kernel in `backend/cuda/kernels/` takes them, after its pointers and the number of elements.
+    /// The same as the kernel in `backend/cuda/kernels/` takes them, after its pointers and the number of
+    /// elements.
     fn scalars(&self) -> Scalars;
 
     /// The definition: updates one weight and its states by its gradient.
@@ -176,7 +185,7 @@ mod tests {
 
     #[test]
     fn states_are_found_by_their_name() {
-        let mut both = OptimStates::of(&OptimState::ALL, |state| state.name().len());
+        let mut both = OptimStates::of(&[OptimState::ExpAvg, OptimState::ExpAvgSq], |state| state.name().len());
         assert_eq!((both[OptimState::ExpAvg], both[OptimState::ExpAvgSq]), (7, 10));
         assert_eq!(both.named([OptimState::ExpAvgSq, OptimState::ExpAvg]), [10, 7]);
         assert_eq!(both.take(OptimState::ExpAvg), Some(7));

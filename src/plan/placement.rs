@@ -144,6 +144,7 @@ pub fn bytes_per_param(knobs: &Knobs) -> (usize, usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::optimizers::{Hyper, OptimizerKind};
 
     fn knobs(stage: u8, param: DType, grad: DType) -> Knobs {
         Knobs { stage, param_dtype: param, grad_dtype: grad, ..Knobs::default() }
@@ -159,6 +160,23 @@ mod tests {
         assert_eq!(bytes_per_param(&knobs(3, Bf16, F32)), (0, 18));
         assert_eq!(bytes_per_param(&knobs(3, F32, F32)), (0, 16));
         assert_eq!(bytes_per_param(&knobs(1, F32, F32)), (8, 8));
+    }
+
+    #[test]
+    fn an_optimizer_of_fewer_states_keeps_fewer_bytes() {
+        let of = |kind: OptimizerKind, hyper: Hyper, stage| {
+            let optim_states = kind.states(&hyper);
+            bytes_per_param(&Knobs { optimizer: kind, optim_states, ..knobs(stage, DType::Bf16, DType::Bf16) })
+        };
+        let by_default = |kind: OptimizerKind, stage| of(kind, kind.default_hyper(0.0), stage);
+        for kind in [OptimizerKind::Lion, OptimizerKind::Sgd] {
+            assert_eq!(
+                [0, 1, 2, 3].map(|stage| by_default(kind, stage)),
+                [(12, 0), (4, 8), (2, 10), (0, 12)],
+                "{kind}"
+            );
+        }
+        assert_eq!(of(OptimizerKind::Sgd, Hyper::default(), 3), (0, 8), "without momentum");
     }
 
     #[test]

@@ -25,6 +25,7 @@ pub(super) fn model(sizes: &[Vec<usize>]) -> ModelSpec {
             name: format!("u{u}"),
             role: if u == 0 { UnitRole::Embedding } else { UnitRole::Block },
             params: ids,
+            pieces: &[],
             saved: vec![TensorSpec::f32("saved", 7 * (u + 1))],
             forward_work: vec![TensorSpec::f32("forward_work", 5)],
             backward_work: vec![TensorSpec::f32("backward_work", 9)],

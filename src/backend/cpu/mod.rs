@@ -114,10 +114,6 @@ impl Device for CpuDevice {
         Ok(sum)
     }
 
-    fn fill_bytes(&self, dst: ViewMut<'_>, byte: u8) {
-        host::bytes_mut(dst).fill(byte);
-    }
-
     fn describe(&self) -> String {
         let plural = if self.threads() == 1 { "" } else { "s" };
         format!("{}, {} thread{plural}, {}", cpu_model(), self.threads(), instruction_set())
@@ -135,6 +131,7 @@ fn cpu_model() -> String {
 mod tests {
     use super::host::test_memory::{buf_f32, read};
     use super::*;
+    use crate::backend::Ops;
 
     #[test]
     fn upload_read_and_fill_move_bytes() {

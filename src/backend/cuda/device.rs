@@ -12,7 +12,7 @@ use super::ops::tiles;
 use super::probe;
 use super::streams::{Event, Mark, Streams};
 use crate::backend::buffer::{Arena, Buf};
-use crate::backend::{Device, Queue, View, ViewMut};
+use crate::backend::{Device, Ops, Queue, View, ViewMut};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::exact_sum::ExactSum;
@@ -249,10 +249,6 @@ impl Device for CudaDevice {
         self.streams.drain(Queue::Compute)?;
         let bin = |e: usize| u128::from(words[2 * e]) + (u128::from(words[2 * e + 1]) << 32);
         Ok(ExactSum::of_bins(&std::array::from_fn(bin)))
-    }
-
-    fn fill_bytes(&self, dst: ViewMut<'_>, byte: u8) {
-        self.fill_bytes_on(Queue::Compute, dst, byte);
     }
 
     fn max_d_head() -> Option<usize> {

@@ -137,3 +137,50 @@ fn foreign_weights_list_everything_amiss_at_once() {
         assert!(why.contains(part), "{why}");
     }
 }
+
+/// What an optimizer of one state stores: a program that knows Adam's two alone has to refuse it, by the feature's name.
+#[test]
+fn fewer_states_are_stored_by_their_names_and_an_older_program_refuses_them() {
+    let run = tempfile::tempdir().unwrap();
+    let kinds = [Kind::Weight, Kind::Optim(OptimState::MomentumBuffer)];
+    let held = Stored::of(&kinds, |kind| values(5, 1, kind, 0..3));
+    let slice = ParamSlice {
+        name: "h.0.ln_1.bias",
+        global_shape: &[3],
+        numel: 3,
+        start: 0,
+        end: 3,
+        values: held.each_ref().map(|v| &v[..]),
+    };
+    let dir = prepare(run.path(), 1).unwrap();
+    let files = vec![write_rank_file(&dir, 0, 1, 1, &[slice]).unwrap()];
+    let optimizer = Optimizer { name: "sgd".into(), step: 1, states: vec![OptimState::MomentumBuffer] };
+    let params = vec![Param::whole("h.0.ln_1.bias", &[3], false)];
+    let silent = Manifest { step: 1, psi: 3, params, files, optimizer, ..Manifest::default() };
+    let why = silent.to_bytes().unwrap_err().to_string();
+    assert!(why.contains("without the feature"), "{why}");
+    let required_features = silent.optimizer.required_features();
+    assert_eq!(required_features, [manifest::OPTIMIZER_STATES]);
+    let dir = commit(run.path(), &Manifest { required_features, ..silent }).unwrap();
+
+    let mut reader = Reader::open(&dir).unwrap();
+    assert_eq!(reader.manifest().kinds(), kinds);
+    for kind in kinds {
+        let mut out = [0.0; 3];
+        reader.read("h.0.ln_1.bias", kind, 0..3, &mut out).unwrap();
+        assert_eq!(bits(&out), bits(held.get(kind).unwrap()), "{kind}");
+    }
+    let why = message(reader.read("h.0.ln_1.bias", Kind::Optim(ExpAvg), 0..3, &mut [0.0; 3]));
+    assert!(why.contains("holds no exp_avg"), "{why}");
+    assert!(verify(&dir, &|_| ()).unwrap().damage.is_empty());
+    assert!(inspect(&dir).unwrap().to_string().contains("sgd, 1 updates, keeps momentum_buffer"));
+
+    // A state that one of two alone stores is a difference.
+    let of_adam = save(run.path(), 1, 2, 1);
+    let found = diff(&dir, &of_adam).unwrap();
+    assert!(found.only_in_a.contains(&"momentum_buffer".to_string()), "{found}");
+    assert!(found.only_in_b.contains(&"exp_avg_sq".to_string()), "{found}");
+
+    let text = std::fs::read_to_string(dir.join(MANIFEST_FILE)).unwrap();
+    assert!(text.contains("\"momentum_buffer\": [") && !text.contains("exp_avg"), "{text}");
+}

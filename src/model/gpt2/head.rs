@@ -1,53 +1,62 @@
-//! Final LayerNorm, tied head and loss of GPT-2: the last unit. Parameters: `[ln_f.weight, ln_f.bias, wte (V, C)]`. What
-//! follows the norm is every family's (`logits.rs`).
+//! Final LayerNorm, tied head and loss of GPT-2: the last unit. What follows the norm is every family's (`logits.rs`).
 
-use crate::backend::{Device, Ops, View};
+use crate::backend::{Ops, View};
+use crate::dtype::DType;
+use crate::model::layers::{LayerNorm, Residual, Rows, Table};
 use crate::model::logits::{self, Projection};
-use crate::model::{Dims, LossIo, dense};
-use crate::params::{Precision, TensorSpec};
+use crate::model::unit::{NORMAL, scratch, unit};
+use crate::model::visit::{Dims, LossIo};
 
-/// Scratch of the visit, training or not.
-pub fn work<D: Ops>(dims: &Dims, precision: Precision) -> Vec<TensorSpec> {
-    let (rows, c) = (dims.rows(), dims.c);
-    let activation = precision.activation;
-    vec![
-        TensorSpec::f32("ln_f.mean", rows),
-        TensorSpec::f32("ln_f.rstd", rows),
-        TensorSpec::new("ln_f.out", rows * c, activation),
-        TensorSpec::f32("logits", logits::chunk_rows(dims) * dims.vocab),
-        TensorSpec::new("dln_f", rows * c, activation),
-        TensorSpec::f32("layer_norm_work", D::layer_norm_work_numel(rows, c)),
-        TensorSpec::f32("linear_work", logits::work_numel::<D>(dims, precision)),
-    ]
+unit! {
+    /// The head.
+    Head {
+        /// Final LayerNorm.
+        ln_f: LayerNorm<LnF reads Residual>,
+        /// The output matrix, (V, C): the token embedding.
+        output: Table<Output>,
+    }
 }
 
-/// Writes the loss of each token; in training also every gradient of the head and of its input.
-pub fn loss<D: Device>(dev: &D, dims: &Dims, params: &[View<'_>], io: LossIo<'_>) {
-    let [ln_w, ln_b, wte] = params else { panic!("a head has 3 parameters, not {}", params.len()) };
-    let [mean, rstd, ln, logits, dln, layer_norm_work, linear_work] = io.work else {
-        panic!("a head has 7 work buffers")
-    };
-    let c = dims.c;
-    let (x, mut backward) = (io.input, io.backward);
-    dev.layer_norm_forward(ln.view_mut(), mean.view_mut(), rstd.view_mut(), x, *ln_w, *ln_b);
+scratch! {
+    /// Scratch of the visit, training or not, beside what the norm writes.
+    Work<D>(dims: &Dims, precision) {
+        /// (chunk_rows, V): a chunk of logits, then their gradients.
+        logits: (logits::chunk_rows(dims) * dims.vocab, DType::F32),
+        /// (B * T, C): the gradient of the normed rows.
+        dnormed: (dims.rows() * dims.c, precision.activation),
+        /// Of the norm.
+        layer_norm_work: (D::layer_norm_work_numel(dims.rows(), dims.c), DType::F32),
+        /// Of products.
+        linear_work: (logits::work_numel::<D>(dims, precision), DType::F32),
+    }
+}
 
-    let grad = backward.as_mut().map(|b| (b.scale, &mut b.grads[2]));
-    let projection = Projection { normed: ln.view(), logits, dnormed: dln, work: linear_work };
-    logits::chunks(dev, dims, *wte, projection, io.targets, io.losses, grad);
+impl Head {
+    /// Of these sizes.
+    pub fn new(dims: &Dims) -> Self {
+        Head {
+            ln_f: LayerNorm::new("ln_f", dims.rows(), dims.c),
+            output: Table::new("wte", dims.vocab, dims.c, NORMAL),
+        }
+    }
 
-    if let Some(mut b) = backward {
-        let [dln_w, dln_b, _] = b.grads else { panic!("a head has 3 gradients") };
-        dev.fill_bytes(b.dresidual.reborrow(), 0);
-        dev.layer_norm_backward(
-            b.dresidual,
-            dense(dln_w, c),
-            dense(dln_b, c),
-            dln.view(),
-            x,
-            *ln_w,
-            mean.view(),
-            rstd.view(),
-            layer_norm_work.view_mut(),
-        );
+    /// Writes the loss of each token; in training also every gradient of the head and of its input.
+    pub fn loss<D: Ops>(&self, dev: &D, dims: &Dims, params: &[View<'_>], io: LossIo<'_>) {
+        let (saved, work) = io.work.split_at_mut(self.n_saved());
+        let Work { logits, mut dnormed, layer_norm_work, linear_work } = Work::of(work);
+        let (x, mut backward) = (Rows::input(io.input), io.backward);
+        let mut head = self.forward(params, saved);
+        head.ln_f.forward(dev, x);
+
+        let grad = backward.as_mut().map(|b| (b.scale, self.grads(b.grads).output.weight));
+        let normed = head.ln_f.out().view();
+        let projection = Projection { normed, logits, dnormed: dnormed.reborrow(), work: linear_work };
+        logits::chunks(dev, dims, head.output.weight(), projection, io.targets, io.losses, grad);
+
+        if let Some(mut b) = backward {
+            dev.fill_bytes(b.dresidual.reborrow(), 0);
+            let mut head = self.backward(params, saved, b.grads);
+            head.ln_f.backward(dev, b.dresidual, dnormed.as_view(), x, layer_norm_work);
+        }
     }
 }

@@ -5,96 +5,98 @@ pub mod block;
 pub mod embedding;
 pub mod head;
 
-use super::Dims;
-use crate::backend::Ops;
-use crate::params::{Init, ModelSpec, ParamSpec, Precision, UnitRole, UnitSpec};
+use super::family::Family;
+use super::unit::{SpecBuilder, Visits};
+use super::visit::{BackwardIo, Dims, ForwardIo, LossIo};
+use crate::backend::ops::AttentionShape;
+use crate::backend::{Ops, View};
+use crate::config::ModelSection;
+use crate::params::{ModelSpec, Piece, Precision, UnitRole};
 
-/// Standard deviation of initial weights.
-const STD: f64 = 0.02;
+/// A GPT-2, head tied to the token embedding.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Gpt2 {
+    dims: Dims,
+    embedding: embedding::Embedding,
+    block: block::Block,
+    head: head::Head,
+}
 
-/// GPT-2 of the given sizes and types, head tied to the token embedding.
-pub fn spec<D: Ops>(dims: &Dims, precision: Precision) -> ModelSpec {
-    let (c, l) = (dims.c, dims.n_layer);
-    let mut params = Vec::new();
-    let mut add = |name: String, shape: &[usize], init: Init| {
-        params.push(ParamSpec { name, shape: shape.to_vec(), init, decay: shape.len() >= 2 });
-        params.len() - 1
-    };
-    let normal = Init::Normal { std: STD };
-    let residual = Init::Normal { std: STD / ((2 * l) as f64).sqrt() };
-    let wte = add("wte.weight".into(), &[dims.vocab, c], normal);
-    let wpe = add("wpe.weight".into(), &[dims.t_max, c], normal);
-    let mut units = vec![UnitSpec {
-        name: "embed".into(),
-        role: UnitRole::Embedding,
-        params: vec![wte, wpe],
-        saved: Vec::new(),
-        forward_work: Vec::new(),
-        backward_work: embedding::backward_work::<D>(dims, precision),
-    }];
-    for i in 0..l {
-        let ids = vec![
-            add(format!("h.{i}.ln_1.weight"), &[c], Init::Ones),
-            add(format!("h.{i}.ln_1.bias"), &[c], Init::Zeros),
-            add(format!("h.{i}.attn.c_attn.weight"), &[3 * c, c], normal),
-            add(format!("h.{i}.attn.c_attn.bias"), &[3 * c], Init::Zeros),
-            add(format!("h.{i}.attn.c_proj.weight"), &[c, c], residual),
-            add(format!("h.{i}.attn.c_proj.bias"), &[c], Init::Zeros),
-            add(format!("h.{i}.ln_2.weight"), &[c], Init::Ones),
-            add(format!("h.{i}.ln_2.bias"), &[c], Init::Zeros),
-            add(format!("h.{i}.mlp.c_fc.weight"), &[4 * c, c], normal),
-            add(format!("h.{i}.mlp.c_fc.bias"), &[4 * c], Init::Zeros),
-            add(format!("h.{i}.mlp.c_proj.weight"), &[c, 4 * c], residual),
-            add(format!("h.{i}.mlp.c_proj.bias"), &[c], Init::Zeros),
-        ];
-        units.push(UnitSpec {
-            name: format!("h.{i}"),
-            role: UnitRole::Block,
-            params: ids,
-            saved: block::saved(dims, precision),
-            forward_work: block::forward_work::<D>(dims, precision),
-            backward_work: block::backward_work::<D>(dims, precision),
-        });
+impl Family for Gpt2 {
+    fn new(_: &ModelSection, dims: Dims) -> Self {
+        let (embedding, block, head) =
+            (embedding::Embedding::new(&dims), block::Block::new(&dims), head::Head::new(&dims));
+        Gpt2 { dims, embedding, block, head }
     }
-    let ln_f_w = add("ln_f.weight".into(), &[c], Init::Ones);
-    let ln_f_b = add("ln_f.bias".into(), &[c], Init::Zeros);
-    units.push(UnitSpec {
-        name: "head".into(),
-        role: UnitRole::Head,
-        params: vec![ln_f_w, ln_f_b, wte],
-        saved: Vec::new(),
-        forward_work: Vec::new(),
-        backward_work: head::work::<D>(dims, precision),
-    });
-    // 6 FLOPs per weight of a matrix multiplication and token, and 12 L T C for attention scores and values
-    // (forward and backward, without the causal discount), as in arXiv:2204.02311, appendix B.
-    let (lf, cf, tf, vf) = (l as f64, c as f64, dims.t as f64, dims.vocab as f64);
-    ModelSpec {
-        params,
-        units,
-        aliases: vec![("lm_head.weight".into(), wte)],
-        activation_dtype: precision.activation,
-        residual_numel: dims.rows() * c,
-        tokens_per_micro_batch: dims.rows(),
-        flops_per_token: 6.0 * (12.0 * lf * cf * cf + vf * cf) + 12.0 * lf * tf * cf,
+
+    fn dims(&self) -> &Dims {
+        &self.dims
+    }
+
+    fn attention_shape(&self) -> AttentionShape {
+        self.block.attention.shape()
+    }
+
+    fn spec<D: Ops>(&self, precision: Precision) -> ModelSpec {
+        let mut model = SpecBuilder::new(&self.dims, precision);
+        let backward_work = embedding::BackwardWork::specs::<D>(&self.dims, precision);
+        let visits = Visits { backward_work, ..Visits::default() };
+        model.unit("embed", "", UnitRole::Embedding, &self.embedding, visits);
+        let visits = Visits {
+            pieces: block::PIECES,
+            forward_work: block::ForwardWork::specs::<D>(&self.block, precision),
+            backward_work: block::BackwardWork::specs::<D>(&self.block, precision),
+        };
+        for i in 0..self.dims.n_layer {
+            let name = format!("h.{i}");
+            model.unit(&name, &format!("{name}."), UnitRole::Block, &self.block, visits.clone());
+        }
+        let visits = Visits { backward_work: head::Work::specs::<D>(&self.dims, precision), ..Visits::default() };
+        model.unit("head", "", UnitRole::Head, &self.head, visits);
+        model.finish(self.attention_shape().out_row(), Some(("lm_head.weight", "wte.weight")))
+    }
+
+    fn embedding<D: Ops>(&self, dev: &D, params: &[View<'_>], io: ForwardIo<'_>) {
+        self.embedding.compute(dev, &self.dims, params, io);
+    }
+
+    fn embedding_backward<D: Ops>(&self, dev: &D, io: BackwardIo<'_>) {
+        self.embedding.differentiate(dev, &self.dims, io);
+    }
+
+    fn block<D: Ops>(&self, dev: &D, pieces: &[Piece], params: &[View<'_>], io: ForwardIo<'_>) {
+        self.block.compute(dev, pieces, params, io);
+    }
+
+    fn block_backward<D: Ops>(&self, dev: &D, pieces: &[Piece], params: &[View<'_>], io: BackwardIo<'_>) {
+        self.block.differentiate(dev, pieces, params, io);
+    }
+
+    fn loss<D: Ops>(&self, dev: &D, params: &[View<'_>], io: LossIo<'_>) {
+        self.head.loss(dev, &self.dims, params, io);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::backend::cpu::CpuDevice;
+    use crate::config::Deck;
+    use crate::model::Model;
+    use crate::params::ModelSpec;
+
+    fn spec(sizes: &str) -> ModelSpec {
+        let deck = format!("run.dir = 'r'\ndata.train = ['a.u16']\ntrain.steps = 1\n{sizes}");
+        Model::of_deck::<CpuDevice>(&Deck::parse(&deck, &[], "a test").unwrap()).spec
+    }
 
     #[test]
     fn gpt2_124m_has_the_published_number_of_parameters() {
-        let dims = Dims { b: 1, t: 1024, t_max: 1024, c: 768, n_heads: 12, vocab: 50257, n_layer: 12 };
-        assert_eq!(spec::<CpuDevice>(&dims, Precision::F32).numel(), 124_439_808);
+        assert_eq!(spec("model.preset = 'gpt2-124m'").numel(), 124_439_808);
     }
 
     #[test]
     fn every_parameter_belongs_to_a_unit_and_only_wte_to_two() {
-        let spec =
-            spec::<CpuDevice>(&Dims { b: 1, t: 8, t_max: 8, c: 8, n_heads: 2, vocab: 11, n_layer: 3 }, Precision::F32);
+        let spec = spec("[model]\nn_layer = 3\nn_head = 2\nd_model = 8\nseq_len = 8\nvocab_size = 11");
         for (p, param) in spec.params.iter().enumerate() {
             let users = spec.units.iter().filter(|u| u.params.contains(&p)).count();
             assert_eq!(users, if param.name == "wte.weight" { 2 } else { 1 }, "{}", param.name);

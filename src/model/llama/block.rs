@@ -1,199 +1,202 @@
 //! A pre-RMSNorm transformer block of Llama, forward and backward by hand.
 //!
 //! ```text
-//! x2  = x  + o_proj(attention(rope(qkv_proj(norm_1(x)))))
-//! out = x2 + down_proj(swiglu(gate_up_proj(norm_2(x2))))
+//! sum = x   + o_proj(attention(rope(qkv_proj(norm_1(x)))))
+//! out = sum + down_proj(swiglu(gate_up_proj(norm_2(sum))))
 //! ```
-//! Parameters, in order: `input_layernorm, self_attn.qkv_proj (rows of q, k, v), self_attn.o_proj,
-//! post_attention_layernorm, mlp.gate_up_proj (rows of gate, up), mlp.down_proj`.
 
-use super::Shape;
+use super::shape::Shape;
 use crate::backend::ops::{AttentionShape, LinearShape, Rotation};
-use crate::backend::{Device, Ops, View};
-use crate::model::{BackwardIo, Dims, ForwardIo, attend, dense};
-use crate::params::{Precision, TensorSpec};
+use crate::backend::{Ops, View};
+use crate::dtype::DType;
+use crate::model::layers::{
+    Attention, Linear, LinearBranch, Residual, RmsNorm, Rows, Sum, Swiglu, linear_backward_work, linear_forward_work,
+};
+use crate::model::unit::{NORMAL, Unit, residual_init, scratch, unit};
+use crate::model::visit::{BackwardIo, Dims, ForwardIo};
+use crate::params::Piece;
 
-/// Shape of the block's attention.
-pub fn attention_shape(dims: &Dims, shape: &Shape) -> AttentionShape {
-    AttentionShape {
-        b: dims.b,
-        t: dims.t,
-        n_heads: dims.n_heads,
-        n_kv_heads: shape.n_kv_heads,
-        d_head: dims.c / dims.n_heads,
+unit! {
+    /// A block, its layers in the order of their parameters and of what they save.
+    Block {
+        /// RMSNorm before attention.
+        norm_1: RmsNorm<Norm1 reads Residual>,
+        /// Queries, keys and values; what it saves is rotated.
+        qkv: Linear<Qkv reads Norm1>,
+        /// Attention.
+        attention: Attention<Attended reads Qkv>,
+        /// The projection of attention's output.
+        o_proj: LinearBranch<OProj reads Attended>,
+        /// The residual stream after attention.
+        sum: Sum<AfterAttention>,
+        /// RMSNorm before the hidden layer.
+        norm_2: RmsNorm<Norm2 reads AfterAttention>,
+        /// The hidden layer, rows of gate and of up.
+        gate_up: Linear<GateUp reads Norm2>,
+        /// Its activation.
+        swiglu: Swiglu<Activated reads GateUp>,
+        /// Its projection.
+        down: LinearBranch<Down reads Activated>,
     }
 }
 
-/// Tensors kept from forward to backward. `qkv` is rotated.
-pub fn saved(dims: &Dims, shape: &Shape, precision: Precision) -> Vec<TensorSpec> {
-    let (rows, c, f) = (dims.rows(), dims.c, shape.d_ff);
-    let attention = attention_shape(dims, shape);
-    let activation = |name, numel| TensorSpec::new(name, numel, precision.activation);
-    vec![
-        TensorSpec::f32("norm_1.rstd", rows),
-        activation("norm_1.out", rows * c),
-        activation("qkv", rows * attention.qkv_row()),
-        activation("attention", rows * attention.out_row()),
-        TensorSpec::f32("lse", rows * dims.n_heads),
-        activation("x2", rows * c),
-        TensorSpec::f32("norm_2.rstd", rows),
-        activation("norm_2.out", rows * c),
-        activation("gate_up", rows * 2 * f),
-        activation("swiglu", rows * f),
-    ]
-}
-
-/// Scratch of a forward visit.
-pub fn forward_work<D: Ops>(dims: &Dims, shape: &Shape, precision: Precision) -> Vec<TensorSpec> {
-    let Precision { param, activation, .. } = precision;
-    let attention = attention_shape(dims, shape);
-    let linear = |shape| D::linear_forward_work_numel(shape, activation, activation, param);
-    vec![
-        TensorSpec::new("branch", dims.rows() * dims.c, activation),
-        TensorSpec::f32("rope_work", D::rope_work_numel(attention)),
-        TensorSpec::f32("attention_work", D::attention_forward_work_numel(attention, activation)),
-        TensorSpec::f32("linear_work", largest(dims, shape, linear)),
-    ]
-}
-
-/// Scratch of a backward visit.
-pub fn backward_work<D: Ops>(dims: &Dims, shape: &Shape, precision: Precision) -> Vec<TensorSpec> {
-    let (rows, c, f) = (dims.rows(), dims.c, shape.d_ff);
-    let Precision { param, activation, grad } = precision;
-    let attention = attention_shape(dims, shape);
-    let linear = |shape| {
-        let input = D::linear_backward_input_work_numel(shape, activation, activation, param);
-        input.max(D::linear_backward_weight_work_numel(shape, grad, activation, activation))
-    };
-    vec![
-        TensorSpec::new("dwide", rows * attention.qkv_row().max(2 * f), activation),
-        TensorSpec::new("dswiglu", rows * f, activation),
-        TensorSpec::new("dnarrow", rows * c, activation),
-        TensorSpec::f32("rope_work", D::rope_work_numel(attention)),
-        TensorSpec::f32("attention_work", D::attention_backward_work_numel(attention, activation)),
-        TensorSpec::f32("rms_norm_work", D::rms_norm_work_numel(rows, c)),
-        TensorSpec::f32("linear_work", largest(dims, shape, linear)),
-    ]
-}
-
-/// The largest of what each linear layer needs.
-fn largest(dims: &Dims, shape: &Shape, numel: impl Fn(LinearShape) -> usize) -> usize {
-    let Shapes { qkv, o, gate_up, down } = shapes(dims, shape);
-    [qkv, o, gate_up, down].into_iter().map(numel).fold(0, usize::max)
-}
-
-struct Shapes {
-    qkv: LinearShape,
-    o: LinearShape,
-    gate_up: LinearShape,
-    down: LinearShape,
-}
-
-fn shapes(dims: &Dims, shape: &Shape) -> Shapes {
-    let (rows, c, f) = (dims.rows(), dims.c, shape.d_ff);
-    let attention = attention_shape(dims, shape);
-    Shapes {
-        qkv: LinearShape { rows, n_in: c, n_out: attention.qkv_row() },
-        o: LinearShape { rows, n_in: attention.out_row(), n_out: c },
-        gate_up: LinearShape { rows, n_in: c, n_out: 2 * f },
-        down: LinearShape { rows, n_in: f, n_out: c },
+scratch! {
+    /// Scratch of a forward visit.
+    ForwardWork<D>(block: &Block, precision) {
+        /// (B * T, C): what a branch adds to the residual stream.
+        branch: (block.rows() * block.c(), precision.activation),
+        /// Of the rotation.
+        rope_work: (D::rope_work_numel(block.attention.shape()), DType::F32),
+        /// Of attention.
+        attention_work: (D::attention_forward_work_numel(block.attention.shape(), precision.activation), DType::F32),
+        /// Of products.
+        linear_work: (linear_forward_work::<D>(&block.products(), precision), DType::F32),
     }
 }
 
-/// Reads the residual stream and writes it anew.
-pub fn forward<D: Device>(dev: &D, dims: &Dims, shape: &Shape, params: &[View<'_>], io: ForwardIo<'_>) {
-    let [norm_1_w, qkv_w, o_w, norm_2_w, gate_up_w, down_w] = params else {
-        panic!("a block has 6 parameters, not {}", params.len())
-    };
-    let [rstd_1, norm_1, qkv, att, lse, x2, rstd_2, norm_2, gate_up, swiglu] = io.saved else {
-        panic!("a block saves 10 tensors")
-    };
-    let [branch, rope_work, attention_work, linear_work] = io.work else {
-        panic!("a block's forward has 4 work buffers")
-    };
-    let x = io.input.expect("a block has an input");
-    let (s, attention) = (shapes(dims, shape), attention_shape(dims, shape));
-    let first = io.cached.as_ref().map_or(0, |cached| cached.first);
-    let rotation = Rotation { first, theta: shape.rope_theta, inverse: false };
-
-    dev.rms_norm_forward(norm_1.view_mut(), rstd_1.view_mut(), x, *norm_1_w, shape.norm_eps);
-    dev.linear_forward(qkv.view_mut(), norm_1.view(), *qkv_w, None, linear_work.view_mut(), s.qkv);
-    dev.rope(qkv.view_mut(), rope_work.view_mut(), attention, rotation);
-    attend(dev, att, lse, qkv.view(), attention_work, attention, io.cached);
-    dev.linear_forward(branch.view_mut(), att.view(), *o_w, None, linear_work.view_mut(), s.o);
-
-    dev.add(x2.view_mut(), x, branch.view());
-    dev.rms_norm_forward(norm_2.view_mut(), rstd_2.view_mut(), x2.view(), *norm_2_w, shape.norm_eps);
-    dev.linear_forward(gate_up.view_mut(), norm_2.view(), *gate_up_w, None, linear_work.view_mut(), s.gate_up);
-    dev.swiglu_forward(swiglu.view_mut(), gate_up.view(), shape.d_ff);
-    dev.linear_forward(branch.view_mut(), swiglu.view(), *down_w, None, linear_work.view_mut(), s.down);
-    dev.add(io.out, x2.view(), branch.view());
+scratch! {
+    /// Scratch of a backward visit.
+    BackwardWork<D>(block: &Block, precision) {
+        /// (B * T, the wider of 2 F and (H + 2 Hkv) * D): the gradient of gate and up, then of queries, keys and values.
+        dwide: (
+            block.rows() * block.attention.shape().qkv_row().max(block.gate_up.shape().n_out),
+            precision.activation
+        ),
+        /// (B * T, F): the gradient of the activated hidden layer.
+        dswiglu: (block.rows() * block.down.shape().n_in, precision.activation),
+        /// (B * T, C): the gradient of normed rows.
+        dnarrow: (block.rows() * block.c(), precision.activation),
+        /// Of the rotation.
+        rope_work: (D::rope_work_numel(block.attention.shape()), DType::F32),
+        /// Of attention.
+        attention_work: (D::attention_backward_work_numel(block.attention.shape(), precision.activation), DType::F32),
+        /// Of norms.
+        rms_norm_work: (block.norm_1.work_numel::<D>(), DType::F32),
+        /// Of products.
+        linear_work: (linear_backward_work::<D>(&block.products(), precision), DType::F32),
+    }
 }
 
-/// Turns the gradient of the output into that of the input and writes every parameter's gradient.
-pub fn backward<D: Device>(dev: &D, dims: &Dims, shape: &Shape, params: &[View<'_>], io: BackwardIo<'_>) {
-    let [norm_1_w, qkv_w, o_w, norm_2_w, gate_up_w, down_w] = params else {
-        panic!("a block has 6 parameters, not {}", params.len())
-    };
-    let [rstd_1, norm_1, qkv, att, lse, x2, rstd_2, norm_2, gate_up, swiglu] = io.saved else {
-        panic!("a block saves 10 tensors")
-    };
-    let [dwide, dswiglu, dnarrow, rope_work, attention_work, rms_norm_work, linear_work] = io.work else {
-        panic!("a block's backward has 7 work buffers")
-    };
-    let [dnorm_1_w, dqkv_w, do_w, dnorm_2_w, dgate_up_w, ddown_w] = io.grads else { panic!("a block has 6 gradients") };
-    let (x, mut dres) = (io.input.expect("a block has an input"), io.dresidual);
-    let (s, attention) = (shapes(dims, shape), attention_shape(dims, shape));
-    let (rows, c, f) = (dims.rows(), dims.c, shape.d_ff);
-    let numel = |s: LinearShape| s.n_in * s.n_out;
+/// What a visit consists of.
+pub const PIECES: &[Piece] = &Piece::OF_BLOCK;
 
-    // MLP branch; the residual path keeps dres.
-    let grad = dense(ddown_w, numel(s.down));
-    dev.linear_backward_weight(grad, None, dres.as_view(), swiglu.view(), linear_work.view_mut(), s.down, false);
-    dev.linear_backward_input(dswiglu.view_mut(), dres.as_view(), *down_w, linear_work.view_mut(), s.down);
-    let used = 0..rows * 2 * f;
-    dev.swiglu_backward(dwide.view_mut().range(used.clone()), dswiglu.view(), gate_up.view(), f);
-    let dgate_up = dwide.view().range(used);
-    let grad = dense(dgate_up_w, numel(s.gate_up));
-    dev.linear_backward_weight(grad, None, dgate_up, norm_2.view(), linear_work.view_mut(), s.gate_up, false);
-    dev.linear_backward_input(dnarrow.view_mut(), dgate_up, *gate_up_w, linear_work.view_mut(), s.gate_up);
-    dev.rms_norm_backward(
-        dres.reborrow(),
-        dense(dnorm_2_w, c),
-        dnarrow.view(),
-        x2.view(),
-        *norm_2_w,
-        rstd_2.view(),
-        rms_norm_work.view_mut(),
-    );
+impl Block {
+    /// Of these sizes.
+    pub fn new(dims: &Dims, shape: &Shape) -> Self {
+        let (rows, c, residual) = (dims.rows(), dims.c, residual_init(dims.n_layer));
+        let &Shape { n_kv_heads, d_ff, norm_eps, .. } = shape;
+        let Dims { b, t, n_heads, d_head, .. } = *dims;
+        let attention = AttentionShape { b, t, n_heads, n_kv_heads, d_head };
+        let linear = |n_in, n_out| LinearShape { rows, n_in, n_out };
+        Block {
+            norm_1: RmsNorm::new("input_layernorm", rows, c, norm_eps),
+            qkv: Linear::new("self_attn.qkv_proj", linear(c, attention.qkv_row()), NORMAL, false),
+            attention: Attention::new(attention),
+            o_proj: LinearBranch::new("self_attn.o_proj", linear(attention.out_row(), c), residual, false),
+            sum: Sum::new(rows * c),
+            norm_2: RmsNorm::new("post_attention_layernorm", rows, c, norm_eps),
+            gate_up: Linear::new("mlp.gate_up_proj", linear(c, 2 * d_ff), NORMAL, false),
+            swiglu: Swiglu::new(rows, d_ff),
+            down: LinearBranch::new("mlp.down_proj", linear(d_ff, c), residual, false),
+        }
+    }
 
-    // Attention branch.
-    let grad = dense(do_w, numel(s.o));
-    dev.linear_backward_weight(grad, None, dres.as_view(), att.view(), linear_work.view_mut(), s.o, false);
-    dev.linear_backward_input(dnarrow.view_mut(), dres.as_view(), *o_w, linear_work.view_mut(), s.o);
-    let used = 0..rows * attention.qkv_row();
-    dev.attention_backward(
-        dwide.view_mut().range(used.clone()),
-        dnarrow.view(),
-        qkv.view(),
-        att.view(),
-        lse.view(),
-        attention_work.view_mut(),
-        attention,
-    );
-    let back = Rotation { first: 0, theta: shape.rope_theta, inverse: true };
-    dev.rope(dwide.view_mut().range(used.clone()), rope_work.view_mut(), attention, back);
-    let dqkv = dwide.view().range(used);
-    let grad = dense(dqkv_w, numel(s.qkv));
-    dev.linear_backward_weight(grad, None, dqkv, norm_1.view(), linear_work.view_mut(), s.qkv, false);
-    dev.linear_backward_input(dnarrow.view_mut(), dqkv, *qkv_w, linear_work.view_mut(), s.qkv);
-    dev.rms_norm_backward(
-        dres,
-        dense(dnorm_1_w, c),
-        dnarrow.view(),
-        x,
-        *norm_1_w,
-        rstd_1.view(),
-        rms_norm_work.view_mut(),
-    );
+    fn rows(&self) -> usize {
+        self.down.shape().rows
+    }
+
+    fn c(&self) -> usize {
+        self.down.shape().n_out
+    }
+
+    /// Reads the residual stream and writes it anew; rotary frequencies have the base `theta`.
+    pub fn compute<D: Ops>(&self, dev: &D, theta: f32, pieces: &[Piece], params: &[View<'_>], mut io: ForwardIo<'_>) {
+        let Forward { norm_1, qkv, attention, o_proj, sum, norm_2, gate_up, swiglu, down } =
+            &mut self.forward(params, io.saved);
+        let mut work = ForwardWork::of(io.work);
+        let x = Rows::input(io.input.expect("a block has an input"));
+        for piece in pieces {
+            let linear_work = work.linear_work.reborrow();
+            match piece {
+                Piece::Enter => norm_1.forward(dev, x),
+                Piece::Project => {
+                    qkv.forward(dev, norm_1.out(), linear_work);
+                    let first = io.cached.as_ref().map_or(0, |cached| cached.first);
+                    let rotation = Rotation { first, theta, inverse: false };
+                    qkv.rotate(dev, work.rope_work.reborrow(), self.attention.shape(), rotation);
+                }
+                Piece::Attend => attention.forward(dev, qkv.out(), work.attention_work.reborrow(), io.cached.take()),
+                Piece::Out => o_proj.forward(dev, work.branch.reborrow(), attention.out(), linear_work),
+                Piece::Middle => {
+                    sum.forward(dev, x, work.branch.as_view());
+                    norm_2.forward(dev, sum.out());
+                }
+                Piece::Mlp => {
+                    gate_up.forward(dev, norm_2.out(), linear_work);
+                    swiglu.forward(dev, gate_up.out());
+                    down.forward(dev, work.branch.reborrow(), swiglu.out(), work.linear_work.reborrow());
+                }
+                Piece::Leave => dev.add(io.out.reborrow(), sum.out().view(), work.branch.as_view()),
+            }
+        }
+    }
+
+    /// Turns the gradient of the output into that of the input and writes every parameter's gradient.
+    pub fn differentiate<D: Ops>(
+        &self,
+        dev: &D,
+        theta: f32,
+        pieces: &[Piece],
+        params: &[View<'_>],
+        io: BackwardIo<'_>,
+    ) {
+        let Backward { norm_1, qkv, attention, o_proj, sum, norm_2, gate_up, swiglu, down } =
+            &mut self.backward(params, io.saved, io.grads);
+        let mut work = BackwardWork::of(io.work);
+        let x = Rows::input(io.input.expect("a block has an input"));
+        let mut dres = io.dresidual;
+        let dgate_up = 0..self.rows() * self.gate_up.shape().n_out;
+        let dqkv = 0..self.rows() * self.attention.shape().qkv_row();
+        for piece in pieces.iter().rev() {
+            let (dnarrow, linear_work) = (&mut work.dnarrow, &mut work.linear_work);
+            match piece {
+                // The residual path keeps dres.
+                Piece::Leave => {}
+                Piece::Mlp => {
+                    down.backward_weight(dev, dres.as_view(), swiglu.out(), linear_work.reborrow());
+                    down.backward_input(dev, work.dswiglu.reborrow(), dres.as_view(), linear_work.reborrow());
+                    let dwide = work.dwide.reborrow().range(dgate_up.clone());
+                    swiglu.backward(dev, dwide, work.dswiglu.as_view(), gate_up.out());
+                    let dgate_up = work.dwide.as_view().range(dgate_up.clone());
+                    gate_up.backward_weight(dev, dgate_up, norm_2.out(), linear_work.reborrow());
+                    gate_up.backward_input(dev, dnarrow.reborrow(), dgate_up, linear_work.reborrow());
+                }
+                Piece::Middle => {
+                    let norm_work = work.rms_norm_work.reborrow();
+                    norm_2.backward(dev, dres.reborrow(), dnarrow.as_view(), sum.out(), norm_work);
+                }
+                Piece::Out => {
+                    o_proj.backward_weight(dev, dres.as_view(), attention.out(), linear_work.reborrow());
+                    o_proj.backward_input(dev, dnarrow.reborrow(), dres.as_view(), linear_work.reborrow());
+                }
+                Piece::Attend => {
+                    let (dqkv, attention_work) =
+                        (work.dwide.reborrow().range(dqkv.clone()), work.attention_work.reborrow());
+                    attention.backward(dev, dqkv, dnarrow.as_view(), qkv.out(), attention_work);
+                }
+                Piece::Project => {
+                    let back = Rotation { first: 0, theta, inverse: true };
+                    let rotated = work.dwide.reborrow().range(dqkv.clone());
+                    dev.rope(rotated, work.rope_work.reborrow(), self.attention.shape(), back);
+                    let dqkv = work.dwide.as_view().range(dqkv.clone());
+                    qkv.backward_weight(dev, dqkv, norm_1.out(), linear_work.reborrow());
+                    qkv.backward_input(dev, dnarrow.reborrow(), dqkv, linear_work.reborrow());
+                }
+                Piece::Enter => {
+                    let norm_work = work.rms_norm_work.reborrow();
+                    norm_1.backward(dev, dres.reborrow(), dnarrow.as_view(), x, norm_work);
+                }
+            }
+        }
+    }
 }

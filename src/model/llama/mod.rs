@@ -4,99 +4,91 @@
 //! Residual projections begin scaled by 1/sqrt(2 L), as this program's GPT-2 has them.
 
 pub mod block;
-pub mod embedding;
-pub mod head;
+pub mod shape;
 
-use super::Dims;
-use crate::backend::Ops;
-use crate::params::{Init, ModelSpec, ParamId, ParamSpec, Precision, UnitRole, UnitSpec};
+use shape::Shape;
 
-/// Standard deviation of initial weights.
-const STD: f64 = 0.02;
+use super::family::Family;
+use super::unit::{SpecBuilder, Visits};
+use super::visit::{BackwardIo, Dims, ForwardIo, LossIo};
+use super::{rms_head, token_embedding};
+use crate::backend::ops::AttentionShape;
+use crate::backend::{Ops, View};
+use crate::config::ModelSection;
+use crate::params::{ModelSpec, Piece, Precision, UnitRole};
 
-/// What a Llama has beside [`Dims`].
+/// A Llama.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Shape {
-    /// Key/value heads (Hkv); divides the attention heads.
-    pub n_kv_heads: usize,
-    /// Width of the hidden layer (F).
-    pub d_ff: usize,
-    /// Base of the rotary frequencies.
-    pub rope_theta: f32,
-    /// Added to the mean square in norms.
-    pub norm_eps: f32,
-    /// The head is the token embedding.
-    pub tied: bool,
+pub struct Llama {
+    dims: Dims,
+    shape: Shape,
+    embedding: token_embedding::Embedding,
+    block: block::Block,
+    head: rms_head::Head,
 }
 
-/// Llama of the given sizes and types.
-pub fn spec<D: Ops>(dims: &Dims, shape: &Shape, precision: Precision) -> ModelSpec {
-    let (c, l, f) = (dims.c, dims.n_layer, shape.d_ff);
-    let attention = block::attention_shape(dims, shape);
-    let (qkv_row, out_row) = (attention.qkv_row(), attention.out_row());
-    let mut params = Vec::new();
-    let mut add = |name: String, shape: &[usize], init: Init| -> ParamId {
-        params.push(ParamSpec { name, shape: shape.to_vec(), init, decay: shape.len() >= 2 });
-        params.len() - 1
-    };
-    let normal = Init::Normal { std: STD };
-    let residual = Init::Normal { std: STD / ((2 * l) as f64).sqrt() };
-    let wte = add("embed_tokens.weight".into(), &[dims.vocab, c], normal);
-    let mut units = vec![UnitSpec {
-        name: "embed".into(),
-        role: UnitRole::Embedding,
-        params: vec![wte],
-        saved: Vec::new(),
-        forward_work: Vec::new(),
-        backward_work: embedding::backward_work::<D>(dims, shape, precision),
-    }];
-    for i in 0..l {
-        let ids = vec![
-            add(format!("layers.{i}.input_layernorm.weight"), &[c], Init::Ones),
-            add(format!("layers.{i}.self_attn.qkv_proj.weight"), &[qkv_row, c], normal),
-            add(format!("layers.{i}.self_attn.o_proj.weight"), &[c, out_row], residual),
-            add(format!("layers.{i}.post_attention_layernorm.weight"), &[c], Init::Ones),
-            add(format!("layers.{i}.mlp.gate_up_proj.weight"), &[2 * f, c], normal),
-            add(format!("layers.{i}.mlp.down_proj.weight"), &[c, f], residual),
-        ];
-        units.push(UnitSpec {
-            name: format!("layers.{i}"),
-            role: UnitRole::Block,
-            params: ids,
-            saved: block::saved(dims, shape, precision),
-            forward_work: block::forward_work::<D>(dims, shape, precision),
-            backward_work: block::backward_work::<D>(dims, shape, precision),
-        });
+impl Family for Llama {
+    fn new(model: &ModelSection, dims: Dims) -> Self {
+        let shape = Shape::of_deck(model);
+        Llama {
+            dims,
+            shape,
+            embedding: token_embedding::Embedding::new(&dims),
+            block: block::Block::new(&dims, &shape),
+            head: rms_head::Head::new(&dims, shape.norm_eps, shape.tied),
+        }
     }
-    let norm = add("norm.weight".into(), &[c], Init::Ones);
-    let output = match shape.tied {
-        true => wte,
-        false => add(HEAD.into(), &[dims.vocab, c], normal),
-    };
-    units.push(UnitSpec {
-        name: "head".into(),
-        role: UnitRole::Head,
-        params: vec![norm, output],
-        saved: Vec::new(),
-        forward_work: Vec::new(),
-        backward_work: head::work::<D>(dims, precision),
-    });
-    // 6 FLOPs per weight of a matrix multiplication and token, and 12 L T (H D) for attention scores and values (forward and
-    // backward, without the causal discount), as in arXiv:2204.02311, appendix B. Embedding look-ups are no products.
-    let multiplied = l * (qkv_row * c + c * out_row + 3 * f * c) + dims.vocab * c;
-    ModelSpec {
-        params,
-        units,
-        aliases: if shape.tied { vec![(HEAD.into(), wte)] } else { Vec::new() },
-        activation_dtype: precision.activation,
-        residual_numel: dims.rows() * c,
-        tokens_per_micro_batch: dims.rows(),
-        flops_per_token: 6.0 * multiplied as f64 + 12.0 * (l * dims.t) as f64 * out_row as f64,
+
+    fn dims(&self) -> &Dims {
+        &self.dims
+    }
+
+    fn attention_shape(&self) -> AttentionShape {
+        self.block.attention.shape()
+    }
+
+    fn spec<D: Ops>(&self, precision: Precision) -> ModelSpec {
+        let Llama { dims, block, .. } = self;
+        let mut model = SpecBuilder::new(dims, precision);
+        let sizes = token_embedding::Sizes { rows: dims.rows(), tied: self.shape.tied };
+        let backward_work = token_embedding::BackwardWork::specs::<D>(&sizes, precision);
+        let visits = Visits { backward_work, ..Visits::default() };
+        model.unit("embed", "", UnitRole::Embedding, &self.embedding, visits);
+        let visits = Visits {
+            pieces: block::PIECES,
+            forward_work: block::ForwardWork::specs::<D>(block, precision),
+            backward_work: block::BackwardWork::specs::<D>(block, precision),
+        };
+        for i in 0..dims.n_layer {
+            let name = format!("layers.{i}");
+            model.unit(&name, &format!("{name}."), UnitRole::Block, block, visits.clone());
+        }
+        let visits = Visits { backward_work: rms_head::Work::specs::<D>(dims, precision), ..Visits::default() };
+        model.unit("head", "", UnitRole::Head, &self.head, visits);
+        let alias = self.shape.tied.then_some(("lm_head.weight", "embed_tokens.weight"));
+        model.finish(self.attention_shape().out_row(), alias)
+    }
+
+    fn embedding<D: Ops>(&self, dev: &D, params: &[View<'_>], io: ForwardIo<'_>) {
+        self.embedding.compute(dev, self.dims.t, params, io);
+    }
+
+    fn embedding_backward<D: Ops>(&self, dev: &D, io: BackwardIo<'_>) {
+        self.embedding.differentiate(dev, self.dims.t, self.shape.tied, io);
+    }
+
+    fn block<D: Ops>(&self, dev: &D, pieces: &[Piece], params: &[View<'_>], io: ForwardIo<'_>) {
+        self.block.compute(dev, self.shape.rope_theta, pieces, params, io);
+    }
+
+    fn block_backward<D: Ops>(&self, dev: &D, pieces: &[Piece], params: &[View<'_>], io: BackwardIo<'_>) {
+        self.block.differentiate(dev, self.shape.rope_theta, pieces, params, io);
+    }
+
+    fn loss<D: Ops>(&self, dev: &D, params: &[View<'_>], io: LossIo<'_>) {
+        self.head.loss(dev, &self.dims, params, io);
     }
 }
-
-/// The output matrix, a parameter of its own or another name of the embedding.
-pub const HEAD: &str = "lm_head.weight";
 
 #[cfg(test)]
 mod tests {

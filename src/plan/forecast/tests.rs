@@ -7,13 +7,13 @@ use super::*;
 use crate::config::GatherRoute;
 use crate::plan::tests::{any_knobs, any_model, model};
 use crate::plan::{Knobs, placement};
-use crate::work::Product;
+use crate::work::LinearShape;
 use proptest::prelude::*;
 
 /// Kernels of some length for each unit.
 fn works(spec: &ModelSpec, scale: usize) -> Vec<UnitWork> {
     let unit = |u: usize| {
-        let product = Product { rows: 64 * scale, n_in: 64 * (u + 1), n_out: 256 };
+        let product = LinearShape { rows: 64 * scale, n_in: 64 * (u + 1), n_out: 256 };
         UnitWork {
             forward: vec![product.work(Kernel::LinearForward, DType::F32, 4, false)],
             backward: vec![product.work(Kernel::LinearBackwardInput, DType::F32, 4, false); 2],

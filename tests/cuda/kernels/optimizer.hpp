@@ -138,4 +138,80 @@ TEST(adamw_is_the_definition_and_rounds_the_masters) {
         }
 }
 
+template <class G>
+void check_lion(size_t n, size_t skip, bool with_param) {
+    const f32 lr = 1e-2f, beta1 = 0.9f, beta2 = 0.99f, decay_rate = 0.1f, grad_scale = 0.5f;
+    const Array<f32> p0(n, skip, 1), m0(n, skip, 2, 0.1);
+    const Array<G> grad(n, skip, 3);
+    Array<f32> m(n, skip);
+    Array<bf16> param(n, skip);
+    const auto p = same_in_every_order([&](unsigned order) {
+        Array<f32> master(p0);
+        std::memcpy(m.data(), m0.data(), n * sizeof(f32));
+        launch("lion", OF_TYPE(G, lion), 2, 64, 0, order, master.data(), m.data(), grad.data(),
+               with_param ? param.data() : static_cast<bf16*>(nullptr), n, grad_scale, 1.0f - lr * decay_rate, 1.0f - beta1,
+               1.0f - beta2, lr);
+        return master;
+    });
+    Worst worst("lion");
+    const double u = HALF_ULP<f32>;
+    for (size_t i = 0; i < n; i++) {
+        const double g = grad.at(i) * grad_scale, size = std::fabs(m0.at(i)) + std::fabs(g);
+        const double direction = beta1 * m0.at(i) + (1 - double(beta1)) * g;
+        worst.check(i, m.at(i), beta2 * m0.at(i) + (1 - double(beta2)) * g, 6 * u * size);
+        // Within rounding of zero the sign is anybody's.
+        if (std::fabs(direction) > 6 * u * size) {
+            const double step = direction > 0 ? lr : -lr;
+            worst.check(i, p.at(i), p0.at(i) * (1 - double(lr) * decay_rate) - step, 4 * u * (std::fabs(p0.at(i)) + lr));
+        }
+        if (with_param) REQUIRE(param.at(i) == value(from_f32<bf16>(p[i])));
+    }
+}
+
+TEST(lion_is_the_definition_and_rounds_the_masters) {
+    for (const size_t n : odd_sizes())
+        for (const size_t skip : skips()) {
+            check_lion<f32>(n, skip, false);
+            check_lion<f32>(n, skip, true);
+            check_lion<bf16>(n, skip, true);
+        }
+}
+
+template <class G>
+void check_sgd(size_t n, size_t skip, bool with_param, bool with_buffer, bool nesterov) {
+    const f32 lr = 1e-2f, momentum = 0.9f, decay_rate = 0.1f, grad_scale = 0.5f;
+    const Array<f32> p0(n, skip, 1), sum0(n, skip, 2, 0.1);
+    const Array<G> grad(n, skip, 3);
+    Array<f32> sum(n, skip);
+    Array<bf16> param(n, skip);
+    const auto p = same_in_every_order([&](unsigned order) {
+        Array<f32> master(p0);
+        std::memcpy(sum.data(), sum0.data(), n * sizeof(f32));
+        launch("sgd", OF_TYPE(G, sgd), 2, 64, 0, order, master.data(), with_buffer ? sum.data() : static_cast<f32*>(nullptr),
+               grad.data(), with_param ? param.data() : static_cast<bf16*>(nullptr), n, grad_scale, 1.0f - lr * decay_rate,
+               momentum, nesterov ? 1.0f : 0.0f, lr);
+        return master;
+    });
+    Worst worst("sgd");
+    const double u = HALF_ULP<f32>;
+    for (size_t i = 0; i < n; i++) {
+        const double g = grad.at(i) * grad_scale, size = std::fabs(sum0.at(i)) + std::fabs(g);
+        const double want_sum = with_buffer ? momentum * sum0.at(i) + g : sum0.at(i);
+        const double direction = !with_buffer ? g : nesterov ? g + momentum * want_sum : want_sum;
+        worst.check(i, sum.at(i), want_sum, 4 * u * size);
+        worst.check(i, p.at(i), p0.at(i) * (1 - double(lr) * decay_rate) - lr * direction,
+                    4 * u * std::fabs(p0.at(i)) + lr * 12 * u * size);
+        if (with_param) REQUIRE(param.at(i) == value(from_f32<bf16>(p[i])));
+    }
+}
+
+TEST(sgd_is_the_definition_and_rounds_the_masters) {
+    for (const size_t n : odd_sizes())
+        for (const size_t skip : skips()) {
+            check_sgd<f32>(n, skip, false, true, false);
+            check_sgd<f32>(n, skip, true, false, false);
+            check_sgd<bf16>(n, skip, true, true, true);
+        }
+}
+
 }  // namespace test

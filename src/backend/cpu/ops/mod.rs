@@ -19,7 +19,7 @@ pub(super) mod test_support;
 mod update;
 
 use super::CpuDevice;
-use super::host::{elements, elements_mut, f32s, f32s_mut, u32s, u32s_mut};
+use super::host::{bytes_mut, elements, elements_mut, f32s, f32s_mut, u32s, u32s_mut};
 use super::product;
 use crate::backend::buffer::{View, ViewMut};
 use crate::backend::ops::{AttentionShape, CachedWork, LinearShape, Ops, Rotation};
@@ -243,6 +243,10 @@ impl Ops for CpuDevice {
         typed!([O = dout_to_dinp.dtype(), I = inp.dtype()] {
             elementwise::gelu_backward(self, elements_mut::<O>(dout_to_dinp), elements::<I>(inp));
         });
+    }
+
+    fn fill_bytes(&self, dst: ViewMut<'_>, byte: u8) {
+        bytes_mut(dst).fill(byte);
     }
 
     fn add(&self, out: ViewMut<'_>, a: View<'_>, b: View<'_>) {

@@ -7,9 +7,11 @@
 #include "cross_entropy.cu"
 #include "elementwise.cu"
 #include "embedding.cu"
+#include "lion.cu"
 #include "norm.cu"
 #include "optimizer.cu"
 #include "rope.cu"
+#include "sgd.cu"
 #include "sums.cu"
 
 #define KERNELS_OF_TYPE(X, T)             \
@@ -26,11 +28,13 @@
     X(layer_norm_backward_##T)            \
     X(layer_norm_forward_##T)             \
     X(layer_norm_weight_sums_##T)         \
+    X(lion_##T)                           \
     X(ordered_add_##T)                    \
     X(rms_norm_backward_##T)              \
     X(rms_norm_forward_##T)               \
     X(rms_norm_weight_sums_##T)           \
     X(rope_##T)                           \
+    X(sgd_##T)                            \
     X(sum_of_squares_##T)                 \
     X(swiglu_backward_##T)                \
     X(swiglu_forward_##T)

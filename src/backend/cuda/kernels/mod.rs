@@ -17,9 +17,11 @@ pub const FILES: &[(&str, &str)] = &[
     ("elementwise.cu", include_str!("elementwise.cu")),
     ("embedding.cu", include_str!("embedding.cu")),
     ("exp.cuh", include_str!("exp.cuh")),
+    ("lion.cu", include_str!("lion.cu")),
     ("norm.cu", include_str!("norm.cu")),
     ("optimizer.cu", include_str!("optimizer.cu")),
     ("rope.cu", include_str!("rope.cu")),
+    ("sgd.cu", include_str!("sgd.cu")),
     ("sums.cu", include_str!("sums.cu")),
     ("tiles.cuh", include_str!("tiles.cuh")),
 ];

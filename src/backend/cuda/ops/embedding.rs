@@ -3,7 +3,7 @@
 use crate::backend::cuda::CudaDevice;
 use crate::backend::cuda::grid::{CHUNK, THREADS, WARP, int};
 use crate::backend::cuda::kernels::Kernel;
-use crate::backend::{View, ViewMut};
+use crate::backend::{Ops, View, ViewMut};
 use crate::dtype::DType;
 
 /// Overwrites `out`.
@@ -46,7 +46,6 @@ pub fn backward(
     t: usize,
 ) {
     let Some(c) = channels(dout.numel(), tokens, t) else {
-        use crate::backend::Device;
         return dwpe.into_iter().for_each(|dwpe| device.fill_bytes(dwpe, 0));
     };
     let (rows, vocab) = (tokens.numel(), dwte.numel() / c);

@@ -15,7 +15,7 @@ mod update;
 
 use super::device::CudaDevice;
 use crate::backend::ops::{AttentionShape, LinearShape, Ops, Rotation};
-use crate::backend::{View, ViewMut};
+use crate::backend::{Queue, View, ViewMut};
 use crate::dtype::DType;
 use crate::optimizers::{OptimStates, UpdateStep};
 
@@ -201,6 +201,10 @@ impl Ops for CudaDevice {
         shape: LinearShape,
     ) {
         linear::gelu_backward_input(self, dinp, dout, weight, pre, work, shape);
+    }
+
+    fn fill_bytes(&self, dst: ViewMut<'_>, byte: u8) {
+        self.fill_bytes_on(Queue::Compute, dst, byte);
     }
 
     fn add(&self, out: ViewMut<'_>, a: View<'_>, b: View<'_>) {

@@ -1,4 +1,5 @@
-//! An optimizer's update of a slice: the kernel of the optimizer's name, given what its row of the table says.
+//! An optimizer's update of a slice: the kernel of the optimizer's name, given what its row of the table
+//! says.
 
 use crate::backend::cuda::CudaDevice;
 use crate::backend::cuda::kernels::Kernel;

@@ -1,7 +1,9 @@
-//! An optimizer's update of a slice: cut into tasks, computed by the optimizer's own kernel, rounded beside. A file per
-//! optimizer. Must not know: views.
+//! An optimizer's update of a slice: cut into tasks, computed by the optimizer's own kernel, rounded beside.
+//! A file per optimizer. Must not know: views.
 
 mod adamw;
+mod lion;
+mod sgd;
 #[cfg(test)]
 mod tests;
 
@@ -40,6 +42,8 @@ pub fn update<G: Element>(
         let grad = &grad[start..][..n];
         match step {
             UpdateStep::Adamw(step) => adamw::update(master, states, grad, step),
+            UpdateStep::Lion(step) => lion::update(master, states, grad, step),
+            UpdateStep::Sgd(step) => sgd::update(master, states, grad, step),
         }
         if let Some(param) = &param {
             // SAFETY: as above.

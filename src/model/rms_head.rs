@@ -1,0 +1,68 @@
+//! Final RMSNorm, head and loss: the last unit of families that norm so. What follows the norm is every family's
+//! (`logits.rs`).
+
+use crate::backend::{Ops, View};
+use crate::dtype::DType;
+use crate::model::layers::{Residual, RmsNorm, Rows, Table};
+use crate::model::logits::{self, Projection};
+use crate::model::token_embedding;
+use crate::model::unit::{NORMAL, scratch, unit};
+use crate::model::visit::{Dims, LossIo};
+
+/// The output matrix, a parameter of its own or another name of the embedding.
+pub const OUTPUT: &str = "lm_head";
+
+unit! {
+    /// The head.
+    Head {
+        /// Final RMSNorm.
+        norm: RmsNorm<Norm reads Residual>,
+        /// The output matrix, (V, C), or where it is tied the token embedding.
+        output: Table<Output>,
+    }
+}
+
+scratch! {
+    /// Scratch of the visit, training or not, beside what the norm writes.
+    Work<D>(dims: &Dims, precision) {
+        /// (chunk_rows, V): a chunk of logits, then their gradients.
+        logits: (logits::chunk_rows(dims) * dims.vocab, DType::F32),
+        /// (B * T, C): the gradient of the normed rows.
+        dnormed: (dims.rows() * dims.c, precision.activation),
+        /// Of the norm.
+        rms_norm_work: (D::rms_norm_work_numel(dims.rows(), dims.c), DType::F32),
+        /// Of products.
+        linear_work: (logits::work_numel::<D>(dims, precision), DType::F32),
+    }
+}
+
+impl Head {
+    /// Of these sizes.
+    pub fn new(dims: &Dims, norm_eps: f32, tied: bool) -> Self {
+        let output = if tied { token_embedding::NAME } else { OUTPUT };
+        Head {
+            norm: RmsNorm::new("norm", dims.rows(), dims.c, norm_eps),
+            output: Table::new(output, dims.vocab, dims.c, NORMAL),
+        }
+    }
+
+    /// Writes the loss of each token; in training also every gradient of the head and of its input.
+    pub fn loss<D: Ops>(&self, dev: &D, dims: &Dims, params: &[View<'_>], io: LossIo<'_>) {
+        let (saved, work) = io.work.split_at_mut(self.n_saved());
+        let Work { logits, mut dnormed, rms_norm_work, linear_work } = Work::of(work);
+        let (x, mut backward) = (Rows::input(io.input), io.backward);
+        let mut head = self.forward(params, saved);
+        head.norm.forward(dev, x);
+
+        let grad = backward.as_mut().map(|b| (b.scale, self.grads(b.grads).output.weight));
+        let normed = head.norm.out().view();
+        let projection = Projection { normed, logits, dnormed: dnormed.reborrow(), work: linear_work };
+        logits::chunks(dev, dims, head.output.weight(), projection, io.targets, io.losses, grad);
+
+        if let Some(mut b) = backward {
+            dev.fill_bytes(b.dresidual.reborrow(), 0);
+            let mut head = self.backward(params, saved, b.grads);
+            head.norm.backward(dev, b.dresidual, dnormed.as_view(), x, rms_norm_work);
+        }
+    }
+}
