@@ -2,7 +2,7 @@
 //!
 //! | variable | effect |
 //! | --- | --- |
-//! | `ZERO3_TEST_FAULT=KIND@POINT:RANK:STEP` | the rank (`*`: each) fails at that point of that step: `panic`, `exit`, `kill` (SIGKILL), `hang`, `slow` (a second), or, where a file is written, `eio`, `enospc` |
+//! | `ZERO3_TEST_FAULT=KIND@POINT:RANK:STEP` | the rank (`*`: each) fails at that point of that step: `panic`, `exit`, `kill` (SIGKILL), `hang`, `slow` (a second), `late` (an hour passes on its clock of the acceptance benchmark), `late_hang`, or, where a file is written, `eio`, `enospc` |
 //! | `ZERO3_TEST_MAX_MESSAGE_NUMEL=N` | messages are cut at N elements |
 //! | `ZERO3_TEST_RANKS_PER_NODE=N` | ranks read only the memory of their own block of N, as if each block had a node |
 //! | `ZERO3_TEST_COLLECTIVE_DELAY_US=N` | each gather and reduction takes N microseconds more |
@@ -23,7 +23,7 @@ use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::io;
 use std::panic::Location;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
@@ -105,7 +105,11 @@ pub fn fault_point(point: &str, rank: usize, step: u64) {
     match kind {
         "panic" => panic!("a test asked rank {rank} to panic at {point} of step {step}"),
         "exit" => std::process::exit(9),
-        "hang" => std::thread::sleep(Duration::from_secs(3600)),
+        "late" => LATE.store(true, Ordering::Relaxed),
+        "hang" | "late_hang" => {
+            LATE.store(kind == "late_hang", Ordering::Relaxed);
+            std::thread::sleep(Duration::from_secs(3600));
+        }
         "slow" => std::thread::sleep(Duration::from_secs(1)),
         "eio" | "enospc" => {}
         _ => {
@@ -113,6 +117,14 @@ pub fn fault_point(point: &str, rank: usize, step: u64) {
             unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
         }
     }
+}
+
+/// An hour has passed, as far as the acceptance benchmark knows.
+static LATE: AtomicBool = AtomicBool::new(false);
+
+/// How far the clock is ahead that the acceptance benchmark holds its limits against.
+pub fn ahead() -> Duration {
+    if LATE.load(Ordering::Relaxed) { Duration::from_secs(3600) } else { Duration::ZERO }
 }
 
 /// Makes a collective take longer.

@@ -158,6 +158,15 @@ fn an_export_in_many_files_has_an_index_and_comes_in_the_same() {
     ckpt(&[&"import", &case.path("hf"), &case.path("in"), &"--ranks", &"5"]).output().expect_success();
     assert!(values(&case.path("in"), 0, Kind::Weight) == values(&case.path("run"), 2, Kind::Weight));
 
+    // The index may be named itself, and must be where one file with everything lies beside it.
+    let index_path = case.path("hf/model.safetensors.index.json");
+    std::fs::copy(case.path("hf").join(&files[0]), case.path("hf/model.safetensors")).unwrap();
+    let said = ckpt(&[&"import", &case.path("hf"), &case.path("no")]).output().expect_code(2);
+    said.expect_text("has model.safetensors and model.safetensors.index.json").expect_text("name one of the two");
+    ckpt(&[&"import", &index_path, &case.path("in_2")]).output().expect_success();
+    assert!(values(&case.path("in_2"), 0, Kind::Weight) == values(&case.path("run"), 2, Kind::Weight));
+    std::fs::remove_file(case.path("hf/model.safetensors")).unwrap();
+
     // One file gone, one of another length: both are named.
     files.sort();
     std::fs::remove_file(case.path("hf").join(&files[1])).unwrap();
@@ -230,7 +239,14 @@ fn a_config_of_another_model_is_refused_key_by_key() {
     config = whole;
     config["n_head"] = 3.into();
     refused(&config.to_string()).expect_text("n_head");
+    config["n_head"] = 4.into();
+    config["rope_scaling"] = serde_json::json!({ "factor": 2.0 });
+    config["quantization_config"] = serde_json::json!({ "bits": 4 });
+    refused(&config.to_string())
+        .expect_text("rope_scaling is {\"factor\":2.0}, and this program does not know what it means")
+        .expect_text("quantization_config is {\"bits\":4}");
     refused("{ not JSON");
+    refused("version https://git-lfs.github.com/spec/v1\noid sha256:0\n").expect_text("a Git LFS pointer");
     std::fs::remove_file(&path).unwrap();
     ckpt(&[&"import", &case.path("hf"), &case.path("in")]).output().expect_code(2).expect_text("has to be there");
 }
@@ -256,6 +272,17 @@ fn damaged_headers_and_lengths_are_errors_that_name_the_file() {
     for n in [0, 1, 7, 8, 9, 8 + length as usize, whole.len() - 1] {
         refused(&format!("{n} bytes"), &whole[..n]);
     }
+    for (bytes, is) in [
+        (&b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 3\n"[..], "a Git LFS pointer; fetch"),
+        (b"\n<!DOCTYPE html><html><body>Not found", "an HTML page"),
+        (b"{\"metadata\": {}, \"weight_map\": {}}", "a JSON document"),
+        (b"PK\x03\x04\x14\0\0\0archive", "a zip archive"),
+        (b"\x1f\x8b\x08\0\0\0\0\0\0\0", "a gzip file"),
+    ] {
+        std::fs::write(&file, bytes).unwrap();
+        let said = ckpt(&[&"import", &case.path("hf"), &case.path("in")]).output().expect_code(2);
+        said.expect_text(&format!("model.safetensors: not a safetensors file but {is}"));
+    }
     refused("a byte too many", &[whole.as_slice(), &[0]].concat());
     // A tensor that claims to begin elsewhere than where the one before ends.
     let header = String::from_utf8(whole[8..8 + length as usize].to_vec()).unwrap();
@@ -264,6 +291,51 @@ fn damaged_headers_and_lengths_are_errors_that_name_the_file() {
     refused("a gap", &[&whole[..8], moved.as_bytes(), &whole[8 + length as usize..]].concat());
     std::fs::write(&file, &whole).unwrap();
     ckpt(&[&"import", &case.path("hf"), &case.path("in")]).output().expect_success();
+}
+
+#[test]
+fn a_value_that_is_not_finite_is_named_and_weights_that_compute_none_end_with_code_4() {
+    let case = trained();
+    ckpt(&[&"export", &case.path("run"), &case.path("hf")]).output().expect_success();
+    let file = case.path("hf/model.safetensors");
+    let whole = tensors_of(&file);
+    let set = |values: &[(&str, usize, f32)]| {
+        let mut tensors = whole.clone();
+        for (name, at, value) in values {
+            tensors.get_mut(*name).unwrap().2[4 * at..4 * at + 4].copy_from_slice(&value.to_le_bytes());
+        }
+        write_tensors(&file, &tensors);
+    };
+    // Read as it lies, and read transposed.
+    for (name, at, value) in [
+        ("transformer.ln_f.weight", 3, f32::NAN),
+        ("transformer.h.1.mlp.c_fc.weight", 7, f32::INFINITY),
+        ("transformer.wte.weight", 0, f32::NEG_INFINITY),
+    ] {
+        set(&[(name, at, value)]);
+        let said = ckpt(&[&"import", &case.path("hf"), &case.path("in"), &"--ranks", &"3"]).output().expect_code(2);
+        said.expect_text(&format!("{name}: element {at} is {value}"));
+        assert!(!case.path("in/checkpoints/step_00000000").exists(), "nothing is left");
+    }
+    // Finite, and too large to compute with.
+    set(&[("transformer.ln_f.weight", 3, 3e38), ("transformer.wte.weight", 97 * 20 + 3, 1e4)]);
+    ckpt(&[&"import", &case.path("hf"), &case.path("in"), &"--ranks", &"3"]).output().expect_success();
+    for n_ranks in [1, 2] {
+        let sample = Run::new(n_ranks).arg("sample").arg(case.path("in")).args([
+            "data.format=text",
+            "data.tokenizer=bytes",
+            "--prompt",
+            "a",
+            "--max-tokens",
+            "4",
+        ]);
+        let said = sample.output().expect_code(4).expect_text("the model's weights are not finite, or too large");
+        assert_eq!(said.text().matches("zero3: ").count(), 1, "said once: {said}");
+    }
+    Run::new(2).arg("eval").arg(case.path("in")).arg(case.deck()).output().expect_code(4).expect_text("the loss is ");
+    let init = format!("model.init_from={}", case.path("in/checkpoints/step_00000000").display());
+    let said = case.train(2, "on", &["train.steps=2", "train.max_skipped_steps=1", &init]).output().expect_code(4);
+    assert!(!said.text().contains("lower optim.lr"), "{said}");
 }
 
 /// Logits come out as differences of losses: sequences that end in another target differ by its logit alone.
@@ -353,5 +425,5 @@ fn a_llama_goes_out_under_its_names_and_comes_in_again_with_the_same_bits() {
     config["attention_bias"] = true.into();
     std::fs::write(&path, config.to_string()).unwrap();
     let said = ckpt(&[&"import", &case.path("hf false"), &case.path("no")]).output().expect_code(2);
-    said.expect_text("rope_scaling is").expect_text("head_dim is 8").expect_text("attention_bias is true");
+    said.expect_text("rope_scaling.rope_type is").expect_text("head_dim is 8").expect_text("attention_bias is true");
 }

@@ -26,6 +26,7 @@ use crate::error::{Error, Exit, Result};
 use crate::harness::Deadline;
 use crate::telemetry::signals::{self, Stop};
 use crate::telemetry::time_limit::unix_now;
+use crate::test_hooks;
 use benchmarks::training::ReferenceRun;
 use benchmarks::{collectives, device, elasticity, inventory, scaling, storage, training};
 use facts::{AcceptanceFacts, JobFacts};
@@ -178,7 +179,7 @@ fn reason_to_skip<B: Backend>(
     let Acceptance { cluster, deck, .. } = acceptance;
     let stop = all_or_none(cluster.comm, Ok(signals::stop_code()))?.into_iter().max().and_then(Stop::from_code);
     decided_by_rank_0(cluster.comm, || {
-        let (elapsed, limit_s) = (cluster.started.elapsed().as_secs_f64(), run.limit_s);
+        let (elapsed, limit_s) = ((cluster.started.elapsed() + test_hooks::ahead()).as_secs_f64(), run.limit_s);
         Ok(if !deck.runs(section) {
             Some((Ending::NotAsked, "not in run.sections".to_string()))
         } else if let Some(stop) = stop {

@@ -7,9 +7,9 @@ use crate::backend::cpu::{Cpu, CpuComm, CpuDevice};
 use crate::backend::mesh::ranks_by_host;
 use crate::backend::{Backend, Comm};
 use crate::calibrate::{self, Node};
-use crate::error::{Exit, Result};
+use crate::error::{Error, Exit, Result};
 use crate::harness::{Cluster, LocalWork};
-use crate::telemetry::logging;
+use crate::telemetry::{logging, say};
 use crate::train::node_memory::NodeMemory;
 use std::time::Instant;
 
@@ -43,7 +43,7 @@ pub(super) fn run(launch: &Launch, args: &PlanArgs, started: Instant) -> Result<
     };
     let text = calibrate::run(&cluster, node, args.rounds, &args.out)?;
     if launch.rank() == 0 {
-        println!("{text}");
+        say::out(&text).map_err(|e| Error::Io(format!("standard output: {e}")))?;
     }
     Ok(Exit::Finished)
 }

@@ -3,11 +3,12 @@
 use super::args::{DataCommand, DataFilesArgs, DataInfoArgs, DeckArgs, TokenizeArgs};
 use crate::config::{DataFormat, Deck, Tokenizer};
 use crate::data::info::Decode;
-use crate::data::{DataInfo, Dataset, TokenFilesInfo, TokenFormat};
+use crate::data::{DataInfo, Dataset, ResolvedFiles, TokenFilesInfo, TokenFormat};
 use crate::error::{Error, Result};
 use crate::telemetry::progress::BytesBar;
+use crate::telemetry::say;
 use crate::text::TextTokenizer;
-use crate::text::job::{DocumentToken, Job, Options, state_of};
+use crate::text::job::{DocumentToken, Job, Options, other_tokenizer, state_of};
 use crate::text::tokenize::{self, Made};
 use crate::train::batches::data_config;
 use std::io::IsTerminal;
@@ -24,7 +25,10 @@ pub(super) fn run(command: &DataCommand) -> Result<String> {
 /// What a deck's files hold.
 fn info(args: &DeckArgs) -> Result<String> {
     let deck = Deck::load(&args.path, &args.overrides)?;
-    let data = Dataset::open(&data_config(&deck))?;
+    let config = data_config(&deck);
+    let files = ResolvedFiles::resolve(&config.train, &config.val)?;
+    warn_of_tokenizer(&[files.train.clone(), files.val.clone()].concat(), &deck.data.tokenizer)?;
+    let data = Dataset::open_files(&config, &files)?;
     let bar = BytesBar::new("reading data", data.n_bytes(), std::io::stderr().is_terminal());
     let tokenizer = match &deck.data.tokenizer {
         named @ (Tokenizer::Gpt2 | Tokenizer::File(_)) => Some(TextTokenizer::load(named, None)?),
@@ -38,6 +42,14 @@ fn info(args: &DeckArgs) -> Result<String> {
     Ok(info.to_string())
 }
 
+/// Says so where the tokens were made with another tokenizer.
+fn warn_of_tokenizer(files: &[PathBuf], named: &Tokenizer) -> Result<()> {
+    if let Some(why) = other_tokenizer(files, named)? {
+        say::err(&format!("zero3: warning: {why}"));
+    }
+    Ok(())
+}
+
 /// What token files hold.
 fn files_info(args: &DataFilesArgs) -> Result<String> {
     let named = match &args.tokenizer {
@@ -47,6 +59,9 @@ fn files_info(args: &DataFilesArgs) -> Result<String> {
             args.paths.first().and_then(|first| state_of(first)).and_then(|made| made.options.tokenizer.parse().ok())
         }
     };
+    if let Some(named) = &named {
+        warn_of_tokenizer(&args.paths, named)?;
+    }
     let tokenizer = named.map(|named| TextTokenizer::load(&named, None)).transpose()?;
     let vocab_size = tokenizer.as_ref().map(|t| t.vocab_size() as u64);
     let decode = tokenizer.as_ref().map(|tokenizer| |tokens: &[u32]| tokenizer.decode(tokens));

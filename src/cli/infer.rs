@@ -9,8 +9,10 @@ use crate::backend::mpi::Group;
 use crate::backend::{Backend, Comm};
 use crate::checkpoint::find;
 use crate::config::{Deck, Tokenizer};
+use crate::data::ResolvedFiles;
 use crate::error::{Error, Exit, Result};
-use crate::telemetry::logging;
+use crate::telemetry::{logging, say};
+use crate::text::job::other_tokenizer;
 use crate::text::tokenizer::TextTokenizer;
 use crate::train::batches::Batches;
 use crate::train::infer::evaluate::{Evaluated, evaluate};
@@ -77,9 +79,18 @@ pub(super) fn sample(launch: &Launch, args: &SampleArgs) -> Result<Exit> {
     let (dir, deck) = find_deck(&group, &args.checkpoint, None, &args.overrides)?;
     let text = start(launch, group, &deck, Sample { args, dir: &dir, deck: &deck })?;
     if launch.rank() == 0 {
-        super::say(&text).map_err(|e| Error::Io(format!("standard output: {e}")))?;
+        say::out(&text).map_err(|e| Error::Io(format!("standard output: {e}")))?;
     }
     Ok(Exit::Finished)
+}
+
+/// Text of tokens that another tokenizer made would be nonsense.
+fn refuse_other_tokenizer(deck: &Deck) -> Result<()> {
+    let Ok(files) = ResolvedFiles::resolve(&deck.data.train, &[]) else { return Ok(()) };
+    match other_tokenizer(&files.train, &deck.data.tokenizer)? {
+        Some(why) => Err(Error::Input(why)),
+        None => Ok(()),
+    }
 }
 
 struct Sample<'a> {
@@ -100,7 +111,12 @@ impl Work for Sample<'_> {
                  data.tokenizer=gpt2 or the path of a tokenizer.json",
                 self.dir.display()
             ))),
-            named => TextTokenizer::load(named, None),
+            // What the model learned from is known where its token files are.
+            named => match comm.rank() {
+                0 => refuse_other_tokenizer(deck),
+                _ => Ok(()),
+            }
+            .and_then(|()| TextTokenizer::load(named, None)),
         };
         let (prompt_ids, tokenizer) = with_prompt(comm, loaded, prompt, deck)?;
         let decoders = Decoders::of_deck::<B::Device>(deck);
@@ -127,7 +143,7 @@ pub(super) fn eval(launch: &Launch, args: &EvalArgs) -> Result<Exit> {
     if launch.rank() == 0 {
         let said =
             if args.json { as_json(&evaluated, &dir, key, stride) } else { in_words(&evaluated, &dir, key, stride) };
-        super::say(&said).map_err(|e| Error::Io(format!("standard output: {e}")))?;
+        say::out(&said).map_err(|e| Error::Io(format!("standard output: {e}")))?;
     }
     Ok(Exit::Finished)
 }

@@ -9,12 +9,12 @@ use crate::backend::mesh::{Dim, Mesh};
 use crate::backend::mpi::{self, Group, Universe, library_version, processor_name};
 use crate::config::Deck;
 use crate::error::{Error, Exit, Result};
+use crate::foreign;
 use crate::telemetry::time_limit::job_id;
-use crate::telemetry::{Flight, human};
+use crate::telemetry::{Flight, human, say};
 use crate::test_hooks;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::io::Write;
 
 /// A process of a job under MPI. Dropping it finalises MPI, which waits for all ranks.
 pub struct Launch {
@@ -217,14 +217,18 @@ pub fn abort_job(exit: Exit) {
 fn abort_on_panic(rank: usize, host: String) {
     let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
+        // A foreign parser that gives up on its input: the caller has an error.
+        if foreign::is_guarded() {
+            return;
+        }
         // Standard error may be closed, and a panic in here would leave the other ranks waiting.
         let exit = match info.payload().downcast_ref::<Error>() {
             Some(error) => {
-                writeln!(std::io::stderr(), "zero3: rank {rank} on {host}: {error}").ok();
+                say::err(&format!("zero3: rank {rank} on {host}: {error}"));
                 error.exit()
             }
             None => {
-                write!(std::io::stderr(), "zero3: rank {rank}: internal error: ").ok();
+                say::err(&format!("zero3: rank {rank}: internal error:"));
                 print(info);
                 Exit::Internal
             }

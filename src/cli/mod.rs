@@ -25,8 +25,9 @@ use crate::backend::kind::{OnKind, on_kind};
 use crate::config::Deck;
 use crate::data::Dataset;
 use crate::error::{Error, Exit, Result};
+use crate::foreign::{self, shown};
 use crate::report;
-use crate::telemetry::{Flight, logging, signals};
+use crate::telemetry::{Flight, logging, say, signals};
 use crate::test_hooks::fault_point;
 use crate::train::batches::data_config;
 use crate::train::state::{self, Start};
@@ -35,8 +36,9 @@ use crate::watch;
 use args::{Command, DeviceCommand, ReportArgs, Resume, TrainArgs, WatchArgs};
 use launch::Launch;
 use on_backend::{Work, on_backend};
+use std::borrow::Cow;
 use std::ffi::OsString;
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -103,8 +105,11 @@ impl From<String> for Said {
 /// what they print there: under a launcher the text is plain.
 fn show_usage(usage: &clap::Error) {
     // A closed pipe has nobody to complain to.
-    if launch::is_under_launcher() && !usage.use_stderr() {
-        write!(std::io::stdout().lock(), "{}", usage.render()).ok();
+    let plain = usage.render().to_string();
+    if usage.use_stderr() && matches!(shown(&plain), Cow::Owned(_)) {
+        say::err(plain.trim_end());
+    } else if launch::is_under_launcher() && !usage.use_stderr() {
+        say::out(plain.trim_end()).ok();
     } else {
         usage.print().ok();
     }
@@ -118,16 +123,9 @@ fn watch_run(args: &WatchArgs) -> Result<String> {
     watch::live(&args.run).map(|()| String::new())
 }
 
-/// What was asked for, on standard output; nothing where it has been shown by then. A pipe that was closed is no error: whoever read it has had enough.
+/// What was asked for, on standard output; nothing where it has been shown by then.
 fn say(text: &str) -> std::io::Result<()> {
-    if text.is_empty() {
-        return Ok(());
-    }
-    let mut out = std::io::stdout().lock();
-    match writeln!(out, "{text}").and_then(|()| out.flush()) {
-        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-        outcome => outcome,
-    }
+    if text.is_empty() { Ok(()) } else { say::out(text) }
 }
 
 /// Ranks that do not know of each other would all say the same: one says it. A launcher ends a job when its first process
@@ -144,7 +142,7 @@ fn said_by_rank_0(words: impl FnOnce()) {
 
 /// One message on standard error; where that is closed, the exit code has to do.
 fn complain(text: &str) {
-    writeln!(std::io::stderr().lock(), "zero3: {text}").ok();
+    say::err(&format!("zero3: {text}"));
 }
 
 /// Runs a command that needs one process: under a launcher, the lowest rank does it and the others have nothing to do.
@@ -154,7 +152,7 @@ fn alone<T: Into<Said>>(work: impl FnOnce() -> Result<T>) -> Result<Said> {
     }
     let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
-        if !info.payload().is::<Error>() {
+        if !info.payload().is::<Error>() && !foreign::is_guarded() {
             print(info);
         }
     }));

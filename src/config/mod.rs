@@ -252,7 +252,9 @@ deck! {
         shuffle: bool = (default "true"), Kind::Flag,
             "Permute the samples of each epoch; false = in file order.";
         stride: usize = (default "0"), integer(0, 1 << 40),
-            "Tokens from the start of a sample to the start of the next; 0 = `model.seq_len`.";
+            "Tokens from the start of a training sample to the start of the next; 0 = `model.seq_len`.";
+        val_stride: usize = (default "0"), integer(0, 1 << 40),
+            "Tokens from the start of a validation window to the start of the next; 0 = `model.seq_len`. Where `train.eval_batches` takes fewer windows than there are, it takes them evenly from the whole.";
         allow_changed: bool = (default "false"), Kind::Flag,
             "Let a resume go on with data other than the checkpoint's.";
     }

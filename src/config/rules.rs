@@ -212,7 +212,11 @@ impl Resolver {
             self.set("zero.deterministic", Value::Boolean(backend != BackendKind::Cuda));
         }
         self.derive_optimizer();
-        for (name, stands_for) in [("optim.decay_steps", "train.steps"), ("data.stride", "model.seq_len")] {
+        for (name, stands_for) in [
+            ("optim.decay_steps", "train.steps"),
+            ("data.stride", "model.seq_len"),
+            ("data.val_stride", "model.seq_len"),
+        ] {
             if let (Some(0), Some(n)) = (self.integer(name), self.integer(stands_for)) {
                 self.set(name, Value::Integer(n));
             }

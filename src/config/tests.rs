@@ -72,7 +72,7 @@ fn the_smallest_deck_gets_every_default() {
     assert_eq!(deck.run.backend, BackendKind::Auto);
     assert_eq!((deck.model.preset, deck.model.vocab_size), (Preset::None, 256));
     assert_eq!((deck.data.format, deck.data.tokenizer), (DataFormat::Text, Tokenizer::Bytes));
-    assert_eq!(deck.data.stride, 4, "0 stands for model.seq_len");
+    assert_eq!((deck.data.stride, deck.data.val_stride), (4, 4), "0 stands for model.seq_len");
     assert!(deck.data.val.is_empty() && deck.data.shuffle && !deck.data.allow_changed);
     assert_eq!((deck.train.micro_batch_size, deck.train.global_batch_size), (4, 32));
     assert_eq!((deck.optim.decay_steps, deck.optim.warmup_steps), (10, 100));

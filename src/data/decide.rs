@@ -11,6 +11,18 @@ use super::format::{LLMC_HEADER_BYTES, TokenFormat};
 use super::llmc;
 use crate::config::CONTAINERS;
 use crate::error::{Error, Result};
+use crate::foreign::{kind_of, start_of};
+
+/// Why a file is not text, by the end of its name; none where the end says nothing against it.
+pub fn not_text_by_name(path: &Path) -> Option<String> {
+    let ending = path.extension().and_then(OsStr::to_str).unwrap_or("").to_ascii_lowercase();
+    CONTAINERS.contains(&ending.as_str()).then(|| format!("is a .{ending} container, not text; unpack it"))
+}
+
+/// Why a file is not text, by its first bytes; none where they say nothing against it.
+pub fn not_text_by_start(start: &[u8]) -> Option<String> {
+    kind_of(start).filter(|kind| !kind.is_text).map(|kind| format!("is {}, not text; {}", kind.name, kind.remedy))
+}
 
 /// The format of a set of files, from the deck's word.
 ///
@@ -54,7 +66,17 @@ pub fn decide_format(key: &str, word: &str, files: &[PathBuf], vocab_size: u64) 
                 ));
                 continue;
             }
-            _ => TokenFormat::Text,
+            _ => {
+                // A file that cannot be read has its own fault.
+                if let Some(why) = start_of(path).ok().and_then(|start| not_text_by_start(&start)) {
+                    let path = path.display();
+                    faults.push(format!(
+                        "{key}: {path} {why}, or say data.format = \"text\" to train on its bytes as they are"
+                    ));
+                    continue;
+                }
+                TokenFormat::Text
+            }
         };
         match first {
             None => first = Some((format, path)),
@@ -155,6 +177,13 @@ mod tests {
         assert!(message(auto(&[&bin], 128_256)).contains("raw_u32"));
         assert!(message(auto(&[&npy], 256)).contains("container"));
         assert!(message(auto(&[&llmc], 50_257)).contains("llm.c"));
+        let gzip = file("packed.txt", b"\x1f\x8b\x08\x00");
+        assert!(message(auto(&[&gzip], 256)).contains("packed.txt is a gzip file, not text; unpack it"));
+        assert_eq!(
+            decide_format("data.train", "text", &[gzip], 256).unwrap(),
+            TokenFormat::Text,
+            "its bytes as they are"
+        );
         assert!(message(auto(&[&txt, &bin], 256)).contains("one kind"));
         assert!(message(decide_format("data.train", "utf8", &[txt], 256)).contains("raw_u16"));
         assert!(message(decide_format("data.train", "raw_u16", std::slice::from_ref(&llmc), 70_000)).contains("llm.c"));

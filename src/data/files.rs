@@ -8,6 +8,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use super::globs;
 use crate::error::{Error, Result};
 
 /// The files of a run, in stream order: what rank 0 broadcasts.
@@ -108,9 +109,7 @@ fn expand(key: &str, patterns: &[String], faults: &mut Vec<String>) -> Vec<PathB
             }
             continue;
         }
-        // Hidden directories (.git) are left out unless the pattern names the dot, as in a shell.
-        let options = glob::MatchOptions { require_literal_leading_dot: true, ..glob::MatchOptions::new() };
-        let matches = match glob::glob_with(pattern, options) {
+        let matches = match globs::matches(pattern) {
             Ok(matches) => matches,
             Err(err) => {
                 faults.push(format!("{key}: {pattern} is not a glob: {err}"));
@@ -128,8 +127,8 @@ fn expand(key: &str, patterns: &[String], faults: &mut Vec<String>) -> Vec<PathB
                         path.display()
                     )),
                 },
-                Err(err) => {
-                    faults.push(format!("{key}: cannot look into {} for {pattern}: {err}", err.path().display()))
+                Err((dir, err)) => {
+                    faults.push(format!("{key}: cannot look into {} for {pattern}: {err}", dir.display()));
                 }
             }
         }

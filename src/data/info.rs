@@ -16,8 +16,10 @@ use crate::error::Result;
 pub struct DataInfo {
     /// Digest of format, lengths and contents, in hex.
     pub digest: String,
-    /// Tokens from the start of a sample to the start of the next.
+    /// Tokens from the start of a training sample to the start of the next.
     pub stride: u64,
+    /// The same of validation windows.
+    pub val_stride: Option<u64>,
     /// Tokens of a sample that are fed to the model; one more is its last target.
     pub seq_len: u64,
     /// Size of the vocabulary that the model is given.
@@ -90,6 +92,7 @@ impl DataInfo {
         Ok(DataInfo {
             digest: scan.digest,
             stride: train.stride,
+            val_stride: data.val.as_ref().map(|val| val.stride),
             seq_len: train.seq_len as u64,
             vocab_size: data.vocab_size,
             train: SplitInfo::gather(train, true, decode),
@@ -163,7 +166,11 @@ impl fmt::Display for DataInfo {
             writeln!(f, "  unigram entropy    {nats:.4} nats ({bits:.4} bits) per token")?;
             writeln!(f, "  begins             {:?}", split.begins)?;
         }
-        writeln!(f, "stride: {} tokens between the starts of samples", self.stride)?;
+        write!(f, "stride: {} tokens between the starts of samples", self.stride)?;
+        match self.val_stride {
+            Some(stride) if stride != self.stride => writeln!(f, ", {stride} in validation")?,
+            _ => writeln!(f)?,
+        }
         writeln!(f, "epochs: the run passes over the training windows {:.3} times", self.epochs)?;
         write!(f, "digest: {}", self.digest)?;
         for warning in &self.warnings {

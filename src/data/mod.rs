@@ -7,6 +7,7 @@ pub mod decide;
 pub mod file_info;
 pub mod files;
 pub mod format;
+mod globs;
 pub mod info;
 pub mod llmc;
 pub mod order;
@@ -21,6 +22,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+pub use decide::{not_text_by_name, not_text_by_start};
 pub use file_info::TokenFilesInfo;
 pub use files::ResolvedFiles;
 pub use format::TokenFormat;
@@ -48,8 +50,13 @@ pub struct DataConfig {
     pub vocab_size: usize,
     /// Tokens of a sample fed to the model (T); a sample has one token more, the last target.
     pub seq_len: usize,
-    /// Tokens from the start of a sample to the start of the next; 0 = `seq_len`.
+    /// Tokens from the start of a training sample to the start of the next; 0 = `seq_len`.
     pub stride: usize,
+    /// The same of validation windows.
+    pub val_stride: usize,
+    /// Samples of one validation. Where there are more windows, they are taken evenly from all; 0 = every
+    /// window, in file order.
+    pub n_val_samples: u64,
     /// Seed of the sample order.
     pub seed: u64,
     /// Permute the training samples of each epoch; false = in file order.
@@ -134,20 +141,20 @@ impl Dataset {
             None => (n_tokens as f64 * cfg.val_fraction).floor() as u64,
         };
         let order = if cfg.shuffle { Order::Shuffled { seed: cfg.seed } } else { Order::Sequential };
-        let space = |stream: &Arc<TokenStream>, tokens: Range<u64>, order| SampleSpace {
+        let space = |stream: &Arc<TokenStream>, tokens: Range<u64>, stride: usize, order| SampleSpace {
             stream: stream.clone(),
             tokens,
             vocab_size,
             seq_len: cfg.seq_len,
-            stride: if cfg.stride == 0 { cfg.seq_len } else { cfg.stride } as u64,
+            stride: if stride == 0 { cfg.seq_len } else { stride } as u64,
             order,
         };
-        let train = space(&stream, 0..n_tokens - n_val_tokens, order);
+        let spread = Order::Spread { n_samples: cfg.n_val_samples };
+        let validation = |stream: &Arc<TokenStream>, tokens| space(stream, tokens, cfg.val_stride, spread);
+        let train = space(&stream, 0..n_tokens - n_val_tokens, cfg.stride, order);
         let val = match &val_stream {
-            Some(val) => Some(space(val, 0..val.len(), Order::Sequential)),
-            None if cfg.val_fraction > 0.0 => {
-                Some(space(&stream, n_tokens - n_val_tokens..n_tokens, Order::Sequential))
-            }
+            Some(val) => Some(validation(val, 0..val.len())),
+            None if cfg.val_fraction > 0.0 => Some(validation(&stream, n_tokens - n_val_tokens..n_tokens)),
             None => None,
         };
         let data = Dataset { train, val, vocab_size, warnings };
@@ -195,7 +202,7 @@ impl Dataset {
         &self.train
     }
 
-    /// Validation samples in file order, wrapping around; None when there are none.
+    /// Validation samples, from the whole of their tokens, wrapping around; None when there are none.
     pub fn val(&self) -> Option<&SampleSpace> {
         self.val.as_ref()
     }

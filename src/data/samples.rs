@@ -12,7 +12,14 @@ use std::sync::Arc;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Order {
     Sequential,
-    Shuffled { seed: u64 },
+    Shuffled {
+        seed: u64,
+    },
+    /// Samples `0..n_samples` lie evenly over all windows, in their order; with as many windows or fewer they
+    /// follow one another.
+    Spread {
+        n_samples: u64,
+    },
 }
 
 /// The samples of a range of tokens. Window `w` is the `seq_len + 1` tokens from `w * stride` on; the last tokens that fill no
@@ -58,7 +65,7 @@ impl SampleSpace {
     /// Name of the sample order, as checkpoints record it.
     pub fn order_name(&self) -> &'static str {
         match self.order {
-            Order::Sequential => order::SEQUENTIAL,
+            Order::Sequential | Order::Spread { .. } => order::SEQUENTIAL,
             Order::Shuffled { .. } => order::SHUFFLED,
         }
     }
@@ -66,9 +73,15 @@ impl SampleSpace {
     /// Epoch and window of sample `g`: `g / W`, and where `g % W` goes in that epoch. A pure function of seed and `g`.
     pub fn epoch_and_window(&self, g: u64) -> (u64, u64) {
         let n_windows = self.n_windows();
+        if let Order::Spread { n_samples } = self.order
+            && (1..n_windows).contains(&n_samples)
+        {
+            let position = u128::from(g % n_samples);
+            return (g / n_samples, (position * u128::from(n_windows) / u128::from(n_samples)) as u64);
+        }
         let (epoch, position) = (g / n_windows, g % n_windows);
         let window = match self.order {
-            Order::Sequential => position,
+            Order::Sequential | Order::Spread { .. } => position,
             Order::Shuffled { seed } => order::shuffled(position, n_windows, seed, epoch),
         };
         (epoch, window)

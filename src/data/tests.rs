@@ -17,6 +17,8 @@ fn text(files: &[&[u8]], edit: impl FnOnce(&mut DataConfig)) -> (tempfile::TempD
         vocab_size: 256,
         seq_len: 4,
         stride: 0,
+        val_stride: 0,
+        n_val_samples: 0,
         seed: 1,
         shuffle: false,
     };
@@ -119,6 +121,29 @@ fn training_and_validation_of_two_formats_are_refused() {
     std::fs::write(dir.path().join("v.u16"), [1; 40]).unwrap();
     let (_dir, data) = text(&[b"abcdefghij"], |cfg| cfg.val = vec![format!("{}/v.u16", dir.path().display())]);
     assert!(message(data).contains("both must be of one format"));
+}
+
+#[test]
+fn validation_windows_are_spread_over_the_whole_whatever_the_stride_of_training() {
+    let content: Vec<u8> = (0..=200).collect();
+    let starts = |edit: &dyn Fn(&mut DataConfig)| -> Vec<u32> {
+        let (_dir, data) = text(&[&content], |cfg| {
+            cfg.val = cfg.train.clone();
+            edit(cfg);
+        });
+        let (_, data) = (_dir, data.unwrap());
+        (0..5).map(|g| sample(data.val().unwrap(), g).0[0]).collect()
+    };
+    // 50 windows of 4 and a target.
+    for stride in [0, 1, 7, 150] {
+        assert_eq!(starts(&|cfg| (cfg.stride, cfg.n_val_samples) = (stride, 5)), [0, 40, 80, 120, 160], "{stride}");
+    }
+    assert_eq!(starts(&|cfg| cfg.n_val_samples = 3), [0, 64, 132, 0, 64], "the same ones again");
+    assert_eq!(starts(&|cfg| (cfg.val_stride, cfg.n_val_samples) = (1, 4)), [0, 49, 98, 147, 0]);
+    // As many windows as samples, or fewer: each one, in file order.
+    for n in [0, 50, 51] {
+        assert_eq!(starts(&|cfg| cfg.n_val_samples = n), [0, 4, 8, 12, 16], "{n}");
+    }
 }
 
 #[test]

@@ -3,9 +3,10 @@
 //! Must not know: what else is on the page.
 
 use super::Figure;
+use crate::foreign::shown;
 
 /// What a page's style needs for its figures.
-pub const STYLE: &str = "\
+const STYLE: &str = "\
 svg{max-width:100%;height:auto;display:block}.wide{overflow-x:auto}\
 .dark{display:none}@media (prefers-color-scheme:dark){.dark{display:block}.light{display:none}}\
 @media print{.dark{display:none}.light{display:block}figure{break-inside:avoid}}";
@@ -20,14 +21,36 @@ pub fn element(figure: &Figure) -> String {
     )
 }
 
+/// Nothing may be loaded, whatever stands in a page (the icon is an empty one, lest a browser ask a server
+/// for it).
+const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; img-src data:";
+
+/// The head of every page: what may be loaded, the title, the page's style and that of its figures.
+pub fn head(title: &str, style: &str) -> String {
+    format!(
+        "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\">\
+         <meta http-equiv=\"Content-Security-Policy\" content=\"{POLICY}\">\
+         <meta name=\"viewport\" content=\"width=device-width\"><meta name=\"color-scheme\" content=\"light dark\">\
+         <link rel=\"icon\" href=\"data:,\"><title>{}</title><style>{style}{STYLE}</style></head>",
+        escape(title)
+    )
+}
+
 /// Text from outside, as text or within a quoted attribute.
 pub fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+    shown(text).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_controls_a_terminal_and_markup_alike_are_text_in_a_page() {
+        assert_eq!(escape("<b>\x1b[31m\0&\"\n"), "&lt;b&gt;\\u001b[31m\\u0000&amp;&quot;\n");
+        let head = head("</title>\x1b", "p{}");
+        assert!(head.contains("<title>&lt;/title&gt;\\u001b</title>") && head.contains("default-src 'none'"), "{head}");
+    }
 
     #[test]
     fn both_themes_stand_in_a_page_and_words_from_outside_are_words() {

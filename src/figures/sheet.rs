@@ -4,6 +4,7 @@
 
 use super::text;
 use super::theme::{Color, LABEL_PX, NOTE_PX, TITLE_PX, Theme};
+use crate::foreign::on_a_line;
 use svg::node::element::{Definitions, Group, Line, Path, Pattern, Rectangle, Text, Title};
 use svg::node::{Blob, Value};
 use svg::{Document, Node};
@@ -165,7 +166,7 @@ impl<'a> Sheet<'a> {
             Anchor::Middle => "middle",
             Anchor::End => "end",
         };
-        let mut text = Text::new(words)
+        let mut text = Text::new(on_a_line(words))
             .set("x", short(at.0))
             .set("y", short(at.1))
             .set("font-size", px)
@@ -194,7 +195,7 @@ impl<'a> Sheet<'a> {
         for (name, value) in data {
             rect = rect.set(format!("data-{name}"), value.as_str());
         }
-        self.body.append(rect.add(Title::new(tooltip)));
+        self.body.append(rect.add(Title::new(on_a_line(tooltip))));
     }
 
     fn rectangle(&mut self, frame: Frame, fill: Fill, outline: Option<Color>) -> Rectangle {
@@ -295,7 +296,7 @@ impl<'a> Sheet<'a> {
             .set("height", height)
             .set("role", "img")
             .set("font-family", text::FAMILY)
-            .add(Title::new(self.title))
+            .add(Title::new(on_a_line(&self.title)))
             .add(definitions)
             .add(page)
             .add(self.body);

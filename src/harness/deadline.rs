@@ -5,7 +5,8 @@ use super::cluster::Cluster;
 use super::local_work::LocalWork;
 use crate::backend::Backend;
 use crate::error::Exit;
-use std::io::Write;
+use crate::telemetry::say;
+use crate::test_hooks;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -13,6 +14,8 @@ use std::time::{Duration, Instant};
 
 /// How long rank 0 gives ranks in [`LocalWork`], which the others wait for, to report first.
 const RANK_0_WAITS: Duration = Duration::from_secs(2);
+/// Time between two looks at the clock.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How long the other ranks give rank 0.
 const OTHERS_WAIT: Duration = Duration::from_secs(5);
 
@@ -69,8 +72,13 @@ impl Waiter {
 
     fn wait(self, closing: &Receiver<()>, running: &Mutex<&'static str>) {
         let Waiter { name, reports_first, local_work, started, limit_s, abort } = self;
-        let has_passed = |at: Instant| {
-            closing.recv_timeout(at.saturating_duration_since(Instant::now())) == Err(RecvTimeoutError::Timeout)
+        let has_passed = |at: Instant| loop {
+            let left = at.saturating_duration_since(Instant::now() + test_hooks::ahead());
+            match (left.is_zero(), closing.recv_timeout(left.min(LOOK_EVERY))) {
+                (true, Err(RecvTimeoutError::Timeout)) => return true,
+                (false, Err(RecvTimeoutError::Timeout)) => {}
+                (_, Ok(()) | Err(RecvTimeoutError::Disconnected)) => return false,
+            }
         };
         let limit = started + Duration::from_secs_f64(limit_s);
         if !has_passed(limit) {
@@ -83,12 +91,10 @@ impl Waiter {
         };
         if has_passed(limit + grace) {
             let what = *running.lock().expect("lock poisoned");
-            writeln!(
-                std::io::stderr(),
+            say::err(&format!(
                 "zero3: `{what}` is not over after {limit_s:.0} s, 1.5 times run.time_limit: {name} {state}; \
                  the job ends"
-            )
-            .ok();
+            ));
             abort(Exit::CommFailure);
         }
     }

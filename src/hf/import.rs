@@ -247,18 +247,36 @@ impl Stream<'_> {
 
     fn part(&mut self, tensor: &Tensor, entry: &tensors::Entry, columns: usize, range: Range<usize>) -> Result<()> {
         if !tensor.is_transposed {
-            return self.files.read(entry, range, &mut self.buffer);
+            let first = self.buffer.len();
+            self.files.read(entry, range.clone(), &mut self.buffer)?;
+            return refuse_non_finite(tensor, range.start, &self.buffer[first..]);
         }
         // Rows of ours are columns of theirs: the few that the range touches are read from each row of theirs.
         let rows = tensor.rows.len();
         let (first, end) = (range.start / columns, range.end.div_ceil(columns));
         let mut theirs = Vec::with_capacity((end - first) * columns);
         for j in 0..columns {
+            let from = theirs.len();
             self.files.read(entry, j * rows + first..j * rows + end, &mut theirs)?;
+            refuse_non_finite(tensor, j * rows + first, &theirs[from..])?;
         }
         let n = end - first;
         self.buffer.extend(range.map(|at| theirs[(at % columns) * n + at / columns - first]));
         Ok(())
+    }
+}
+
+/// A model with a value that is not a number computes nothing but such values. `values` are elements `first`
+/// on of their tensor.
+fn refuse_non_finite(tensor: &Tensor, first: usize, values: &[f32]) -> Result<()> {
+    match values.iter().position(|x| !x.is_finite()) {
+        None => Ok(()),
+        Some(at) => Err(Error::Input(format!(
+            "{}: element {} is {}; a model needs finite values (of f32), so export it again from a checkpoint before it diverged",
+            tensor.name,
+            first + at,
+            values[at]
+        ))),
     }
 }
 

@@ -12,11 +12,14 @@ use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use serde_json::Value;
 
 use crate::error::{Error, Result};
+use crate::foreign::{guarded, kind_of, not_json, start_of, without_bom};
 
 /// The name of a file that holds everything.
 pub const SINGLE: &str = "model.safetensors";
 /// The name of the list of files where there are several.
 pub const INDEX: &str = "model.safetensors.index.json";
+/// How the name of such a list ends.
+const INDEX_END: &str = ".safetensors.index.json";
 /// No longer header is read.
 const MAX_HEADER_BYTES: u64 = 100 << 20;
 /// Elements read at once.
@@ -43,10 +46,11 @@ pub struct TensorFiles {
 }
 
 impl TensorFiles {
-    /// Opens a file, or what a directory's index lists, else its `model.safetensors`.
+    /// Opens a file, the files that an index lists, or the one of both that a directory has.
     ///
     /// # Errors
-    /// All that is missing, not a safetensors file, cut short, or in two files: at once.
+    /// A directory that has both; all that is missing, not a safetensors file, cut short, or in two files: at
+    /// once.
     pub fn open(path: &Path) -> Result<Self> {
         let (paths, listed) = find(path)?;
         let mut found = TensorFiles { files: Vec::new(), entries: BTreeMap::new() };
@@ -113,20 +117,31 @@ fn widen(dtype: Dtype, bytes: &[u8], out: &mut Vec<f32>) {
 
 /// The files that a path means, and where an index says that each tensor is.
 fn find(path: &Path) -> Result<(Vec<PathBuf>, BTreeMap<String, String>)> {
-    let index = path.join(INDEX);
-    if path.is_file() || !index.is_file() {
-        let file = if path.is_dir() { path.join(SINGLE) } else { path.to_path_buf() };
-        if !file.is_file() {
-            return Err(Error::Input(format!(
-                "{}: no such file; a safetensors file, or a directory with {SINGLE} or {INDEX} would do",
-                file.display()
-            )));
-        }
-        return Ok((vec![file], BTreeMap::new()));
+    let (single, index) = match path.is_dir() {
+        true => (path.join(SINGLE), path.join(INDEX)),
+        false if path.to_string_lossy().ends_with(INDEX_END) => (PathBuf::new(), path.to_path_buf()),
+        false => (path.to_path_buf(), PathBuf::new()),
+    };
+    match (single.is_file(), index.is_file()) {
+        (true, false) => Ok((vec![single], BTreeMap::new())),
+        (false, true) => listed(&index),
+        // transformers reads the single file, other programs the index: they may be of different models.
+        (true, true) => Err(Error::Input(format!(
+            "{} has {SINGLE} and {INDEX}, which may be of different models; name one of the two, or remove the other",
+            path.display()
+        ))),
+        (false, false) => Err(Error::Input(format!(
+            "{}: no such file; a safetensors file, or a directory with {SINGLE} or {INDEX} would do",
+            if path.is_dir() { single.display() } else { path.display() }
+        ))),
     }
+}
+
+/// The files that an index lists, and which tensors.
+fn listed(index: &Path) -> Result<(Vec<PathBuf>, BTreeMap<String, String>)> {
     let no = |why: &dyn std::fmt::Display| Error::Input(format!("{}: {why}", index.display()));
-    let bytes = std::fs::read(&index).map_err(|e| no(&e))?;
-    let parsed: Value = serde_json::from_slice(&bytes).map_err(|e| no(&format!("not JSON: {e}")))?;
+    let bytes = std::fs::read(index).map_err(|e| no(&e))?;
+    let parsed: Value = serde_json::from_slice(without_bom(&bytes)).map_err(|e| no(&not_json(&bytes, &e)))?;
     let map = parsed["weight_map"].as_object().ok_or_else(|| no(&"it has no weight_map"))?;
     let mut listed = BTreeMap::new();
     for (name, file) in map {
@@ -134,7 +149,7 @@ fn find(path: &Path) -> Result<(Vec<PathBuf>, BTreeMap<String, String>)> {
         listed.insert(name.clone(), file.to_string());
     }
     let names: std::collections::BTreeSet<&String> = listed.values().collect();
-    Ok((names.into_iter().map(|name| path.join(name)).collect(), listed))
+    Ok((names.into_iter().map(|name| index.with_file_name(name)).collect(), listed))
 }
 
 /// The file, where its values begin, and what it says they are.
@@ -142,16 +157,25 @@ fn header(path: &Path) -> std::result::Result<(File, u64, Metadata), String> {
     let file = File::open(path).map_err(|e| e.to_string())?;
     let n_bytes = file.metadata().map_err(|e| e.to_string())?.len();
     let mut length = [0; 8];
-    file.read_exact_at(&mut length, 0).map_err(|_| format!("{n_bytes} bytes are no safetensors file"))?;
+    // The length of a header may look like the magic of another format: what the file is otherwise is asked
+    // where it is none.
+    let but = || {
+        let kind = start_of(path).ok().and_then(|start| kind_of(&start));
+        kind.map(|kind| format!("not a safetensors file but {}; {}", kind.name, kind.remedy))
+    };
+    file.read_exact_at(&mut length, 0)
+        .map_err(|_| but().unwrap_or(format!("not a safetensors file: it has {n_bytes} bytes; copy it again")))?;
     let length = u64::from_le_bytes(length);
     if length > MAX_HEADER_BYTES || length + 8 > n_bytes {
-        return Err(format!(
-            "not a safetensors file: it begins with a header length of {length}, and has {n_bytes} bytes"
-        ));
+        return Err(but().unwrap_or(format!(
+            "not a safetensors file, or cut short: it begins with a header length of {length}, and has {n_bytes} bytes; \
+             copy it again"
+        )));
     }
     let mut json = vec![0; length as usize];
     file.read_exact_at(&mut json, 8).map_err(|e| e.to_string())?;
-    let metadata: Metadata = serde_json::from_slice(&json).map_err(|e| format!("not a safetensors file: {e}"))?;
+    let parsed = guarded(|| serde_json::from_slice::<Metadata>(&json).map_err(|e| e.to_string()));
+    let metadata = parsed.flatten().map_err(|e| but().unwrap_or(format!("not a safetensors file: {e}")))?;
     let wanted = 8 + length + metadata.data_len() as u64;
     if wanted != n_bytes {
         return Err(format!("its header speaks of {wanted} bytes, and it has {n_bytes}; copy it again"));

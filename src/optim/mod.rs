@@ -29,11 +29,33 @@ pub fn first_non_finite<D: Device, C: Comm>(
     shards: &Shards,
     spec: &ModelSpec,
 ) -> Result<Option<(UnitId, ParamId)>> {
-    let not_finite = |p| Ok(device.sum_of_squares([shards.owned(p, State::Grad)])?.to_f64().is_nan());
-    let mut flags = (0..spec.params.len()).map(|p| not_finite(p).map(i64::from)).collect::<Result<Vec<i64>>>()?;
-    comm.control().all_reduce_sum(&mut flags)?;
+    let flags = not_finite(device, comm, shards, State::Grad, spec)?;
     let backward = spec.units.iter().enumerate().rev().flat_map(|(u, unit)| unit.params.iter().map(move |&p| (u, p)));
-    Ok(backward.into_iter().find(|&(_, p)| flags[p] > 0))
+    Ok(backward.into_iter().find(|&(_, p)| flags[p]))
+}
+
+/// The first parameter whose weights are not finite on any rank: then no learning rate helps. Collective.
+pub fn first_non_finite_weight<D: Device, C: Comm>(
+    device: &D,
+    comm: &C,
+    shards: &Shards,
+    spec: &ModelSpec,
+) -> Result<Option<ParamId>> {
+    Ok(not_finite(device, comm, shards, State::Param, spec)?.iter().position(|&flag| flag))
+}
+
+/// For each parameter whether `state` is not finite on some rank. Collective.
+fn not_finite<D: Device, C: Comm>(
+    device: &D,
+    comm: &C,
+    shards: &Shards,
+    state: State,
+    spec: &ModelSpec,
+) -> Result<Vec<bool>> {
+    let of_param = |p| Ok(i64::from(device.sum_of_squares([shards.owned(p, state)])?.to_f64().is_nan()));
+    let mut flags = (0..spec.params.len()).map(of_param).collect::<Result<Vec<i64>>>()?;
+    comm.control().all_reduce_sum(&mut flags)?;
+    Ok(flags.iter().map(|&n| n > 0).collect())
 }
 
 /// Factor of the gradient for a norm of at most `max_norm` (0 = no clipping): `min(1, c / (norm + 1e-6))`, in f64,

@@ -30,6 +30,11 @@ impl Partition {
         self.shard_numel() * self.world_size
     }
 
+    /// Ranks whose slice is empty: the last ones.
+    pub fn n_empty(&self) -> usize {
+        self.world_size - self.numel.div_ceil(self.shard_numel().max(1))
+    }
+
     /// Flat range that `rank` owns, without padding; may be empty.
     pub fn shard_range(&self, rank: usize) -> Range<usize> {
         assert!(rank < self.world_size, "rank {rank} of {}", self.world_size);
@@ -49,6 +54,14 @@ mod tests {
         assert_eq!(p.shard_numel(), 1);
         let ranges: Vec<_> = (0..5).map(|r| p.shard_range(r)).collect();
         assert_eq!(ranges, [0..1, 1..2, 2..3, 3..3, 3..3]);
+    }
+
+    proptest! {
+        #[test]
+        fn empty_slices_are_counted_as_they_are(numel in 0usize..200, world_size in 1usize..60) {
+            let p = Partition::new(numel, world_size);
+            prop_assert_eq!(p.n_empty(), (0..world_size).filter(|&r| p.shard_range(r).is_empty()).count());
+        }
     }
 
     #[test]

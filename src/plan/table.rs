@@ -125,22 +125,20 @@ impl Paper {
         let order = MicroBatches::new(shape.n_micro, n);
         let a = order.micro_steps();
         let peaks = plan.training_peaks();
-        let volumes: Vec<Volume> = (0..n).map(|r| plan.step_volume(r, shape.n_micro)).collect();
         let mut step_volume: Vec<VolumeRow> = Vec::new();
-        for (rank, v) in volumes.iter().enumerate() {
+        let borders = plan.volume_borders(shape.n_micro);
+        for (i, &rank) in borders.iter().enumerate() {
+            let last_rank = borders.get(i + 1).unwrap_or(&n) - 1;
+            let Volume { all_gather_bytes, reduce_scatter_bytes } = plan.step_volume(rank, shape.n_micro);
             match step_volume.last_mut() {
                 Some(row)
-                    if (row.all_gather_bytes, row.reduce_scatter_bytes)
-                        == (v.all_gather_bytes, v.reduce_scatter_bytes) =>
+                    if (row.all_gather_bytes, row.reduce_scatter_bytes) == (all_gather_bytes, reduce_scatter_bytes) =>
                 {
-                    row.last_rank = rank;
+                    row.last_rank = last_rank;
                 }
-                _ => step_volume.push(VolumeRow {
-                    first_rank: rank,
-                    last_rank: rank,
-                    all_gather_bytes: v.all_gather_bytes,
-                    reduce_scatter_bytes: v.reduce_scatter_bytes,
-                }),
+                _ => {
+                    step_volume.push(VolumeRow { first_rank: rank, last_rank, all_gather_bytes, reduce_scatter_bytes })
+                }
             }
         }
         Paper {
@@ -161,7 +159,7 @@ impl Paper {
                     numel: p.numel,
                     shard_numel: p.shard_numel(),
                     padding: p.padded_numel() - p.numel,
-                    empty_slices: (0..n).filter(|&r| p.shard_range(r).is_empty()).count(),
+                    empty_slices: p.n_empty(),
                 })
                 .collect(),
             reduced_once: plan.train_hold.is_some(),
@@ -195,18 +193,20 @@ fn node_volume(plan: &Plan, shape: Shape) -> NodeVolume {
     // A gather brings as much from each peer.
     let from_a_peer = plan.step_volume(0, shape.n_micro).all_gather_bytes.checked_div(n as u64 - 1).unwrap_or(0);
     let slices = ranks * plan.reduce_slice_bytes();
-    let contributions: Vec<u64> =
-        plan.reductions(shape.n_micro).map(|active| active.saturating_sub(k) as u64).collect();
+    let contributions: Vec<(u64, u64)> =
+        plan.reductions(shape.n_micro).map(|(active, times)| (active.saturating_sub(k) as u64, times)).collect();
     // In a reduce-scatter ranks without a gradient take part, too.
     let on_a_ring = |contributed: u64| contributed > 0 || !plan.knobs.deterministic && outside > 0;
-    let rings = contributions.iter().filter(|&&contributed| on_a_ring(contributed)).count() as u64;
+    let on_rings = contributions.iter().filter(|(contributed, _)| on_a_ring(*contributed));
+    let rings = on_rings.map(|(_, times)| times).sum::<u64>();
     // A ring's link into a node carries all slices but one.
     let ring_slices = if outside > 0 { n as u64 - 1 } else { 0 };
-    let ring_reduce_scatter_bytes = plan.reduce_slice_bytes() * rings * ring_slices;
+    let ring_reduce_scatter_bytes = plan.reduce_slice_bytes().saturating_mul(rings).saturating_mul(ring_slices);
+    let contributed: u64 = contributions.iter().map(|(contributed, times)| contributed.saturating_mul(*times)).sum();
     NodeVolume {
-        all_gather_bytes: ranks * outside * from_a_peer,
+        all_gather_bytes: (ranks * outside).saturating_mul(from_a_peer),
         reduce_scatter_bytes: match plan.knobs.deterministic {
-            true => slices * contributions.iter().sum::<u64>(),
+            true => slices.saturating_mul(contributed),
             false => ring_reduce_scatter_bytes,
         },
         ring_reduce_scatter_bytes,

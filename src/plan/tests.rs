@@ -221,6 +221,31 @@ proptest! {
     }
 
     #[test]
+    fn a_plan_of_a_billion_micro_batches_and_a_million_ranks_is_that_of_few(
+        spec in any_model(), n in 1usize..9, knobs in any_knobs(), n_micro in 1usize..30
+    ) {
+        let plan = Plan::new(&spec, n, &knobs).unwrap();
+        let paper = table::Paper::new(&spec, &plan, table::Shape { n_micro, ranks_per_node: 1 });
+        for rank in 0..n {
+            let volume = |n_micro| {
+                let v = plan.step_volume(rank, n_micro);
+                (v.all_gather_bytes, v.reduce_scatter_bytes)
+            };
+            let row = paper.step_volume.iter().find(|row| (row.first_rank..=row.last_rank).contains(&rank)).unwrap();
+            prop_assert_eq!((row.all_gather_bytes, row.reduce_scatter_bytes), volume(n_micro));
+            // Each micro-step more of all ranks brings the same (from the second on, where gradients are
+            // held).
+            let (few, more, many) = (volume(n_micro + n), volume(n_micro + 2 * n), volume(n_micro + (1_000_000_000 + 1) * n));
+            prop_assert_eq!(many.0 - few.0, 1_000_000_000 * (more.0 - few.0));
+            prop_assert_eq!(many.1 - few.1, 1_000_000_000 * (more.1 - few.1));
+        }
+        let wide = Plan::new(&spec, 1 << 20, &knobs).unwrap();
+        let paper = table::Paper::new(&spec, &wide, table::Shape { n_micro, ranks_per_node: 8 });
+        let last = paper.step_volume.last().unwrap().last_rank;
+        prop_assert!(last == (1 << 20) - 1 && paper.step_volume.len() <= 2, "{:?}", paper.step_volume);
+    }
+
+    #[test]
     fn exchanges_cover_every_slice_once_and_keep_to_the_staging_cap(spec in any_model(), n in 1usize..9, knobs in any_knobs()) {
         let plan = Plan::new(&spec, n, &knobs).unwrap();
         let mut seen: Vec<usize> = vec![0; spec.params.len()];
@@ -260,10 +285,10 @@ proptest! {
             prop_assert_eq!(plan.train.staging[r].map(|id| plan.train.slots[id].numel), Some(largest));
         }
         let slices: usize = plan.partitions.iter().map(|p| 4 * p.shard_numel()).sum();
-        let reductions = plan.reductions(n_micro).count();
+        let reductions: u64 = plan.reductions(n_micro).map(|(_, times)| times).sum();
         for rank in 0..n {
             let bytes = plan.step_volume(rank, n_micro).reduce_scatter_bytes;
-            prop_assert_eq!(bytes, (reductions * (n - 1) * slices) as u64);
+            prop_assert_eq!(bytes, reductions * ((n - 1) * slices) as u64);
         }
     }
 

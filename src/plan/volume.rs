@@ -72,12 +72,16 @@ impl Plan {
     pub fn step_volume(&self, rank: usize, n_micro: usize) -> Volume {
         let n = self.world_size;
         let a = MicroBatches::new(n_micro, n).micro_steps();
-        let gathered = (0..a).map(|a_i| self.gather_bytes(&self.micro_step(a_i, a).schedule)).sum::<u64>();
+        // All micro-steps but the last are alike.
+        let gathered = |a_i| self.gather_bytes(&self.micro_step(a_i, a).schedule);
+        let before = if a > 1 { gathered(0).saturating_mul(a as u64 - 1) } else { 0 };
+        let gathered = before.saturating_add(gathered(a - 1));
         let refreshed = self.refreshed_state().map_or(0, |s| self.refresh.received_bytes(s, n));
-        let contributions: usize = self.reductions(n_micro).map(|k| self.n_received(rank, k)).sum();
+        let received = |(k, times)| self.n_received(rank, k) as u64 * times;
+        let contributions: u64 = self.reductions(n_micro).map(received).sum();
         Volume {
-            all_gather_bytes: gathered + refreshed,
-            reduce_scatter_bytes: contributions as u64 * self.reduce_slice_bytes(),
+            all_gather_bytes: gathered.saturating_add(refreshed),
+            reduce_scatter_bytes: contributions.saturating_mul(self.reduce_slice_bytes()),
         }
     }
 
@@ -95,11 +99,23 @@ impl Plan {
         self.slice_bytes(self.knobs.reduce_dtype)
     }
 
-    /// The reductions of all gradients in one step: how many ranks contribute to each.
-    pub fn reductions(&self, n_micro: usize) -> impl Iterator<Item = usize> {
+    /// The reductions of all gradients in one step: how many ranks contribute, and to how many of them. All
+    /// but the last are alike.
+    pub fn reductions(&self, n_micro: usize) -> impl Iterator<Item = (usize, u64)> {
         let a = MicroBatches::new(n_micro, self.world_size).micro_steps();
-        let first = if self.train_hold.is_some() { a - 1 } else { 0 };
-        (first..a).map(move |a_i| self.contributors(n_micro, a_i))
+        let before = if self.train_hold.is_some() { 0 } else { a as u64 - 1 };
+        let runs = [(0, before), (a - 1, 1)].into_iter().filter(|(_, times)| *times > 0);
+        runs.map(move |(a_i, times)| (self.contributors(n_micro, a_i), times))
+    }
+
+    /// Ranks from which on a step brings other bytes than to the ranks before: always 0, and one more where
+    /// the last micro-step has fewer micro-batches than there are ranks.
+    pub fn volume_borders(&self, n_micro: usize) -> Vec<usize> {
+        let borders = self.reductions(n_micro).map(|(k, _)| k).filter(|&k| 0 < k && k < self.world_size);
+        let mut borders: Vec<usize> = std::iter::once(0).chain(borders).collect();
+        borders.sort_unstable();
+        borders.dedup();
+        borders
     }
 
     /// Rule 6 for this stage and these element types: `2A` gathers of everything in stage 3, one refresh below it.
@@ -110,9 +126,10 @@ impl Plan {
             1 | 2 => (1, self.knobs.param_dtype),
             _ => (2 * a, self.knobs.param_dtype),
         };
-        let reductions = self.reductions(n_micro).count();
-        let bytes = all_gathers as u64 * self.slice_bytes(gathered) + reductions as u64 * self.reduce_slice_bytes();
-        Bound { all_gathers, reductions, bytes: bytes * (self.world_size as u64 - 1) }
+        let reductions = self.reductions(n_micro).map(|(_, times)| times).sum::<u64>();
+        let gathered = (all_gathers as u64).saturating_mul(self.slice_bytes(gathered));
+        let bytes = gathered.saturating_add(reductions.saturating_mul(self.reduce_slice_bytes()));
+        Bound { all_gathers, reductions: reductions as usize, bytes: bytes.saturating_mul(self.world_size as u64 - 1) }
     }
 
     /// Ranks that add a gradient in micro-step `a`: those with a micro-batch, or, where gradients are held, those with

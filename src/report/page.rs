@@ -21,9 +21,6 @@ pre{background:var(--wash);padding:12px;overflow-x:auto;font-size:13px}\
 @media (prefers-color-scheme:dark){\
 :root{--page:#14171c;--ink:#ececec;--muted:#aaaeb4;--grid:#3e434b;--wash:#1d2127}}";
 
-/// Nothing may be loaded, whatever stands in the page (the icon is an empty one, lest a browser ask a server for it).
-const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; img-src data:";
-
 /// What the page shows.
 pub struct Page<'a> {
     /// The run directory and how it ended, in a line.
@@ -50,14 +47,7 @@ impl Page<'_> {
 
     fn write(&self, out: &mut String) -> std::fmt::Result {
         let heading = escape(self.heading);
-        write!(
-            out,
-            "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
-             <meta http-equiv=\"Content-Security-Policy\" content=\"{POLICY}\">\
-             <meta name=\"viewport\" content=\"width=device-width\"><meta name=\"color-scheme\" content=\"light dark\">\
-             <link rel=\"icon\" href=\"data:,\"><title>zero3 report: {heading}</title><style>{STYLE}{}</style></head>\n<body><main>",
-            html::STYLE
-        )?;
+        write!(out, "{}<body><main>", html::head(&format!("zero3 report: {}", self.heading), STYLE))?;
         write!(
             out,
             "<h1>zero3 report</h1><p>{heading}</p>\n<nav class=\"muted\"><a href=\"#answers\">Five answers</a>"

@@ -4,6 +4,8 @@ use std::io::Write;
 
 use log::LevelFilter;
 
+use crate::foreign::shown;
+
 /// Starts logging. `filter` is the deck's `log.level`: a level, or levels by module, as env_logger has them.
 ///
 /// Ranks other than 0 say warnings and errors only. RUST_LOG, where set, beats the deck on every rank. A second call in
@@ -13,7 +15,13 @@ pub fn init(filter: &str, rank: usize) {
     let mut builder = env_logger::Builder::new();
     builder.parse_filters(from_environment.as_deref().unwrap_or(filter));
     builder.format(move |out, record| {
-        writeln!(out, "[rank {rank}] {} {:<5} {}", out.timestamp_seconds(), record.level(), record.args())
+        writeln!(
+            out,
+            "[rank {rank}] {} {:<5} {}",
+            out.timestamp_seconds(),
+            record.level(),
+            shown(&record.args().to_string())
+        )
     });
     // The only failure is a logger that is there already.
     builder.try_init().ok();

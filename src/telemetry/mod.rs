@@ -16,6 +16,7 @@ pub mod quantile;
 mod recording;
 mod replace_file;
 pub mod run_records;
+pub mod say;
 mod scontrol;
 pub mod sign_of_life;
 pub mod signals;

@@ -4,13 +4,13 @@
 //! end a run. Behind a launcher both are pipes that it copies to its own terminal, in no order between the two: there lines go
 //! to stderr too, above the bar. Must not know: what a step does.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal, Write as _};
 use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle, TermLike};
 
-use super::human;
 use super::step_row::StepRow;
+use super::{human, say};
 
 /// Lines after which the header comes again.
 const LINES_PER_HEADER: u64 = 50;
@@ -67,9 +67,9 @@ impl Progress {
         let print = || {
             // Nobody may be reading any more; the files have it all.
             match self.is_forwarded {
-                true => writeln!(io::stderr().lock(), "{text}").ok(),
-                false => writeln!(io::stdout().lock(), "{text}").ok(),
-            };
+                true => say::err(text),
+                false => _ = say::out(text),
+            }
         };
         match &self.bar {
             Some(bar) => bar.suspend(print),

@@ -3,19 +3,24 @@
 //! Must not know: tokens, where they go. Where a document may be cut is asked of the caller.
 
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{BufRead, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use memchr::memmem;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
+use crate::data::not_text_by_start;
 use crate::error::{Error, Result};
+use crate::foreign::{START_BYTES, without_bom};
 
 /// Bytes after which a document is cut, where it may be.
 pub const PIECE_BYTES: usize = 1 << 20;
 /// Longest piece that is ever held: a document, or a part of one, without a place to cut.
 pub const MAX_PIECE_BYTES: usize = 256 << 20;
+
+/// Endings of files that are JSON lines whatever was said.
+pub const JSON_LINES: [&str; 2] = ["jsonl", "ndjson"];
 
 /// What a document is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -78,6 +83,8 @@ pub struct Documents<'a> {
     start: usize,
     /// The file ends with the window.
     is_end: bool,
+    /// Line ends since the open file was opened.
+    n_line_ends: u64,
 }
 
 /// Where the document at the start of a window ends, and where the next begins.
@@ -87,15 +94,29 @@ struct End {
 }
 
 impl<'a> Documents<'a> {
-    /// Documents of the files from `at` on; `layout` holds for all of them but `.jsonl` files, which are JSON lines always.
-    /// Without `hashes`, a document that is given out in parts has the hash 0.
+    /// Documents of the files from `at` on; `layout` holds for all of them but files named as [`JSON_LINES`]
+    /// are, in small letters or large. Without `hashes`, a document that is given out in parts has the hash
+    /// 0.
     pub fn new(paths: &'a [PathBuf], layout: &Layout, hashes: bool, at: Cursor, last_cut: LastCut<'a>) -> Self {
-        let of = |path: &PathBuf| match (layout, path.extension().is_some_and(|e| e == "jsonl")) {
+        let is_lines =
+            |path: &Path| path.extension().is_some_and(|e| JSON_LINES.iter().any(|end| e.eq_ignore_ascii_case(end)));
+        let of = |path: &PathBuf| match (layout, is_lines(path)) {
             (Layout::JsonLines(_), _) | (_, false) => layout.clone(),
             (_, true) => Layout::JsonLines("text".into()),
         };
         let layouts = paths.iter().map(of).collect();
-        Documents { paths, layouts, last_cut, hashes, at, open: None, window: Vec::new(), start: 0, is_end: false }
+        Documents {
+            paths,
+            layouts,
+            last_cut,
+            hashes,
+            at,
+            open: None,
+            window: Vec::new(),
+            start: 0,
+            is_end: false,
+            n_line_ends: 0,
+        }
     }
 
     /// The next piece; none after the last file. Empty documents are passed over.
@@ -110,6 +131,10 @@ impl<'a> Documents<'a> {
                 self.is_end = false;
                 self.window.clear();
                 self.start = 0;
+                self.n_line_ends = 0;
+                if self.at.offset == 0 {
+                    self.begin_file()?;
+                }
             }
             if let Some(piece) = self.piece_of_file()? {
                 return Ok(Some(piece));
@@ -118,6 +143,16 @@ impl<'a> Documents<'a> {
             self.open = None;
         }
         Ok(None)
+    }
+
+    /// Looks at the first bytes of the open file: what is not text is refused, a byte order mark passed over.
+    fn begin_file(&mut self) -> Result<()> {
+        self.fill(START_BYTES)?;
+        if let Some(why) = not_text_by_start(&self.window) {
+            return Err(Error::Input(format!("{} {why}", self.paths[self.at.file].display())));
+        }
+        self.skip(self.window.len() - without_bom(&self.window).len());
+        Ok(())
     }
 
     /// The next piece of the open file; none at its end.
@@ -188,6 +223,7 @@ impl<'a> Documents<'a> {
     }
 
     fn skip(&mut self, n: usize) {
+        self.n_line_ends += memchr::memchr_iter(b'\n', &self.window[self.start..self.start + n]).count() as u64;
         self.start += n;
         self.at.offset += n as u64;
     }
@@ -205,7 +241,9 @@ impl<'a> Documents<'a> {
     fn json_document(&mut self, end: End, key: &str) -> Result<Option<Piece>> {
         let line = &self.window[self.start..self.start + end.text];
         let path = self.paths[self.at.file].display();
-        let no = |offset: u64, why: String| Error::Input(format!("{path}: byte offset {offset}: {why}"));
+        let no = |offset: u64, why: String| {
+            Error::Input(format!("{path}: line {}, byte offset {offset}: {why}", self.line_number()))
+        };
         let utf8 = |e: std::str::Utf8Error| {
             let at = e.valid_up_to();
             no(self.at.offset + at as u64, format!("byte 0x{:02x} is not UTF-8 text", line[at]))
@@ -215,8 +253,13 @@ impl<'a> Documents<'a> {
             true => String::new(),
             false => {
                 let wanted = || format!("a line must be a JSON object with a text under {key:?}");
-                let mut value: serde_json::Value = serde_json::from_str(line)
-                    .map_err(|e| no(self.at.offset + e.column() as u64, format!("{e}; {}", wanted())))?;
+                let mut value: serde_json::Value = serde_json::from_str(line).map_err(|e| {
+                    // Columns count from 1, but where the end was met too early.
+                    let at = if e.is_eof() { line.len() } else { e.column().saturating_sub(1) };
+                    let why = e.to_string();
+                    let why = why.rsplit_once(" at line ").map_or(why.as_str(), |(why, _)| why);
+                    no(self.at.offset + at as u64, format!("{why}; {}", wanted()))
+                })?;
                 match value.get_mut(key).map(serde_json::Value::take) {
                     Some(serde_json::Value::String(text)) => text,
                     _ => return Err(no(self.at.offset, wanted())),
@@ -227,6 +270,27 @@ impl<'a> Documents<'a> {
         let mut piece = self.give(0, end.next, true, true, hash);
         (piece.text, piece.is_verbatim) = (text.into_bytes(), false);
         Ok(Some(piece).filter(|piece| !piece.text.is_empty()))
+    }
+
+    /// The number of the line at the start of the window, from 1: of a file that was opened in its midst the
+    /// lines before are counted.
+    fn line_number(&self) -> u64 {
+        let path = &self.paths[self.at.file];
+        let mut before = 0;
+        if path != Path::new("-")
+            && let Ok(file) = open(path, 0)
+        {
+            let mut rest = std::io::BufReader::with_capacity(PIECE_BYTES, file.take(self.at.offset));
+            while let Ok(part) = rest.fill_buf()
+                && !part.is_empty()
+            {
+                before += memchr::memchr_iter(b'\n', part).count() as u64;
+                let n = part.len();
+                rest.consume(n);
+            }
+            return before + 1;
+        }
+        self.n_line_ends + 1
     }
 
     /// The hash of the document that begins with the window, read a second time to its end.
@@ -348,7 +412,48 @@ mod tests {
             let Err(Error::Input(text)) = pieces(&paths, &Layout::Whole, Cursor::default(), &|_| None) else {
                 panic!()
             };
-            assert!(text.contains("a.jsonl: byte offset ") && text.contains(&format!("offset {offset}:")), "{text}");
+            assert!(text.contains(&format!("a.jsonl: line 2, byte offset {offset}: ")), "{text}");
+            assert!(!text.contains("line 1"), "{text}");
+        }
+    }
+
+    #[test]
+    fn offsets_of_bad_json_are_those_of_the_byte_behind_a_byte_order_mark_too() {
+        for (line, offset, why) in [
+            (&br#"{"text": "ab\ud83dcd"}"#[..], 18, "hex escape"),
+            (br#"{"text": "a" "b"}"#, 13, "expected"),
+            (br#"{"text": truth}"#, 12, "expected"),
+            (br#"{"text": "abc"#, 13, "EOF"),
+            (b"\x01", 0, "expected value"),
+        ] {
+            for bom in [&b""[..], b"\xef\xbb\xbf"] {
+                let first = &b"{\"text\": \"one\"}\n\n"[..];
+                let (_dir, paths) = files(&[("a.NDJSON", &[bom, first, line, b"\n"].concat())]);
+                let found = pieces(&paths, &Layout::Whole, Cursor::default(), &|_| None);
+                let Err(Error::Input(text)) = found else { panic!("{line:?}") };
+                let at = bom.len() + first.len() + offset;
+                assert!(
+                    text.contains(&format!("line 3, byte offset {at}: ")) && text.contains(why),
+                    "{line:?}: {text}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_passed_over_and_what_is_packed_is_refused() {
+        let at = Cursor::default();
+        let (_dir, paths) = files(&[
+            ("a.txt", b"\xef\xbb\xbfone"),
+            ("b.jsonl", b"\xef\xbb\xbf{\"text\": \"two\"}"),
+            ("c", b"\xef\xbb\xbf"),
+        ]);
+        let found = pieces(&paths, &Layout::Whole, at, &|_| None).unwrap();
+        assert_eq!((texts(&found), found[0].offset), (vec!["one".to_string(), "two".into()], 3));
+        for start in [&b"\x1f\x8b\x08rest"[..], b"PK\x03\x04", b"version https://git-lfs.github.com/spec/v1\n"] {
+            let (_dir, paths) = files(&[("a.txt", start)]);
+            let Err(Error::Input(text)) = pieces(&paths, &Layout::Whole, at, &|_| None) else { panic!("{start:?}") };
+            assert!(text.contains("a.txt is a") && text.contains("not text; "), "{text}");
         }
     }
 

@@ -6,6 +6,8 @@
 //!
 //! Must not know: how text becomes tokens, the command line.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -15,8 +17,9 @@ use serde::{Deserialize, Serialize};
 
 use super::documents::{Cursor, Layout};
 use super::token_files::{Written, shard_path, with_stem_end};
-use super::tokenizer::TextTokenizer;
-use crate::data::TokenFormat;
+use super::tokenizer::{self, TextTokenizer};
+use crate::config::Tokenizer;
+use crate::data::{TokenFormat, not_text_by_name};
 use crate::error::{Error, Result};
 use crate::telemetry::replace_file;
 
@@ -109,16 +112,64 @@ pub fn state_path(out: &Path) -> PathBuf {
 
 /// The state beside `file` that speaks of it; none where no job made it there.
 pub fn state_of(file: &Path) -> Option<State> {
-    let dir = file.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let beside = fs::read_dir(dir).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
-    let mut states: Vec<PathBuf> = beside.filter(|p| p.to_string_lossy().ends_with(STATE_END)).collect();
-    states.sort();
-    states.into_iter().find_map(|path| {
+    let states = states_in(dir_of(file));
+    states.into_iter().find_map(|(names, state)| names.contains(file.file_name()?).then_some(state))
+}
+
+fn dir_of(file: &Path) -> &Path {
+    file.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// The states in a directory, and the names of the files that each speaks of.
+fn states_in(dir: &Path) -> Vec<(BTreeSet<OsString>, State)> {
+    let beside = fs::read_dir(dir).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
+    let mut paths: Vec<PathBuf> = beside.filter(|p| p.to_string_lossy().ends_with(STATE_END)).collect();
+    paths.sort();
+    let read = |path: PathBuf| {
         let state: State = serde_json::from_slice(&fs::read(&path).ok()?).ok()?;
         let out = PathBuf::from(path.to_str()?.strip_suffix(STATE_END)?);
-        let made = files_of(&out, &state);
-        made.iter().flatten().any(|p| p.file_name() == file.file_name()).then_some(state)
-    })
+        let names = files_of(&out, &state).into_iter().flatten().filter_map(|p| Some(p.file_name()?.to_os_string()));
+        Some((names.collect(), state))
+    };
+    paths.into_iter().filter_map(read).collect()
+}
+
+/// What `data tokenize` wrote beside token files about their tokenizer, where it is another one than `named`
+/// is today; none where all is as it was, or nothing is known.
+///
+/// # Errors
+/// The file of `named` cannot be read.
+pub fn other_tokenizer(files: &[PathBuf], named: &Tokenizer) -> Result<Option<String>> {
+    let today = match named {
+        Tokenizer::None => return Ok(None),
+        Tokenizer::Gpt2 | Tokenizer::Bytes => String::new(),
+        Tokenizer::File(path) => tokenizer::digest_of(Path::new(path))?,
+    };
+    let name = named.name();
+    let with_digest = |name: &str, digest: &str| match digest {
+        "" => name.to_string(),
+        digest => format!("{name} (digest {digest})"),
+    };
+    let mut states = BTreeMap::new();
+    for file in files {
+        let beside = states.entry(dir_of(file)).or_insert_with_key(|dir| states_in(dir));
+        let Some((_, state)) = beside.iter().find(|(names, _)| file.file_name().is_some_and(|n| names.contains(n)))
+        else {
+            continue;
+        };
+        let Options { tokenizer, tokenizer_digest: then, .. } = &state.options;
+        // A file may have moved; what is in it has not changed then.
+        if *then != today || then.is_empty() && *tokenizer != *name {
+            return Ok(Some(format!(
+                "the tokens of {} were made with {}, and the tokenizer is {} today: they mean something else; go back to the \
+                 one they were made with, or make them again",
+                file.display(),
+                with_digest(tokenizer, then),
+                with_digest(name, &today)
+            )));
+        }
+    }
+    Ok(None)
 }
 
 fn with_end(path: &Path, end: &str) -> PathBuf {
@@ -253,13 +304,19 @@ fn refuse_inputs_as_outputs(job: &Job<'_>) -> Result<()> {
 /// Removes what an earlier process made here, so that none of its shards is taken for one of the new ones.
 fn remove_earlier(job: &Job<'_>, state_path: &Path) {
     let earlier = fs::read(state_path).ok().and_then(|bytes| serde_json::from_slice::<State>(&bytes).ok());
-    let Some(State { options, written, .. }) = earlier else { return };
-    for (name, at) in outputs(&job.out, &options).iter().zip(written) {
+    if let Some(state) = earlier {
+        remove_made(&job.out, &state);
+    }
+}
+
+/// Removes the files that `state` speaks of, and the state itself.
+pub(super) fn remove_made(out: &Path, state: &State) {
+    for (name, at) in outputs(out, &state.options).iter().zip(state.written) {
         for i in 0..=at.shards {
-            fs::remove_file(shard_path(name, options.shard_tokens, i)).ok();
+            fs::remove_file(shard_path(name, state.options.shard_tokens, i)).ok();
         }
     }
-    fs::remove_file(state_path).ok();
+    fs::remove_file(state_path(out)).ok();
 }
 
 fn input(path: &Path) -> Result<Input> {
@@ -268,6 +325,9 @@ fn input(path: &Path) -> Result<Input> {
     }
     let no = |e: std::io::Error| Error::Input(format!("cannot read {}: {e}", path.display()));
     let meta = fs::metadata(path).map_err(no)?;
+    if let Some(why) = not_text_by_name(path) {
+        return Err(Error::Input(format!("{} {why}", path.display())));
+    }
     if !meta.is_file() {
         return Err(Error::Input(format!(
             "{} is not a regular file; name files, or - for standard input",

@@ -92,6 +92,13 @@ impl TokenFiles {
         Ok(self.at)
     }
 
+    /// Removes the file that is not whole, if there is one.
+    pub fn discard(self) {
+        if self.file.is_some() {
+            fs::remove_file(self.partial()).ok();
+        }
+    }
+
     fn partial(&self) -> PathBuf {
         let mut name = self.shard_path(self.at.shards).into_os_string();
         name.push(".partial");

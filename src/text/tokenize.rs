@@ -11,10 +11,13 @@ use std::time::{Duration, Instant};
 use rayon::prelude::*;
 
 use super::documents::{Documents, Piece};
-use super::job::{DocumentToken, Job, State, files_of, lock, lock_path, outputs, start, state_path, write_state};
+use super::job::{
+    DocumentToken, Job, State, files_of, lock, lock_path, outputs, remove_made, start, state_path, write_state,
+};
 use super::token_files::TokenFiles;
 use crate::data::ScanProgress;
 use crate::error::{Error, Result};
+use crate::telemetry::human;
 use crate::test_hooks::fault_point;
 
 /// Bytes of text in memory at once, about.
@@ -88,6 +91,24 @@ fn make(job: &Job<'_>, progress: ScanProgress, batch_bytes: usize, save_every: D
     if files.iter().all(|f| f.written().total == 0) {
         fs::remove_file(state_path(&job.out)).ok();
         return Err(Error::Input("the inputs hold no text; name files that do".into()));
+    }
+    let totals: Vec<u64> = files.iter().map(|f| f.written().total).collect();
+    if options.val_fraction > 0.0 && totals.contains(&0) {
+        for (written, files) in state.written.iter_mut().zip(files) {
+            *written = files.written();
+            files.discard();
+        }
+        remove_made(&job.out, &state);
+        let (all, side) = match totals[1] {
+            0 => ("training", "validation"),
+            _ => ("validation", "training"),
+        };
+        return Err(Error::Input(format!(
+            "--val-fraction {}: the split is by document, and all {} went to {all}, none to {side}; more documents would do (--separator \
+             says what is between them in a file), another fraction, or data.val_fraction in the deck, which takes the end of the tokens",
+            options.val_fraction,
+            human::counted(state.documents.iter().sum::<u64>() as usize, "document"),
+        )));
     }
     for (written, files) in state.written.iter_mut().zip(files) {
         *written = files.finish()?;
@@ -171,6 +192,11 @@ mod tests {
         files.iter().flat_map(read).collect()
     }
 
+    /// As many documents; of twenty or more some are on each side.
+    fn documents(n: usize) -> String {
+        (0..n).map(|i| format!("document {i}\n\n")).collect()
+    }
+
     #[test]
     fn files_of_others_and_what_is_read_are_not_written_over() {
         let bytes = TextTokenizer::load(&Named::Bytes, None).unwrap();
@@ -186,14 +212,14 @@ mod tests {
         ] {
             let dir = tempfile::tempdir().unwrap();
             let (text, other) = (dir.path().join("in.txt"), dir.path().join(name));
-            fs::write(&text, "one\n\ntwo\n\nthree").unwrap();
-            fs::write(&other, "precious").unwrap();
+            fs::write(&text, documents(20)).unwrap();
+            fs::write(&other, documents(40)).unwrap();
             let made = tokenize(&job(&bytes, dir.path(), std::slice::from_ref(&text)), &|_| {});
             assert_eq!(made.is_err(), is_refused, "{name}: {made:?}");
-            assert_eq!(fs::read(&other).unwrap(), b"precious", "{name}");
+            assert!(fs::read_to_string(&other).unwrap() == documents(40), "{name}");
             let read = Job { overwrite: true, ..job(&bytes, dir.path(), std::slice::from_ref(&other)) };
             assert_eq!(tokenize(&read, &|_| {}).is_err(), is_refused, "{name} as input");
-            assert_eq!(fs::read(&other).unwrap(), b"precious", "{name} as input");
+            assert!(fs::read_to_string(&other).unwrap() == documents(40), "{name} as input");
         }
     }
 
@@ -213,7 +239,7 @@ mod tests {
                 inputs.push(dir.path().join(format!("{i}.txt")));
                 fs::write(&inputs[i], part.join("\n\n")).unwrap();
             }
-            let made = tokenize_by(&job(&gpt2, dir.path(), &inputs), &|_| {}, 100, Duration::ZERO).unwrap();
+            let made = tokenize_by(&job(&gpt2, dir.path(), &inputs), &|_| {}, 100, Duration::ZERO);
             let mut want = [Vec::new(), Vec::new()];
             for doc in &docs {
                 let hash = xxhash_rust::xxh3::xxh3_64(doc.as_bytes());
@@ -221,6 +247,13 @@ mod tests {
                 side.push(50256);
                 gpt2.encode(doc.as_bytes(), side).unwrap();
             }
+            if want.iter().any(|side| side.is_empty()) {
+                let why = made.unwrap_err().to_string();
+                prop_assert!(why.starts_with("--val-fraction 0.3: the split is by document, and all "), "{}", why);
+                prop_assert_eq!(fs::read_dir(dir.path()).unwrap().count(), inputs.len(), "nothing is left");
+                return Ok(());
+            }
+            let made = made.unwrap();
             prop_assert_eq!(tokens(&made.files[0]), &want[0][..]);
             prop_assert_eq!(tokens(&made.files[1]), &want[1][..]);
             prop_assert!(made.files[0].iter().rev().skip(1).all(|f| fs::metadata(f).unwrap().len() == 1024 + 100));
@@ -234,7 +267,7 @@ mod tests {
         let bytes = TextTokenizer::load(&Named::Bytes, None).unwrap();
         let dir = tempfile::tempdir().unwrap();
         let input = dir.path().join("in.txt");
-        fs::write(&input, (0..200).map(|i| format!("document {i}\n\n")).collect::<String>()).unwrap();
+        fs::write(&input, documents(200)).unwrap();
         let inputs = [input];
         let all = |dir: &Path| {
             let mut found: Vec<_> = fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()).collect();
@@ -265,7 +298,7 @@ mod tests {
         let bytes = TextTokenizer::load(&Named::Bytes, None).unwrap();
         let dir = tempfile::tempdir().unwrap();
         let input = dir.path().join("in.txt");
-        fs::write(&input, "some text").unwrap();
+        fs::write(&input, documents(20)).unwrap();
         let mut job = job(&bytes, dir.path(), std::slice::from_ref(&input));
         let message = |job: &Job<'_>| tokenize(job, &|_| {}).unwrap_err().to_string();
         tokenize(&job, &|_| {}).unwrap();

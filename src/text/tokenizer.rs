@@ -9,6 +9,7 @@ use tokenizers::Tokenizer as HuggingFace;
 
 use crate::config::Tokenizer as Named;
 use crate::error::{Error, Result};
+use crate::foreign::{guarded, without_bom};
 
 /// Runs of white space longer than this are refused for GPT-2: its regular expression would run out of its stack of 10^6.
 const MAX_BLANKS: usize = 500_000;
@@ -108,12 +109,12 @@ impl TextTokenizer {
             Kind::Gpt2(bpe) => {
                 let text = as_utf8(text)?;
                 check_blanks(text)?;
-                out.extend(bpe.encode_ordinary(text));
+                out.extend(guarded(|| bpe.encode_ordinary(text)).map_err(cannot_be_encoded)?);
             }
             Kind::File(file) => {
-                let encoded = file.encode_fast(as_utf8(text)?, false);
-                let encoded = encoded.map_err(|e| TextFault { offset: 0, what: format!("cannot be encoded: {e}") })?;
-                out.extend_from_slice(encoded.get_ids());
+                let text = as_utf8(text)?;
+                let encoded = guarded(|| file.encode_fast(text, false).map_err(|e| e.to_string()));
+                out.extend_from_slice(encoded.flatten().map_err(cannot_be_encoded)?.get_ids());
             }
         }
         Ok(())
@@ -128,7 +129,15 @@ impl TextTokenizer {
         match &self.kind {
             Kind::Bytes => one_by_one(&|token| u8::try_from(token).ok().map(|b| vec![b])),
             Kind::Gpt2(bpe) => one_by_one(&|token| bpe.decode_bytes(&[token]).ok()),
-            Kind::File(file) => file.decode(tokens, false).unwrap_or_else(|_| "\u{fffd}".into()).into_bytes(),
+            Kind::File(file) => {
+                let is_known = |token: &u32| file.id_to_token(*token).is_some();
+                let parts = tokens.chunk_by(|a, b| is_known(a) && is_known(b)).map(|part| {
+                    let decoded = || file.decode(part, false).map_err(|e| e.to_string());
+                    let text = is_known(&part[0]).then(|| guarded(decoded).flatten());
+                    text.and_then(std::result::Result::ok).unwrap_or_else(|| "\u{fffd}".repeat(part.len()))
+                });
+                parts.collect::<String>().into_bytes()
+            }
         }
     }
 
@@ -153,15 +162,40 @@ impl TextTokenizer {
 /// A `tokenizer.json`, and the digest of its bytes.
 fn load_file(path: &Path) -> Result<(HuggingFace, String)> {
     let no = |why: String| Error::Input(format!("{}: {why}", path.display()));
+    let bytes = bytes_of(path)?;
+    let parse = || {
+        let mut file = HuggingFace::from_bytes(without_bom(&bytes)).map_err(|e| e.to_string())?;
+        // What is cut or filled up for a model's inputs is not the text.
+        file.with_truncation(None).map_err(|e| e.to_string())?;
+        file.with_padding(None);
+        Ok(file)
+    };
+    let file = guarded(parse).flatten().map_err(|e| no(format!("not a tokenizer.json: {e}")))?;
+    Ok((file, hex_digest(&bytes)))
+}
+
+fn bytes_of(path: &Path) -> Result<Vec<u8>> {
+    let no = |why: String| Error::Input(format!("{}: {why}", path.display()));
     if !path.is_file() {
         return Err(no("no such file; the tokenizer.json of a model would do".into()));
     }
-    let bytes = std::fs::read(path).map_err(|e| no(format!("cannot be read: {e}")))?;
-    let mut file = HuggingFace::from_bytes(&bytes).map_err(|e| no(format!("not a tokenizer.json: {e}")))?;
-    // What is cut or filled up for a model's inputs is not the text.
-    file.with_truncation(None).map_err(|e| no(e.to_string()))?;
-    file.with_padding(None);
-    Ok((file, format!("{:016x}", xxhash_rust::xxh3::xxh3_64(&bytes))))
+    std::fs::read(path).map_err(|e| no(format!("cannot be read: {e}")))
+}
+
+fn hex_digest(bytes: &[u8]) -> String {
+    format!("{:016x}", xxhash_rust::xxh3::xxh3_64(bytes))
+}
+
+/// [`TextTokenizer::digest`] of a `tokenizer.json`, without reading what it says.
+///
+/// # Errors
+/// It cannot be read.
+pub fn digest_of(path: &Path) -> Result<String> {
+    bytes_of(path).map(|bytes| hex_digest(&bytes))
+}
+
+fn cannot_be_encoded(why: String) -> TextFault {
+    TextFault { offset: 0, what: format!("cannot be encoded: {why}") }
 }
 
 fn as_utf8(text: &[u8]) -> std::result::Result<&str, TextFault> {
@@ -202,6 +236,7 @@ fn char_before(text: &[u8], at: usize) -> Option<char> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use std::path::PathBuf;
 
     fn gpt2() -> &'static TextTokenizer {
         static GPT2: std::sync::OnceLock<TextTokenizer> = std::sync::OnceLock::new();
@@ -277,5 +312,37 @@ mod tests {
         assert_eq!(bytes.document_token(), None);
         assert!(TextTokenizer::load(&Named::Bytes, Some("<|endoftext|>")).is_err());
         assert!(TextTokenizer::load(&Named::File("none.json".into()), None).is_err());
+    }
+
+    fn golden() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/tokenizer.json")
+    }
+
+    #[test]
+    fn a_tokenizer_file_cut_anywhere_is_refused_in_words() {
+        let whole = std::fs::read(golden()).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("tokenizer.json");
+        let named = Named::File(path.to_str().unwrap().into());
+        let cuts = (0..40).map(|i| whole[..i * whole.len() / 40].to_vec());
+        let odd =
+            ["{\"decoder\":[", "{\"model\":", "[]", "null", "{\"added_tokens\":[{\"id\":-1}]}", "{\"normalizer\":["];
+        for content in cuts.chain(odd.map(|text| text.as_bytes().to_vec())) {
+            std::fs::write(&path, &content).unwrap();
+            let Err(Error::Input(why)) = TextTokenizer::load(&named, None) else { panic!("{} bytes", content.len()) };
+            assert!(why.contains("tokenizer.json: not a tokenizer.json: "), "{why}");
+        }
+        std::fs::write(&path, [b"\xef\xbb\xbf", &whole[..]].concat()).unwrap();
+        assert_eq!(TextTokenizer::load(&named, None).unwrap().vocab_size(), 600, "behind a byte order mark");
+    }
+
+    #[test]
+    fn each_token_beyond_a_tokenizer_file_shows_and_the_text_around_it_stays() {
+        let file = TextTokenizer::load(&Named::File(golden().to_str().unwrap().into()), None).unwrap();
+        let text = encoded(&file, b"one two");
+        assert_eq!(file.decode(&text), b"one two");
+        let beyond = [&[600, 70_000][..], &text, &[u32::MAX], &text, &[601]].concat();
+        let want = "\u{fffd}\u{fffd}one two\u{fffd}one two\u{fffd}";
+        assert_eq!(String::from_utf8(file.decode(&beyond)).unwrap(), want);
     }
 }

@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::telemetry::Flight;
 use crate::telemetry::progress::BytesBar;
 use crate::test_hooks::fault_point;
+use crate::text::job::other_tokenizer;
 
 /// Token and target ids of one micro-batch, (B, T) each.
 #[derive(Default)]
@@ -41,6 +42,8 @@ pub fn data_config(deck: &Deck) -> DataConfig {
         vocab_size: deck.model.vocab_size,
         seq_len: deck.model.seq_len,
         stride: d.stride,
+        val_stride: d.val_stride,
+        n_val_samples: deck.train.eval_batches * deck.train.micro_batch_size as u64,
         seed: d.seed,
         shuffle: d.shuffle,
     }
@@ -56,7 +59,8 @@ impl Batches {
         let config = data_config(deck);
         let files =
             decided_by_rank_0(comm, || ResolvedFiles::resolve(&config.train, &config.val).map(|f| f.to_bytes()))?;
-        let opened = ResolvedFiles::from_bytes(&files).and_then(|files| Dataset::open_files(&config, &files));
+        let files = ResolvedFiles::from_bytes(&files)?;
+        let opened = Dataset::open_files(&config, &files);
         let mut dataset = None;
         let sizes = all_or_none(comm, opened.map(|d| (d.n_bytes(), dataset.insert(d).train().n_tokens())))?;
         if let Some((rank, other)) = sizes.iter().enumerate().find(|(_, s)| **s != sizes[0]) {
@@ -73,7 +77,10 @@ impl Batches {
             arrived();
         }
         let (digest, unigram_entropy) = decided_by_rank_0(comm, || {
-            dataset.warnings().iter().for_each(|w| log::warn!("{w}"));
+            let all = [files.train.clone(), files.val.clone()].concat();
+            // Whether the tokenizer is needed, and is there, is for those to say who use it.
+            let of_tokenizer = other_tokenizer(&all, &deck.data.tokenizer).unwrap_or_default();
+            dataset.warnings().iter().chain(&of_tokenizer).for_each(|w| log::warn!("{w}"));
             let bar = BytesBar::new("reading data", dataset.n_bytes(), is_terminal);
             fault_point("scan", 0, 0);
             let report = dataset.scan(&|done| {
@@ -103,7 +110,7 @@ impl Batches {
         self.fill(self.dataset.train(), step_base, j, micro_batch_size, into);
     }
 
-    /// Validation micro-batch `i`, in file order.
+    /// Validation micro-batch `i` of `train.eval_batches`: its windows lie evenly over the whole of the data.
     pub fn validation_micro_batch(&self, i: usize, micro_batch_size: usize, into: &mut MicroBatch) {
         let val = self.dataset.val().expect("eval_every needs validation data, which the deck's check saw to");
         self.fill(val, 0, i, micro_batch_size, into);

@@ -50,6 +50,7 @@ fn verdict(key: &str) -> Verdict {
         // How tokens are printed; the tokens are in the files.
         "data.tokenizer" => Verdict::Free,
         "data.val" => Verdict::Course,
+        "data.val_stride" => Verdict::Free,
         _ if key.starts_with("data.") => Verdict::Data,
         "train.eval_every" | "train.eval_batches" => Verdict::Free,
         "train.sample_every" | "train.sample_prompt" | "train.sample_tokens" => Verdict::Free,
@@ -123,6 +124,7 @@ mod tests {
             ("data.seed", "9", Verdict::Data),
             ("data.shuffle", "false", Verdict::Data),
             ("data.stride", "4", Verdict::Data),
+            ("data.val_stride", "4", Verdict::Free),
             ("data.val_fraction", "0.5", Verdict::Data),
             ("model.n_head", "4", Verdict::Model),
             ("model.d_model", "16", Verdict::Model),

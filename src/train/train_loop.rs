@@ -14,6 +14,7 @@ use super::stepper::Stepper;
 use super::tracing;
 use crate::backend::{Backend, Comm};
 use crate::error::{Exit, Result};
+use crate::optim;
 use crate::telemetry::StepLog;
 use crate::telemetry::allocations::{self, Owner};
 use crate::telemetry::signals::Stop;
@@ -33,6 +34,8 @@ pub(super) struct TrainLoop<'r, 's, B: Backend> {
     saver: Saver<'r>,
     sampler: Option<Sampler>,
     skipped_in_a_row: u64,
+    /// The step that this process started from.
+    first_step: u64,
 }
 
 impl<'r, 's, B: Backend> TrainLoop<'r, 's, B> {
@@ -48,7 +51,18 @@ impl<'r, 's, B: Backend> TrainLoop<'r, 's, B> {
         let saver = Saver::new(stepper, &job.deck, batches);
         let samples = job.deck.train.sample_every > 0;
         let sampler = samples.then(|| Sampler::open::<B>(stepper.comm, &job.deck)).transpose()?;
-        Ok(TrainLoop { stepper, job, batches, at, log, report, saver, sampler, skipped_in_a_row: 0 })
+        Ok(TrainLoop {
+            stepper,
+            job,
+            batches,
+            at,
+            log,
+            report,
+            saver,
+            sampler,
+            skipped_in_a_row: 0,
+            first_step: at.step,
+        })
     }
 
     /// Runs to the end, and after it a save that is still under way. Collective.
@@ -115,14 +129,30 @@ impl<'r, 's, B: Backend> TrainLoop<'r, 's, B> {
             return Ok(None);
         }
         let reason = format!(
-            "{in_a_row} steps in a row were not finite (loss {}, gradient norm {}{}); weights are those of step {}; lower \
-             optim.lr, or raise train.max_skipped_steps",
+            "{in_a_row} steps in a row were not finite (loss {}, gradient norm {}{}); weights are those of step {}; {}",
             outcome.loss,
             outcome.grad_norm,
             report::origin(&self.stepper.model.spec, outcome),
-            self.at.step
+            self.at.step,
+            self.remedy_of_non_finite_steps()?
         );
         Ok(Some(Verdict { exit: Exit::NonFinite, reason }))
+    }
+
+    fn remedy_of_non_finite_steps(&self) -> Result<String> {
+        let Stepper { device, comm, model, shards, .. } = &*self.stepper;
+        let bad = optim::first_non_finite_weight(*device, *comm, shards, &model.spec)?;
+        Ok(match bad {
+            // No update of this process has touched them.
+            None if self.at.step == self.first_step => "not one step was: the weights that it began with are too \
+                                                        large to compute with, so start from others"
+                .into(),
+            None => "lower optim.lr, or raise train.max_skipped_steps".into(),
+            Some(p) => format!(
+                "{} holds values that are not finite, which no training mends: start from weights that are",
+                model.spec.params[p].name
+            ),
+        })
     }
 
     /// After a step that was made: samples, validates, saves and logs what is due.

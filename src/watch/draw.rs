@@ -4,6 +4,7 @@
 
 use super::text::{Columns, headline, memory_head, memory_rows, rank_in_words, speed};
 use super::view::{Counts, Mood, RankLine, View};
+use crate::foreign::on_a_line;
 use crate::telemetry::human;
 use crate::telemetry::step_reader::LoggedStep;
 use ratatui::Frame;
@@ -64,13 +65,21 @@ pub fn draw(frame: &mut Frame<'_>, view: &View<'_>, colors: Colors) {
         lines.push(Line::raw("none gives a sign of life"));
     }
     panel(frame, &format!("ranks ({}): last operation, units gathered", view.world_size), lines, ranks);
-    let faults = view.faults.iter().map(|fault| Line::styled(fault.clone(), colors.of(Mood::Odd)));
+    let faults = view.faults.iter().map(|fault| plain(fault, colors.of(Mood::Odd)));
     let title = format!("events: {}", view.counts_in_words());
     panel(frame, &title, faults.chain(event_lines(view)).collect(), events);
 }
 
 fn panel(frame: &mut Frame<'_>, title: &str, lines: Vec<Line<'_>>, area: Rect) {
-    frame.render_widget(Paragraph::new(lines).block(Block::bordered().title(format!(" {title} "))), area);
+    frame.render_widget(
+        Paragraph::new(lines).block(Block::bordered().title(on_a_line(&format!(" {title} ")).into_owned())),
+        area,
+    );
+}
+
+/// A line of text that others may have had a part in.
+fn plain(text: &str, style: Style) -> Line<'static> {
+    Line::styled(on_a_line(text).into_owned(), style)
 }
 
 /// Run and status, progress and speed, time.
@@ -78,9 +87,9 @@ fn head_lines<'v>(view: &'v View<'_>, colors: Colors) -> Vec<Line<'v>> {
     let (status, mood) = view.status_in_words();
     let bold = Style::default().add_modifier(Modifier::BOLD);
     let first = Line::from(vec![
-        Span::styled(format!("{}  ", view.run), bold),
-        Span::styled(status, colors.of(mood)),
-        Span::raw(format!("  {}", headline(view))),
+        Span::styled(on_a_line(&format!("{}  ", view.run)).into_owned(), bold),
+        Span::styled(on_a_line(&status).into_owned(), colors.of(mood)),
+        Span::raw(on_a_line(&format!("  {}", headline(view))).into_owned()),
     ]);
     let second = match view.total_steps {
         Some(total) => {
@@ -91,7 +100,7 @@ fn head_lines<'v>(view: &'v View<'_>, colors: Colors) -> Vec<Line<'v>> {
         None => Line::raw("q leaves"),
     };
     let time = match view.time_in_words() {
-        Some((words, mood)) => Line::styled(words, if mood == Mood::Good { Style::default() } else { colors.of(mood) }),
+        Some((words, mood)) => plain(&words, if mood == Mood::Good { Style::default() } else { colors.of(mood) }),
         None => Line::default(),
     };
     vec![first, second, Line::raw(speed(view)), time]
@@ -189,24 +198,26 @@ fn draw_memory(frame: &mut Frame<'_>, view: &View<'_>, colors: Colors, area: Rec
 
 fn rank_line(rank: &RankLine, colors: Colors) -> Line<'static> {
     let style = if rank.is_live == Some(false) { colors.of(Mood::Bad) } else { Style::default() };
-    Line::styled(rank_in_words(rank), style)
+    plain(&rank_in_words(rank), style)
 }
 
 fn event_lines<'v>(view: &'v View<'_>) -> impl Iterator<Item = Line<'v>> {
-    view.happened.iter().map(|(ago, words)| Line::raw(format!("{:>7} ago  {words}", human::seconds(ago.max(0.0)))))
+    view.happened
+        .iter()
+        .map(|(ago, words)| plain(&format!("{:>7} ago  {words}", human::seconds(ago.max(0.0))), Style::default()))
 }
 
 /// What counts most, for a small terminal: a line each, cut off at its edge.
 fn few_lines<'v>(view: &'v View<'_>, colors: Colors) -> Vec<Line<'v>> {
     let (status, mood) = view.status_in_words();
-    let mut lines = vec![Line::styled(status, colors.of(mood))];
+    let mut lines = vec![plain(&status, colors.of(mood))];
     if let Some(row) = view.rows.last() {
         let val = view.val_loss.map_or(String::new(), |(_, loss)| format!(" val {loss:.4}"));
         lines.push(Line::raw(format!("loss {:.4}{val}", row.loss)));
         lines.push(Line::raw(format!("{} tokens/s {:.1} ms/step", human::count(row.tokens_per_s), row.step_ms_max)));
     }
     if let Some((words, mood)) = view.time_in_words() {
-        lines.push(Line::styled(words, if mood == Mood::Good { Style::default() } else { colors.of(mood) }));
+        lines.push(plain(&words, if mood == Mood::Good { Style::default() } else { colors.of(mood) }));
     }
     if !view.memory.kinds.is_empty() {
         let total = view.memory.total;
@@ -215,9 +226,9 @@ fn few_lines<'v>(view: &'v View<'_>, colors: Colors) -> Vec<Line<'v>> {
     }
     let Counts { restores, skipped, chronic, one_off } = view.counts;
     lines.push(Line::raw(format!("{restores} restored {skipped} skipped {} slow", chronic + one_off)));
-    lines.extend(view.faults.iter().map(|fault| Line::styled(fault.clone(), colors.of(Mood::Odd))));
+    lines.extend(view.faults.iter().map(|fault| plain(fault, colors.of(Mood::Odd))));
     lines.extend(view.ranks.iter().map(|rank| rank_line(rank, colors)));
-    lines.push(Line::raw(view.run.clone()));
+    lines.push(plain(&view.run, Style::default()));
     lines
 }
 

@@ -1,6 +1,7 @@
 //! A view as plain lines, for pipes, logs and `--once`.
 
 use super::view::{Memory, RankLine, View};
+use crate::foreign::on_a_line;
 use crate::telemetry::human;
 use crate::telemetry::sign_of_life::Held;
 use std::fmt::Write as _;
@@ -11,7 +12,9 @@ const N_LISTED: usize = 8;
 /// The whole view, without colours.
 pub fn snapshot(view: &View<'_>) -> String {
     let mut out = String::new();
-    let mut line = |label: &str, text: &str| writeln!(out, "{label:<12}{text}").expect("writing to a String");
+    let mut line = |label: &str, text: &str| {
+        writeln!(out, "{:<12}{}", on_a_line(label), on_a_line(text)).expect("writing to a String")
+    };
     line(&view.run, "");
     line("status", &view.status_in_words().0);
     line("job", &headline(view));

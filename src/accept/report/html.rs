@@ -28,21 +28,15 @@ pre{overflow-x:auto;font-size:13px}\
 pub fn page(facts: &AcceptanceFacts) -> Result<String, Error> {
     let mut out = String::new();
     let line = facts.verdict.line();
-    write!(
-        out,
-        "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\">\
-         <meta name=\"viewport\" content=\"width=device-width\">\
-         <meta name=\"color-scheme\" content=\"light dark\"><link rel=\"icon\" href=\"data:,\">\
-         <title>zero3 accept: {line}</title><style>{STYLE}{}</style></head><body><main>",
-        html::STYLE
-    )?;
+    write!(out, "{}<body><main>", html::head(&format!("zero3 accept: {line}"), STYLE))?;
     let class = if facts.verdict.accepted { "PASS" } else { "FAIL" };
     let began = Timestamp::from_second(facts.job.started_unix as i64).map_or(String::new(), |t| format!(" from {t}"));
     let hosts: BTreeSet<&String> = facts.ranks.iter().filter_map(|own| own.get("host")).collect();
     let nodes = if hosts.len() == 1 { "1 node".into() } else { format!("{} nodes", hosts.len()) };
     write!(
         out,
-        "<h1 class=\"{class}\">{line}</h1><p>{} ranks on {nodes}, {}{began}</p><ul>",
+        "<h1 class=\"{class}\">{}</h1><p>{} ranks on {nodes}, {}{began}</p><ul>",
+        escape(&line),
         facts.job.n_ranks,
         human::seconds(facts.seconds)
     )?;
@@ -72,7 +66,7 @@ pub fn page(facts: &AcceptanceFacts) -> Result<String, Error> {
         for m in &result.metrics {
             let value = m.value.map_or(String::new(), show);
             let reference = m.compared_with().unwrap_or_default();
-            let (s, name, why) = (m.status.name(), &m.name, escape(&m.reason));
+            let (s, name, why) = (m.status.name(), escape(&m.name), escape(&m.reason));
             write!(
                 out,
                 "<tr><td class=\"{s}\">{s}</td><td>{name}</td><td class=\"n\">{value}</td><td>{}</td>\

@@ -3,8 +3,7 @@
 use crate::accept::facts::AcceptanceFacts;
 use crate::accept::verdict::metric::{Metric, show};
 use crate::accept::verdict::{Ending, SectionResult};
-use crate::telemetry::human;
-use std::io::Write;
+use crate::telemetry::{human, say};
 use std::path::Path;
 
 /// Width of the column of names.
@@ -12,8 +11,7 @@ const NAME_WIDTH: usize = 40;
 
 /// Prints a line. The reader may have closed the pipe; the files and the exit code remain.
 fn print(text: &str) {
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "{text}").and_then(|()| out.flush()).ok();
+    say::out(text).ok();
 }
 
 /// Prints a section.

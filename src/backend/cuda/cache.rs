@@ -4,12 +4,16 @@
 //! compiles. A file is written under another name and renamed, so no run sees half of one; it begins with a
 //! digest of the rest, so no run loads a damaged one.
 //!
+//! A digest is no signature: whoever may write a file decides what runs on the device as this user. So, as
+//! ssh does with keys, a file is believed only where it and all directories above it belong to this user or
+//! to root and nobody else may write them.
+//!
 //! Must not know: what an image is, CUDA, ranks.
 
 use std::fmt;
-use std::fs::Permissions;
-use std::io::{ErrorKind, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::fs::{DirBuilder, File, Metadata, Permissions};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -41,8 +45,12 @@ impl Cache {
     /// The image of that name; None where there is none, or a damaged one.
     pub fn read(&self, name: &str) -> Option<Vec<u8>> {
         let path = self.dir.as_ref()?.join(name);
-        match std::fs::read(&path) {
-            Ok(file) => {
+        match read_trusted(&path) {
+            Ok(Err(why)) => {
+                log::warn!("{why}: {} is not believed, the kernels are compiled", path.display());
+                None
+            }
+            Ok(Ok(file)) => {
                 let image = unpack(file);
                 if image.is_none() {
                     log::warn!("{} is damaged, the kernels are compiled again", path.display());
@@ -62,9 +70,9 @@ impl Cache {
     /// Writes an image; false where that fails, or caching is off.
     pub fn write(&self, name: &str, image: &[u8]) -> bool {
         let Some(dir) = &self.dir else { return false };
-        let written = std::fs::create_dir_all(dir).and_then(|()| {
-            // As readable as the user's other files: others may share the directory.
-            let mut file = tempfile::Builder::new().permissions(Permissions::from_mode(0o666)).tempfile_in(dir)?;
+        // Whatever the umask says, nobody else may write what is to be believed.
+        let written = DirBuilder::new().recursive(true).mode(0o755).create(dir).and_then(|()| {
+            let mut file = tempfile::Builder::new().permissions(Permissions::from_mode(0o644)).tempfile_in(dir)?;
             file.write_all(&head(image))?;
             file.write_all(image)?;
             // Two runs at once write the same bytes: whichever renames last is right, too.
@@ -77,6 +85,40 @@ impl Cache {
             );
         }
         written.is_ok()
+    }
+}
+
+/// The bytes of a file, or why they are not to be believed.
+fn read_trusted(path: &Path) -> std::io::Result<Result<Vec<u8>, String>> {
+    // SAFETY: a plain system call without arguments.
+    let me = unsafe { libc::geteuid() };
+    let mut file = File::open(path)?;
+    let refused = |meta: &Metadata, path: &Path| {
+        distrust(meta.uid(), meta.mode(), meta.is_dir(), me).map(|why| format!("{} {why}", path.display()))
+    };
+    if let Some(why) = refused(&file.metadata()?, path) {
+        return Ok(Err(why));
+    }
+    // Links are looked through: what counts is where the file lies.
+    for dir in path.canonicalize()?.ancestors().skip(1) {
+        if let Some(why) = refused(&std::fs::metadata(dir)?, dir) {
+            return Ok(Err(why));
+        }
+    }
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes)?;
+    Ok(Ok(bytes))
+}
+
+/// Why what belongs to `owner` and has this mode is not to be believed by `me`. In a directory with the
+/// sticky bit (/tmp) others may add entries, but not replace those of this user.
+fn distrust(owner: u32, mode: u32, is_dir: bool, me: u32) -> Option<String> {
+    let is_sticky = is_dir && mode & libc::S_ISVTX != 0;
+    match mode & 0o022 {
+        _ if owner != me && owner != 0 => Some(format!("belongs to user {owner}")),
+        0 => None,
+        _ if is_sticky => None,
+        _ => Some(format!("has mode {:04o}, so others may write it (chmod go-w)", mode & 0o7777)),
     }
 }
 
@@ -130,6 +172,33 @@ mod tests {
         assert!(cache.write("image", b"machine code"));
         assert_eq!(cache.read("image").unwrap(), b"machine code");
         assert_eq!(std::fs::read_dir(&place).unwrap().count(), 1, "nothing else is left");
+    }
+
+    #[test]
+    fn what_others_may_write_is_not_believed() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().join("above/cache");
+        let cache = Cache::new(place.to_str().unwrap());
+        assert!(cache.write("image", b"machine code"));
+        let (file, above) = (place.join("image"), dir.path().join("above"));
+        for (path, mode, is_believed) in [
+            (&file, 0o664, false),
+            (&file, 0o646, false),
+            (&file, 0o600, true),
+            (&place, 0o775, false),
+            (&place, 0o1777, true),
+            (&place, 0o700, true),
+            (&above, 0o757, false),
+            (&above, 0o755, true),
+        ] {
+            std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+            assert_eq!(cache.read("image").is_some(), is_believed, "{} with mode {mode:o}", path.display());
+        }
+        assert_eq!(distrust(7, 0o644, false, 7), None);
+        assert_eq!(distrust(0, 0o644, false, 7), None, "root's");
+        assert_eq!(distrust(8, 0o644, false, 7).as_deref(), Some("belongs to user 8"));
+        assert_eq!(distrust(8, 0o1777, true, 7).as_deref(), Some("belongs to user 8"));
+        assert!(distrust(7, 0o1666, false, 7).unwrap().contains("mode 1666"), "the sticky bit of a file says nothing");
     }
 
     #[test]

@@ -27,8 +27,8 @@ Examples:
 Exit codes: 0 finished; 2 bad deck or data; 70 internal error.";
 
 const DATA_TOKENIZE_HELP: &str = "\
-What a document is: each file; with --separator STR what lies between two STR; of a .jsonl file, or with --json-key, each line's \
-text. Its token (GPT-2: <|endoftext|>, 50256) goes before it, as llm.c has it.
+What a document is: each file; with --separator STR what lies between two STR; of a .jsonl or .ndjson file, or with --json-key, each \
+line's text. Its token (GPT-2: <|endoftext|>, 50256) goes before it, as llm.c has it.
 
 Examples:
   zero3 data tokenize --tokenizer gpt2 data/shakespeare.bin input.txt --val-fraction 0.1

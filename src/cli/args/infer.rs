@@ -13,8 +13,8 @@ Examples:
   zero3 sample runs/web --prompt 'Once upon a time' data.tokenizer=gpt2
       the deck of the run named no tokenizer
 
-Exit codes: 0 finished; 2 no checkpoint there, a damaged one, or a prompt that is no text of the tokenizer; 5 communication or \
-device failure; 70 internal error.";
+Exit codes: 0 finished; 2 no checkpoint there, a damaged one, a prompt that is no text of the tokenizer, or \
+tokens of another one; 4 the model computes values that are not finite; 5 communication or device failure; 70 internal error.";
 
 const EVAL_HELP: &str = "\
 Examples:
@@ -22,7 +22,8 @@ Examples:
   mpirun -n 4 zero3 eval runs/tiny inputs/tiny.toml data.val=other.txt --stride 16 --json
       the same digits on any number of ranks
 
-Exit codes: 0 finished; 2 no checkpoint there, a damaged one, or bad data; 5 communication or device failure; 70 internal error.";
+Exit codes: 0 finished; 2 no checkpoint there, a damaged one, or bad data; 4 the loss is not finite; 5 communication or \
+device failure; 70 internal error.";
 
 /// Write text with a checkpoint's model.
 ///

@@ -339,6 +339,6 @@ fn leaving_node(subject: &Subject<'_>, machine: &Machine<'_>) -> (u64, u64) {
     let slice_bytes = plan.reduce_slice_bytes();
     let reductions = plan
         .reductions(n_micro)
-        .map(|k| traffic::reduce_scatter(layout, knobs.deterministic, k, slice_bytes).leaving_node);
+        .map(|(k, times)| traffic::reduce_scatter(layout, knobs.deterministic, k, slice_bytes).leaving_node * times);
     (gathered(slices), reductions.sum())
 }

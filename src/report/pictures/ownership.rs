@@ -51,11 +51,16 @@ fn compare(planned: &RunPlan) -> Result<Ownership> {
     let n_micro_steps = MicroBatches::new(*n_micro, n).micro_steps();
     let received = |rank: usize| -> u64 {
         let param_bytes = plan.knobs.param_dtype.bytes() as u64;
-        let gathers = (0..n_micro_steps).flat_map(|a| &plan.micro_step(a, n_micro_steps).schedule.gathers);
-        let foreign = gathers.flat_map(|g| &g.params).filter(|&&p| owner_of_param[p] != rank);
-        let broadcast: u64 = foreign.map(|&p| param_bytes * spec.params[p].numel() as u64).sum();
-        let contributions: usize = plan.reductions(*n_micro).map(|k| plan.n_received(rank, k)).sum();
-        broadcast + contributions as u64 * plan.knobs.reduce_dtype.bytes() as u64 * owned[rank]
+        let foreign = |a: usize| -> u64 {
+            let gathered = plan.micro_step(a, n_micro_steps).schedule.gathers.iter().flat_map(|g| &g.params);
+            let foreign = gathered.filter(|&&p| owner_of_param[p] != rank);
+            foreign.map(|&p| param_bytes * spec.params[p].numel() as u64).sum()
+        };
+        // All micro-steps but the last are alike.
+        let broadcast = foreign(0) * (n_micro_steps as u64 - 1) + foreign(n_micro_steps - 1);
+        let contributions: u64 =
+            plan.reductions(*n_micro).map(|(k, times)| plan.n_received(rank, k) as u64 * times).sum();
+        broadcast + contributions * plan.knobs.reduce_dtype.bytes() as u64 * owned[rank]
     };
     Ok(Ownership {
         world_size: n,
@@ -108,9 +113,9 @@ mod tests {
             let a = MicroBatches::new(planned.n_micro, n).micro_steps() as u64;
             let reduced: u64 = (0..n)
                 .map(|rank| {
-                    let plan = &planned.plan;
-                    let arrive: usize = plan.reductions(planned.n_micro).map(|k| plan.n_received(rank, k)).sum();
-                    arrive as u64 * both.wrong.resident_bytes[rank] / 16 * 4
+                    let runs = planned.plan.reductions(planned.n_micro);
+                    let arrive: u64 = runs.map(|(k, times)| planned.plan.n_received(rank, k) as u64 * times).sum();
+                    arrive * both.wrong.resident_bytes[rank] / 16 * 4
                 })
                 .sum();
             assert_eq!(

@@ -3,6 +3,7 @@
 //!
 //! Micro-batches are distributed and summed as those of a step: the same bits on every number of ranks.
 
+use super::finite::refuse_non_finite;
 use crate::backend::{Backend, Comm, Device};
 use crate::data::SampleSpace;
 use crate::error::Result;
@@ -84,6 +85,7 @@ pub fn evaluate<B: Backend>(
     }
     let all = stepper.comm.control().all_gather_f64(&own)?;
     let total = order.sum(|rank, a| all[rank * own.len() + a]);
+    refuse_non_finite("the loss", Some(total).filter(|x| !x.is_finite()))?;
     let n_tokens = space.n_tokens() - 1;
     let n_bytes = tokenizer.map(|tokenizer| bytes_of(space, tokenizer));
     Ok(Evaluated { n_tokens, n_windows: windows.n(), loss: total / n_tokens as f64, n_bytes })

@@ -4,6 +4,7 @@
 //! Blocks cache the projections of the rows so far, so a token costs one row, and one gather of every unit.
 //! When the context is full it starts again with its last half.
 
+use super::finite::refuse_non_finite;
 use crate::backend::ops::{AttentionShape, CachedWork};
 use crate::backend::{Backend, Buf, Device, Ops, Queue};
 use crate::config::Deck;
@@ -109,6 +110,7 @@ pub fn generate<B: Backend>(
             ran.note(by);
             done += rows.len();
         }
+        refuse_non_finite("a logit", logits.iter().find(|x| !x.is_finite()).map(|&x| f64::from(x)))?;
         let token = choose(&logits, choice, text.len() - prompt.len());
         if Some(token) == end {
             break;

@@ -4,6 +4,7 @@
 //! optimizers.
 
 pub mod evaluate;
+mod finite;
 pub mod generate;
 
 use crate::backend::agree::all_or_none;

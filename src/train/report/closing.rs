@@ -13,12 +13,11 @@ use crate::plan::generation::Ran;
 use crate::plan::memory::Peaks;
 use crate::plan::placement::bytes_per_param;
 use crate::telemetry::summary::{KindBytes, PhaseTotal, Planned, RankBytes, Resident, SUMMARY_FILE, UnitRow};
-use crate::telemetry::{CommClass, Phase, RunEvent, Summary, UnitTimes};
+use crate::telemetry::{CommClass, Phase, RunEvent, Summary, UnitTimes, say};
 use crate::train::job::{Ending, HINTED_RANKS, Job};
 use crate::train::stepper::Stepper;
 use crate::train::tracing::label_in_words;
 use serde::{Deserialize, Serialize};
-use std::io::Write;
 use std::path::Path;
 
 /// Totals of a rank over all its steps.
@@ -192,5 +191,5 @@ pub fn already_finished(path: &Path, step: u64, total_steps: u64) {
          raise train.steps to go on, or start over with --resume none (what is there is archived)"
     );
     // A reader may be gone.
-    writeln!(std::io::stdout().lock(), "{text}").ok();
+    say::out(&text).ok();
 }

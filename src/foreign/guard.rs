@@ -1,0 +1,53 @@
+//! Parsers of other crates that may panic on what they are given: for the caller that is a fault of the
+//! input.
+//!
+//! The program's panic hooks print and abort the job; they ask [`is_guarded`] and leave such a panic to
+//! [`guarded`].
+
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+thread_local! {
+    static DEPTH: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Whether this thread is within [`guarded`]: a panic there ends a parser, not the program.
+pub fn is_guarded() -> bool {
+    DEPTH.with(|depth| depth.get() > 0)
+}
+
+/// Calls a foreign parser on this thread. What it was working on is lost with its panic, so `parse` must not
+/// leave anything half done that is used afterwards.
+///
+/// # Errors
+/// It panicked: with these words.
+pub fn guarded<T>(parse: impl FnOnce() -> T) -> Result<T, String> {
+    struct Leave;
+    impl Drop for Leave {
+        fn drop(&mut self) {
+            DEPTH.with(|depth| depth.set(depth.get() - 1));
+        }
+    }
+    DEPTH.with(|depth| depth.set(depth.get() + 1));
+    let _leave = Leave;
+    catch_unwind(AssertUnwindSafe(parse)).map_err(|payload| {
+        let words = payload.downcast_ref::<String>().map(String::as_str).or(payload.downcast_ref::<&str>().copied());
+        format!("its parser gave up: {}", words.unwrap_or("without a word"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_within_is_an_error_with_its_words_and_the_guard_ends_with_it() {
+        assert_eq!(guarded(|| 7), Ok(7));
+        assert_eq!(guarded(|| -> u32 { panic!("at {}", 3) }), Err("its parser gave up: at 3".into()));
+        let nested = guarded(|| {
+            assert!(guarded(|| panic!("inner")).is_err());
+            is_guarded()
+        });
+        assert_eq!((nested, is_guarded()), (Ok(true), false));
+    }
+}

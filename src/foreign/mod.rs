@@ -1,0 +1,17 @@
+//! What others wrote: how their text is shown, how their parsers are called, how their files are recognised.
+//!
+//! | file | lives there |
+//! | --- | --- |
+//! | `shown` | foreign text for a terminal, a log line, a page |
+//! | `guard` | parsers that may panic on what they are given |
+//! | `magic` | kinds of files by their first bytes |
+//!
+//! Must not know: what the text, the parsers and the files are for.
+
+mod guard;
+mod magic;
+mod shown;
+
+pub use guard::{guarded, is_guarded};
+pub use magic::{FileKind, START_BYTES, kind_of, not_json, start_of, without_bom};
+pub use shown::{on_a_line, shown};
