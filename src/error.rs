@@ -79,6 +79,9 @@ pub enum Error {
     /// Writing logs or checkpoints failed in the operating system. Exit code 5.
     #[error("{0}")]
     Io(String),
+    /// Told to stop before there was anything to save: the same command goes on. Exit code 75.
+    #[error("{0}")]
+    Stopped(String),
     /// The program broke its own rule. Exit code 70.
     #[error("internal error: {0}")]
     Internal(String),
@@ -99,6 +102,7 @@ impl Error {
             Error::Deck(_) | Error::Input(_) | Error::Checkpoint(_) => Exit::BadInput,
             Error::NonFinite(_) => Exit::NonFinite,
             Error::Comm(_) | Error::Io(_) => Exit::CommFailure,
+            Error::Stopped(_) => Exit::StoppedEarly,
             Error::Internal(_) => Exit::Internal,
             Error::Agreed { error, .. } => error.exit(),
         }

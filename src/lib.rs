@@ -4,7 +4,7 @@
 //!
 //! | layer | modules | knows |
 //! | --- | --- | --- |
-//! | L0 | [`error`], [`dtype`], [`params`], [`optimizers`], [`work`], [`exact_sum`], [`foreign`], [`random`], [`test_hooks`], [`config`] | nothing above; decks |
+//! | L0 | [`error`], [`dtype`], [`params`], [`optimizers`], [`work`], [`exact_sum`], [`foreign`], [`random`], [`clock`], [`environment`], [`limits`], [`threads`], [`test_hooks`], [`config`] | nothing above; decks |
 //! | L1 | [`plan`], [`telemetry`], [`data`], [`text`], [`figures`] | pure plans, counters, token files, text, pictures |
 //! | L2 | [`backend`], [`checkpoint`] | devices and MPI; HDF5 and host slices |
 //! | L3 | [`model`], [`zero`] | transformer math; shards, gathers, reductions (neither knows the other) |
@@ -19,16 +19,19 @@ pub mod backend;
 pub mod calibrate;
 pub mod checkpoint;
 pub mod cli;
+pub mod clock;
 pub mod config;
 pub mod data;
 pub mod device_check;
 pub mod dtype;
+pub mod environment;
 pub mod error;
 pub mod exact_sum;
 pub mod figures;
 pub mod foreign;
 pub mod harness;
 pub mod hf;
+pub mod limits;
 pub mod model;
 pub mod optim;
 pub mod optimizers;
@@ -39,6 +42,7 @@ pub mod report;
 pub mod telemetry;
 pub mod test_hooks;
 pub mod text;
+pub mod threads;
 pub mod train;
 pub mod watch;
 pub mod work;

@@ -1,4 +1,7 @@
-//! Faults that tests ask for through the environment; nothing happens where the variables are not set.
+//! Faults that tests ask for through the environment. Nothing happens where the variables are not set, nor
+//! without `--test-hooks` on the command line: a variable that somebody left in a shell changes no result. A
+//! run with active hooks says so in its log, in `summary.json` and in its checkpoints, and so does every run
+//! that goes on from these.
 //!
 //! | variable | effect |
 //! | --- | --- |
@@ -16,9 +19,10 @@
 //!
 //! The ranks of the last four are those of the whole job.
 //!
-//! Points are those of a save, [`SAVE_POINTS`], and [`OTHER_POINTS`]. What rank 0 alone does has the rank 0. Several faults are
-//! separated by commas.
+//! Points are those of a save, [`SAVE_POINTS`], and [`OTHER_POINTS`]. What rank 0 alone does has the rank 0.
+//! Several faults are separated by commas.
 
+use crate::{clock, environment};
 use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::io;
@@ -26,6 +30,60 @@ use std::panic::Location;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
+
+/// The variables of the table.
+pub const VARIABLES: [&str; 11] = [
+    "ZERO3_TEST_FAULT",
+    "ZERO3_TEST_MAX_MESSAGE_NUMEL",
+    "ZERO3_TEST_RANKS_PER_NODE",
+    "ZERO3_TEST_COLLECTIVE_DELAY_US",
+    "ZERO3_TEST_SPOIL",
+    "ZERO3_TEST_LIST_WAITS",
+    "ZERO3_TEST_SKIP_WAIT",
+    "ZERO3_TEST_FLIP",
+    "ZERO3_TEST_WRONG_VALUE",
+    "ZERO3_TEST_DRAG",
+    "ZERO3_TEST_SLOW_LINK",
+];
+
+/// The argument without which the variables do nothing.
+pub const FLAG: &str = "--test-hooks";
+
+static ACTIVE: AtomicBool = AtomicBool::new(false);
+/// Hooks of this job and of those whose checkpoints it goes on from.
+static OF_JOB: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+
+/// The flag was given. To be called before anything else here.
+pub fn activate() {
+    ACTIVE.store(true, Ordering::Relaxed);
+}
+
+/// A variable of the table, where hooks are active.
+fn variable(name: &str) -> Option<String> {
+    debug_assert!(VARIABLES.contains(&name), "{name} is not listed");
+    ACTIVE.load(Ordering::Relaxed).then(|| environment::variable(name)).flatten()
+}
+
+/// The hooks that are active in this process: `NAME=value`.
+pub fn active() -> Vec<String> {
+    VARIABLES.iter().filter_map(|name| variable(name).map(|value| format!("{name}={value}"))).collect()
+}
+
+/// Variables that are set and do nothing.
+pub fn ignored() -> Vec<&'static str> {
+    let set = VARIABLES.into_iter().filter(|name| environment::variable_os(name).is_some());
+    set.filter(|_| !ACTIVE.load(Ordering::Relaxed)).collect()
+}
+
+/// Hooks of another rank, or of the run whose checkpoint this one goes on from.
+pub fn add_to_job(hooks: impl IntoIterator<Item = String>) {
+    OF_JOB.lock().expect("no holder panics").extend(hooks);
+}
+
+/// Every hook that has been at work on this job's results, in order.
+pub fn of_job() -> Vec<String> {
+    OF_JOB.lock().expect("no holder panics").iter().cloned().collect()
+}
 
 /// Who passes a point of a save.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,9 +124,9 @@ pub const SAVE_POINTS: [(&str, Passes); 22] = [
     ("save.done", Passes::EachRank),
 ];
 
-/// Points that are none of a save: before the deck is read, before the data are read, before a training step, before MPI
-/// ends; after a batch of tokens was written, and after the last one; before each chunk that the acceptance benchmark writes;
-/// before a live view is drawn anew, its looks counted from 0.
+/// Points that are none of a save: before the deck is read, before the data are read, before a training step,
+/// before MPI ends; after a batch of tokens was written, and after the last one; before each chunk that the
+/// acceptance benchmark writes; before a live view is drawn anew, its looks counted from 0.
 pub const OTHER_POINTS: [&str; 8] =
     ["deck", "scan", "step", "leave", "tokenize.batch", "tokenize.finished", "storage.write", "watch.draw"];
 
@@ -79,7 +137,7 @@ fn fault_here(point: &str, rank: usize, step: u64) -> Option<&'static str> {
         OTHER_POINTS.contains(&point) || SAVE_POINTS.iter().any(|(name, _)| *name == point),
         "{point} is not listed"
     );
-    let faults = FAULTS.get_or_init(|| std::env::var("ZERO3_TEST_FAULT").ok()).as_ref()?;
+    let faults = FAULTS.get_or_init(|| variable("ZERO3_TEST_FAULT")).as_ref()?;
     faults.split(',').find_map(|fault| {
         let (kind, place) = fault.split_once('@')?;
         let here = place == format!("{point}:{rank}:{step}") || place == format!("{point}:*:{step}");
@@ -108,9 +166,9 @@ pub fn fault_point(point: &str, rank: usize, step: u64) {
         "late" => LATE.store(true, Ordering::Relaxed),
         "hang" | "late_hang" => {
             LATE.store(kind == "late_hang", Ordering::Relaxed);
-            std::thread::sleep(Duration::from_secs(3600));
+            clock::rest(Duration::from_secs(3600));
         }
-        "slow" => std::thread::sleep(Duration::from_secs(1)),
+        "slow" => clock::rest(Duration::from_secs(1)),
         "eio" | "enospc" => {}
         _ => {
             // SAFETY: a plain system call on this process.
@@ -131,7 +189,7 @@ pub fn ahead() -> Duration {
 pub fn delay_collective() {
     static DELAY_US: OnceLock<Option<usize>> = OnceLock::new();
     if let Some(us) = DELAY_US.get_or_init(|| number_from("ZERO3_TEST_COLLECTIVE_DELAY_US")) {
-        std::thread::sleep(std::time::Duration::from_micros(*us as u64));
+        clock::rest(Duration::from_micros(*us as u64));
     }
 }
 
@@ -159,17 +217,18 @@ pub fn spoilt(rank: usize, factor: f32) -> f32 {
     static FLIP: OnceLock<Option<usize>> = OnceLock::new();
     let flips = *FLIP.get_or_init(|| number_from("ZERO3_TEST_FLIP")) == Some(world_rank());
     let factor = if flips { flipped(factor) } else { factor };
-    let Some(spoil) = SPOIL.get_or_init(|| std::env::var("ZERO3_TEST_SPOIL").ok()) else { return factor };
+    let Some(spoil) = SPOIL.get_or_init(|| variable("ZERO3_TEST_SPOIL")) else { return factor };
     let here = format!("{rank}:{}", ATTEMPT.load(Ordering::Relaxed));
     if spoil.split(',').any(|one| one == here) { f32::NAN } else { factor }
 }
 
-/// Whether the wait of `queue` (or of the host) that stands at `place` is to be left out. Lists the place where a test asks for the list.
+/// Whether the wait of `queue` (or of the host) that stands at `place` is to be left out. Lists the place
+/// where a test asks for the list.
 pub fn skips_wait(place: &Location<'_>, queue: impl Debug) -> bool {
     static SKIPPED: OnceLock<Option<String>> = OnceLock::new();
     static LIST: OnceLock<Option<Mutex<BTreeSet<String>>>> = OnceLock::new();
-    let skipped = SKIPPED.get_or_init(|| std::env::var("ZERO3_TEST_SKIP_WAIT").ok());
-    let list = LIST.get_or_init(|| std::env::var_os("ZERO3_TEST_LIST_WAITS").map(|_| Mutex::default()));
+    let skipped = SKIPPED.get_or_init(|| variable("ZERO3_TEST_SKIP_WAIT"));
+    let list = LIST.get_or_init(|| variable("ZERO3_TEST_LIST_WAITS").map(|_| Mutex::default()));
     if skipped.is_none() && list.is_none() {
         return false;
     }
@@ -178,7 +237,7 @@ pub fn skips_wait(place: &Location<'_>, queue: impl Debug) -> bool {
         let mut places = list.lock().expect("no holder of the list panics");
         if places.insert(name.clone()) {
             let lines: String = places.iter().map(|place| format!("{place}\n")).collect();
-            let path = std::env::var_os("ZERO3_TEST_LIST_WAITS").expect("set a moment ago");
+            let path = variable("ZERO3_TEST_LIST_WAITS").expect("set a moment ago");
             std::fs::write(&path, lines).expect("a test gives a path that can be written");
         }
     }
@@ -214,12 +273,12 @@ pub fn spoil_received(values: &mut [f32]) {
 /// Makes this rank's work take longer, in proportion to what it took.
 pub fn drag(took: Duration) {
     static DRAG: OnceLock<Option<String>> = OnceLock::new();
-    let Some(text) = DRAG.get_or_init(|| std::env::var("ZERO3_TEST_DRAG").ok()) else { return };
+    let Some(text) = DRAG.get_or_init(|| variable("ZERO3_TEST_DRAG")) else { return };
     if let Some((rank, percent)) = text.split_once(':')
         && rank.parse() == Ok(world_rank())
         && let Ok(percent) = percent.parse::<f64>()
     {
-        std::thread::sleep(took.mul_f64(percent / 100.0));
+        clock::rest(took.mul_f64(percent / 100.0));
     }
 }
 
@@ -227,15 +286,29 @@ pub fn drag(took: Duration) {
 pub fn delay_link(a: usize, b: usize) {
     // Within a round trip that is timed, so the environment is searched once.
     static SLOW_LINK: OnceLock<Option<String>> = OnceLock::new();
-    let Some(text) = SLOW_LINK.get_or_init(|| std::env::var("ZERO3_TEST_SLOW_LINK").ok()) else { return };
+    let Some(text) = SLOW_LINK.get_or_init(|| variable("ZERO3_TEST_SLOW_LINK")) else { return };
     if let Some((pair, us)) = text.split_once(':')
         && pair == format!("{}-{}", a.min(b), a.max(b))
         && let Ok(us) = us.parse()
     {
-        std::thread::sleep(Duration::from_micros(us));
+        clock::rest(Duration::from_micros(us));
     }
 }
 
-fn number_from(variable: &str) -> Option<usize> {
-    std::env::var(variable).ok()?.parse().ok()
+fn number_from(name: &str) -> Option<usize> {
+    variable(name)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_variable_of_the_table_is_listed_and_none_acts_without_the_flag() {
+        let table = include_str!("test_hooks.rs").lines().filter_map(|line| line.strip_prefix("//! | `"));
+        let table: Vec<&str> = table.map(|row| row.split(['=', '`']).next().unwrap()).collect();
+        assert_eq!(table, VARIABLES);
+        assert!(active().is_empty(), "the tests of this library run without the flag");
+        assert_eq!(spoilt(0, 1.5), 1.5);
+    }
 }

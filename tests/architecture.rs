@@ -138,6 +138,39 @@ fn every_file_that_the_page_names_is_there() {
     assert!(n_named > 30, "{n_named} files named");
 }
 
+/// The code of a file, without comments and tests.
+fn code_of(file: &str) -> String {
+    let text = fs::read_to_string(src().join(file)).unwrap();
+    let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
+    code.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n")
+}
+
+/// What there is one way to do, and the file that does it: a second way would have other limits, words and tests.
+const ONE_WAY: [(&str, &[&str], &[&str]); 6] = [
+    ("the calendar", &["SystemTime::now", "UNIX_EPOCH.elapsed", "Timestamp::now", "Zoned::now"], &["clock.rs"]),
+    ("a rest", &["thread::sleep"], &["clock.rs"]),
+    ("a thread", &["thread::spawn", "thread::Builder", "build_global"], &["threads.rs"]),
+    ("a variable of the environment", &["env::var"], &["environment.rs"]),
+    ("the processors of this process", &["available_parallelism", "sched_getaffinity", "cpu_set_t"], &["limits.rs"]),
+    ("the bounds of a control group", &["/sys/fs/cgroup"], &["limits.rs"]),
+];
+
+#[test]
+fn there_is_one_way_to_tell_time_to_wait_to_start_a_thread_and_to_read_the_environment() {
+    let mut faults = Vec::new();
+    for file in files().iter().filter(|file| !file.ends_with("tests.rs") && !file.contains("/tests/")) {
+        let code = code_of(file);
+        for (what, words, places) in ONE_WAY {
+            let found = words.iter().filter(|_| !places.contains(&file.as_str())).find(|word| code.contains(**word));
+            faults.extend(found.map(|word| format!("src/{file}: `{word}`: {what} comes from {}", places.join(", "))));
+        }
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+    for (what, words, places) in ONE_WAY {
+        assert!(places.iter().any(|file| words.iter().any(|word| code_of(file).contains(word))), "{what} has no place");
+    }
+}
+
 #[test]
 fn unsafe_code_stands_where_the_page_says() {
     let list = PAGE.split("- `unsafe` stands in").nth(1).expect("the page lists the places");

@@ -37,6 +37,31 @@ fn the_help_of_each_command_teaches_with_an_example() {
     assert!(!output.stdout.contains('\x1b'), "{output}");
 }
 
+/// Lightning #6797, #11406: variables of a launcher that did not start this process.
+#[test]
+fn a_rank_in_the_environment_alone_does_its_work_and_a_second_rank_of_one_command_says_that_it_does_not() {
+    for variables in [
+        &[("SLURM_PROCID", "3")][..],
+        &[("SLURM_PROCID", "3"), ("SLURM_NTASKS", "4")],
+        &[("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2")],
+        &[("PMI_RANK", "1"), ("PMI_SIZE", "2")],
+    ] {
+        let run = Run::new(0).args(["ckpt", "verify", "/nothing"]);
+        let run = variables.iter().fold(run, |run, (name, value)| run.env(name, value));
+        run.output().expect_code(2).expect_text("/nothing: no such directory");
+    }
+    let case = Case::tiny();
+    let plan = Run::new(3).arg("plan").arg(case.deck()).args(["--ranks", "2", "--json"]).output().expect_success();
+    // Of two or three copies no JSON would be made.
+    assert!(serde_json::from_str::<serde_json::Value>(&plan.stdout).is_ok(), "{plan}");
+    assert_eq!(plan.stderr.matches("stands aside: rank 0 was told the same").count(), 2, "{plan}");
+    // Tasks of a farm, each with words of its own.
+    let farm = Run::new(2).program("sh").args(["-c", "exec \"$0\" ckpt verify /no/$OMPI_COMM_WORLD_RANK"]);
+    let farm = farm.arg(env!("CARGO_BIN_EXE_zero3")).output().expect_code(2);
+    assert!(["/no/0: no such", "/no/1: no such"].iter().any(|words| farm.text().contains(words)), "{farm}");
+    assert!(!farm.text().contains("stands aside"), "{farm}");
+}
+
 #[test]
 fn every_exit_code_is_documented_in_the_help() {
     let help = Run::new(0).arg("--help").output().expect_success().stdout;

@@ -72,7 +72,8 @@ impl Cluster {
     /// The words that make the case's deck train into `run`.
     fn words(case: &Case, run: &str, words: &[&str]) -> Vec<String> {
         let own = [case.deck().display().to_string(), format!("run.dir={}", case.path(run).display())];
-        own.into_iter().chain(words.iter().map(|word| word.to_string())).collect()
+        let flag = [zero3::test_hooks::FLAG.to_string()];
+        own.into_iter().chain(words.iter().map(|word| word.to_string())).chain(flag).collect()
     }
 
     /// Submits, waits for the job (of an array: for each), and returns its worst exit code and what it

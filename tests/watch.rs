@@ -112,7 +112,7 @@ fn a_running_job_is_shown_until_q_escape_or_ctrl_c_and_the_terminal_is_as_before
 fn a_panic_while_drawing_leaves_the_terminal_as_it_was() {
     let case = Case::tiny();
     case.train(2, "run", &[]).output().expect_success();
-    let line = format!("ZERO3_TEST_FAULT=panic@watch.draw:0:1 {}", watch(&case.path("run")));
+    let line = format!("ZERO3_TEST_FAULT=panic@watch.draw:0:1 {} --test-hooks", watch(&case.path("run")));
     let left = Left::after(on_terminal(&line), "", 0.0).expect_code(70).expect_restored();
     let said = left.text.find("a test asked rank 0 to panic").expect("what went wrong");
     assert!(left.text.find("\x1b[?1049l") < Some(said), "said on the screen that stays: {:?}", left.text);

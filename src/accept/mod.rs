@@ -21,11 +21,11 @@ pub use output::RecordPaths;
 
 use crate::backend::Backend;
 use crate::backend::agree::{all_or_none, decided_by_rank_0};
+use crate::clock;
 use crate::config::acceptance::Section;
 use crate::error::{Error, Exit, Result};
 use crate::harness::Deadline;
 use crate::telemetry::signals::{self, Stop};
-use crate::telemetry::time_limit::unix_now;
 use crate::test_hooks;
 use benchmarks::training::ReferenceRun;
 use benchmarks::{collectives, device, elasticity, inventory, scaling, storage, training};
@@ -92,7 +92,7 @@ pub fn run<B: Backend>(acceptance: &Acceptance<'_, B>, launch_facts: &RankFacts,
     }
     let limit_s = deck.run.time_limit.seconds().unwrap_or(0.0);
     let job = JobFacts {
-        started_unix: unix_now() - cluster.started.elapsed().as_secs_f64(),
+        started_unix: clock::unix(cluster.started),
         n_ranks: cluster.n(),
         backend: B::NAME,
         has_baseline: acceptance.baseline.is_given(),

@@ -7,6 +7,7 @@ use super::report;
 use super::verdict::baseline::Baseline;
 use super::verdict::golden_losses::{self, GoldenLosses};
 use crate::backend::Backend;
+use crate::clock;
 use crate::config::Locking;
 use crate::error::{Error, Result};
 use crate::train::run_lock::{Holder, RunLock};
@@ -111,7 +112,7 @@ pub(super) fn prepare<B: Backend>(acceptance: &Acceptance<'_, B>, work_dir: &Pat
 pub(super) fn write_last(facts: &AcceptanceFacts, run_dir: &Path) {
     let writing = run_dir.join(WRITING);
     if File::create_new(&writing).is_err() {
-        std::thread::sleep(TIME_TO_WRITE);
+        clock::rest(TIME_TO_WRITE);
         return;
     }
     report::write(facts, run_dir).ok();

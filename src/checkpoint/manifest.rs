@@ -97,6 +97,9 @@ pub struct Manifest {
     /// Files that no restore needs, e.g. the master file for people's tools.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub extra_files: Vec<ExtraFile>,
+    /// Faults that tests asked for in the runs that made this state; none where its values count. For people.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub test_hooks: Vec<String>,
 }
 
 /// The program that wrote a checkpoint.
@@ -367,6 +370,7 @@ impl Default for Manifest {
             aliases: Vec::new(),
             files: Vec::new(),
             extra_files: Vec::new(),
+            test_hooks: Vec::new(),
         }
     }
 }

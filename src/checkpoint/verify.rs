@@ -6,6 +6,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::threads;
 use rayon::prelude::*;
 use serde::Serialize;
 
@@ -43,6 +44,7 @@ pub fn bytes_to_verify(path: &Path) -> Result<u64> {
 /// # Errors
 /// [`Error::Checkpoint`] when there is no checkpoint or its manifest is not to be believed; damage to other files is in the result.
 pub fn verify(path: &Path, progress: &(dyn Fn(u64) + Sync)) -> Result<Verified> {
+    threads::start_shared_pool()?;
     let dir = find::resolve_unchecked(path)?;
     let manifest = find::read_manifest(&dir)?;
     let done = AtomicU64::new(0);

@@ -121,11 +121,12 @@ impl Entry {
 
 /// `FILE` or `FILE:GROUP`; a colon in a file that exists belongs to its name.
 fn split_spec(spec: &str) -> (PathBuf, Option<String>) {
-    match spec.rsplit_once(':') {
-        Some((file, group)) if !Path::new(spec).exists() && !group.is_empty() => {
-            (PathBuf::from(file), Some(group.to_string()))
-        }
-        _ => (PathBuf::from(spec), None),
+    let parts = spec.match_indices(':').map(|(at, _)| (&spec[..at], &spec[at + 1..]));
+    // Colons may stand in both names, so that the file says where it ends; where there is none, the whole is what is missing.
+    let found = parts.rev().find(|(file, group)| !group.is_empty() && Path::new(file).is_file());
+    match found.filter(|_| !Path::new(spec).exists()) {
+        Some((file, group)) => (PathBuf::from(file), Some(group.to_string())),
+        None => (PathBuf::from(spec), None),
     }
 }
 
@@ -184,6 +185,22 @@ pub(super) fn boxes(shape: &[usize], range: Range<usize>) -> Vec<Vec<Range<usize
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn a_colon_parts_file_and_group_where_there_is_such_a_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name).display().to_string();
+        std::fs::write(path("a:b.h5"), "").unwrap();
+        let split = |spec: String| {
+            let (file, group) = split_spec(&spec);
+            (file.display().to_string(), group)
+        };
+        assert_eq!(split(path("a:b.h5")), (path("a:b.h5"), None));
+        assert_eq!(split(path("a:b.h5:weight")), (path("a:b.h5"), Some("weight".into())));
+        assert_eq!(split(path("a:b.h5:g:h")), (path("a:b.h5"), Some("g:h".into())));
+        // What is not there is named as it was written.
+        assert_eq!(split(path("DIR:with:colon")), (path("DIR:with:colon"), None));
+    }
 
     /// Flat indices of a box, slowly.
     fn flat(shape: &[usize], window: &[Range<usize>]) -> Vec<usize> {

@@ -11,7 +11,8 @@ use crate::backend::{Backend, Comm};
 use crate::config::acceptance::Deck;
 use crate::error::{Exit, Result};
 use crate::harness::{Cluster, LocalWork};
-use crate::telemetry::{logging, signals};
+use crate::telemetry::{StartPlace, logging, signals, start_watch};
+use crate::test_hooks;
 use std::time::Instant;
 
 /// Signals that end the acceptance after the current section.
@@ -20,6 +21,7 @@ const STOP_SIGNALS: [libc::c_int; 2] = [libc::SIGTERM, libc::SIGUSR1];
 /// Runs the acceptance on all ranks.
 pub(super) fn run(launch: &Launch, args: &AcceptArgs, started: Instant) -> Result<Exit> {
     let group = launch.shard_group()?;
+    start_watch::at(StartPlace::Deck);
     // Rank 0 reads the deck and sends it resolved, so that all ranks run the same one.
     let (text, baseline) = decided_by_rank_0(&group, || {
         let deck = Deck::load(&args.deck.path, &args.deck.overrides)?;
@@ -27,7 +29,12 @@ pub(super) fn run(launch: &Launch, args: &AcceptArgs, started: Instant) -> Resul
         Ok((deck.to_toml(), baseline))
     })?;
     let deck = Deck::parse(&text, &[], "the deck of rank 0")?;
+    start_watch::end();
     logging::init(&deck.run.log_level, launch.rank());
+    test_hooks::add_to_job(all_or_none(&group, Ok(test_hooks::active()))?.into_iter().flatten());
+    if launch.rank() == 0 {
+        launch::say_hooks();
+    }
     // The choice of a backend does not depend on the size of the model.
     let small = if deck.training.is_unsized() { deck.with_size(reference_size::SIZES[0]) } else { deck.clone() };
     let reference = small.reference("tokens.u16", &deck.run.dir, deck.training.steps)?;
@@ -55,6 +62,9 @@ impl Work for AcceptCommand<'_> {
     fn on<B: Backend>(self, device: &B::Device, comm: &B::Comm) -> Result<Exit> {
         let AcceptCommand { launch, deck, baseline, record, threads, started } = self;
         let mut versions = launch.versions();
+        if !test_hooks::of_job().is_empty() {
+            versions.insert("test hooks".into(), test_hooks::of_job().join(", "));
+        }
         versions.extend(B::library_versions(comm.size() > 1).into_iter().map(|(name, said)| (name.into(), said)));
         let mut facts = launch.facts(threads);
         facts.extend(versions.clone());

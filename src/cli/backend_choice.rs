@@ -55,7 +55,7 @@ pub fn choose(group: &Group, deck: &Deck, host: &str) -> Result<Chosen> {
     }
     let own = Found {
         host: host.into(),
-        visible_devices: std::env::var("CUDA_VISIBLE_DEVICES").ok(),
+        visible_devices: crate::environment::variable("CUDA_VISIBLE_DEVICES"),
         gpus: probe::devices(group.size() > 1),
     };
     let found = all_or_none(group, Ok(own))?;

@@ -9,12 +9,13 @@ use crate::backend::{Backend, Comm};
 use crate::calibrate::{self, Node};
 use crate::error::{Error, Exit, Result};
 use crate::harness::{Cluster, LocalWork};
-use crate::telemetry::{logging, say};
+use crate::telemetry::{logging, say, start_watch};
 use crate::train::node_memory::NodeMemory;
 use std::time::Instant;
 
 /// Measures on all ranks. GPUs cannot be calibrated yet.
 pub(super) fn run(launch: &Launch, args: &PlanArgs, started: Instant) -> Result<Exit> {
+    start_watch::end();
     logging::init("warn", launch.rank());
     let threads = launch.threads(0)?;
     let device = CpuDevice::new(threads)?;

@@ -11,7 +11,7 @@ use crate::checkpoint::find;
 use crate::config::{Deck, Tokenizer};
 use crate::data::ResolvedFiles;
 use crate::error::{Error, Exit, Result};
-use crate::telemetry::{logging, say};
+use crate::telemetry::{StartPlace, logging, say, start_watch};
 use crate::text::job::other_tokenizer;
 use crate::text::tokenizer::TextTokenizer;
 use crate::train::batches::Batches;
@@ -66,9 +66,11 @@ fn find_deck(
 
 /// Chooses the backend with all ranks, and works on it.
 fn start<W: Work>(launch: &Launch, group: Group, deck: &Deck, work: W) -> Result<W::Output> {
+    start_watch::at(StartPlace::Compare);
     logging::init("warn", launch.rank());
     let threads = launch.threads(deck.run.threads_per_rank)?;
     launch.check_agreement(&group, deck, threads)?;
+    start_watch::end();
     let chosen = backend_choice::choose(&group, deck, &launch.host())?;
     on_backend(chosen, group, deck, threads, work)
 }
@@ -76,6 +78,7 @@ fn start<W: Work>(launch: &Launch, group: Group, deck: &Deck, work: W) -> Result
 /// Runs `zero3 sample`.
 pub(super) fn sample(launch: &Launch, args: &SampleArgs) -> Result<Exit> {
     let group = launch.shard_group()?;
+    start_watch::at(StartPlace::Deck);
     let (dir, deck) = find_deck(&group, &args.checkpoint, None, &args.overrides)?;
     let text = start(launch, group, &deck, Sample { args, dir: &dir, deck: &deck })?;
     if launch.rank() == 0 {
@@ -131,6 +134,7 @@ impl Work for Sample<'_> {
 /// Runs `zero3 eval`.
 pub(super) fn eval(launch: &Launch, args: &EvalArgs) -> Result<Exit> {
     let group = launch.shard_group()?;
+    start_watch::at(StartPlace::Deck);
     let (dir, deck) = find_deck(&group, &args.checkpoint, Some(&args.deck), &[])?;
     let stride = args.stride.unwrap_or(deck.model.seq_len.div_ceil(2));
     if stride > deck.model.seq_len {

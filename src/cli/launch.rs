@@ -8,13 +8,17 @@ use crate::backend::cpu::instruction_set;
 use crate::backend::mesh::{Dim, Mesh};
 use crate::backend::mpi::{self, Group, Universe, library_version, processor_name};
 use crate::config::Deck;
+use crate::environment;
 use crate::error::{Error, Exit, Result};
 use crate::foreign;
+use crate::limits::{allowed_cpus, cpu_quota};
+use crate::telemetry::start_watch;
 use crate::telemetry::time_limit::job_id;
-use crate::telemetry::{Flight, human, say};
+use crate::telemetry::{Flight, StartPlace, human, say};
 use crate::test_hooks;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 /// A process of a job under MPI. Dropping it finalises MPI, which waits for all ranks.
 pub struct Launch {
@@ -38,14 +42,20 @@ fn keep_freed_memory() {
 }
 
 impl Launch {
-    /// Starts MPI, keeps freed memory, and turns every later panic into an abort of the whole job.
-    pub fn start() -> Result<Self> {
-        let env = |name: &str| std::env::var(name).ok();
+    /// Watches over the start from here on; `timeout` finds `run.timeout`, and may hang. Starts MPI, keeps freed
+    /// memory, and turns every later panic into an abort of the whole job.
+    pub fn start(timeout: impl FnOnce() -> Option<Duration> + Send + 'static) -> Result<Self> {
+        // Variables of a Slurm step that this process is no task of say nothing of its start.
+        let is_task = environment::descends_from_slurm();
+        let env = |name: &str| environment::variable(name).filter(|_| is_task || name != "SLURM_STEP_NUM_TASKS");
         if let Some(refusal) = launch_checks::refusal_before_mpi(&env, &library_version()) {
             return Err(Error::Input(refusal));
         }
         keep_freed_memory();
+        start_watch::begin(timeout, start_watch::Ends { job: abort_job, process: end_process })?;
         let universe = Universe::start()?;
+        start_watch::mpi_runs();
+        start_watch::at(StartPlace::Connect);
         let world = universe.world();
         if let Some(refusal) = launch_checks::refusal_after_mpi(&env, world.size()) {
             return Err(Error::Input(refusal));
@@ -99,6 +109,7 @@ impl Launch {
             deck: deck.digest(),
             instructions: instruction_set().into(),
             place: Place { host: self.host(), cpus: allowed_cpus(), threads },
+            hooks: test_hooks::active(),
         };
         let all = all_or_none(group, Ok(own))?;
         let first = &all[0];
@@ -120,7 +131,9 @@ impl Launch {
             }
             assert_eq!(start.deck, first.deck, "rank {rank} on {h} has another deck than rank 0");
         }
+        test_hooks::add_to_job(all.iter().flat_map(|start| start.hooks.clone()));
         if self.rank() == 0 {
+            say_hooks();
             let places: Vec<Place> = all.iter().map(|start| start.place.clone()).collect();
             self.banner(first, &places);
             launch_checks::warnings(&places).iter().for_each(|line| log::warn!("{line}"));
@@ -132,9 +145,10 @@ impl Launch {
     fn banner(&self, start: &Start, places: &[Place]) {
         let versions = self.versions();
         let version = |name: &str| versions.get(name).map_or("?", String::as_str);
-        let job = job_id(&|name: &str| std::env::var(name).ok());
+        let job = job_id(&environment::variable);
         let job = job.map_or(String::new(), |id| {
-            let again = std::env::var("SLURM_RESTART_COUNT").map_or(String::new(), |n| format!(" (restart {n})"));
+            let again =
+                environment::variable("SLURM_RESTART_COUNT").map_or(String::new(), |n| format!(" (restart {n})"));
             format!("job {id}{again} on ")
         });
         log::info!(
@@ -149,35 +163,52 @@ impl Launch {
         log::info!("{}, HDF5 {}, {threads} on rank 0", version("mpi"), version("hdf5"));
     }
 
-    /// Compute threads of this rank: what the deck says, or its share of the cores it may run on. Collective.
+    /// Compute threads of this rank: what the deck says, or its share of the cores it may run on and of the processor time
+    /// that its control group may use. Collective.
     pub fn threads(&self, from_deck: usize) -> Result<usize> {
         let cpus = allowed_cpus();
-        let masks = self.cpus_of_node(&cpus)?;
-        let sharing = masks.iter().filter(|mask| **mask == mask_of(&cpus)).count();
-        Ok(match from_deck {
-            0 => (cpus.len() / sharing.max(1)).max(1),
-            n => {
-                if n > cpus.len() {
-                    log::warn!("run.threads_per_rank = {n}, but this rank may use {} cores", cpus.len());
-                }
-                n
-            }
-        })
+        let quota = cpu_quota();
+        let sharing_cpus = self.of_node(&cpus)?.iter().filter(|other| **other == cpus).count();
+        let group: Vec<usize> =
+            quota.iter().flat_map(|q| q.file.as_os_str().as_encoded_bytes()).map(|&b| b.into()).collect();
+        let sharing_quota = self.of_node(&group)?.iter().filter(|other| **other == group).count();
+        let share = launch_checks::threads(cpus.len(), sharing_cpus, quota.as_ref().map(|q| q.cpus), sharing_quota);
+        if from_deck > cpus.len() {
+            log::warn!("run.threads_per_rank = {from_deck}, but this rank may use {} cores", cpus.len());
+        }
+        if let Some(quota) = quota.filter(|_| from_deck > share) {
+            log::warn!(
+                "run.threads_per_rank = {from_deck}, but {} grants {} processors' worth of time to {}: the rest of \
+                 the threads will be made to wait",
+                quota.file.display(),
+                quota.cpus,
+                human::counted(sharing_quota, "rank"),
+            );
+        }
+        Ok(if from_deck == 0 { share } else { from_deck })
     }
 
     /// Cores of this node that its ranks may run on together. Collective.
     pub fn cores_of_node(&self) -> Result<usize> {
-        let masks = self.cpus_of_node(&allowed_cpus())?;
-        let of_word = |word: usize| masks.iter().fold(0u64, |any, mask| any | mask[word]);
-        Ok((0..CPU_WORDS).map(|word| of_word(word).count_ones() as usize).sum())
+        Ok(self.of_node(&allowed_cpus())?.into_iter().flatten().collect::<BTreeSet<_>>().len())
     }
 
-    /// The processors that each rank of this node may use. Collective.
-    fn cpus_of_node(&self, own: &[usize]) -> Result<Vec<[u64; CPU_WORDS]>> {
+    /// The numbers of every rank of this node, however many each has. Collective.
+    fn of_node(&self, numbers: &[usize]) -> Result<Vec<Vec<usize>>> {
+        let own: Vec<u64> = numbers.iter().map(|&number| number as u64).collect();
         let node = self.universe.world().on_this_node()?;
-        let mut all = vec![0u64; CPU_WORDS * node.size()];
-        node.all_gather_into(&mask_of(own), &mut all)?;
-        Ok(all.as_chunks().0.to_vec())
+        let mut counts = vec![0u64; node.size()];
+        node.all_gather_into(&[own.len() as u64], &mut counts)?;
+        let longest = counts.iter().copied().max().unwrap_or(0) as usize;
+        if longest == 0 {
+            return Ok(vec![Vec::new(); counts.len()]);
+        }
+        let mut padded = own;
+        padded.resize(longest, 0);
+        let mut all = vec![0u64; longest * counts.len()];
+        node.all_gather_into(&padded, &mut all)?;
+        let rows = all.chunks_exact(longest).zip(&counts);
+        Ok(rows.map(|(row, &count)| row[..count as usize].iter().map(|&number| number as usize).collect()).collect())
     }
 
     /// What ran, for the summary.
@@ -212,6 +243,12 @@ pub fn abort_job(exit: Exit) {
     mpi::abort_job(exit)
 }
 
+/// Ends this process alone, from any thread, without MPI: what hangs in another thread is not waited for.
+fn end_process(exit: Exit) {
+    // SAFETY: takes a number and does not return.
+    unsafe { libc::_exit(exit.code()) };
+}
+
 /// A panic is a broken invariant, or an error where none could be returned: nobody may go on, and nobody may
 /// be left waiting.
 fn abort_on_panic(rank: usize, host: String) {
@@ -237,6 +274,17 @@ fn abort_on_panic(rank: usize, host: String) {
     }));
 }
 
+/// What tests ask for is said, and so is what somebody may take for asked.
+pub(super) fn say_hooks() {
+    let (hooks, ignored) = (test_hooks::of_job(), test_hooks::ignored());
+    if !hooks.is_empty() {
+        log::warn!("test hooks active: {}: results are not those of the deck", hooks.join(", "));
+    }
+    if !ignored.is_empty() {
+        log::warn!("{} set, and without effect: tests give {} with it", ignored.join(", "), test_hooks::FLAG);
+    }
+}
+
 /// What ranks compare before they start.
 #[derive(Serialize, Deserialize)]
 struct Start {
@@ -245,51 +293,10 @@ struct Start {
     deck: u64,
     instructions: String,
     place: Place,
+    hooks: Vec<String>,
 }
 
 /// xxh3 of this program's file; 0 where the system does not show it.
 fn program_digest() -> u64 {
     std::fs::read("/proc/self/exe").map_or(0, |bytes| xxhash_rust::xxh3::xxh3_64(&bytes))
-}
-
-/// The rank a launcher has given this process, before MPI is started; 0 where nobody has.
-pub fn rank_from_environment() -> usize {
-    launched_rank().unwrap_or(0)
-}
-
-/// Whether a launcher has started this process.
-pub fn is_under_launcher() -> bool {
-    launched_rank().is_some()
-}
-
-fn launched_rank() -> Option<usize> {
-    ["OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"]
-        .iter()
-        .find_map(|name| std::env::var(name).ok()?.parse().ok())
-}
-
-/// Processors beyond this are not counted.
-const MAX_CPUS: usize = libc::CPU_SETSIZE as usize;
-/// Words of a mask of processors.
-const CPU_WORDS: usize = MAX_CPUS / 64;
-
-/// A bit for each processor.
-fn mask_of(cpus: &[usize]) -> [u64; CPU_WORDS] {
-    let mut mask = [0; CPU_WORDS];
-    cpus.iter().for_each(|&cpu| mask[cpu / 64] |= 1 << (cpu % 64));
-    mask
-}
-
-/// The processors the launcher allows this process; all of them where the system does not say.
-fn allowed_cpus() -> Vec<usize> {
-    // SAFETY: a cpu_set_t is plain bits, and the call fills in the one it is given.
-    let set = unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        if libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set) != 0 {
-            return (0..std::thread::available_parallelism().map_or(1, |n| n.get())).collect();
-        }
-        set
-    };
-    // SAFETY: every index is below CPU_SETSIZE.
-    (0..MAX_CPUS).filter(|&cpu| unsafe { libc::CPU_ISSET(cpu, &set) }).collect()
 }

@@ -62,6 +62,13 @@ fn refusal(n_tasks: usize, how: &str) -> String {
     )
 }
 
+/// Compute threads of a rank that shares `n_cpus` processors with so many ranks, itself among them, and with `quota` a share of
+/// processor time, in processors, with others or the same ones. More threads than the quota grants only wait for each other.
+pub fn threads(n_cpus: usize, sharing_cpus: usize, quota: Option<f64>, sharing_quota: usize) -> usize {
+    let of_quota = quota.map_or(usize::MAX, |cpus| (cpus / sharing_quota.max(1) as f64).ceil() as usize);
+    (n_cpus / sharing_cpus.max(1)).min(of_quota).max(1)
+}
+
 /// What a rank says of its place.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
@@ -230,6 +237,16 @@ mod tests {
             assert_eq!(refusal_before_mpi(&lookup(recorded), OPEN_MPI), None, "{recorded:?}");
             assert_eq!(refusal_after_mpi(&lookup(recorded), world_size), None, "{recorded:?}");
         }
+    }
+
+    #[test]
+    fn threads_are_a_rank_s_share_of_processors_and_of_processor_time() {
+        assert_eq!(threads(8, 2, None, 1), 4);
+        assert_eq!(threads(1536, 1, None, 1), 1536);
+        assert_eq!(threads(64, 1, Some(2.5), 1), 3, "half a processor is not left idle");
+        assert_eq!(threads(64, 4, Some(8.0), 4), 2);
+        assert_eq!(threads(2, 2, Some(8.0), 2), 1, "processors bind first");
+        assert_eq!([threads(2, 5, None, 1), threads(4, 1, Some(0.1), 4)], [1, 1], "never none");
     }
 
     fn place(host: &str, cpus: &[usize], threads: usize) -> Place {

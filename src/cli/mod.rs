@@ -22,13 +22,15 @@ mod screen;
 use crate::backend::Backend;
 use crate::backend::agree::decided_by_rank_0;
 use crate::backend::kind::{OnKind, on_kind};
+use crate::clock;
 use crate::config::Deck;
 use crate::data::Dataset;
+use crate::environment;
 use crate::error::{Error, Exit, Result};
 use crate::foreign::{self, shown};
 use crate::report;
-use crate::telemetry::{Flight, logging, say, signals};
-use crate::test_hooks::fault_point;
+use crate::telemetry::{Flight, StartPlace, logging, say, signals, start_watch};
+use crate::test_hooks::{self, fault_point};
 use crate::train::batches::data_config;
 use crate::train::state::{self, Start};
 use crate::train::{self, HINTED_RANKS, Job, run_dir};
@@ -47,24 +49,35 @@ const TIME_TO_SPEAK: Duration = Duration::from_secs(3);
 
 /// Runs the program and returns its exit code. Under a launcher every rank calls it with the same arguments.
 pub fn main(arguments: impl Iterator<Item = OsString>) -> Exit {
-    let started = Instant::now();
-    let command = match args::parse(arguments) {
+    let started = clock::process_start();
+    environment::launched();
+    // Before anything asks for them. No command has a word like that of its own.
+    let (flags, arguments): (Vec<_>, Vec<_>) = arguments.partition(|word| word == test_hooks::FLAG);
+    if !flags.is_empty() {
+        test_hooks::activate();
+    }
+    let command = match args::parse(arguments.into_iter()) {
         Ok(command) => command,
         Err(usage) => {
-            said_by_rank_0(|| show_usage(&usage));
+            said_once(|| show_usage(&usage));
             return if usage.exit_code() == 0 { Exit::Finished } else { Exit::BadInput };
         }
     };
     let outcome = match command {
         Command::Train(args) if args.dry_run => alone(|| dry_run(&args)),
-        Command::Train(args) => return under_mpi(|launch| train_on(launch, &args, started)),
-        Command::Accept(args) => {
-            return under_mpi(|launch| accept::run(launch, &args, started).map(|exit| (exit, None)));
+        Command::Train(args) => {
+            let deck = args.deck.clone();
+            return under_mpi(move || timeout_of(&deck), |launch| train_on(launch, &args, started));
         }
-        Command::Sample(args) => return under_mpi(|launch| infer::sample(launch, &args).map(|exit| (exit, None))),
-        Command::Eval(args) => return under_mpi(|launch| infer::eval(launch, &args).map(|exit| (exit, None))),
+        Command::Accept(args) => {
+            return under_mpi(|| None, |launch| accept::run(launch, &args, started).map(|exit| (exit, None)));
+        }
+        Command::Sample(args) => {
+            return under_mpi(|| None, |launch| infer::sample(launch, &args).map(|exit| (exit, None)));
+        }
+        Command::Eval(args) => return under_mpi(|| None, |launch| infer::eval(launch, &args).map(|exit| (exit, None))),
         Command::Plan(args) if args.subject.of == args::PlanOf::Machine => {
-            return under_mpi(|launch| calibrate::run(launch, &args, started).map(|exit| (exit, None)));
+            return under_mpi(|| None, |launch| calibrate::run(launch, &args, started).map(|exit| (exit, None)));
         }
         Command::Plan(args) => alone(|| plan::run(&args)),
         Command::Data(command) => alone(|| data::run(&command)),
@@ -108,7 +121,7 @@ fn show_usage(usage: &clap::Error) {
     let plain = usage.render().to_string();
     if usage.use_stderr() && matches!(shown(&plain), Cow::Owned(_)) {
         say::err(plain.trim_end());
-    } else if launch::is_under_launcher() && !usage.use_stderr() {
+    } else if environment::launched().is_some() && !usage.use_stderr() {
         say::out(plain.trim_end()).ok();
     } else {
         usage.print().ok();
@@ -128,15 +141,19 @@ fn say(text: &str) -> std::io::Result<()> {
     if text.is_empty() { Ok(()) } else { say::out(text) }
 }
 
-/// Ranks that do not know of each other would all say the same: one says it. A launcher ends a job when its first process
-/// fails, so the others give that one time to speak.
-fn said_by_rank_0(words: impl FnOnce()) {
-    if launch::rank_from_environment() == 0 {
+/// Ranks that do not know of each other would all say the same: the first one says it. A launcher ends a job when its first
+/// process fails, so the others give that one time to speak, and speak themselves where nobody is seen who would have.
+fn said_once(words: impl FnOnce()) {
+    if environment::launched().is_none_or(|own| own.rank == 0) {
         words();
-    } else {
-        // Ended by the launcher's SIGTERM meanwhile, its exit code would hide that of the one that speaks.
-        signals::hold();
-        std::thread::sleep(TIME_TO_SPEAK);
+        return;
+    }
+    // Ended by the launcher's SIGTERM meanwhile, its exit code would hide that of the one that speaks.
+    signals::hold();
+    let has_twin = environment::twin().is_some();
+    clock::rest(TIME_TO_SPEAK);
+    if !has_twin {
+        words();
     }
 }
 
@@ -145,10 +162,25 @@ fn complain(text: &str) {
     say::err(&format!("zero3: {text}"));
 }
 
-/// Runs a command that needs one process: under a launcher, the lowest rank does it and the others have nothing to do.
+/// How long a rank looks for a lower one that does the same, which the launcher may be about to start.
+const TWIN_APPEARS: Duration = Duration::from_millis(300);
+
+/// The lower rank that does what this process was asked for.
+fn stands_aside_for() -> Option<usize> {
+    environment::launched().filter(|own| own.rank > 0)?;
+    let look = || Ok::<_, ()>(environment::twin());
+    clock::wait_for(TWIN_APPEARS, Duration::from_millis(50), look).ok().flatten()
+}
+
+/// Runs a command that needs one process. Of several ranks that were told the same, the lowest of a node does it, and the
+/// others say that they do not.
 fn alone<T: Into<Said>>(work: impl FnOnce() -> Result<T>) -> Result<Said> {
-    if launch::rank_from_environment() != 0 {
-        std::process::exit(0);
+    if let Some(other) = stands_aside_for() {
+        let own = environment::launched().map_or(0, |own| own.rank);
+        complain(&format!(
+            "rank {own} stands aside: rank {other} was told the same, does it, and its exit code counts"
+        ));
+        return Ok(Said::from(String::new()));
     }
     let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
@@ -187,16 +219,20 @@ fn start(resume: &Resume) -> Start {
 }
 
 /// Starts MPI, works, and ends the job the right way: together where all ranks know the verdict, by abort where not.
-fn under_mpi(work: impl FnOnce(&Launch) -> Result<(Exit, Option<Flight>)>) -> Exit {
+fn under_mpi(
+    timeout: impl FnOnce() -> Option<Duration> + Send + 'static,
+    work: impl FnOnce(&Launch) -> Result<(Exit, Option<Flight>)>,
+) -> Exit {
     signals::hold();
-    let launch = match Launch::start() {
+    let launch = match Launch::start(timeout) {
         Ok(launch) => launch,
         Err(error) => {
-            said_by_rank_0(|| complain(&error.to_string()));
+            said_once(|| complain(&error.to_string()));
             return error.exit();
         }
     };
     let result = work(&launch);
+    start_watch::end();
     let here = format!("rank {} on {}", launch.rank(), launch.host());
     match result {
         Ok((exit, flight)) => {
@@ -226,17 +262,30 @@ fn under_mpi(work: impl FnOnce(&Launch) -> Result<(Exit, Option<Flight>)>) -> Ex
     }
 }
 
+/// `run.timeout` of a deck that is yet to be agreed on: from the command line alone where that says it.
+fn timeout_of(deck: &args::DeckArgs) -> Option<Duration> {
+    let said = deck.overrides.iter().rev().find(|(key, _)| key == "run.timeout");
+    match said {
+        Some((_, value)) => value.parse().ok().map(Duration::from_secs),
+        None => Deck::load(&deck.path, &deck.overrides).ok().map(|deck| Duration::from_secs(deck.run.timeout)),
+    }
+}
+
 fn train_on(launch: &Launch, args: &TrainArgs, started: Instant) -> Result<(Exit, Option<Flight>)> {
     let group = launch.shard_group()?;
+    start_watch::at(StartPlace::Deck);
     fault_point("deck", launch.rank(), 0);
     // Rank 0 reads the deck; the others get it resolved, so that all run the same one.
     let text =
         decided_by_rank_0(&group, || Deck::load(&args.deck.path, &args.deck.overrides).map(|deck| deck.to_toml()))?;
     let deck = Deck::parse(&text, &[], "the deck of rank 0")?;
+    start_watch::set_timeout(Duration::from_secs(deck.run.timeout));
+    start_watch::at(StartPlace::Compare);
     logging::init(&deck.log.level, launch.rank());
     let threads = launch.threads(deck.run.threads_per_rank)?;
     launch.check_agreement(&group, &deck, threads)?;
     signals::listen(&deck.run.stop_signals.0);
+    start_watch::at(StartPlace::Backend);
     let chosen = backend_choice::choose(&group, &deck, &launch.host())?;
     let mut versions = launch.versions();
     versions.extend(on_kind(chosen.kind(), LibraryVersions { has_peers: group.size() > 1 }));
@@ -244,7 +293,7 @@ fn train_on(launch: &Launch, args: &TrainArgs, started: Instant) -> Result<(Exit
         start: start(&args.resume),
         versions,
         relaunch: relaunch(args),
-        launcher: launch_checks::launcher(&|name| std::env::var(name).ok(), HINTED_RANKS),
+        launcher: launch_checks::launcher(&environment::variable, HINTED_RANKS),
         is_terminal: std::io::stderr().is_terminal() || screen::launcher_has_a_terminal(),
         poison: cfg!(debug_assertions),
         host: launch.host(),

@@ -24,6 +24,7 @@ impl Deck {
     /// [`Error::Deck`](crate::error::Error::Deck) with every fault otherwise.
     pub fn parse(text: &str, overrides: &[(String, String)], origin: &str) -> Result<Deck> {
         let mut resolver = Resolver::read(&TABLE, text, overrides, origin)?;
+        resolver.check_paths();
         resolver.derive_model_and_data();
         resolver.derive_training();
         resolver.check_consistency();
@@ -31,7 +32,33 @@ impl Deck {
     }
 }
 
+/// Keys that hold one path, or a list of them.
+const PATH_KEYS: [&str; 6] =
+    ["run.dir", "run.kernel_cache", "model.init_from", "data.train", "data.val", "data.tokenizer"];
+
+/// Whether a shell would make another path of it. A directory of such a name would be made, or looked for in vain.
+fn is_for_a_shell(path: &str) -> bool {
+    let names_variable =
+        |(at, _): (usize, &str)| path[at + 1..].starts_with(|c: char| c.is_ascii_alphabetic() || c == '_' || c == '{');
+    path.starts_with('~') || path.match_indices('$').any(names_variable)
+}
+
 impl Resolver {
+    /// Paths are taken as they are.
+    fn check_paths(&mut self) {
+        for key in PATH_KEYS {
+            let one = self.choice::<String>(key).map(|path| vec![path]);
+            let paths = one.or_else(|| self.paths(key)).unwrap_or_default();
+            if let Some(path) = paths.iter().find(|path| is_for_a_shell(path)) {
+                let wants = format!(
+                    "a path as it is: only a shell knows what {} means (write it out, or let the shell expand it)",
+                    show(path)
+                );
+                self.refuse(key, wants);
+            }
+        }
+    }
+
     /// Format, then tokenizer, then sizes: each may depend on the one before.
     fn derive_model_and_data(&mut self) {
         let format = self.derive_format();

@@ -44,6 +44,20 @@ fn fault_of(list: &[&str]) -> String {
 }
 
 #[test]
+fn a_path_that_only_a_shell_understands_is_refused_by_its_key() {
+    for path in
+        ["run.dir=~/x", "run.dir=$SCRATCH/x", "run.dir=/a/${JOB}/x", "data.train=~/a.txt", "model.init_from=$W/a"]
+    {
+        let fault = fault_of(&[path]);
+        let key = path.split('=').next().unwrap();
+        assert!(fault.starts_with(key) && fault.contains("let the shell expand it"), "{fault}");
+    }
+    for path in ["run.dir=./~x", "run.dir=a$", "run.dir=a$1", "run.dir=a~"] {
+        parsed(SMALLEST, &[path]);
+    }
+}
+
+#[test]
 fn structs_hold_exactly_the_keys_of_the_table() {
     let table = toml::Table::try_from(Deck::default()).unwrap();
     let mut in_structs: Vec<String> = table

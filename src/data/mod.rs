@@ -33,6 +33,7 @@ pub use token_stream::{StreamFile, TokenStream};
 
 use crate::error::{Error, Result};
 use crate::telemetry::human;
+use crate::threads;
 use samples::Order;
 
 /// What a data set is made of; the deck's `[data]` section and the two model sizes it needs.
@@ -223,6 +224,7 @@ impl Dataset {
     /// # Errors
     /// Every file with a token that the vocabulary lacks: where the first one is, and how many there are.
     pub fn scan(&self, progress: ScanProgress) -> Result<ScanReport> {
+        threads::start_shared_pool()?;
         let done = AtomicU64::new(0);
         let mut faults = Vec::new();
         let mut hasher = xxhash_rust::xxh3::Xxh3::new();

@@ -7,6 +7,7 @@ use crate::backend::Backend;
 use crate::error::Exit;
 use crate::telemetry::say;
 use crate::test_hooks;
+use crate::threads;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -63,8 +64,7 @@ impl Waiter {
         let running = Arc::new(Mutex::new("start"));
         let (done, closing) = channel::<()>();
         let what = Arc::clone(&running);
-        let thread = (self.limit_s > 0.0)
-            .then(|| std::thread::Builder::new().name("deadline".into()).spawn(move || self.wait(&closing, &what)));
+        let thread = (self.limit_s > 0.0).then(|| threads::spawn("deadline", move || self.wait(&closing, &what)));
         // Where no thread can be started the scheduler's own limit has to do.
         let thread = thread.and_then(std::result::Result::ok);
         Deadline { running, done: Some(done), thread }

@@ -7,6 +7,8 @@
 //!
 //! Must not know: MPI, how the others are judged.
 
+use crate::error::Result;
+use crate::threads;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -14,6 +16,7 @@ use std::time::Duration;
 
 use super::ledger::{Ledger, MemKind};
 use super::recording::{Memory, Recording, SLOWEST_BEAT, beat};
+use super::start_watch;
 use super::watchdog::{look_every, watch};
 
 /// The recorder of this rank. Dropped, it stops watching.
@@ -33,7 +36,8 @@ impl Flight {
         units: Vec<String>,
         timeout: Duration,
         abort: impl Fn() + Send + 'static,
-    ) -> std::io::Result<Self> {
+    ) -> Result<Self> {
+        start_watch::end();
         let watches = !timeout.is_zero() && hosts.len() > 1;
         let beat = beat(hosts.len(), if watches { look_every(timeout) } else { SLOWEST_BEAT });
         let recording = Arc::new(Recording::new(run_dir, rank, hosts, units, beat));
@@ -43,7 +47,7 @@ impl Flight {
             recording.remove_files();
             let watched = Arc::clone(&recording);
             let run = move || watch(&watched, watches.then_some(timeout), abort);
-            watchdog = Some(std::thread::Builder::new().name("watchdog".into()).spawn(run)?);
+            watchdog = Some(threads::spawn("watchdog", run)?);
         }
         Ok(Flight { recording, watchdog })
     }

@@ -4,6 +4,7 @@
 //! the end apart.
 
 use super::scontrol::scontrol;
+use crate::{environment, threads};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -22,7 +23,8 @@ pub struct JobComment {
 impl JobComment {
     /// Of the Slurm job that this process is part of; none elsewhere.
     pub fn of_this_job() -> Option<Self> {
-        let job_id = std::env::var("SLURM_JOB_ID").ok()?;
+        // A variable that another job has left would have that job's comment changed.
+        let job_id = environment::variable("SLURM_JOB_ID").filter(|_| environment::descends_from_slurm())?;
         Some(JobComment { job_id, posted: None, update: None, has_complained: false })
     }
 
@@ -44,7 +46,7 @@ impl JobComment {
         self.posted = Some(Instant::now());
         let words = ["update".to_string(), format!("JobId={}", self.job_id), format!("Comment={text}")];
         let update = move || scontrol(&words.each_ref().map(String::as_str));
-        self.update = std::thread::Builder::new().name("job comment".into()).spawn(update).ok();
+        self.update = threads::spawn("job comment", update).ok();
     }
 
     /// The update before has ended long ago, at the end of a run apart.

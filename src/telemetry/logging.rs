@@ -2,6 +2,7 @@
 
 use std::io::Write;
 
+use crate::environment;
 use log::LevelFilter;
 
 use crate::foreign::shown;
@@ -11,7 +12,7 @@ use crate::foreign::shown;
 /// Ranks other than 0 say warnings and errors only. RUST_LOG, where set, beats the deck on every rank. A second call in
 /// the same process changes nothing.
 pub fn init(filter: &str, rank: usize) {
-    let from_environment = std::env::var("RUST_LOG").ok();
+    let from_environment = environment::variable("RUST_LOG");
     let mut builder = env_logger::Builder::new();
     builder.parse_filters(from_environment.as_deref().unwrap_or(filter));
     builder.format(move |out, record| {

@@ -134,7 +134,7 @@ fn style(template: &str) -> ProgressStyle {
 
 /// See <https://no-color.org>.
 fn colored_bar() -> &'static str {
-    let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let no_color = crate::environment::variable_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     if no_color { "[{bar:30}]" } else { "[{bar:30.cyan}]" }
 }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::ledger::{Ledger, MemKind};
 use super::sign_of_life::{FLIGHT_DIR, Held, KindNow, Place, SignOfLife};
-use super::time_limit::unix_now;
+use crate::clock::unix_now;
 
 /// Events kept.
 const N_EVENTS: usize = 256;

@@ -6,7 +6,7 @@
 
 use super::replace_file::replace_file;
 use super::stragglers::Straggler;
-use super::time_limit::unix_now;
+use crate::clock::unix_now;
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};

@@ -1,7 +1,8 @@
 //! Slurm's controller, asked through `scontrol`.
 
+use crate::clock;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// What `scontrol` may take; a controller that is busy or gone must not hold a job up.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -11,18 +12,11 @@ pub fn scontrol(words: &[&str]) -> Result<String, String> {
     let mut command = Command::new("scontrol");
     command.args(words).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|e| format!("scontrol: {e}"))?;
-    let started = Instant::now();
     // One job, or one complaint, fits a pipe's buffer.
-    let status = loop {
-        match child.try_wait() {
-            Ok(Some(status)) => break status,
-            Ok(None) if started.elapsed() < TIMEOUT => std::thread::sleep(Duration::from_millis(10)),
-            _ => {
-                child.kill().ok();
-                child.wait().ok();
-                return Err(format!("scontrol gave no answer within {} s", TIMEOUT.as_secs()));
-            }
-        }
+    let Ok(Some(status)) = clock::wait_for(TIMEOUT, Duration::from_millis(10), || child.try_wait()) else {
+        child.kill().ok();
+        child.wait().ok();
+        return Err(format!("scontrol gave no answer within {} s", TIMEOUT.as_secs()));
     };
     let out = child.wait_with_output().map_err(|e| format!("scontrol: {e}"))?;
     match status.success() {

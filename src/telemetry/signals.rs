@@ -9,8 +9,35 @@ static REPORT: AtomicBool = AtomicBool::new(false);
 /// [`Stop::code`] of the wish to stop, 0 = none.
 static STOP: AtomicI32 = AtomicI32::new(0);
 
-/// Code of [`Stop::TimeLimit`]: above every signal number, so that the largest wish of all ranks is well defined.
+/// Code of the first [`Stop::TimeLimit`]: above every signal number, so that the largest wish of all ranks is well defined.
 const TIME_LIMIT: i32 = 1000;
+
+/// Who set a time limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Limit {
+    /// The deck.
+    Deck,
+    /// Slurm, asked through `scontrol show job`.
+    Scontrol,
+    /// Slurm, in the environment of the job.
+    SlurmEndTime,
+    /// A section of the acceptance benchmark that asks for a stop to see one.
+    Acceptance,
+}
+
+impl Limit {
+    const ALL: [(Limit, &'static str); 4] = [
+        (Limit::Deck, "run.time_limit"),
+        (Limit::Scontrol, "scontrol show job"),
+        (Limit::SlurmEndTime, "SLURM_JOB_END_TIME"),
+        (Limit::Acceptance, "the acceptance benchmark"),
+    ];
+
+    /// The key, command or variable that says so.
+    pub fn name(self) -> &'static str {
+        Self::ALL[self as usize].1
+    }
+}
 
 /// Why a run is to stop early, with a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,7 +45,7 @@ pub enum Stop {
     /// A rank got this signal.
     Signal(i32),
     /// There is no time for one more step and a save.
-    TimeLimit,
+    TimeLimit(Limit),
 }
 
 impl Stop {
@@ -26,7 +53,7 @@ impl Stop {
     pub fn code(self) -> i32 {
         match self {
             Stop::Signal(number) => number,
-            Stop::TimeLimit => TIME_LIMIT,
+            Stop::TimeLimit(limit) => TIME_LIMIT + limit as i32,
         }
     }
 
@@ -34,8 +61,10 @@ impl Stop {
     pub fn from_code(code: i32) -> Option<Stop> {
         match code {
             0 => None,
-            TIME_LIMIT => Some(Stop::TimeLimit),
-            number => Some(Stop::Signal(number)),
+            number => Some(match Limit::ALL.iter().find(|(limit, _)| TIME_LIMIT + *limit as i32 == number) {
+                Some((limit, _)) => Stop::TimeLimit(*limit),
+                None => Stop::Signal(number),
+            }),
         }
     }
 }
@@ -43,7 +72,7 @@ impl Stop {
 impl std::fmt::Display for Stop {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Stop::TimeLimit => write!(f, "the time limit is near"),
+            Stop::TimeLimit(limit) => write!(f, "the time limit is near ({})", limit.name()),
             Stop::Signal(number) => match STOP_SIGNALS.iter().find(|s| s.1 == *number) {
                 Some((name, _)) => write!(f, "a rank got SIG{name}"),
                 None => write!(f, "a rank got signal {number}"),
@@ -76,6 +105,23 @@ fn mask(how: libc::c_int) {
             libc::sigaddset(&mut set, signal);
         }
         libc::pthread_sigmask(how, &set, std::ptr::null_mut());
+    }
+}
+
+/// The largest of the signals held back by [`hold`] that has come; 0 = none.
+pub fn pending() -> i32 {
+    // SAFETY: a sigset_t is plain bits, which sigpending fills in; the signals exist.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        if libc::sigpending(&mut set) != 0 {
+            return 0;
+        }
+        STOP_SIGNALS
+            .iter()
+            .map(|s| s.1)
+            .filter(|&s| s != libc::SIGURG && libc::sigismember(&set, s) == 1)
+            .max()
+            .unwrap_or(0)
     }
 }
 
@@ -121,9 +167,14 @@ mod tests {
 
     #[test]
     fn codes_come_back() {
-        for stop in [Stop::TimeLimit, Stop::Signal(libc::SIGTERM)] {
+        let limits = Limit::ALL.map(|(limit, _)| Stop::TimeLimit(limit));
+        for stop in limits.into_iter().chain([Stop::Signal(libc::SIGTERM)]) {
             assert_eq!(Stop::from_code(stop.code()), Some(stop));
         }
+        for (i, (limit, name)) in Limit::ALL.into_iter().enumerate() {
+            assert_eq!((limit as usize, limit.name()), (i, name));
+        }
+        assert_eq!(Stop::TimeLimit(Limit::Deck).to_string(), "the time limit is near (run.time_limit)");
         assert_eq!(Stop::from_code(0), None);
         assert_eq!(Stop::Signal(libc::SIGUSR1).to_string(), "a rank got SIGUSR1");
     }

@@ -5,6 +5,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::replace_file::replace_file;
@@ -61,8 +62,9 @@ impl StepLog {
     /// Waits until all rows are on the disk. To be called before a checkpoint is published, so that no checkpoint is newer
     /// than the log even after a power failure.
     pub fn sync(&mut self) -> Result<()> {
-        for LogFile { path, file } in [&self.csv, &self.json] {
-            file.sync_data().map_err(|err| Error::io("fsync", path, &err))?;
+        for log in [&self.csv, &self.json] {
+            log.check_place()?;
+            log.file.sync_data().map_err(|err| Error::io("fsync", &log.path, &err))?;
         }
         Ok(())
     }
@@ -128,7 +130,25 @@ impl LogFile {
         Ok(LogFile { path, file })
     }
 
+    /// The file is still the one at its path: rows of a file that was moved or removed would be lost without a word.
+    fn check_place(&self) -> Result<()> {
+        let inode = |meta: std::fs::Metadata| (meta.dev(), meta.ino());
+        let own = self.file.metadata().map_err(|err| Error::io("stat", &self.path, &err))?;
+        let what = match std::fs::metadata(&self.path) {
+            Ok(there) if inode(there.clone()) == inode(own) => return Ok(()),
+            Ok(_) => "has been replaced".to_string(),
+            Err(err) if err.kind() == std::io::ErrorKind::NotFound => "has been moved or removed".into(),
+            Err(err) => return Err(Error::io("stat", &self.path, &err)),
+        };
+        Err(Error::Io(format!(
+            "{} {what} while this run was writing it: rows and checkpoints would go apart; see that nobody else uses the run \
+             directory, and start again, which goes on from the newest checkpoint",
+            self.path.display()
+        )))
+    }
+
     fn append(&mut self, line: &str) -> Result<()> {
+        self.check_place()?;
         self.file.write_all(line.as_bytes()).map_err(|err| Error::io("append to", &self.path, &err))
     }
 }
@@ -220,6 +240,34 @@ mod tests {
         std::fs::write(dir.path().join("steps.jsonl"), b"").unwrap();
         write_rows(dir.path(), Some(0), 1..=2);
         assert_eq!(both(dir.path()), whole(2));
+    }
+
+    #[test]
+    fn a_log_that_is_moved_removed_or_replaced_while_it_is_written_is_an_error_at_the_next_row_or_save() {
+        let none = |path: &Path| std::fs::remove_file(path).unwrap();
+        let moved = |path: &Path| std::fs::rename(path.parent().unwrap(), path.with_file_name("../moved")).unwrap();
+        let another = |path: &Path| {
+            std::fs::write(path.with_file_name("other"), b"x").unwrap();
+            std::fs::rename(path.with_file_name("other"), path).unwrap();
+        };
+        type Change<'a> = &'a dyn Fn(&Path);
+        let cases: [(&str, Change<'_>, &str); 4] = [
+            ("steps.csv", &none, "moved or removed"),
+            ("steps.jsonl", &none, "moved or removed"),
+            ("steps.csv", &moved, "moved or removed"),
+            ("steps.csv", &another, "replaced"),
+        ];
+        for (name, change, word) in cases {
+            let dir = tempfile::tempdir().unwrap();
+            let run = dir.path().join("run");
+            let mut log = StepLog::open(&run, None).unwrap();
+            log.write(&row(1)).unwrap();
+            change(&run.join(name));
+            for error in [log.write(&row(2)).unwrap_err(), log.sync().unwrap_err()] {
+                assert!(error.to_string().contains(name) && error.to_string().contains(word), "{error}");
+                assert_eq!(error.exit().code(), 5);
+            }
+        }
     }
 
     #[test]

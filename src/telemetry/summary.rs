@@ -80,6 +80,9 @@ pub struct Summary {
     pub last_checkpoint: Option<String>,
     /// Program, MPI, HDF5, instruction set and the like.
     pub versions: BTreeMap<String, String>,
+    /// Faults that tests asked for, in this run or before the checkpoint it went on from; none in a run whose results count.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub test_hooks: Vec<String>,
     /// What to try next; closing words only.
     #[serde(skip)]
     pub hints: Vec<String>,
@@ -202,6 +205,9 @@ impl fmt::Display for Summary {
         let phases: Vec<String> = self.phases.iter().filter(|p| p.mean_ms >= 500.0).map(phase).collect();
         if !phases.is_empty() {
             writeln!(f, "{}{}", label("time"), phases.join(", "))?;
+        }
+        if !self.test_hooks.is_empty() {
+            writeln!(f, "{}{}", label("test hooks active"), self.test_hooks.join(", "))?;
         }
         writeln!(f, "bytes of one rank")?;
         writeln!(f, "{}{}", label("all-gather per step"), self.all_gather_bytes_per_step)?;

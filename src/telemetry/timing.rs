@@ -6,10 +6,11 @@
 use super::job_comment::JobComment;
 use super::quantile::quantile;
 use super::replace_file::replace_file;
-use super::signals::{self, Stop};
+use super::signals::{self, Limit, Stop};
 use super::step_row::RankStep;
 use super::stragglers::StepShares;
-use super::time_limit::{JobClock, unix_now};
+use super::time_limit::JobClock;
+use crate::clock::unix_now;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::io::Write;
@@ -26,6 +27,8 @@ const SAVE_FACTOR: f64 = 2.0;
 const LEAVE_SECONDS: f64 = 3.0;
 /// Slurm sends a signal up to a minute early or late.
 const SIGNAL_SLACK_SECONDS: f64 = 60.0;
+/// No time of a run is longer, dates since 1970 included: a thousand years.
+const LONGEST_SECONDS: f64 = 3.2e10;
 /// What a disk is trusted with before a save has been measured.
 const ASSUMED_BYTES_PER_SECOND: f64 = 100e6;
 
@@ -71,7 +74,7 @@ pub struct Record {
     pub recommended_time: String,
     /// What to ask sbatch for: a signal early enough to save.
     pub recommended_signal: String,
-    /// Wall time since `since_unix`.
+    /// Wall time since `since_unix`, in all jobs and between them, by clocks that nobody sets.
     pub wall_seconds: f64,
     /// Compute of the mean rank in steps that count.
     pub useful_step_seconds: f64,
@@ -107,6 +110,22 @@ pub struct Lost {
     pub rest: f64,
 }
 
+impl Record {
+    /// The same with no time that is negative or endless: whatever a file says, what is added to it stays a figure.
+    fn within_range(mut self) -> Self {
+        let l = &mut self.lost_seconds;
+        let lost = [&mut l.queue, &mut l.startup, &mut l.restore, &mut l.recomputed_steps, &mut l.skipped_steps];
+        let more = [&mut l.checkpoint_stall, &mut l.evaluation, &mut l.exposed_communication, &mut l.stragglers];
+        let own = [&mut self.useful_step_seconds, &mut self.step_seconds_median, &mut self.wall_seconds];
+        let times = own.into_iter().chain([&mut self.since_unix, &mut self.updated_unix]);
+        for time in lost.into_iter().chain(more).chain(times) {
+            *time = if (0.0..=LONGEST_SECONDS).contains(time) { *time } else { 0.0 };
+        }
+        self.wall_seconds = self.wall_seconds.max(self.useful_step_seconds);
+        self
+    }
+}
+
 impl Lost {
     fn known(&self) -> f64 {
         self.queue
@@ -128,8 +147,10 @@ pub struct Timing {
     path: Option<PathBuf>,
     clock: JobClock,
     record: Record,
-    /// Unix time at which this job, or a run before it in the same job, left off.
-    began_unix: f64,
+    /// When this record was opened, and how far the job, and the run with all its jobs, had come by then, in seconds.
+    opened: Instant,
+    job_seconds: f64,
+    run_seconds: f64,
     comment: Option<JobComment>,
     step_seconds: VecDeque<f64>,
     /// Whole rounds of the loop without their saves: steps, evaluation, logging.
@@ -147,7 +168,7 @@ pub struct Timing {
 impl Timing {
     /// For a rank that does not write.
     pub fn silent() -> Self {
-        Timing::new(None, JobClock::default(), Record::default(), (f64::INFINITY, 0.0))
+        Timing::new(None, JobClock::default(), Record::default(), [0.0; 3])
     }
 
     /// For rank 0. `state_bytes` is what one rank saves; `resumed` says that a predecessor's file, if there is one, is of this
@@ -158,17 +179,22 @@ impl Timing {
         let before: Option<Record> = before.and_then(|text| serde_json::from_str(&text).ok());
         let now = unix_now();
         let job_started = clock.started.unwrap_or(now).min(now);
+        let mut run_seconds = 0.0;
         let mut began_unix = job_started;
         let mut record = Record::default();
         match before {
             Some(before) => {
-                record.since_unix = before.since_unix;
+                let before = before.within_range();
+                record.since_unix = if before.since_unix > 0.0 { before.since_unix } else { job_started };
                 record.useful_step_seconds = before.useful_step_seconds;
                 record.lost_seconds = before.lost_seconds;
                 // Several runs one after another in one job: its start is none of this one's.
                 began_unix = job_started.max(before.updated_unix);
                 let lost = &mut record.lost_seconds;
-                lost.queue += (job_started - before.updated_unix).max(0.0);
+                let between_jobs =
+                    if before.updated_unix > 0.0 { job_started - before.updated_unix } else { 0.0 }.max(0.0);
+                lost.queue += between_jobs;
+                run_seconds = before.wall_seconds + between_jobs;
                 let again = before.step.saturating_sub(resumed.unwrap_or(0)) as f64 * before.step_seconds_median;
                 let again = again.min(record.useful_step_seconds);
                 record.useful_step_seconds -= again;
@@ -177,22 +203,28 @@ impl Timing {
             None => {
                 record.since_unix = job_started - clock.queued_seconds;
                 record.lost_seconds.queue = clock.queued_seconds;
+                run_seconds += clock.queued_seconds;
             }
         }
-        Timing::new(Some(path), clock, record, (began_unix, 2.0 + state_bytes as f64 / ASSUMED_BYTES_PER_SECOND))
+        // Dates of two nodes, or of one before and after its clock was set, may be in any order.
+        let job_seconds = (now - began_unix).max(0.0);
+        let assumed_save_seconds = 2.0 + state_bytes as f64 / ASSUMED_BYTES_PER_SECOND;
+        Timing::new(Some(path), clock, record, [job_seconds, run_seconds + job_seconds, assumed_save_seconds])
     }
 
     fn new(
         path: Option<PathBuf>,
         clock: JobClock,
         record: Record,
-        (began_unix, assumed_save_seconds): (f64, f64),
+        [job_seconds, run_seconds, assumed_save_seconds]: [f64; 3],
     ) -> Self {
         Timing {
             path,
             clock,
             record,
-            began_unix,
+            opened: Instant::now(),
+            job_seconds,
+            run_seconds,
             comment: None,
             step_seconds: VecDeque::new(),
             rounds: VecDeque::new(),
@@ -212,7 +244,7 @@ impl Timing {
 
     /// The first step comes next. `process_seconds` went by since the process started, `restore_seconds` of them in a restore.
     pub fn begin_steps(&mut self, at_step: u64, total_steps: u64, process_seconds: f64, restore_seconds: f64) {
-        let since_job = unix_now() - self.began_unix;
+        let since_job = self.job_seconds + self.opened.elapsed().as_secs_f64();
         self.record.startup_seconds = (since_job.max(process_seconds) - restore_seconds).max(0.0);
         self.record.restore_seconds = restore_seconds;
         self.record.lost_seconds.startup += self.record.startup_seconds;
@@ -229,7 +261,7 @@ impl Timing {
             push(&mut self.rounds, seconds);
         }
         if self.path.is_some() && self.clock.seconds_left() < self.seconds_needed() {
-            signals::ask_to_stop(Stop::TimeLimit);
+            signals::ask_to_stop(Stop::TimeLimit(self.clock.end_from.unwrap_or(Limit::Deck)));
         }
     }
 
@@ -258,6 +290,20 @@ impl Timing {
         lost.exposed_communication += shares.exposed_ms / 1e3;
         lost.evaluation += evaluation_seconds;
         lost.checkpoint_stall += stall_seconds;
+    }
+
+    /// What the launcher grants a rank between SIGTERM and its death, where it is less than a step and a save have taken: said once,
+    /// after the third step, whose predecessors warm up.
+    pub fn warn_of_grace(&mut self, grace_seconds: Option<f64>) {
+        let Some(grace) = grace_seconds.filter(|_| self.step_seconds.len() == 3 && self.path.is_some()) else { return };
+        let steps: Vec<f64> = self.step_seconds.iter().copied().collect();
+        let needed = quantile(&steps, 0.5) + self.record.save_seconds_max;
+        if needed > grace {
+            log::warn!(
+                "a step takes {needed:.1} s, and mpirun kills its ranks {grace:.0} s after it gets SIGTERM: no checkpoint would \
+                 be saved; send SIGUSR1 instead, give mpirun `--mca odls_base_sigkill_timeout 60`, or start with srun"
+            );
+        }
     }
 
     /// A step was not finite.
@@ -321,9 +367,10 @@ impl Timing {
         record.recommended_time = slurm_time(again + 1.1 * record.seconds_to_finish + SIGNAL_SLACK_SECONDS);
         record.recommended_signal = format!("USR1@{}", (self.seconds_needed() + SIGNAL_SLACK_SECONDS).ceil() as u64);
         (record.updated_unix, record.job_ends_unix) = (now, self.clock.end);
-        record.job_ends_from = self.clock.end_from.into();
+        record.job_ends_from = self.clock.end_from.map_or("", Limit::name).into();
         (record.job_id, record.n_restarts) = (self.clock.job_id.clone(), self.clock.n_restarts);
-        record.wall_seconds = (now - record.since_unix).max(1e-9);
+        let wall_seconds = self.run_seconds + self.opened.elapsed().as_secs_f64();
+        record.wall_seconds = wall_seconds.max(record.useful_step_seconds).max(f64::MIN_POSITIVE);
         record.goodput = record.useful_step_seconds / record.wall_seconds;
         record.lost_seconds.rest =
             (record.wall_seconds - record.useful_step_seconds - record.lost_seconds.known()).max(0.0);
@@ -384,6 +431,22 @@ mod tests {
         assert!((second.record.lost_seconds.recomputed_steps - 2.0).abs() < 1e-9, "{second:?}");
         assert!((second.record.useful_step_seconds - 1.6).abs() < 1e-9, "{second:?}");
         assert_eq!(second.record.since_unix, written.since_unix);
+        // Another node's clock, or this one's after it was set, may be far off, and a file may say anything.
+        for (name, value) in
+            [("updated_unix", 1e12), ("updated_unix", -5.0), ("wall_seconds", -1.0), ("since_unix", 1e300)]
+        {
+            let mut file: serde_json::Value = serde_json::from_str(&text).unwrap();
+            file[name] = value.into();
+            std::fs::write(dir.path().join("timing.json"), file.to_string()).unwrap();
+            let mut timing = Timing::open(dir.path(), JobClock::default(), Some(4), 0);
+            timing.begin_steps(4, 10, 0.1, 0.0);
+            let now = timing.current();
+            assert!(
+                (0.0..=1.0).contains(&now.goodput) && now.wall_seconds >= now.useful_step_seconds,
+                "{name}: {now:?}"
+            );
+            assert!(now.lost_seconds.queue >= 0.0 && now.startup_seconds < 3600.0, "{name}: {now:?}");
+        }
         // A fresh start in the same directory does not.
         let fresh = Timing::open(dir.path(), JobClock::default(), None, 0);
         assert_eq!(fresh.record.useful_step_seconds, 0.0);

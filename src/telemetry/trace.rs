@@ -5,12 +5,13 @@
 //! Must not know: MPI, units' meaning.
 
 use super::replace_file::replace_file;
+use crate::clock;
 use crate::error::Result;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::io::Write;
 use std::path::Path;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::Instant;
 
 /// The line a span is drawn on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,8 +57,8 @@ pub struct Trace {
 
 impl Default for Trace {
     fn default() -> Self {
-        let ns = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos() as u64);
-        Trace { epoch: (Instant::now(), ns), step: None, events: Vec::new() }
+        let now = Instant::now();
+        Trace { epoch: (now, clock::since_1970(now).as_nanos() as u64), step: None, events: Vec::new() }
     }
 }
 

@@ -6,11 +6,11 @@
 //! Must not know: MPI. How the job is ended is told.
 
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::recording::{Recording, SLOWEST_BEAT};
 use super::sign_of_life::{Place, SignOfLife};
-use super::time_limit::unix_now;
+use crate::clock::{self, unix_now};
 
 /// Beats between two looks at the others, after which a file that has not changed is of a rank that does not live.
 const BEATS_TO_LIVE: u32 = 3;
@@ -25,8 +25,13 @@ pub(super) fn look_every(timeout: Duration) -> Duration {
 /// Writes signs of life, and with a `timeout` also looks whether this rank has stood still for too long.
 pub(super) fn watch(recording: &Recording, timeout: Option<Duration>, abort: impl Fn()) {
     let mut dumped_at = None;
+    let mut awake = clock::Awake::now();
     loop {
+        if let Some(gap) = awake.look(Instant::now(), recording.beat) {
+            log::warn!("this rank did not run for {:.0} s (stopped, or its node is overloaded)", gap.as_secs_f64());
+        }
         let (place, waited) = recording.standing();
+        let waited = awake.part_of(waited);
         let has_run_dir = recording.dir.parent().is_some_and(Path::exists);
         let waits_long = timeout.is_some_and(|timeout| waited > timeout / 2);
         if has_run_dir || waits_long {
@@ -51,6 +56,7 @@ pub(super) fn watch(recording: &Recording, timeout: Option<Duration>, abort: imp
 /// Looks twice at all ranks; the lowest live one says who is late. False when this rank, or one it may be waiting for, gets
 /// on after all.
 fn judge(recording: &Recording, beat: Duration, place: Place) -> bool {
+    let mut awake = clock::Awake::now();
     let before = read_all(recording);
     let moves_on = |beats: u32| {
         (0..beats).any(|_| {
@@ -60,6 +66,10 @@ fn judge(recording: &Recording, beat: Duration, place: Place) -> bool {
         })
     };
     if moves_on(BEATS_TO_LIVE) {
+        return false;
+    }
+    // Stopped in the middle of it, this rank has not seen the others for so many beats.
+    if awake.look(Instant::now(), beat * BEATS_TO_LIVE).is_some() {
         return false;
     }
     let after = read_all(recording);
@@ -152,7 +162,6 @@ mod tests {
     use super::*;
     use crate::telemetry::Flight;
     use std::sync::atomic::{AtomicBool, Ordering};
-    use std::time::Instant;
 
     fn progress(rank: usize, ordinal: u64) -> Option<SignOfLife> {
         let (host, what) = (format!("n{rank}"), "forward h.0".to_string());

@@ -8,6 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use crate::threads;
 use rayon::prelude::*;
 
 use super::documents::{Documents, Piece};
@@ -42,6 +43,7 @@ pub struct Made {
 /// Bad text, with file and offset; an input that changed since an earlier process read it; an output that is something else's;
 /// another process at the same output; failures of the file system.
 pub fn tokenize(job: &Job<'_>, progress: ScanProgress) -> Result<Made> {
+    threads::start_shared_pool()?;
     tokenize_by(job, progress, BATCH_BYTES, SAVE_EVERY)
 }
 

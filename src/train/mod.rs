@@ -31,11 +31,13 @@ mod visit;
 
 use crate::backend::agree::{all_or_none, decided_by_rank_0};
 use crate::backend::{Backend, Comm, Device};
-use crate::error::{Error, Exit, Result};
+use crate::clock;
+use crate::error::{Exit, Result};
 use crate::model::Model;
 use crate::plan::Plan;
+use crate::telemetry::start_watch::{self, StartPlace};
 use crate::telemetry::summary::SUMMARY_FILE;
-use crate::telemetry::time_limit::{JobClock, unix_now};
+use crate::telemetry::time_limit::JobClock;
 use crate::telemetry::{Flight, MemKind, RunEvent, RunRecords, StepLog, Timing};
 use batches::Batches;
 use node_memory::NodeMemory;
@@ -56,10 +58,12 @@ pub use job::{Ending, HINTED_RANKS, Job, Verdict, Watch};
 pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<(Exit, Option<Flight>)> {
     let run = Run::<B> { device, comm, job };
     // 1. Plan every instruction and every byte, the same on every rank.
+    start_watch::at(StartPlace::Plan);
     let planned = run.plan()?;
     // 2. Check that the memory is there. What is quickly found comes before what takes a while to read.
     let hosts = run.check(&planned.plan)?;
     // 3. Lock the run directory, if it exists.
+    start_watch::at(StartPlace::RunDir);
     let mut run_dir = RunDir::lock(comm, &job.deck.run, &job.host)?;
     // 4. Find the checkpoint to start from, or that no step is left.
     let found = run.find()?;
@@ -193,7 +197,7 @@ impl<'r, B: Backend> Run<'r, B> {
         let units = model.spec.units.iter().map(|u| u.name.clone()).collect();
         let (timeout, abort) = (Duration::from_secs(job.deck.run.timeout), job.abort);
         let started = Flight::start(run_dir, comm.rank(), hosts, units, timeout, move || abort(Exit::CommFailure));
-        agreed(*comm, started.map_err(|e| Error::io("write in", &run_dir.join("flight"), &e)))
+        agreed(*comm, started)
     }
 
     fn allocate<'p>(&self, planned: &'p Planned, flight: Flight) -> Result<Stepper<'p, B>>
@@ -236,8 +240,7 @@ impl<'r, B: Backend> Run<'r, B> {
         let records = self.open_records(restored)?;
         let mut timing = match comm.rank() {
             0 => {
-                let process_start = unix_now() - job.started.elapsed().as_secs_f64();
-                let clock = JobClock::find(deck.run.time_limit.0, process_start);
+                let clock = JobClock::find(deck.run.time_limit.0, clock::unix(job.started));
                 let saved_bytes = state::saved_bytes(stepper.plan, 0);
                 Timing::open(Path::new(&deck.run.dir), clock, restored.resumed, saved_bytes)
             }

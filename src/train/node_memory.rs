@@ -3,8 +3,8 @@
 //!
 //! Must not know: what the memory is for.
 
+use crate::limits;
 use std::fs;
-use std::path::{Path, PathBuf};
 
 /// Memory of a node, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,7 +20,8 @@ impl NodeMemory {
     pub fn here() -> Option<Self> {
         let meminfo = fs::read_to_string("/proc/meminfo").ok()?;
         let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-        let limits = limit_files(&groups).into_iter().filter_map(|file| fs::read_to_string(file).ok());
+        let files = limits::control_files(&groups, "memory", "memory.max", "memory.limit_in_bytes");
+        let limits = files.into_iter().filter_map(|file| fs::read_to_string(file).ok());
         Self::of(&meminfo, limits.filter_map(|text| text.trim().parse().ok()))
     }
 
@@ -38,23 +39,6 @@ impl NodeMemory {
     }
 }
 
-/// The files with the limits of a process's control groups and of those around them: version 2, then version 1.
-fn limit_files(groups: &str) -> Vec<PathBuf> {
-    let mut files = Vec::new();
-    for line in groups.lines() {
-        let mut parts = line.splitn(3, ':').skip(1);
-        let (Some(controllers), Some(group)) = (parts.next(), parts.next()) else { continue };
-        let (root, file) = match controllers {
-            "" => ("/sys/fs/cgroup", "memory.max"),
-            _ if controllers.split(',').any(|c| c == "memory") => ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
-            _ => continue,
-        };
-        let group = group.trim_start_matches('/');
-        files.extend(Path::new(group).ancestors().map(|group| Path::new(root).join(group).join(file)));
-    }
-    files
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -68,16 +52,6 @@ mod tests {
         assert_eq!(memory(&[]), NodeMemory { limit_bytes: 1200 << 10, available_bytes: 350 << 10 });
         assert_eq!(memory(&[1 << 62, 5000, 7000]), NodeMemory { limit_bytes: 5000, available_bytes: 5000 });
         assert_eq!(NodeMemory::of("MemTotal: 5 kB\n", [].into_iter()), None);
-    }
-
-    #[test]
-    fn limits_are_looked_for_in_every_group_around_this_process() {
-        let files = |groups| limit_files(groups).iter().map(|f| f.display().to_string()).collect::<Vec<_>>();
-        let v2 = ["slurm/job_1/memory.max", "slurm/memory.max", "memory.max"].map(|f| format!("/sys/fs/cgroup/{f}"));
-        assert_eq!(files("0::/slurm/job_1\n"), v2);
-        let v1 = ["a/memory.limit_in_bytes", "memory.limit_in_bytes"].map(|f| format!("/sys/fs/cgroup/memory/{f}"));
-        assert_eq!(files("5:devices:/x\n4:cpu,memory:/a\n"), v1);
-        assert!(files("nonsense").is_empty());
     }
 
     #[test]

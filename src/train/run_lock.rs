@@ -7,13 +7,16 @@
 
 use crate::config::Locking;
 use crate::error::{Error, Result};
+use crate::telemetry::signals::{self, Stop};
+use crate::telemetry::start_watch;
 use crate::telemetry::time_limit::job_id;
+use crate::{clock, environment};
 use serde::{Deserialize, Serialize};
 use std::fs::{File, TryLockError};
 use std::io::{Read, Seek, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Name of the file under the run directory.
 pub const LOCK_FILE: &str = "job.lock";
@@ -36,7 +39,7 @@ pub struct Holder {
 impl Holder {
     /// This process, on `host`.
     pub fn this(host: &str) -> Self {
-        let job = job_id(&|name: &str| std::env::var(name).ok());
+        let job = job_id(&environment::variable);
         Holder { host: host.into(), pid: std::process::id(), job }
     }
 }
@@ -64,32 +67,116 @@ impl RunLock {
         if locking == Locking::Off {
             return Ok(RunLock { path, file: None });
         }
-        let began = Instant::now();
-        loop {
-            let mut file = File::options()
-                .read(true)
-                .write(true)
-                .create(true)
-                .truncate(false)
-                .open(&path)
-                .map_err(|e| Error::io("open", &path, &e))?;
+        let mut said = false;
+        let mut try_once = |may_wait: bool| {
+            let mut file = open(&path)?;
             let outcome = file.try_lock();
             let holder = read_holder(&mut file);
             let mine_again = holder.as_ref().is_some_and(|holder| me.job.is_some() && holder.job == me.job);
-            if matches!(outcome, Err(TryLockError::WouldBlock)) && mine_again && began.elapsed() < PATIENCE {
-                std::thread::sleep(Duration::from_millis(250));
-                continue;
+            if let (true, Err(TryLockError::WouldBlock), Some(holder)) = (mine_again && may_wait, &outcome, &holder) {
+                wait_a_moment(run_dir, holder, std::mem::replace(&mut said, true))?;
+                return Ok(None);
             }
-            if !decide(outcome, run_dir, locking, holder.as_ref())? {
-                return Ok(RunLock { path, file: None });
+            if !decide(outcome, run_dir, locking, &Others { me, named: holder.as_ref(), holding: &holders_of(&file) })?
+            {
+                return Ok(Some(RunLock { path: path.clone(), file: None }));
             }
             // Its former holder may have removed the file between our opening and locking it.
-            if is_the_file_at(&file, &path) {
-                sign(&mut file, me).map_err(|e| Error::io("write", &path, &e))?;
-                return Ok(RunLock { path, file: Some(file) });
+            if !is_the_file_at(&file, &path) {
+                return Ok(None);
             }
+            sign(&mut file, me).map_err(|e| Error::io("write", &path, &e))?;
+            Ok(Some(RunLock { path: path.clone(), file: Some(file) }))
+        };
+        match clock::wait_for(PATIENCE, Duration::from_millis(100), || try_once(true))? {
+            Some(lock) => Ok(lock),
+            None => match try_once(false)? {
+                Some(lock) => Ok(lock),
+                None => Err(Error::Io(format!("{} was replaced again and again while it was locked", path.display()))),
+            },
         }
     }
+}
+
+/// The lock file, for its owner alone: who can open a file can lock it. A link at its place is not followed.
+fn open(path: &Path) -> Result<File> {
+    let file = File::options()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(libc::O_NOFOLLOW)
+        .open(path)
+        .map_err(|e| match e.raw_os_error() {
+            Some(libc::ELOOP) => Error::Input(format!("{} is a symbolic link: remove it", path.display())),
+            _ => Error::io("open", path, &e),
+        })?;
+    let mode = file.metadata().map_or(0o600, |meta| meta.permissions().mode() & 0o777);
+    if mode != 0o600 {
+        // Earlier versions let others read it. Of another user's file the mode stays as it is.
+        file.set_permissions(std::fs::Permissions::from_mode(0o600)).ok();
+    }
+    Ok(file)
+}
+
+/// The same job holds the lock, which may be a former self that is about to be gone. Says so once.
+///
+/// # Errors
+/// A signal asks for a stop.
+fn wait_a_moment(run_dir: &Path, holder: &Holder, said: bool) -> Result<()> {
+    let dir = run_dir.display();
+    if !said {
+        log::warn!(
+            "run.dir = {dir} is in use by {holder}, of this very job: waiting up to {} s for its end",
+            PATIENCE.as_secs()
+        );
+    }
+    start_watch::tick();
+    match Stop::from_code(signals::stop_code()) {
+        Some(stop) => Err(Error::Stopped(format!(
+            "stopped early: {stop} while this job waited for {holder} to leave run.dir = {dir}; nothing was begun, the same \
+             command goes on"
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// Who is known about a lock that this process does not get.
+struct Others<'a> {
+    me: &'a Holder,
+    /// Whom the file names.
+    named: Option<&'a Holder>,
+    /// Who holds it by the system's own list.
+    holding: &'a [Process],
+}
+
+/// A process of this node that holds a lock.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Process {
+    pid: u32,
+    /// Its program and user, in words.
+    is: String,
+}
+
+/// The processes of this node that hold a lock on the file.
+fn holders_of(file: &File) -> Vec<Process> {
+    let Ok(meta) = file.metadata() else { return Vec::new() };
+    let locks = std::fs::read_to_string("/proc/locks").unwrap_or_default();
+    let process = |pid: u32| {
+        let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        let user = std::fs::metadata(format!("/proc/{pid}")).map_or("?".into(), |meta| meta.uid().to_string());
+        Process { pid, is: format!("`{}` of user {user}", name.trim().escape_debug()) }
+    };
+    pids_in(&locks, libc::major(meta.dev()), libc::minor(meta.dev()), meta.ino()).into_iter().map(process).collect()
+}
+
+/// Process ids in `/proc/locks` that hold, not wait for, a lock on a file: `1: FLOCK  ADVISORY  WRITE 42 08:01:77 0 EOF`.
+fn pids_in(locks: &str, major: u32, minor: u32, inode: u64) -> Vec<u32> {
+    let wanted = format!("{major:02x}:{minor:02x}:{inode}");
+    let held = locks.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let held = held.filter(|words| words.get(1) != Some(&"->") && words.get(5) == Some(&wanted.as_str()));
+    held.filter_map(|words| words.get(4)?.parse().ok()).collect()
 }
 
 impl Drop for RunLock {
@@ -106,13 +193,35 @@ fn decide(
     outcome: std::result::Result<(), TryLockError>,
     run_dir: &Path,
     locking: Locking,
-    holder: Option<&Holder>,
+    others: &Others<'_>,
 ) -> Result<bool> {
     let dir = run_dir.display();
+    let holder = others.named;
     match outcome {
         Ok(()) => Ok(true),
         Err(TryLockError::WouldBlock) => {
-            let who = holder.map_or("another job".into(), Holder::to_string);
+            let other = others.holding.iter().find(|process| holder.is_none_or(|holder| process.pid != holder.pid));
+            let is_gone = |holder: &&Holder| {
+                holder.host == others.me.host && environment::state_of(holder.pid).is_none_or(|state| state == 'Z')
+            };
+            if let (Some(gone), None) = (holder.filter(is_gone), other) {
+                return Err(Error::Input(format!(
+                    "run.dir = {dir}: {gone} has ended, but another process, which this node does not show, has a lock on its \
+                     {LOCK_FILE}: end that process, or remove the file"
+                )));
+            }
+            if let (Some(gone), Some(other)) = (holder.filter(is_gone), other) {
+                return Err(Error::Input(format!(
+                    "run.dir = {dir}: {gone} has ended, but process {} ({}) has a lock on its {LOCK_FILE}: end that process, or \
+                     remove the file",
+                    other.pid, other.is
+                )));
+            }
+            let who = match (holder, other) {
+                (Some(holder), _) => holder.to_string(),
+                (None, Some(other)) => format!("process {} ({}) on {}", other.pid, other.is, others.me.host),
+                (None, None) => "another job".into(),
+            };
             Err(Error::Input(format!(
                 "run.dir = {dir} is in use by {who}: wait for its end, stop it, or set another run.dir"
             )))
@@ -160,7 +269,9 @@ mod tests {
     fn a_second_holder_is_refused_with_the_first_one_s_name_until_that_is_gone() {
         let dir = tempfile::tempdir().unwrap();
         let first = RunLock::hold(dir.path(), Locking::BestEffort, &holder(7, Some("41"))).unwrap();
-        let refused = RunLock::hold(dir.path(), Locking::On, &holder(8, Some("42"))).unwrap_err();
+        // On another node, which cannot see that this test has no process 7.
+        let elsewhere = Holder { host: "n2".into(), ..holder(8, Some("42")) };
+        let refused = RunLock::hold(dir.path(), Locking::On, &elsewhere).unwrap_err();
         let text = refused.to_string();
         assert!(text.contains("process 7 on n1 (job 41)") && text.contains("set another run.dir"), "{text}");
         assert_eq!(refused.exit().code(), 2);
@@ -195,10 +306,52 @@ mod tests {
 
     #[test]
     fn a_file_system_without_locks_is_an_error_only_where_locks_are_demanded() {
+        let (me, seven) = (holder(8, None), holder(7, None));
+        let others = |named| Others { me: &me, named, holding: &[] };
         let none = || Err(TryLockError::Error(std::io::Error::from_raw_os_error(libc::ENOLCK)));
         let dir = Path::new("/runs/a");
-        assert!(!decide(none(), dir, Locking::BestEffort, Some(&holder(7, None))).unwrap());
-        let error = decide(none(), dir, Locking::On, None).unwrap_err();
+        assert!(!decide(none(), dir, Locking::BestEffort, &others(Some(&seven))).unwrap());
+        let error = decide(none(), dir, Locking::On, &others(None)).unwrap_err();
         assert!(error.to_string().contains("run.locking=best_effort"), "{error}");
+    }
+
+    #[test]
+    fn the_lock_file_is_its_owner_s_alone_and_no_link_is_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(LOCK_FILE);
+        std::fs::write(&path, "").unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
+        let lock = RunLock::hold(dir.path(), Locking::On, &holder(8, None)).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        drop(lock);
+        std::os::unix::fs::symlink(dir.path().join("elsewhere"), &path).unwrap();
+        let error = RunLock::hold(dir.path(), Locking::On, &holder(9, None)).unwrap_err();
+        assert!(error.to_string().contains("symbolic link") && !dir.path().join("elsewhere").exists(), "{error}");
+    }
+
+    /// Whoever could read the file of an earlier version can hold a lock on it after its job was killed.
+    #[test]
+    fn a_lock_that_a_stranger_holds_is_said_to_be_the_stranger_s() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(LOCK_FILE);
+        // No process has this number.
+        let dead = holder(u32::MAX, None);
+        std::fs::write(&path, serde_json::to_string(&dead).unwrap()).unwrap();
+        let stranger = File::open(&path).unwrap();
+        stranger.lock_shared().unwrap();
+        let text = RunLock::hold(dir.path(), Locking::On, &holder(8, None)).unwrap_err().to_string();
+        let own = format!("process {} (", std::process::id());
+        for part in ["process 4294967295 on n1 has ended", &own, "has a lock on its job.lock", "remove the file"] {
+            assert!(text.contains(part), "{part:?} is not in {text}");
+        }
+    }
+
+    #[test]
+    fn the_system_s_list_of_locks_says_who_holds_a_file() {
+        let locks = "1: POSIX  ADVISORY  READ 5 fd:00:77 0 EOF\n2: FLOCK  ADVISORY  WRITE 42 08:01:77 0 EOF\n\
+                     2: -> FLOCK  ADVISORY  WRITE 43 08:01:77 0 EOF\n";
+        assert_eq!(pids_in(locks, 8, 1, 77), [42]);
+        assert_eq!(pids_in(locks, 0xfd, 0, 77), [5]);
+        assert!(pids_in(locks, 8, 1, 7).is_empty() && pids_in("", 8, 1, 77).is_empty());
     }
 }

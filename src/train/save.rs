@@ -341,7 +341,7 @@ fn all_ready<B: Backend>(stepper: &Stepper<'_, B>, own: bool) -> Result<bool> {
 }
 
 fn spawn<T: Send + 'static>(name: &str, work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
-    std::thread::Builder::new().name(name.into()).spawn(work).expect("the system starts a thread")
+    crate::threads::spawn(name, work).unwrap_or_else(|error| error.raise())
 }
 
 /// What a thread came to; its panic is ours.

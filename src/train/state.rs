@@ -18,6 +18,7 @@ use crate::model::init;
 use crate::params::{ModelSpec, ParamId};
 use crate::plan::{Plan, State};
 use crate::telemetry::CommClass;
+use crate::test_hooks;
 use crate::zero::Shards;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
@@ -230,6 +231,7 @@ pub fn restore<B: Backend>(
             }
         }
     }
+    test_hooks::add_to_job(manifest.test_hooks.iter().cloned());
     let Manifest { step, attempts, samples, tokens, .. } = manifest;
     Ok(Position { step, attempts, samples, tokens })
 }
@@ -384,6 +386,7 @@ pub(super) fn manifest(
             .map(|(name, p)| Alias { name: name.clone(), param: spec.params[*p].name.clone() })
             .collect(),
         files,
+        test_hooks: test_hooks::of_job(),
         ..Manifest::default()
     }
 }

@@ -14,8 +14,8 @@ mod view;
 #[cfg(test)]
 mod tests;
 
+use crate::clock::unix_now;
 use crate::error::{Error, Result};
-use crate::telemetry::time_limit::unix_now;
 use records::Records;
 use std::path::Path;
 use view::{Status, View};

@@ -226,7 +226,7 @@ impl<T: DeserializeOwned> Whole<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::telemetry::time_limit::unix_now;
+    use crate::clock::unix_now;
 
     fn sign(dir: &Path, rank: usize, beat: u64, updated_unix: f64) {
         let flight = dir.join(FLIGHT_DIR);

@@ -3,8 +3,8 @@
 use super::draw::{Colors, draw};
 use super::records::Records;
 use super::view::View;
+use crate::clock::unix_now;
 use crate::telemetry::signals;
-use crate::telemetry::time_limit::unix_now;
 use crate::test_hooks::fault_point;
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
@@ -32,7 +32,7 @@ pub fn show(records: &mut Records) -> Result<()> {
 }
 
 fn until_left(terminal: &mut DefaultTerminal, records: &mut Records) -> Result<()> {
-    let colors = Colors(std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty()));
+    let colors = Colors(crate::environment::variable_os("NO_COLOR").is_none_or(|value| value.is_empty()));
     for n_looks in 0.. {
         let now = unix_now();
         records.look(now);

@@ -98,6 +98,11 @@ impl Run {
             command.arg(assignment);
         }
         command.arg(&self.program).args(&self.args);
+        // The second sign, without which the program ignores the variables.
+        let hooks = &zero3::test_hooks::VARIABLES;
+        if self.env.iter().any(|(name, _)| hooks.iter().any(|hook| name == hook)) {
+            command.arg(zero3::test_hooks::FLAG);
+        }
         if let Some(dir) = &self.dir {
             command.current_dir(dir);
         }

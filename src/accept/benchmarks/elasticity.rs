@@ -10,7 +10,7 @@ use crate::config;
 use crate::error::{Exit, Result};
 use crate::harness::{TrainedRun, agreed_failure, train_on, train_on_all};
 use crate::telemetry::quantile::median;
-use crate::telemetry::signals::{self, Stop};
+use crate::telemetry::signals::{self, Limit, Stop};
 use crate::telemetry::stragglers::{Class, Straggler, Stragglers, WINDOW};
 use crate::telemetry::{RankStep, StepRow};
 use crate::train::state::Start;
@@ -136,7 +136,7 @@ fn soak<B: Backend>(acceptance: &Acceptance<'_, B>, work: &Path, reference: &Ref
         seen.borrow_mut().extend(stragglers.borrow_mut().step(row.step, ranks));
         // Another request to stop keeps its reason.
         if is_first && began.elapsed().as_secs_f64() > minutes * 60.0 && signals::stop_code() == 0 {
-            signals::ask_to_stop(Stop::TimeLimit);
+            signals::ask_to_stop(Stop::TimeLimit(Limit::Acceptance));
             has_asked.set(true);
         }
     };

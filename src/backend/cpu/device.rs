@@ -44,7 +44,7 @@ impl CpuDevice {
                 build(true).or_else(|_| build(false))
             })
             .transpose()
-            .map_err(|err| Error::Io(format!("starting {threads} compute threads: {err}")))?;
+            .map_err(|err| crate::threads::not_built(&format!("{threads} compute threads"), &err))?;
         Ok(CpuDevice { threads, pool })
     }
 

@@ -5,6 +5,7 @@ use super::host::{f32s, f32s_mut};
 use crate::backend::buffer::{View, ViewMut};
 use crate::backend::comm::Comm;
 use crate::backend::library::Library;
+use crate::clock;
 use crate::error::Result;
 use mpi::collective::SystemOperation;
 use mpi::topology::Communicator;
@@ -43,7 +44,7 @@ impl Library for CpuComm {
     fn quiet_barrier(&self) -> Result<()> {
         let mut barrier = self.control().communicator().immediate_barrier();
         while let Err(on_its_way) = barrier.test() {
-            std::thread::sleep(LOOK_EVERY);
+            clock::rest(LOOK_EVERY);
             barrier = on_its_way;
         }
         Ok(())

@@ -8,9 +8,10 @@
 //! Must not know: buffers, which bytes are read and why.
 
 use crate::backend::mpi::Group;
+use crate::clock;
 use crate::error::{Error, Result};
 use crate::test_hooks;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use xxhash_rust::xxh3::xxh3_64;
 
 /// How long a failed read waits before it is reported.
@@ -76,7 +77,7 @@ impl Peers {
     pub fn read(&self, rank: usize, addr: u64, out: &mut [u8]) -> Result<()> {
         let n = out.len();
         self.try_read(rank, addr, out).map_err(|why| {
-            std::thread::sleep(OTHERS_FIRST);
+            clock::rest(OTHERS_FIRST);
             Error::Comm(format!(
                 "cannot read {n} bytes of rank {rank}: {why}; it may have ended with the job, else set \
                  run.single_copy=false"
@@ -112,6 +113,5 @@ fn node_key(rank: usize) -> u64 {
 
 /// A word that no other process holds, but by an accident of one in 2^64.
 fn unlikely_word() -> u64 {
-    let since = std::time::UNIX_EPOCH.elapsed().unwrap_or_default();
-    xxh3_64(format!("{} {since:?}", std::process::id()).as_bytes())
+    xxh3_64(format!("{} {:?}", std::process::id(), clock::since_1970(Instant::now())).as_bytes())
 }

@@ -6,9 +6,9 @@
 //! that is waited for.
 
 use crate::backend::comm::{CommRecord, Landed, Pending};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::telemetry::allocations::{self, Owner};
-use crate::test_hooks;
+use crate::{test_hooks, threads};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -126,10 +126,7 @@ impl<Q: Queued> Worker<Q> {
         let (submitted, landed) = (Condvar::new(), Condvar::new());
         let shared = Arc::new(Shared { lists, submitted, landed, waiting: AtomicUsize::new(0) });
         let own = Arc::clone(&shared);
-        let thread = std::thread::Builder::new()
-            .name(name.into())
-            .spawn(move || own.run())
-            .map_err(|e| Error::Comm(format!("cannot start the {name} thread: {e}")))?;
+        let thread = threads::spawn(name, move || own.run())?;
         Ok(Worker { shared, thread: Some(thread) })
     }
 

@@ -36,7 +36,7 @@ impl Cache {
     pub fn new(setting: &str) -> Self {
         let dir = match setting {
             "" => None,
-            "auto" => user_cache(|name| std::env::var_os(name).map(PathBuf::from)),
+            "auto" => user_cache(|name| crate::environment::variable_os(name).map(PathBuf::from)),
             dir => Some(dir.into()),
         };
         Cache { dir }

@@ -9,6 +9,7 @@
 
 use super::streams::Streams;
 use crate::backend::{Queue, View, ViewMut};
+use crate::clock;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use cudarc::nccl::{result as nccl, sys};
@@ -16,7 +17,7 @@ use std::cell::Cell;
 use std::ffi::CStr;
 use std::ptr;
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Bytes of an id, as they travel.
 pub const ID_BYTES: usize = 128;
@@ -125,14 +126,8 @@ impl Communicator {
 
     /// Polls until it is done, for `timeout` at most; false if it is not.
     pub fn poll_for(&self, timeout: Duration) -> Result<bool> {
-        let began = Instant::now();
-        while !self.poll()? {
-            if began.elapsed() > timeout {
-                return Ok(false);
-            }
-            std::thread::sleep(REST);
-        }
-        Ok(true)
+        let look = || Ok(self.poll()?.then_some(()));
+        Ok(clock::wait_for(timeout, REST, look)?.is_some())
     }
 
     /// Ends it on this rank, whatever it does: its kernels stop, no rank is waited for.
@@ -173,9 +168,7 @@ impl Communicator {
         let ended = check("ncclGroupEnd", unsafe { sys::ncclGroupEnd() }, self.raw);
         called.and(ended)?;
         // The first group of its kind connects to peers; until then nothing else may be called.
-        while !self.poll()? {
-            std::thread::sleep(REST);
-        }
+        self.poll_for(Duration::MAX)?;
         Ok(())
     }
 }

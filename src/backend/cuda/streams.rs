@@ -9,6 +9,7 @@
 
 use super::driver::fault;
 use crate::backend::Queue;
+use crate::clock;
 use crate::error::Result;
 use crate::test_hooks;
 use cudarc::driver::{result as driver, sys};
@@ -264,7 +265,7 @@ impl Streams {
                 self.checks.borrow().iter().try_for_each(|(_, check)| check())?;
             }
             if polls > EAGER_POLLS {
-                std::thread::sleep(REST);
+                clock::rest(REST);
             } else {
                 std::thread::yield_now();
             }

@@ -1,12 +1,13 @@
 //! Which ranks are there: a byte from every rank to every other one, with a time limit.
 
 use super::call::check;
+use crate::clock;
 use crate::error::Result;
 use mpi::ffi;
 use mpi::raw::AsRaw;
 use mpi::topology::{Communicator, SimpleCommunicator};
 use std::os::raw::c_int;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Tag of a roll call: nothing else on the communicator of a group has one.
 const ROLL_CALL_TAG: c_int = 1;
@@ -35,9 +36,8 @@ pub(super) fn roll_call(comm: &SimpleCommunicator, timeout: Duration) -> Result<
             missing.push((other as usize, received));
         }
     }
-    let began = Instant::now();
     let mut done: c_int = 0;
-    loop {
+    clock::wait_for(timeout, REST, || {
         let mut failed = Ok(());
         missing.retain_mut(|(_, request)| {
             // SAFETY: a request made above; a completed one is not asked again.
@@ -45,12 +45,8 @@ pub(super) fn roll_call(comm: &SimpleCommunicator, timeout: Duration) -> Result<
             failed = std::mem::replace(&mut failed, Ok(())).and(check("MPI_Test", code));
             done == 0
         });
-        failed?;
-        if missing.is_empty() || began.elapsed() > timeout {
-            break;
-        }
-        std::thread::sleep(REST);
-    }
+        failed.map(|()| missing.is_empty().then_some(()))
+    })?;
     if missing.is_empty() {
         // SAFETY: requests made above; every rank has posted its receives.
         let code = unsafe { ffi::MPI_Waitall(sends.len() as c_int, sends.as_mut_ptr(), ffi::RSMPI_STATUSES_IGNORE) };

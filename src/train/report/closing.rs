@@ -14,6 +14,7 @@ use crate::plan::memory::Peaks;
 use crate::plan::placement::bytes_per_param;
 use crate::telemetry::summary::{KindBytes, PhaseTotal, Planned, RankBytes, Resident, SUMMARY_FILE, UnitRow};
 use crate::telemetry::{CommClass, Phase, RunEvent, Summary, UnitTimes, say};
+use crate::test_hooks;
 use crate::train::job::{Ending, HINTED_RANKS, Job};
 use crate::train::stepper::Stepper;
 use crate::train::tracing::label_in_words;
@@ -122,6 +123,7 @@ impl RunReport {
             units: units.collect(),
             last_checkpoint: ending.last_checkpoint.as_ref().map(|dir| dir.display().to_string()),
             versions: job.versions.clone(),
+            test_hooks: test_hooks::of_job(),
             hints,
         };
         summary.write(Path::new(&job.deck.run.dir))?;

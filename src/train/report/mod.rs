@@ -14,6 +14,7 @@ use super::stepper::Stepper;
 use crate::backend::agree::all_or_none;
 use crate::backend::{Backend, Comm};
 use crate::config::Deck;
+use crate::environment;
 use crate::error::Result;
 use crate::params::ModelSpec;
 use crate::plan::generation::Ran;
@@ -198,6 +199,9 @@ impl RunReport {
             .collect();
         if stepper.comm.rank() == 0 {
             self.timing.step(at.step, &ranks, times.ms(Phase::Evaluation) / 1e3, times.ms(Phase::Checkpoint) / 1e3);
+            if self.progress.is_some() {
+                self.timing.warn_of_grace(environment::mpirun_grace_seconds());
+            }
             if let Some(straggler) = self.stragglers.step(at.step, &ranks) {
                 log::warn!("{straggler}");
                 if let Some(records) = &mut self.records {

@@ -1,0 +1,65 @@
+//! The one way to start a thread, and what is said where the system starts none: which limits there are.
+//!
+//! Must not know: what threads do.
+
+use crate::error::{Error, Result};
+use crate::limits;
+use std::thread::{Builder, JoinHandle};
+
+/// Starts a thread called `name`.
+///
+/// # Errors
+/// The system starts none: the limits of this process are named, exit code 5.
+pub fn spawn<T: Send + 'static>(name: &str, work: impl FnOnce() -> T + Send + 'static) -> Result<JoinHandle<T>> {
+    Builder::new().name(name.into()).spawn(work).map_err(|e| refused(&format!("the thread `{name}`"), &e))
+}
+
+/// Starts the threads on which parallel iterators run outside of a device, unless they run already. Left to
+/// the first use, a system that starts none would end the program by a panic.
+///
+/// # Errors
+/// As for [`spawn`].
+pub fn start_shared_pool() -> Result<()> {
+    match rayon::ThreadPoolBuilder::new().build_global() {
+        // Without a source the error says that there is a pool.
+        Err(error) if std::error::Error::source(&error).is_some() => {
+            Err(not_built("the shared worker threads", &error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The error of a pool that could not be built.
+pub fn not_built(what: &str, error: &rayon::ThreadPoolBuildError) -> Error {
+    match std::error::Error::source(error).and_then(|source| source.downcast_ref::<std::io::Error>()) {
+        Some(source) => refused(what, source),
+        None => Error::Io(format!("cannot start {what}: {error}")),
+    }
+}
+
+/// `what` could not be started, under which limits.
+fn refused(what: &str, error: &std::io::Error) -> Error {
+    let bounds = limits::bounds_of_threads();
+    let bounds = if bounds.is_empty() { "none of this process is known".into() } else { bounds.join(", ") };
+    Error::Io(format!("cannot start {what}: {error}; limits: {bounds}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_has_its_name_and_a_second_start_of_the_pool_is_none() {
+        let named = spawn("a thread", || std::thread::current().name().map(String::from)).unwrap();
+        assert_eq!(named.join().unwrap().as_deref(), Some("a thread"));
+        start_shared_pool().unwrap();
+        start_shared_pool().unwrap();
+    }
+
+    #[test]
+    fn a_thread_that_cannot_start_is_an_io_error_with_the_system_s_words() {
+        let error = refused("the thread `x`", &std::io::Error::from_raw_os_error(libc::EAGAIN));
+        assert_eq!(error.exit().code(), 5);
+        assert!(error.to_string().starts_with("cannot start the thread `x`: Resource temporarily"), "{error}");
+    }
+}
