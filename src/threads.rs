@@ -4,6 +4,7 @@
 
 use crate::error::{Error, Result};
 use crate::limits;
+use std::sync::{Arc, Mutex};
 use std::thread::{Builder, JoinHandle};
 
 /// Starts a thread called `name`.
@@ -12,6 +13,51 @@ use std::thread::{Builder, JoinHandle};
 /// The system starts none: the limits of this process are named, exit code 5.
 pub fn spawn<T: Send + 'static>(name: &str, work: impl FnOnce() -> T + Send + 'static) -> Result<JoinHandle<T>> {
     Builder::new().name(name.into()).spawn(work).map_err(|e| refused(&format!("the thread `{name}`"), &e))
+}
+
+/// Work that is done on a thread, or has been done on the spot where the system starts none.
+pub enum Work<T> {
+    /// It is under way, or done.
+    OnThread(JoinHandle<T>),
+    /// What it has found.
+    Done(T),
+}
+
+impl<T: Send + 'static> Work<T> {
+    /// Starts it. Without a thread it is done before this returns, with a warning.
+    pub fn start(name: &str, work: impl FnOnce() -> T + Send + 'static) -> Self {
+        Work::start_on(Builder::new().name(name.into()), name, work)
+    }
+
+    fn start_on(thread: Builder, name: &str, work: impl FnOnce() -> T + Send + 'static) -> Self {
+        // Whoever does the work takes it out; a thread that cannot start leaves it.
+        let work = Arc::new(Mutex::new(Some(work)));
+        let take = |work: &Mutex<Option<_>>| work.lock().expect("no holder panics").take();
+        let shared = work.clone();
+        match thread.spawn(move || take(&shared).expect("the work is there once")()) {
+            Ok(thread) => Work::OnThread(thread),
+            Err(why) => {
+                log::warn!("{}: its work is done at once", refused(&format!("the thread `{name}`"), &why));
+                Work::Done(take(&work).expect("no thread has it")())
+            }
+        }
+    }
+
+    /// Whether [`Work::join`] need not wait.
+    pub fn is_finished(&self) -> bool {
+        match self {
+            Work::OnThread(thread) => thread.is_finished(),
+            Work::Done(_) => true,
+        }
+    }
+
+    /// What it has found; its panic goes on here.
+    pub fn join(self) -> T {
+        match self {
+            Work::OnThread(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            Work::Done(found) => found,
+        }
+    }
 }
 
 /// Starts the threads on which parallel iterators run outside of a device, unless they run already. Left to
@@ -54,6 +100,16 @@ mod tests {
         assert_eq!(named.join().unwrap().as_deref(), Some("a thread"));
         start_shared_pool().unwrap();
         start_shared_pool().unwrap();
+    }
+
+    #[test]
+    fn work_is_done_where_the_system_starts_no_thread_for_it() {
+        let on_thread = Work::start("test", || std::thread::current().id());
+        assert_ne!(on_thread.join(), std::thread::current().id());
+        // No address space has room for such a stack.
+        let here = Work::start_on(Builder::new().stack_size(1 << 60), "test", || std::thread::current().id());
+        assert!(here.is_finished());
+        assert_eq!(here.join(), std::thread::current().id());
     }
 
     #[test]

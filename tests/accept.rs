@@ -291,7 +291,7 @@ fn reports_that_cannot_be_written_cost_the_files_and_not_the_verdict() {
     let checkpoints = format!("run.checkpoint_dir={}", case.path("checkpoints").display());
     let words = ["run.sections=inventory,device", &checkpoints];
     let output = case.run_with_small(&case.path("run"), "16k", &words).expect_code(5);
-    output.expect_text("VALID  ACCEPTED").expect_text("report.json.tmp: No space left on device");
+    output.expect_text("VALID  ACCEPTED").expect_text("report.json: No space left on device");
 }
 
 #[test]

@@ -185,6 +185,81 @@ fn unsafe_code_stands_where_the_page_says() {
     }
 }
 
+/// What deals with files in ways that `files.rs` has once for all.
+const FILE_CALLS: [&str; 14] = [
+    "fs::rename(",
+    "File::create(",
+    "File::create_new(",
+    "File::options(",
+    "OpenOptions",
+    "fs::write(",
+    "fs::copy(",
+    ".sync_all(",
+    ".sync_data(",
+    "fs::symlink(",
+    "NamedTempFile",
+    "File::open(",
+    "fs::read(",
+    "fs::read_to_string(",
+];
+
+/// Where else they are right: file, call, reason. What /proc and /sys say needs no entry.
+const FILE_CALLS_ELSEWHERE: [(&str, &str, &str); 10] = [
+    ("accept/benchmarks/storage.rs", ".sync_all(", "measures what the file system does"),
+    ("accept/benchmarks/storage.rs", "fs::rename(", "measures what the file system does"),
+    (
+        "telemetry/step_log.rs",
+        ".sync_data(",
+        "rows are added to an open file, and reach the disk before a checkpoint does",
+    ),
+    (
+        "text/token_files.rs",
+        ".sync_data(",
+        "tokens are added to an open file, and reach the disk before the state does",
+    ),
+    ("train/node_memory.rs", "fs::read_to_string(", "the limits of a control group, under /sys"),
+    ("environment.rs", "fs::read(", "what /proc says of the processes of this user"),
+    ("limits.rs", "fs::read_to_string(", "the limits of a control group, under /sys"),
+    ("telemetry/start_watch.rs", "fs::read_to_string(", "what /proc says of a rank's threads"),
+    ("accept/benchmarks/inventory.rs", "fs::read_to_string(", "what /proc and /sys say of the node"),
+    ("test_hooks.rs", "fs::write(", "a list that a test asks for, at a path that it gives"),
+];
+
+/// Lines of a file that are neither comments nor its tests.
+fn lines_of_code(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let code = text.lines().enumerate().take_while(|(_, line)| line.trim() != "#[cfg(test)]");
+    code.filter(|(_, line)| !line.trim_start().starts_with("//"))
+}
+
+/// Whether a line holds the call, and not the end of a longer name.
+fn calls(line: &str, call: &str) -> bool {
+    let is_part_of_a_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let mut places = line.match_indices(call);
+    places.any(|(at, _)| !call.starts_with(is_part_of_a_name) || !line[..at].ends_with(is_part_of_a_name))
+}
+
+#[test]
+fn there_is_one_way_to_deal_with_files() {
+    let is_of_tests =
+        |file: &str| file.contains("/tests/") || file.ends_with("tests.rs") || file.ends_with("test_support.rs");
+    let (mut faults, mut used) = (Vec::new(), BTreeSet::new());
+    for file in files().iter().filter(|file| *file != "files.rs" && !is_of_tests(file)) {
+        let text = fs::read_to_string(src().join(file)).unwrap();
+        for (i, line) in lines_of_code(&text) {
+            for call in FILE_CALLS.into_iter().filter(|call| calls(line, call)) {
+                let is_of_system = ["\"/proc/", "\"/sys/"].iter().any(|dir| line.contains(dir));
+                match FILE_CALLS_ELSEWHERE.iter().position(|(name, allowed, _)| name == file && *allowed == call) {
+                    Some(entry) => _ = used.insert(entry),
+                    None if is_of_system => {}
+                    None => faults.push(format!("src/{file}:{}: {call} is for src/files.rs", i + 1)),
+                }
+            }
+        }
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+    assert_eq!(used.len(), FILE_CALLS_ELSEWHERE.len(), "an exception that nothing needs: {used:?}");
+}
+
 /// Lines of code of each file under src, without comments and without the tests at its end.
 fn code_lines() -> Vec<(String, usize, String)> {
     let mut lines = Vec::new();

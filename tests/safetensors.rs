@@ -73,6 +73,26 @@ fn what_was_exported_comes_in_again_with_the_same_bits_on_any_number_of_ranks() 
     ckpt(&[&"export", &case.path("run"), &case.path("hf")]).output().expect_code(2).expect_text("not empty");
 }
 
+/// borg #1287: what cannot be read is taken for nothing.
+#[test]
+fn an_import_beside_damaged_checkpoints_is_refused() {
+    let case = trained();
+    // Where the program once made its temporary directory.
+    std::fs::create_dir(case.path("hf.partial")).unwrap();
+    std::fs::write(case.path("hf.partial/notes"), "precious").unwrap();
+    ckpt(&[&"export", &case.path("run"), &case.path("hf")]).output().expect_success();
+    assert_eq!(std::fs::read(case.path("hf.partial/notes")).unwrap(), b"precious");
+    for step in [0, 2] {
+        let dir = zero3::checkpoint::step_dir(&case.path("damaged"), step);
+        std::fs::create_dir_all(&dir).unwrap();
+        std::fs::write(dir.join("manifest.json"), "torn").unwrap();
+        let said = ckpt(&[&"import", &case.path("hf"), &case.path("damaged")]).output().expect_code(2);
+        said.expect_text("holds checkpoints already").expect_text(&format!("step_{step:08}"));
+        assert_eq!(std::fs::read(dir.join("manifest.json")).unwrap(), b"torn");
+        std::fs::remove_dir_all(case.path("damaged")).unwrap();
+    }
+}
+
 #[test]
 fn training_goes_on_from_an_import_by_resume_and_by_init_from_alike() {
     let case = trained();

@@ -10,8 +10,8 @@ use crate::backend::Backend;
 use crate::clock;
 use crate::config::Locking;
 use crate::error::{Error, Result};
+use crate::files;
 use crate::train::run_lock::{Holder, RunLock};
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -111,7 +111,7 @@ pub(super) fn prepare<B: Backend>(acceptance: &Acceptance<'_, B>, work_dir: &Pat
 /// into one file.
 pub(super) fn write_last(facts: &AcceptanceFacts, run_dir: &Path) {
     let writing = run_dir.join(WRITING);
-    if File::create_new(&writing).is_err() {
+    if files::create_new(&writing).is_err() {
         clock::rest(TIME_TO_WRITE);
         return;
     }

@@ -20,6 +20,7 @@ use crate::config::GatherRoute;
 use crate::config::hardware::Hardware;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::files;
 use crate::harness::{Cluster, CollectiveOp};
 use crate::plan::forecast::cost;
 use crate::plan::forecast::traffic::Layout;
@@ -82,7 +83,7 @@ fn measured<B: Backend>(
     let (file, fits) = decided_by_rank_0(cluster.comm, || {
         let (hardware, fits) = fitted(cluster, node, &own, &gathers, &reductions);
         let file = hardware.to_commented_toml();
-        std::fs::write(out, &file).map_err(|e| Error::io("write", out, &e))?;
+        files::write_output(out, file.as_bytes())?;
         Ok((file, fits))
     })?;
     let hardware = Hardware::parse(&file, &[], "the file that was written")?;

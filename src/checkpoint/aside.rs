@@ -4,7 +4,9 @@ use super::commit::point_latest;
 use super::find::{self, Suffix};
 use super::{CHECKPOINTS_DIR, checkpoints_dir};
 use crate::error::{Error, Result};
+use crate::files::rename;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 /// What a run leaves besides its checkpoints.
@@ -30,20 +32,33 @@ pub fn set_aside(run_dir: &Path, after: Option<u64>) -> Result<Option<PathBuf>> 
     if moves.is_empty() {
         return Ok(None);
     }
-    let place = (1..).map(|k| run_dir.join(format!("previous_{k}"))).find(|p| !p.exists()).expect("numbers do not end");
+    let place = new_place(run_dir)?;
     let kept = place.join(CHECKPOINTS_DIR);
     fs::create_dir_all(&kept).map_err(|e| Error::io("mkdir", &kept, &e))?;
     // Newest first: were this cut short, what stays would still be a run's beginning.
     for (i, from) in moves.iter().enumerate().rev() {
         let name = from.file_name().expect("entries of a directory have names");
         let to = if i < n_checkpoints { kept.join(name) } else { place.join(name) };
-        fs::rename(from, &to).map_err(|e| Error::io("rename", from, &e))?;
+        rename(from, &to)?;
     }
     // The link goes back to what stays.
     if n_checkpoints > 0 {
         point_latest(&checkpoints, find::complete_checkpoints(run_dir)?.pop().map(|(step, _)| step));
     }
     Ok(Some(place))
+}
+
+/// Makes `previous_K`, K the first free number.
+fn new_place(run_dir: &Path) -> Result<PathBuf> {
+    for k in 1.. {
+        let place = run_dir.join(format!("previous_{k}"));
+        match fs::create_dir(&place) {
+            Ok(()) => return Ok(place),
+            Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
+            Err(e) => return Err(Error::io("mkdir", &place, &e)),
+        }
+    }
+    unreachable!("numbers do not end")
 }
 
 #[cfg(test)]

@@ -7,14 +7,17 @@
 //! | `step_N` | committed: durable before it got this name |
 //! | `step_N.partial` | being written, or left by a save that died: never read |
 //! | `step_N.replaced` | the committed checkpoint that a re-save of step N is about to replace; it counts while `step_N` is absent |
-//! | `step_N.doomed` | being deleted: never read |
+//! | `step_N.doomed`, `step_N.doomed_K` | being deleted: never read |
+//!
+//! What is being deleted may take its time: a file system keeps files that somebody reads, or refuses. It stays under its name,
+//! where the next clean-up tries again, and stops nobody. Links, and files of such names, are somebody else's and never touched.
 //!
 //! One process (rank 0) calls what is in this file, one call at a time; other ranks only write their file into the
 //! partial directory between [`prepare`] and [`commit`].
 //!
 //! Must not know: HDF5, what is in the rank files.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
@@ -22,6 +25,7 @@ use super::find::{self, Suffix};
 use super::manifest::Manifest;
 use super::{LATEST, MANIFEST_FILE, checkpoints_dir, partial_dir, step_dir, step_dir_name};
 use crate::error::{Error, Result};
+use crate::files::{self, rename, sync_dir};
 use crate::test_hooks::{fault_point, write_point};
 
 /// Makes the empty partial directory of a step and returns its path. Cleans up first ([`clean_up`]), so that saves that
@@ -35,7 +39,13 @@ pub fn prepare(run_dir: &Path, step: u64) -> Result<PathBuf> {
     clean_up(run_dir)?;
     fault_point("prepare.cleaned", 0, step);
     let partial = partial_dir(run_dir, step);
-    fs::create_dir(&partial).map_err(|e| Error::io("mkdir", &partial, &e))?;
+    fs::create_dir(&partial).map_err(|e| match e.kind() {
+        ErrorKind::AlreadyExists => Error::Io(format!(
+            "mkdir {}: it is there, and not a directory that an earlier save left; move it away",
+            partial.display()
+        )),
+        _ => Error::io("mkdir", &partial, &e),
+    })?;
     sync_dir(&parent)?;
     fault_point("prepare.made", 0, step);
     Ok(partial)
@@ -57,18 +67,20 @@ pub fn commit(run_dir: &Path, manifest: &Manifest) -> Result<PathBuf> {
     // 2. The manifest, durable.
     let path = partial.join(MANIFEST_FILE);
     let bytes = manifest.to_bytes()?;
-    let mut file = File::create(&path).map_err(|e| Error::io("create", &path, &e))?;
+    let mut file = files::create_new(&path).map_err(|e| Error::io("create", &path, &e))?;
     file.write_all(&bytes)
         .and_then(|()| write_point("commit.manifest", 0, step))
         .map_err(|e| Error::Io(format!("writing {} ({} bytes): {e}", path.display(), bytes.len())))?;
-    file.sync_all().map_err(|e| Error::io("fsync", &path, &e))?;
+    files::sync(&file, &path)?;
     // 3. The names of all files, durable.
     sync_dir(&partial)?;
     fault_point("commit.synced", 0, step);
     // 4. A checkpoint of the same step steps aside under a name that still counts.
     let replaced = with_suffix(&parent, step, Suffix::Replaced);
     if present(&done) {
-        remove_tree(&replaced)?;
+        if present(&replaced) {
+            doom(&parent, step, &replaced)?;
+        }
         rename(&done, &replaced)?;
         sync_dir(&parent)?;
         fault_point("commit.aside", 0, step);
@@ -79,54 +91,65 @@ pub fn commit(run_dir: &Path, manifest: &Manifest) -> Result<PathBuf> {
     fault_point("commit.renamed", 0, step);
     point_latest(&parent, Some(step));
     // 6. Only now is the old one gone for good.
-    doom(&parent, step, &replaced)?;
+    if let Err(why) = doom(&parent, step, &replaced) {
+        log::warn!("the checkpoint that step {step} replaced could not be cleared away yet: {why}");
+    }
     fault_point("commit.done", 0, step);
     Ok(done)
 }
 
+/// What could not be removed yet, in words; each clean-up tries again.
+pub type Left = Vec<String>;
+
 /// Removes what dead or failed saves and dead deletions left, and gives a replaced checkpoint its name back if the re-save
 /// that was to replace it died half way. No save may be under way. After a save that failed, call it to free the room.
-pub fn clean_up(run_dir: &Path) -> Result<()> {
+///
+/// # Errors
+/// The directory cannot be listed or synced.
+pub fn clean_up(run_dir: &Path) -> Result<Left> {
     let parent = checkpoints_dir(run_dir);
+    let mut left = Vec::new();
     if !parent.is_dir() {
-        return Ok(());
+        return Ok(left);
     }
     for (step, suffix, path) in find::step_entries(&parent)? {
         let done = parent.join(step_dir_name(step));
-        match suffix {
-            Suffix::Final => {}
-            Suffix::Partial | Suffix::Doomed => remove_tree(&path)?,
-            Suffix::Replaced if present(&done) => doom(&parent, step, &path)?,
-            Suffix::Replaced => {
-                rename(&path, &done)?;
-                sync_dir(&parent)?;
-            }
-        }
+        let cleared = match suffix {
+            Suffix::Final => Ok(()),
+            Suffix::Partial => doom(&parent, step, &path),
+            Suffix::Doomed => remove_tree(&path),
+            Suffix::Replaced if present(&done) => doom(&parent, step, &path),
+            Suffix::Replaced => rename(&path, &done).and_then(|()| sync_dir(&parent)),
+        };
+        left.extend(cleared.err().map(|why| why.to_string()));
     }
-    Ok(())
+    Ok(left)
 }
 
 /// Cleans up ([`clean_up`]), then deletes the complete checkpoints but the newest `keep_last` (0 keeps all) and those whose
-/// step is a multiple of `keep_every` (0: none is). Returns the steps deleted. Call it after a commit, with no save under
-/// way. The newest complete checkpoint is never touched; a damaged one is neither counted nor deleted.
+/// step is a multiple of `keep_every` (0: none is). Returns the steps deleted, and what could not be removed yet. Call it after a
+/// commit, with no save under way. The newest complete checkpoint is never touched; a damaged one is neither counted nor deleted,
+/// and one that is a link, to a directory elsewhere, is not deleted.
 ///
 /// # Errors
-/// Failures of the file system.
-pub fn retain(run_dir: &Path, keep_last: usize, keep_every: u64) -> Result<Vec<u64>> {
-    clean_up(run_dir)?;
+/// The directory cannot be listed.
+pub fn retain(run_dir: &Path, keep_last: usize, keep_every: u64) -> Result<(Vec<u64>, Left)> {
+    let mut left = clean_up(run_dir)?;
     let parent = checkpoints_dir(run_dir);
     if keep_last == 0 {
-        return Ok(Vec::new());
+        return Ok((Vec::new(), left));
     }
     let complete = find::complete_checkpoints(run_dir)?;
     let n_old = complete.len().saturating_sub(keep_last);
     let mut deleted = Vec::with_capacity(n_old);
     let kept_for_ever = |step: u64| keep_every > 0 && step.is_multiple_of(keep_every);
     for (step, path) in complete[..n_old].iter().filter(|(step, _)| !kept_for_ever(*step)) {
-        doom(&parent, *step, path)?;
-        deleted.push(*step);
+        match doom(&parent, *step, path) {
+            Ok(()) => deleted.push(*step),
+            Err(why) => left.push(why.to_string()),
+        }
     }
-    Ok(deleted)
+    Ok((deleted, left))
 }
 
 /// Points the link `latest` at a step, for people and scripts; without a step, takes it away. Nothing here reads it, so a
@@ -134,16 +157,13 @@ pub fn retain(run_dir: &Path, keep_last: usize, keep_every: u64) -> Result<Vec<u
 pub(super) fn point_latest(parent: &Path, step: Option<u64>) {
     let link = parent.join(LATEST);
     let Some(step) = step else {
-        fs::remove_file(&link).ok();
+        if link.is_symlink() {
+            fs::remove_file(&link).ok();
+        }
         return;
     };
-    let made = parent.join(format!(".{LATEST}.tmp"));
-    fs::remove_file(&made).ok();
-    let pointed = std::os::unix::fs::symlink(step_dir_name(step), &made)
-        .inspect(|()| fault_point("latest.made", 0, step))
-        .and_then(|()| fs::rename(&made, &link))
-        .and_then(|()| sync_dir(parent).map_err(std::io::Error::other));
-    if let Err(why) = pointed {
+    let target = step_dir_name(step);
+    if let Err(why) = files::replace_link(&link, Path::new(&target), || fault_point("latest.made", 0, step)) {
         log::warn!("{} still points where it did: {why}", link.display());
     }
     fault_point("latest.moved", 0, step);
@@ -190,13 +210,19 @@ fn with_suffix(parent: &Path, step: u64, suffix: Suffix) -> PathBuf {
     parent.join(format!("{}{}", step_dir_name(step), suffix.text()))
 }
 
-/// Deletes a checkpoint: first it loses its name for good, then its files.
+/// Deletes a directory of a step: first it loses its name for good, then its files go. What has no directory of this name is done.
 fn doom(parent: &Path, step: u64, path: &Path) -> Result<()> {
     if !present(path) {
         return Ok(());
     }
-    let doomed = with_suffix(parent, step, Suffix::Doomed);
-    remove_tree(&doomed)?;
+    if !is_directory(path) {
+        return Err(Error::Io(format!("{} is a link or a file, and is left alone", path.display())));
+    }
+    // An earlier deletion of this step may not have come to its end.
+    let first = with_suffix(parent, step, Suffix::Doomed);
+    let numbered = (2..).map(|k| first.with_extension(format!("doomed_{k}")));
+    let free = std::iter::once(first.clone()).chain(numbered).find(|name| !present(name));
+    let doomed = free.expect("numbers do not end");
     rename(path, &doomed)?;
     sync_dir(parent)?;
     fault_point("doom.renamed", 0, step);
@@ -213,26 +239,18 @@ fn present(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok()
 }
 
-fn rename(from: &Path, to: &Path) -> Result<()> {
-    fs::rename(from, to).map_err(|e| Error::io(&format!("rename {} to", from.display()), to, &e))
+/// A directory has this name, and no link to one.
+fn is_directory(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|meta| meta.is_dir())
 }
 
-/// Removes a directory and what is in it; a link to one loses the link alone. Absent is fine.
+/// Removes a directory and what is in it. Absent is fine; a link is left alone.
 fn remove_tree(path: &Path) -> Result<()> {
+    if present(path) && !is_directory(path) {
+        return Err(Error::Io(format!("{} is a link or a file, and is left alone", path.display())));
+    }
     match fs::remove_dir_all(path) {
         Err(e) if e.kind() != ErrorKind::NotFound => Err(Error::io("remove", path, &e)),
-        _ => Ok(()),
-    }
-}
-
-/// Makes the names in a directory durable. File systems that cannot sync a directory (some network ones answer EINVAL)
-/// make renames durable on their own terms; there is nothing more to ask of them.
-fn sync_dir(path: &Path) -> Result<()> {
-    let dir = File::open(path).map_err(|e| Error::io("open", path, &e))?;
-    match dir.sync_all() {
-        Err(e) if !matches!(e.kind(), ErrorKind::InvalidInput | ErrorKind::Unsupported) => {
-            Err(Error::io("fsync", path, &e))
-        }
         _ => Ok(()),
     }
 }

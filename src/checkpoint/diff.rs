@@ -53,8 +53,12 @@ impl Diff {
 /// # Errors
 /// There is no complete checkpoint at one of them, or what is read of it is damaged.
 pub fn diff(a: &Path, b: &Path) -> Result<Diff> {
-    let mut a = Reader::open(&find::resolve(a)?)?;
-    let mut b = Reader::open(&find::resolve(b)?)?;
+    find::retrying(a, find::resolve, |a| find::retrying(b, find::resolve, |b| diff_steps(a, b)))
+}
+
+fn diff_steps(a: &Path, b: &Path) -> Result<Diff> {
+    let mut a = Reader::open(a)?;
+    let mut b = Reader::open(b)?;
     let shapes = |r: &Reader| -> Vec<(String, Vec<usize>)> {
         r.manifest().params.iter().map(|p| (p.name.clone(), p.global_shape.clone())).collect()
     };

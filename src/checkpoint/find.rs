@@ -5,13 +5,14 @@
 //!
 //! Must not know: HDF5, who asks and why.
 
-use std::fs::{self, File};
-use std::io::{ErrorKind, Read};
+use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use super::manifest::{MAX_MANIFEST_BYTES, Manifest};
 use super::{MANIFEST_FILE, checkpoints_dir, step_dir_name};
 use crate::error::{Error, Result};
+use crate::files;
 
 /// What the end of a step directory's name says about it; see \[Note: commit protocol\].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,6 +35,12 @@ impl Suffix {
 
     /// Takes a directory name apart; None for a name that is not ours.
     fn parse(name: &str) -> Option<(u64, Suffix)> {
+        let numbered = |name: &'_ str| {
+            let (doomed, k) = name.rsplit_once('_')?;
+            let is_number = !k.is_empty() && k.bytes().all(|b| b.is_ascii_digit());
+            (is_number && doomed.ends_with(Suffix::Doomed.text())).then_some(doomed.len())
+        };
+        let name = numbered(name).map_or(name, |n_bytes| &name[..n_bytes]);
         let (stem, suffix) = [Suffix::Partial, Suffix::Replaced, Suffix::Doomed]
             .into_iter()
             .find_map(|s| name.strip_suffix(s.text()).map(|stem| (stem, s)))
@@ -74,6 +81,21 @@ pub(super) fn committed(parent: &Path) -> Result<Vec<(u64, PathBuf)>> {
     Ok(found)
 }
 
+/// Fails where a run directory holds checkpoints, whole or damaged: what makes a new one overwrites and joins none.
+///
+/// # Errors
+/// [`Error::Input`] that names one of them.
+pub fn refuse_used(run_dir: &Path) -> Result<()> {
+    match committed(&checkpoints_dir(run_dir))?.pop() {
+        None => Ok(()),
+        Some((_, dir)) => Err(Error::Input(format!(
+            "{} holds checkpoints already ({}); name a run directory that has none, nothing is overwritten",
+            run_dir.display(),
+            dir.display()
+        ))),
+    }
+}
+
 /// Reads and checks the manifest of a step directory.
 ///
 /// # Errors
@@ -81,14 +103,10 @@ pub(super) fn committed(parent: &Path) -> Result<Vec<(u64, PathBuf)>> {
 pub fn read_manifest(dir: &Path) -> Result<Manifest> {
     let path = dir.join(MANIFEST_FILE);
     let damaged = |why: String| Error::Checkpoint(format!("{} {why}", path.display()));
-    let file = match File::open(&path) {
-        Err(e) if e.kind() == ErrorKind::NotFound => {
-            return Err(damaged("is missing: this is not a complete checkpoint".to_string()));
-        }
-        other => other.map_err(|e| damaged(format!("cannot be opened: {e}")))?,
-    };
-    let mut bytes = Vec::new();
-    file.take(MAX_MANIFEST_BYTES + 1).read_to_end(&mut bytes).map_err(|e| damaged(format!("cannot be read: {e}")))?;
+    let bytes = files::read(&path, MAX_MANIFEST_BYTES).map_err(|e| match e.kind() {
+        ErrorKind::NotFound => damaged("is missing: this is not a complete checkpoint".to_string()),
+        _ => damaged(format!("cannot be read: {e}")),
+    })?;
     Manifest::from_bytes(&bytes).map_err(damaged)
 }
 
@@ -100,14 +118,11 @@ pub(super) fn check_files(dir: &Path, manifest: &Manifest) -> std::result::Resul
 /// Checks that a file is there with its size.
 pub(super) fn check_file(path: &Path, bytes: u64) -> std::result::Result<(), String> {
     // Opened, not just asked for: a network file system answers an open with what is on the server now.
-    let file = match File::open(path) {
+    let file = match files::open(path) {
         Err(e) if e.kind() == ErrorKind::NotFound => return Err(format!("{} is missing", path.display())),
         other => other.map_err(|e| format!("{} cannot be opened: {e}", path.display()))?,
     };
     let metadata = file.metadata().map_err(|e| format!("{} cannot be read: {e}", path.display()))?;
-    if !metadata.is_file() {
-        return Err(format!("{} is not a file", path.display()));
-    }
     if metadata.len() != bytes {
         return Err(format!("{} has {} bytes, the manifest says {bytes}", path.display(), metadata.len()));
     }
@@ -161,8 +176,16 @@ pub fn newest(run_dir: &Path) -> Result<Option<(u64, PathBuf)>> {
 }
 
 fn newest_in(parent: &Path) -> Result<Option<(u64, PathBuf)>> {
-    let Some((step, dir)) = committed(parent)?.pop() else { return Ok(None) };
-    let Err(why) = check_complete(&dir) else { return Ok(Some((step, dir))) };
+    let mut tries = 0;
+    let (step, dir, why) = loop {
+        let Some((step, dir)) = committed(parent)?.pop() else { return Ok(None) };
+        let Err(why) = check_complete(&dir) else { return Ok(Some((step, dir))) };
+        tries += 1;
+        // A run that has saved a newer one meanwhile may have deleted this one.
+        if tries == MAX_TRIES || !is_gone(&dir) {
+            break (step, dir, why);
+        }
+    };
     let remedy = instead_of(&dir, step);
     Err(Error::Checkpoint(format!("the newest checkpoint, step {step}, cannot be used: {why}; {remedy}")))
 }
@@ -198,6 +221,46 @@ pub fn resolve_unchecked(path: &Path) -> Result<PathBuf> {
     }
 }
 
+/// Times that a checkpoint may be deleted while it is read, before that is an error.
+const MAX_TRIES: usize = 20;
+
+/// Calls `work` with the step directory that `path` means (`resolve` says which). A run that keeps few checkpoints may delete it
+/// meanwhile; where `path` is the run, `work` is called again with the one that it means then.
+///
+/// # Errors
+/// Those of `work` and `resolve`; a step that was named itself, and is deleted meanwhile.
+pub fn retrying<T>(
+    path: &Path,
+    resolve: impl Fn(&Path) -> Result<PathBuf>,
+    mut work: impl FnMut(&Path) -> Result<T>,
+) -> Result<T> {
+    for _ in 0..MAX_TRIES {
+        let dir = resolve(path)?;
+        match work(&dir) {
+            Err(_) if is_gone(&dir) && dir != path => {}
+            Err(_) if is_gone(&dir) => return Err(Error::Checkpoint(gone(&dir))),
+            outcome => return outcome,
+        }
+    }
+    Err(Error::Checkpoint(format!(
+        "{}: {MAX_TRIES} checkpoints were deleted while they were read; name one that stays, or raise checkpoint.keep_last of the run",
+        path.display()
+    )))
+}
+
+/// A step directory, found before, that is no more.
+pub(super) fn is_gone(dir: &Path) -> bool {
+    !dir.join(MANIFEST_FILE).exists() && !dir.exists()
+}
+
+/// That in words.
+pub(super) fn gone(dir: &Path) -> String {
+    format!(
+        "{} was deleted while it was read: a run keeps its newest checkpoints (checkpoint.keep_last); name another, or the run",
+        dir.display()
+    )
+}
+
 /// What a person's PATH is.
 enum Meant {
     Step(PathBuf),
@@ -228,6 +291,8 @@ fn meant(path: &Path) -> Result<Meant> {
     match real.file_name().and_then(|n| n.to_str()).and_then(Suffix::parse) {
         Some((_, Suffix::Partial)) => return no("a save that did not finish; it holds no checkpoint"),
         Some((_, Suffix::Doomed)) => return no("a checkpoint that is being deleted"),
+        // A link such as `latest` may point elsewhere while its checkpoint is read.
+        Some(_) if path.is_symlink() => return Ok(Meant::Step(real)),
         Some(_) => return Ok(Meant::Step(path.to_path_buf())),
         None if path.join(MANIFEST_FILE).exists() => return Ok(Meant::Step(path.to_path_buf())),
         None => {}

@@ -11,6 +11,7 @@
 use std::ops::Range;
 use std::path::Path;
 
+use crate::files;
 use hdf5::plist::dataset_create::Layout;
 use hdf5::types::{FloatSize, TypeDescriptor};
 
@@ -38,8 +39,9 @@ pub(super) fn create_group(file: &hdf5::File, name: &str) -> hdf5::Result<hdf5::
     file.create_group_builder().obj_track_times(false).create(name)
 }
 
-/// Opens a file for reading.
+/// Opens a regular file for reading: the library would wait for a FIFO's other end.
 pub(super) fn open(path: &Path) -> hdf5::Result<hdf5::File> {
+    files::open(path).map_err(|e| hdf5::Error::Internal(e.to_string()))?;
     hdf5::File::with_options().with_fapl(|fapl| fapl.file_locking(false)).open(path)
 }
 

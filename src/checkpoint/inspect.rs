@@ -91,7 +91,11 @@ pub struct InspectedFile {
 /// # Errors
 /// There is no complete checkpoint.
 pub fn inspect(path: &Path) -> Result<Inspection> {
-    let dir = find::resolve(path)?;
+    find::retrying(path, find::resolve, inspect_step)
+}
+
+fn inspect_step(dir: &Path) -> Result<Inspection> {
+    let dir = dir.to_path_buf();
     let m = find::check_complete(&dir)?;
     let placed = m.placed();
     let params = m

@@ -6,7 +6,6 @@
 //! The sources are named without a directory, and HDF5 (1.10.2 and later) looks for them beside the master file: it may be
 //! opened from anywhere, and the step directory may be moved.
 
-use std::fs::File;
 use std::path::Path;
 
 use hdf5::{Hyperslab, SliceOrIndex};
@@ -16,6 +15,7 @@ use super::placed::Placed;
 use super::weights_file::boxes;
 use super::{Kind, MASTER_FILE, commit, h5, write};
 use crate::error::{Error, Result};
+use crate::files;
 use crate::test_hooks::write_point;
 use hdf5::types::VarLenUnicode;
 use std::path::PathBuf;
@@ -63,10 +63,10 @@ pub fn write_master(dir: &Path, manifest: &Manifest) -> Result<Option<ExtraFile>
         Error::Io(format!("writing checkpoint file {} (up to about {needed_bytes} bytes): {what}", path.display()))
     };
     make(&path, manifest, &placed).map_err(|e| failed(h5::one_line(&e)))?;
-    let mut file = File::open(&path).map_err(|e| failed(e.to_string()))?;
+    let mut file = files::open(&path).map_err(|e| failed(e.to_string()))?;
     let (bytes, digest) = write::digest_file(&mut file).map_err(|e| failed(e.to_string()))?;
     write_point("master.written", 0, manifest.step).map_err(|e| failed(e.to_string()))?;
-    file.sync_all().map_err(|e| failed(e.to_string()))?;
+    files::sync(&file, &path).map_err(|e| failed(e.to_string()))?;
     Ok(Some(ExtraFile { name: MASTER_FILE.to_string(), bytes, digest }))
 }
 

@@ -16,7 +16,7 @@
 //! | [`commit`](mod@commit) | prepare, commit, retain: which names exist on disk at every instant |
 //! | [`find`] | which checkpoints a run directory holds; what a person's PATH means |
 //! | [`read`] | from a parameter's range to file ranges, and the verified bytes |
-//! | [`weights_file`] | initial weights from somebody else's HDF5 file |
+//! | [`weights_file`], `written` | initial weights from somebody else's HDF5 file; whether all of its values are there |
 //! | [`master`] | `model.h5`, which shows each parameter whole to people's tools |
 //! | [`inspect`](mod@inspect), [`diff`](mod@diff) | what a checkpoint holds; where two differ |
 //! | [`verify`](mod@verify), [`reshard`](mod@reshard) | where one is damaged; the same one for another rank count |
@@ -42,6 +42,7 @@ mod validate;
 pub mod verify;
 pub mod weights_file;
 pub mod write;
+mod written;
 
 #[cfg(test)]
 mod tests;
@@ -49,7 +50,7 @@ mod tests;
 pub use aside::set_aside;
 pub use commit::{check_free_space, clean_up, commit, prepare, retain};
 pub use diff::{Diff, diff};
-pub use find::{complete_checkpoints, newest, resolve};
+pub use find::{complete_checkpoints, newest, refuse_used, resolve};
 pub use inspect::{Inspection, inspect};
 pub use manifest::{Manifest, Slice};
 pub use placed::Part;

@@ -18,6 +18,7 @@ use super::placed::{Part, Placed, ranges};
 use super::{Kind, find, h5, write};
 use crate::config::Locking;
 use crate::error::{Error, Result};
+use crate::files;
 
 /// Files held open at once, well under the usual limit of 1024.
 const MAX_OPEN_FILES: usize = 256;
@@ -120,7 +121,7 @@ impl Reader {
         let record = &self.manifest.files[file_idx];
         let path = self.dir.join(&record.name);
         let damaged = |why: String| Error::Checkpoint(format!("{} {why}", path.display()));
-        let (bytes, digest) = File::open(&path)
+        let (bytes, digest) = files::open(&path)
             .and_then(|mut file| write::digest_file(&mut file))
             .map_err(|e| damaged(format!("cannot be read: {e}")))?;
         if bytes != record.bytes {
@@ -133,6 +134,9 @@ impl Reader {
     }
 
     fn damaged(&self, part: &Part, kind: Kind, why: &str) -> Error {
+        if find::is_gone(&self.dir) {
+            return Error::Checkpoint(find::gone(&self.dir));
+        }
         let file = &self.manifest.files[part.file_idx];
         let slice = &file.slices[part.slice_idx];
         Error::Checkpoint(format!(
@@ -187,12 +191,31 @@ impl Reader {
         Ok(())
     }
 
+    /// What a restore would refuse of a file before it reads a value: datasets that are missing, or not what the manifest implies.
+    pub(super) fn unreadable_datasets(&mut self, file_idx: usize) -> Vec<String> {
+        let file = match self.file(file_idx) {
+            Ok(file) => file,
+            Err(why) => return vec![format!("{} {why}", self.dir.join(&self.manifest.files[file_idx].name).display())],
+        };
+        let record = &self.manifest.files[file_idx];
+        let mut found = Vec::new();
+        for slice in record.slices.iter().filter(|slice| slice.numel() > 0) {
+            for kind in self.manifest.kinds() {
+                let name = format!("{}/{}", kind.group(), slice.param);
+                if let Err(why) = h5::slice_dataset(&file, &name, slice.numel()) {
+                    found.push(format!("{}: dataset /{name} {why}", self.dir.join(&record.name).display()));
+                }
+            }
+        }
+        found
+    }
+
     /// Compares what the HDF5 library will go by with its digest, where the manifest has one.
     pub(super) fn check_structure(&self, file_idx: usize) -> std::result::Result<(), String> {
         let record = &self.manifest.files[file_idx];
         let Some(structure) = &record.structure else { return Ok(()) };
         let path = self.dir.join(&record.name);
-        let digest = File::open(&path)
+        let digest = files::open(&path)
             .and_then(|file| write::digest_ranges(&file, &structure.ranges(record.bytes)))
             .map_err(|e| format!("is out of reach: {e}"))?;
         match digest == structure.digest {
@@ -211,7 +234,7 @@ impl Reader {
         let held = match self.locking {
             Locking::Off => None,
             _ => {
-                let held = File::open(&path).map_err(|e| format!("is out of reach: {e}"))?;
+                let held = files::open(&path).map_err(|e| format!("is out of reach: {e}"))?;
                 lock::hold(&held, &path, self.locking, Access::Read).map_err(|e| e.to_string())?;
                 Some(held)
             }

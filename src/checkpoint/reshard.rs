@@ -13,9 +13,7 @@ use serde::Serialize;
 
 use super::manifest::{FileRecord, digest_block};
 use super::write::{SliceShape, Target, Values, write_file};
-use super::{
-    Kind, Reader, check_free_space, checkpoints_dir, clean_up, estimate_bytes, find, master, prepare, step_dir,
-};
+use super::{Kind, Reader, check_free_space, clean_up, estimate_bytes, find, master, prepare, step_dir};
 use crate::config::Locking;
 use crate::error::{Error, Result};
 
@@ -50,14 +48,19 @@ pub fn reshard(
     shard_range: impl Fn(usize, usize) -> Range<usize>,
     progress: impl Fn(u64),
 ) -> Result<Resharded> {
-    let mut reader = Reader::open(&find::resolve(source)?)?;
+    find::retrying(source, find::resolve, |dir| reshard_step(dir, run_dir, world_size, &shard_range, &progress))
+}
+
+fn reshard_step(
+    source: &Path,
+    run_dir: &Path,
+    world_size: usize,
+    shard_range: &dyn Fn(usize, usize) -> Range<usize>,
+    progress: &dyn Fn(u64),
+) -> Result<Resharded> {
+    let mut reader = Reader::open(source)?;
     let mut manifest = reader.manifest().clone();
-    if checkpoints_dir(run_dir).is_dir() && !find::committed(&checkpoints_dir(run_dir))?.is_empty() {
-        return Err(Error::Input(format!(
-            "{} holds checkpoints already; name a run directory that has none, nothing is overwritten",
-            run_dir.display()
-        )));
-    }
+    find::refuse_used(run_dir)?;
     std::fs::create_dir_all(run_dir).map_err(|e| Error::io("mkdir", run_dir, &e))?;
     let partial = prepare(run_dir, manifest.step)?;
 
@@ -74,7 +77,7 @@ pub fn reshard(
     };
     let write_all = |reader: &mut Reader| -> Result<Vec<FileRecord>> {
         check_free_space(&partial, (0..world_size).map(|rank| estimate_bytes(&shapes(rank), kinds.len())).sum())?;
-        let mut stream = Stream { reader, shapes: Vec::new(), buffer: Vec::new(), done: 0, progress: &progress };
+        let mut stream = Stream { reader, shapes: Vec::new(), buffer: Vec::new(), done: 0, progress };
         (0..world_size)
             .map(|rank| {
                 let slices = shapes(rank);

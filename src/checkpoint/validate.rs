@@ -5,12 +5,16 @@
 
 use std::collections::HashSet;
 
-use super::manifest::{HASH, Manifest, Optimizer};
+use super::manifest::{HASH, Manifest, Optimizer, REDUCTION_ORDERS};
 
 /// No larger digest block is accepted: a reader holds one in memory.
 const MAX_DIGEST_BLOCK: usize = 1 << 24;
 /// No longer parameter name is written or read.
 const MAX_NAME_BYTES: usize = 1024;
+/// No counter is higher: what is added to it does not overflow.
+const MAX_COUNT: u64 = 1 << 62;
+/// HDF5 has no datasets of more dimensions.
+const MAX_DIMENSIONS: usize = 32;
 /// No larger shard group is accepted.
 const MAX_WORLD_SIZE: usize = 1 << 20;
 
@@ -27,7 +31,19 @@ impl Manifest {
             (1..=MAX_WORLD_SIZE).contains(&self.world_size),
             format!("has world_size = {}, not in 1..={MAX_WORLD_SIZE}", self.world_size),
         )?;
-
+        check(
+            REDUCTION_ORDERS.contains(&self.reduction_order.as_str()),
+            format!(
+                "says that gradients were added as {:?}; this program knows {}",
+                self.reduction_order,
+                REDUCTION_ORDERS.map(|order| format!("{order:?}")).join(", ")
+            ),
+        )?;
+        let counts =
+            [("step", self.step), ("attempts", self.attempts), ("samples", self.samples), ("tokens", self.tokens)];
+        for (name, count) in counts {
+            check(count <= MAX_COUNT, format!("has {name} = {count}, more than {MAX_COUNT}"))?;
+        }
         let Optimizer { name, states, .. } = &self.optimizer;
         check(
             states.windows(2).all(|pair| pair[0] < pair[1]),
@@ -43,6 +59,13 @@ impl Manifest {
             let name = &param.name;
             check_param_name(name)?;
             check(names.insert(name.as_str()), format!("names parameter {name} twice"))?;
+            check(
+                param.global_shape.len() <= MAX_DIMENSIONS,
+                format!(
+                    "has a parameter {name} of {} dimensions, more than {MAX_DIMENSIONS}",
+                    param.global_shape.len()
+                ),
+            )?;
             let numel = checked_numel(&param.global_shape)
                 .ok_or_else(|| format!("has a parameter {name} whose shape overflows"))?;
             check(
@@ -60,6 +83,7 @@ impl Manifest {
         check(psi == self.psi, format!("has psi = {}, its parameters have {psi} elements", self.psi))?;
         let stored = names.clone();
         for alias in &self.aliases {
+            check_param_name(&alias.name)?;
             check(
                 stored.contains(alias.param.as_str()),
                 format!("has an alias {} of {}, which is not stored", alias.name, alias.param),
@@ -86,7 +110,12 @@ impl Manifest {
                 check(fits, format!("has values of file {} in places that it cannot have", file.name))?;
             }
             check(ranks.insert(file.rank), format!("has two files of rank {}", file.rank))?;
+            check(
+                file.rank < self.world_size,
+                format!("has file {} of rank {}, of {} ranks", file.name, file.rank, self.world_size),
+            )?;
             check_digest(&file.digest).map_err(|why| format!("has file {} {why}", file.name))?;
+            let mut room = file.bytes;
             for slice in &file.slices {
                 let label = format!("has slice {} in {}", slice.param, file.name);
                 check(slice.start <= slice.end, format!("{label} that ends before it starts"))?;
@@ -99,6 +128,9 @@ impl Manifest {
                     )?;
                     digests.iter().try_for_each(|d| check_digest(d)).map_err(|why| format!("{label} {why}"))?;
                 }
+                let stored = (slice.numel() as u64).checked_mul(4 * kinds.len() as u64);
+                let left = stored.and_then(|bytes| room.checked_sub(bytes));
+                room = left.ok_or_else(|| format!("{label} that is longer than the file of {} bytes", file.bytes))?;
             }
         }
         for file in &self.extra_files {

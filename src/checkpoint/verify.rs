@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use super::{MANIFEST_FILE, Reader, find, write};
 use crate::error::{Error, Result};
+use crate::files;
 
 /// What a check of every byte found.
 #[derive(Debug, Clone, Serialize)]
@@ -33,7 +34,7 @@ pub struct Verified {
 /// # Errors
 /// There is no checkpoint, or its manifest is not to be believed.
 pub fn bytes_to_verify(path: &Path) -> Result<u64> {
-    let manifest = find::read_manifest(&find::resolve_unchecked(path)?)?;
+    let manifest = find::retrying(path, find::resolve_unchecked, find::read_manifest)?;
     let extra = manifest.extra_files.iter().map(|f| f.bytes);
     Ok(manifest.files.iter().map(|f| f.bytes).chain(extra).sum())
 }
@@ -45,7 +46,11 @@ pub fn bytes_to_verify(path: &Path) -> Result<u64> {
 /// [`Error::Checkpoint`] when there is no checkpoint or its manifest is not to be believed; damage to other files is in the result.
 pub fn verify(path: &Path, progress: &(dyn Fn(u64) + Sync)) -> Result<Verified> {
     threads::start_shared_pool()?;
-    let dir = find::resolve_unchecked(path)?;
+    find::retrying(path, find::resolve_unchecked, |dir| verify_step(dir, progress))
+}
+
+fn verify_step(dir: &Path, progress: &(dyn Fn(u64) + Sync)) -> Result<Verified> {
+    let dir = dir.to_path_buf();
     let manifest = find::read_manifest(&dir)?;
     let done = AtomicU64::new(0);
     let files: Vec<(&str, u64, &str, Option<usize>)> = manifest
@@ -67,6 +72,14 @@ pub fn verify(path: &Path, progress: &(dyn Fn(u64) + Sync)) -> Result<Verified> 
             }
         })
         .collect();
+    // As they were written; whether they are what the manifest says that they are, is another question.
+    if damage.is_empty() {
+        let mut reader = Reader::open_incomplete(&dir)?;
+        damage.extend((0..manifest.files.len()).flat_map(|file_idx| reader.unreadable_datasets(file_idx)));
+    }
+    if !damage.is_empty() && find::is_gone(&dir) {
+        return Err(Error::Checkpoint(find::gone(&dir)));
+    }
     if let Err(Error::Checkpoint(why)) = find::check_name(&dir, &manifest) {
         damage.push(why);
     }
@@ -91,7 +104,7 @@ impl Fault {
 
 fn check_file(path: &Path, bytes: u64, digest: &str) -> std::result::Result<(), Fault> {
     find::check_file(path, bytes).map_err(Fault::Plain)?;
-    let read = std::fs::File::open(path).and_then(|mut file| write::digest_file(&mut file));
+    let read = files::open(path).and_then(|mut file| write::digest_file(&mut file));
     let (_, found) = read.map_err(|e| Fault::Plain(format!("{} cannot be read: {e}", path.display())))?;
     if found != digest {
         return Err(Fault::Digest(format!("{} is damaged: its bytes do not match its digest", path.display())));

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use hdf5::types::{FloatSize, H5Type, TypeDescriptor};
 use hdf5::{Hyperslab, SliceOrIndex};
 
-use super::h5;
 use super::validate::checked_numel;
+use super::{Kind, MANIFEST_FILE, MASTER_FILE, h5, written};
 use crate::error::{Error, Result};
 
 /// Elements read at once.
@@ -38,7 +38,7 @@ impl WeightsFile {
         if !path.is_file() {
             return Err(no("no such file; FILE or FILE:GROUP of an HDF5 file would do".to_string()));
         }
-        let file = h5::open(&path).map_err(|e| no(format!("not a readable HDF5 file: {e}")))?;
+        let file = h5::open(&path).map_err(|e| no(format!("not a readable HDF5 file: {}", h5::one_line(&e))))?;
         let group = match &group_name {
             None => file.as_group().map_err(|e| no(e.to_string()))?,
             Some(name) => file.group(name).map_err(|_| no(format!("holds no group {name}")))?,
@@ -119,6 +119,17 @@ impl Entry {
     }
 }
 
+/// The checkpoint, and the kind of its values, where `spec` names its `model.h5`, which shows them: they are read from the checkpoint
+/// itself, against its digests.
+pub fn view_of_checkpoint(spec: &str) -> Option<(PathBuf, Kind)> {
+    let (path, group) = split_spec(spec);
+    let group = group?;
+    let kind = Kind::named(group.trim_matches('/'))?;
+    let dir = crate::files::parent(&path);
+    let is_view = path.file_name()? == MASTER_FILE && dir.join(MANIFEST_FILE).exists();
+    is_view.then(|| (dir.to_path_buf(), kind))
+}
+
 /// `FILE` or `FILE:GROUP`; a colon in a file that exists belongs to its name.
 fn split_spec(spec: &str) -> (PathBuf, Option<String>) {
     let parts = spec.match_indices(':').map(|(at, _)| (&spec[..at], &spec[at + 1..]));
@@ -146,6 +157,7 @@ fn entry(group: &hdf5::Group, name: &str, shape: &[usize]) -> std::result::Resul
         return Err(format!("of shape {found:?}, the model wants {shape:?}"));
     }
     let numel = checked_numel(shape).ok_or_else(|| format!("shape {shape:?} overflows"))?;
+    written::check(&dataset)?;
     Ok(Entry { dataset, shape: shape.to_vec(), numel, f64 })
 }
 

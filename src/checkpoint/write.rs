@@ -19,6 +19,7 @@ use super::validate::check_param_name;
 use super::{Kind, Stored, h5, rank_file_name};
 use crate::config::Locking;
 use crate::error::{Error, Result};
+use crate::files;
 use crate::test_hooks::{fault_point, write_point};
 
 // Digests are over little-endian f32, which is what the datasets hold.
@@ -157,7 +158,7 @@ pub fn write_file(target: &Target<'_>, slices: &[SliceShape<'_>], values: &mut d
     write_point("write.structure", rank, step).map_err(|e| failed(e.to_string()))?;
 
     // The library has closed the file.
-    let file = File::options().read(true).write(true).open(&path).map_err(|e| failed(e.to_string()))?;
+    let file = files::open_own(&path, 0o666).map_err(|e| failed(e.to_string()))?;
     lock::hold(&file, &path, target.locking, Access::Write)?;
     let bytes = file.metadata().map_err(|e| failed(e.to_string()))?.len();
     let mut whole = Whole { file: &file, hasher: Xxh3::new(), structure: Xxh3::new(), values: Vec::new(), at: 0 };
@@ -180,7 +181,7 @@ pub fn write_file(target: &Target<'_>, slices: &[SliceShape<'_>], values: &mut d
     let digest = manifest::hex(whole.hasher.digest());
     let structure = Structure { digest: manifest::hex(whole.structure.digest()), values: whole.values };
     write_point("write.values", rank, step).map_err(|e| failed(e.to_string()))?;
-    file.sync_all().map_err(|e| failed(e.to_string()))?;
+    files::sync(&file, &path).map_err(|e| failed(e.to_string()))?;
     fault_point("write.synced", rank, step);
     let records = slices
         .iter()

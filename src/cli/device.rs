@@ -6,6 +6,7 @@ use crate::backend::Device;
 use crate::backend::cuda::{Architecture, Cache, CudaDevice, Image, probe};
 use crate::device_check::{self, SUM_NUMEL, Scale};
 use crate::error::{Error, Exit, Result};
+use crate::files;
 
 /// Opens the device and checks it; exit code 1 where a kernel is off.
 pub fn check(args: &DeviceCheckArgs) -> Result<Said> {
@@ -22,7 +23,7 @@ pub fn check(args: &DeviceCheckArgs) -> Result<Said> {
     let report = device_check::run(&device, &arena, &scale)?;
     let json = || serde_json::to_string_pretty(&report).expect("plain data");
     if let Some(path) = &args.save {
-        std::fs::write(path, json() + "\n").map_err(|e| Error::Io(format!("{}: {e}", path.display())))?;
+        files::write_output(path, (json() + "\n").as_bytes())?;
     }
     let text = if args.json { json() } else { report.to_string() };
     Ok(Said { text, exit: if report.passed() { Exit::Finished } else { Exit::Differs } })

@@ -50,6 +50,7 @@ const TIME_TO_SPEAK: Duration = Duration::from_secs(3);
 /// Runs the program and returns its exit code. Under a launcher every rank calls it with the same arguments.
 pub fn main(arguments: impl Iterator<Item = OsString>) -> Exit {
     let started = clock::process_start();
+    signals::leave_limits_to_errno();
     environment::launched();
     // Before anything asks for them. No command has a word like that of its own.
     let (flags, arguments): (Vec<_>, Vec<_>) = arguments.partition(|word| word == test_hooks::FLAG);

@@ -6,6 +6,7 @@ use crate::config::Deck;
 use crate::config::hardware::Hardware;
 use crate::error::{Error, Result};
 use crate::figures::png;
+use crate::files;
 use crate::model::Model;
 use crate::plan::Plan;
 use crate::plan::forecast::Forecast;
@@ -18,7 +19,6 @@ use crate::telemetry::human;
 use crate::train::for_kind;
 use serde::Serialize;
 use std::fmt::Write as _;
-use std::path::Path;
 
 /// The plan of a deck's model on `n_ranks` ranks, within the deck's budget. `run.backend = "auto"` is planned for CPUs: what a
 /// node has is not looked at.
@@ -202,15 +202,14 @@ fn sweep(args: &PlanArgs, planner: &Planner<'_>, sweep: &Sweep) -> Result<String
             })
         }
     };
-    let write = |path: &Path, bytes: &[u8]| std::fs::write(path, bytes).map_err(|e| Error::io("write", path, &e));
     if let Some(path) = &args.csv {
-        write(path, table.to_csv()?.as_bytes())?;
+        files::write_output(path, table.to_csv()?.as_bytes())?;
     }
     let hardware = planner.hardware(&[])?.expect("--sweep asks for --hardware");
     if let Some(path) = &args.figure {
         let svg = table.figure(&hardware.hardware.name, hardware.hardware.measured)?.light;
         let is_png = path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("png"));
-        write(path, &if is_png { png::of_svg(&svg)? } else { svg.into_bytes() })?;
+        files::write_output(path, &if is_png { png::of_svg(&svg)? } else { svg.into_bytes() })?;
     }
     if args.json {
         return Ok(serde_json::to_string_pretty(&table).expect("plain data"));

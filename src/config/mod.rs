@@ -28,6 +28,7 @@ pub use values::Written;
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::files;
 use crate::optimizers::{Hyper, OptimizerKind};
 use serde::{Deserialize, Serialize};
 use std::io::Read;
@@ -395,7 +396,7 @@ fn read_text(path: &Path, what: &str) -> Result<String> {
     let no =
         |why: &str| Error::Input(format!("cannot read the {what} {}: {why}; a {what} is a TOML file", path.display()));
     let mut text = String::new();
-    std::fs::File::open(path)
+    files::open_input(path)
         .and_then(|file| file.take(MAX_DECK_BYTES + 1).read_to_string(&mut text))
         .map_err(|err| no(&err.to_string()))?;
     if text.len() as u64 > MAX_DECK_BYTES {

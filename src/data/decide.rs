@@ -11,6 +11,7 @@ use super::format::{LLMC_HEADER_BYTES, TokenFormat};
 use super::llmc;
 use crate::config::CONTAINERS;
 use crate::error::{Error, Result};
+use crate::files;
 use crate::foreign::{kind_of, start_of};
 
 /// Why a file is not text, by the end of its name; none where the end says nothing against it.
@@ -110,7 +111,7 @@ fn no_header(key: &str, files: &[PathBuf]) -> Result<()> {
 /// Whether a file that can be read begins with the magic word of an llm.c token file.
 pub fn starts_with_llmc_magic(path: &Path) -> bool {
     let mut word = [0u8; 4];
-    std::fs::File::open(path).and_then(|mut f| f.read_exact(&mut word)).is_ok() && llmc::has_magic(&word)
+    files::open(path).and_then(|mut f| f.read_exact(&mut word)).is_ok() && llmc::has_magic(&word)
 }
 
 /// The one format that the headers of all files name. Headers that are wrong are all reported.
@@ -119,7 +120,7 @@ fn headed_format(key: &str, files: &[PathBuf]) -> Result<TokenFormat> {
     let mut first: Option<(TokenFormat, &Path)> = None;
     for path in files {
         let mut start = Vec::with_capacity(LLMC_HEADER_BYTES);
-        let read = std::fs::File::open(path).and_then(|file| {
+        let read = files::open(path).and_then(|file| {
             let n_bytes = file.metadata()?.len();
             file.take(LLMC_HEADER_BYTES as u64).read_to_end(&mut start)?;
             Ok(n_bytes)

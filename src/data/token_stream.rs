@@ -2,7 +2,6 @@
 //!
 //! Must not know: samples, vocabularies, ranks.
 
-use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
@@ -10,6 +9,7 @@ use memmap2::Mmap;
 use super::files::report;
 use super::format::TokenFormat;
 use crate::error::Result;
+use crate::files;
 
 /// A virtual concatenation of token files.
 #[derive(Debug)]
@@ -171,10 +171,7 @@ fn decode(format: TokenFormat, bytes: &[u8], out: &mut [u32]) {
 }
 
 fn map_file(path: &Path) -> std::io::Result<Option<Mmap>> {
-    let file = File::open(path)?;
-    if !file.metadata()?.is_file() {
-        return Err(std::io::Error::other("it is not a regular file"));
-    }
+    let file = files::open(path)?;
     if file.metadata()?.len() == 0 {
         return Ok(None);
     }

@@ -2,8 +2,8 @@
 //!
 //! Sources: the formats' own specifications, and the `magic` database of file(1).
 
+use crate::files;
 use std::fmt::Display;
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
@@ -95,7 +95,7 @@ pub fn not_json(bytes: &[u8], error: &dyn Display) -> String {
 /// It cannot be read.
 pub fn start_of(path: &Path) -> std::io::Result<Vec<u8>> {
     let mut start = Vec::with_capacity(START_BYTES);
-    File::open(path)?.take(START_BYTES as u64).read_to_end(&mut start)?;
+    files::open(path)?.take(START_BYTES as u64).read_to_end(&mut start)?;
     Ok(start)
 }
 

@@ -8,6 +8,7 @@ use crate::backend::Backend;
 use crate::backend::agree::{all_or_none, decided_by_rank_0};
 use crate::config;
 use crate::error::{Error, Exit, Result};
+use crate::files;
 use crate::random::SplitMix64;
 use crate::telemetry::quantile::median;
 use crate::telemetry::{RankStep, StepRow};
@@ -15,6 +16,7 @@ use crate::train::state::Start;
 use crate::train::{self, Job};
 use serde::{Deserialize, Serialize};
 use std::cell::RefCell;
+use std::io::Write;
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Instant;
@@ -216,7 +218,7 @@ pub fn write_tokens<B: Backend>(
             false => tokens.iter().flat_map(|&t| (t as u16).to_le_bytes()).collect(),
         };
         std::fs::create_dir_all(dir).map_err(|e| Error::io("mkdir", dir, &e))?;
-        std::fs::write(&path, bytes).map_err(|e| Error::io("write", &path, &e))
+        files::replace(&path, |out| out.write_all(&bytes))
     })?;
     Ok(path.display().to_string())
 }

@@ -3,7 +3,7 @@
 //! Must not know: the command line.
 
 use std::fmt;
-use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use safetensors::tensor::Dtype;
@@ -16,10 +16,14 @@ use crate::backend::Ops;
 use crate::checkpoint::{Kind, Reader, find};
 use crate::config::Deck;
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::files::{self, NewDir};
 use crate::model::Model;
 use crate::params::{ModelSpec, ParamSpec};
 use crate::telemetry::human;
+
+/// The file that says what the model is.
+const CONFIG: &str = "config.json";
 
 /// What was written.
 #[derive(Debug, Clone, PartialEq)]
@@ -51,34 +55,28 @@ pub fn export<D: Ops>(
     max_shard_bytes: u64,
     progress: &dyn Fn(u64),
 ) -> Result<Exported> {
-    let mut reader = Reader::open(&find::resolve(source)?)?;
+    find::retrying(source, find::resolve, |dir| {
+        let mut reader = Reader::open(dir)?;
+        export_step::<D>(&mut reader, out_dir, dtype, max_shard_bytes, progress)
+    })
+}
+
+fn export_step<D: Ops>(
+    reader: &mut Reader,
+    out_dir: &Path,
+    dtype: DType,
+    max_shard_bytes: u64,
+    progress: &dyn Fn(u64),
+) -> Result<Exported> {
     let origin = format!("the deck in {}", reader.dir().display());
     let deck = Deck::parse(&reader.manifest().deck, &[], &origin)?;
     let model = Model::of_deck::<D>(&deck);
     let tensors = names::of_model(&model);
-    if out_dir.exists() && fs::read_dir(out_dir).is_ok_and(|mut entries| entries.next().is_some()) {
-        return Err(Error::Input(format!(
-            "{} is not empty; name a directory that is, or is not there",
-            out_dir.display()
-        )));
-    }
-    let partial = partial_dir(out_dir);
-    if partial.exists() {
-        fs::remove_dir_all(&partial).map_err(|e| Error::io("remove", &partial, &e))?;
-    }
-    fs::create_dir_all(&partial).map_err(|e| Error::io("mkdir", &partial, &e))?;
+    let dir = NewDir::begin(out_dir)?;
     let files = shards(&tensors, dtype.bytes() as u64, max_shard_bytes);
-    let written = write(&mut reader, &deck, &model.spec, &files, &partial, dtype, progress);
-    let moved = written.and_then(|bytes| {
-        if out_dir.exists() {
-            fs::remove_dir(out_dir).map_err(|e| Error::io("remove", out_dir, &e))?;
-        }
-        fs::rename(&partial, out_dir).map_err(|e| Error::io("rename", &partial, &e))?;
-        Ok(bytes)
-    });
-    let bytes = moved.inspect_err(|_| {
-        fs::remove_dir_all(&partial).ok();
-    })?;
+    let bytes = write(reader, &deck, &model.spec, &files, dir.path(), dtype, progress)?;
+    // Without it the other files are no model.
+    dir.finish(CONFIG)?;
     Ok(Exported {
         from: reader.dir().to_path_buf(),
         to: out_dir.to_path_buf(),
@@ -121,19 +119,13 @@ fn write(
     let json_file = |name: &str, value: &serde_json::Value| {
         let path = dir.join(name);
         let text = serde_json::to_string_pretty(value).expect("plain data") + "\n";
-        fs::write(&path, text).map_err(|e| Error::io("write", &path, &e))
+        files::replace(&path, |out| out.write_all(text.as_bytes()))
     };
     if files.len() > 1 {
         json_file(INDEX, &json!({ "metadata": { "total_size": done }, "weight_map": weight_map }))?;
     }
-    json_file("config.json", &config_json::of_model(&deck.model, if is_bf16 { "bfloat16" } else { "float32" }))?;
+    json_file(CONFIG, &config_json::of_model(&deck.model, if is_bf16 { "bfloat16" } else { "float32" }))?;
     Ok(done)
-}
-
-fn partial_dir(out_dir: &Path) -> PathBuf {
-    let mut name = out_dir.file_name().unwrap_or_default().to_os_string();
-    name.push(".partial");
-    out_dir.with_file_name(name)
 }
 
 /// Tensors in order, as many to a file as fit.

@@ -17,11 +17,10 @@ use crate::backend::Ops;
 use crate::backend::mesh::{Dim, Mesh};
 use crate::checkpoint::manifest::{Alias, MeshDim, Optimizer, Param, digest_block};
 use crate::checkpoint::write::{Values, write_file};
-use crate::checkpoint::{
-    self, Kind, Manifest, SliceShape, Target, check_free_space, checkpoints_dir, estimate_bytes, master, prepare,
-};
+use crate::checkpoint::{self, Kind, Manifest, SliceShape, Target, check_free_space, estimate_bytes, master, prepare};
 use crate::config::Locking;
 use crate::error::{Error, Result};
+use crate::files;
 use crate::model::Model;
 use crate::optimizers::BYTES_PER_STATE;
 use crate::params::ModelSpec;
@@ -59,7 +58,7 @@ pub fn import<D: Ops>(
 ) -> Result<Imported> {
     let dir = if source.is_dir() { source } else { source.parent().unwrap_or(Path::new(".")) };
     let config_path = dir.join("config.json");
-    let config = fs::read(&config_path).map_err(|e| {
+    let config = files::read(&config_path, files::MAX_RECORD_BYTES).map_err(|e| {
         Error::Input(format!("{}: {e}; the model's config.json has to be there", config_path.display()))
     })?;
     let deck = config_json::to_deck(&config, &config_path.display().to_string())?;
@@ -68,12 +67,7 @@ pub fn import<D: Ops>(
     let files = TensorFiles::open(source)?;
     let tensors = names::of_model(&model);
     let found = matched(source, &files, spec, &tensors)?;
-    if checkpoints_dir(run_dir).is_dir() && !checkpoint::complete_checkpoints(run_dir)?.is_empty() {
-        return Err(Error::Input(format!(
-            "{} holds checkpoints already; name a run directory that has none, nothing is overwritten",
-            run_dir.display()
-        )));
-    }
+    checkpoint::refuse_used(run_dir)?;
     fs::create_dir_all(run_dir).map_err(|e| Error::io("mkdir", run_dir, &e))?;
     let partial = prepare(run_dir, 0)?;
 

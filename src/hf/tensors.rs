@@ -12,6 +12,7 @@ use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use serde_json::Value;
 
 use crate::error::{Error, Result};
+use crate::files;
 use crate::foreign::{guarded, kind_of, not_json, start_of, without_bom};
 
 /// The name of a file that holds everything.
@@ -140,7 +141,7 @@ fn find(path: &Path) -> Result<(Vec<PathBuf>, BTreeMap<String, String>)> {
 /// The files that an index lists, and which tensors.
 fn listed(index: &Path) -> Result<(Vec<PathBuf>, BTreeMap<String, String>)> {
     let no = |why: &dyn std::fmt::Display| Error::Input(format!("{}: {why}", index.display()));
-    let bytes = std::fs::read(index).map_err(|e| no(&e))?;
+    let bytes = files::read(index, MAX_HEADER_BYTES).map_err(|e| no(&e))?;
     let parsed: Value = serde_json::from_slice(without_bom(&bytes)).map_err(|e| no(&not_json(&bytes, &e)))?;
     let map = parsed["weight_map"].as_object().ok_or_else(|| no(&"it has no weight_map"))?;
     let mut listed = BTreeMap::new();
@@ -154,7 +155,7 @@ fn listed(index: &Path) -> Result<(Vec<PathBuf>, BTreeMap<String, String>)> {
 
 /// The file, where its values begin, and what it says they are.
 fn header(path: &Path) -> std::result::Result<(File, u64, Metadata), String> {
-    let file = File::open(path).map_err(|e| e.to_string())?;
+    let file = files::open(path).map_err(|e| e.to_string())?;
     let n_bytes = file.metadata().map_err(|e| e.to_string())?.len();
     let mut length = [0; 8];
     // The length of a header may look like the magic of another format: what the file is otherwise is asked
@@ -208,7 +209,7 @@ impl TensorWriter {
         let mut json = serde_json::to_vec(&metadata).map_err(|e| Error::Internal(format!("safetensors: {e}")))?;
         // Values begin at a multiple of eight bytes.
         json.resize(json.len().next_multiple_of(8), b' ');
-        let file = File::create(path).map_err(|e| Error::io("create", path, &e))?;
+        let file = files::create_new(path).map_err(|e| Error::io("create", path, &e))?;
         let mut file = std::io::BufWriter::with_capacity(1 << 20, file);
         file.write_all(&(json.len() as u64).to_le_bytes())
             .and_then(|()| file.write_all(&json))
@@ -231,7 +232,7 @@ impl TensorWriter {
 
     /// Makes the file durable.
     pub fn finish(mut self) -> Result<()> {
-        let flushed = self.file.flush().and_then(|()| self.file.get_ref().sync_all());
-        flushed.map_err(|e| Error::io("fsync", &self.path, &e))
+        self.file.flush().map_err(|e| Error::io("write", &self.path, &e))?;
+        files::sync(self.file.get_ref(), &self.path)
     }
 }

@@ -10,10 +10,10 @@ mod records;
 
 use crate::error::{Error, Result};
 use crate::figures::{Figure, png};
-use crate::telemetry::{Summary, replace_file};
+use crate::files;
+use crate::telemetry::Summary;
 use page::Page;
 use records::Records;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// What is asked for besides words.
@@ -57,7 +57,7 @@ pub fn run(run_dir: &Path, wanted: &Wanted) -> Result<String> {
         said += &format!("\nnot drawn: {why}");
     }
     for (path, bytes) in &files {
-        replace_file(path, |out| out.write_all(bytes))?;
+        files::write_output(path, bytes)?;
         said += &format!("\nwrote {}", path.display());
     }
     Ok(said)

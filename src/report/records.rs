@@ -4,6 +4,7 @@
 
 use crate::config::{BackendKind, Deck};
 use crate::error::{Error, Result};
+use crate::files;
 use crate::telemetry::run_records::{DECK_FILE, RunEvent, read_events};
 use crate::telemetry::step_log::STEPS_FILE;
 use crate::telemetry::step_reader::{LoggedStep, StepColumns};
@@ -57,7 +58,7 @@ pub struct Records {
 
 /// Reads a file; None where there is none.
 fn text_of(path: &Path) -> Result<Option<String>> {
-    match std::fs::read_to_string(path) {
+    match files::read_text(path, files::MAX_LOG_BYTES) {
         Ok(text) => Ok(Some(text)),
         Err(e) if e.kind() == ErrorKind::NotFound && path.parent().is_some_and(Path::is_dir) => Ok(None),
         Err(e) => Err(Error::Input(format!("{}: {e}", path.display()))),

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use super::ledger::{Ledger, MemKind};
 use super::sign_of_life::{FLIGHT_DIR, Held, KindNow, Place, SignOfLife};
 use crate::clock::unix_now;
+use crate::files;
 
 /// Events kept.
 const N_EVENTS: usize = 256;
@@ -277,7 +278,7 @@ impl Recording {
             });
             writeln!(text, "{line}").expect("writing to memory");
         }
-        if let Err(error) = std::fs::write(self.events_path(), text) {
+        if let Err(error) = files::replace_unsynced(&self.events_path(), &text) {
             log::warn!("{}: {error}", self.events_path().display());
         }
     }

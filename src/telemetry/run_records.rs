@@ -4,12 +4,12 @@
 //! `RUN/events.jsonl` is history: lines are added and never taken back, also where a resume makes steps again. Must not know: decks
 //! (it is handed text), MPI.
 
-use super::replace_file::replace_file;
 use super::stragglers::Straggler;
 use crate::clock::unix_now;
 use crate::error::{Error, Result};
+use crate::files;
 use serde::{Deserialize, Serialize};
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
@@ -81,10 +81,10 @@ pub struct RunRecords {
 impl RunRecords {
     /// Writes the deck, and opens the events to add to them.
     pub fn open(run_dir: &Path, deck: &str) -> Result<Self> {
-        replace_file(&run_dir.join(DECK_FILE), |out| out.write_all(deck.as_bytes()))?;
+        files::replace(&run_dir.join(DECK_FILE), |out| out.write_all(deck.as_bytes()))?;
         let path = run_dir.join(EVENTS_FILE);
         let open = || -> std::io::Result<File> {
-            let mut file = OpenOptions::new().create(true).read(true).append(true).open(&path)?;
+            let mut file = files::open_to_append(&path)?;
             // A killed run may have left a torn line: it stays, but nothing is written behind it.
             let mut last = [b'\n'];
             if file.seek(SeekFrom::End(0))? > 0 {
@@ -111,7 +111,7 @@ impl RunRecords {
 /// The events of a run, oldest first; lines that are none (torn ones) are passed over. None where there is no such file.
 pub fn read_events(run_dir: &Path) -> Result<Option<Vec<RunEvent>>> {
     let path = run_dir.join(EVENTS_FILE);
-    match std::fs::read(&path) {
+    match files::read(&path, files::MAX_LOG_BYTES) {
         Ok(bytes) => {
             let text = String::from_utf8_lossy(&bytes);
             Ok(Some(text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()))

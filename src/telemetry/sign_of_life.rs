@@ -4,6 +4,7 @@
 //! operation is.
 
 use super::ledger::MemKind;
+use crate::files::{self, MAX_RECORD_BYTES};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
@@ -93,14 +94,13 @@ impl SignOfLife {
 
     /// The newest sign of `rank`; None where there is none that can be read.
     pub fn read(flight_dir: &Path, rank: usize) -> Option<Self> {
-        serde_json::from_slice(&std::fs::read(Self::path(flight_dir, rank)).ok()?).ok()
+        serde_json::from_slice(&files::read(&Self::path(flight_dir, rank), MAX_RECORD_BYTES).ok()?).ok()
     }
 
     /// Replaces the file of this rank in one piece. It need not outlive the node.
     pub fn write(&self, flight_dir: &Path) -> std::io::Result<()> {
-        let temporary = flight_dir.join(format!(".rank_{}.tmp", self.rank));
-        std::fs::write(&temporary, serde_json::to_vec(self).expect("plain data"))?;
-        std::fs::rename(&temporary, Self::path(flight_dir, self.rank))
+        let bytes = serde_json::to_vec(self).expect("plain data");
+        files::replace_unsynced(&Self::path(flight_dir, self.rank), &bytes)
     }
 
     /// Where the rank is.

@@ -108,6 +108,12 @@ fn mask(how: libc::c_int) {
     }
 }
 
+/// A file that grows beyond `ulimit -f` is an error of the write that met the limit, as a full disk is, and not the end of the process.
+pub fn leave_limits_to_errno() {
+    // SAFETY: no handler runs; the system call that meets the limit fails with EFBIG.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+}
+
 /// The largest of the signals held back by [`hold`] that has come; 0 = none.
 pub fn pending() -> i32 {
     // SAFETY: a sigset_t is plain bits, which sigpending fills in; the signals exist.

@@ -3,12 +3,12 @@
 //! A row is one write, so a killed run tears at most its last line; a resume drops that line and every row later than the
 //! checkpoint. Must not know: which columns there are, how the numbers came about.
 
-use std::fs::{File, OpenOptions};
+use crate::files;
+use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::replace_file::replace_file;
 use super::step_columns::{Column, columns, push_csv, push_json};
 use super::step_row::StepRow;
 use crate::error::{Error, Result};
@@ -94,7 +94,7 @@ impl LogFile {
         resume_after: Option<u64>,
         step_of: impl Fn(&[u8]) -> Option<u64>,
     ) -> Result<Self> {
-        let old = match (resume_after, File::open(&path)) {
+        let old = match (resume_after, files::open(&path)) {
             (None, _) => None,
             (Some(_), Ok(file)) => Some(BufReader::new(file)),
             (Some(_), Err(err)) if err.kind() == std::io::ErrorKind::NotFound => None,
@@ -113,7 +113,7 @@ impl LogFile {
                 )));
             }
         }
-        replace_file(&path, |out| {
+        files::replace(&path, |out| {
             out.write_all(header.unwrap_or("").as_bytes())?;
             let mut last_kept = None;
             for line in rows {
@@ -126,7 +126,7 @@ impl LogFile {
             }
             Ok(())
         })?;
-        let file = OpenOptions::new().append(true).open(&path).map_err(|err| Error::io("open", &path, &err))?;
+        let file = files::open_to_append(&path).map_err(|err| Error::io("open", &path, &err))?;
         Ok(LogFile { path, file })
     }
 
@@ -169,6 +169,7 @@ fn lines(mut reader: BufReader<File>) -> impl Iterator<Item = std::io::Result<Ve
 mod tests {
     use super::*;
     use crate::telemetry::step_row::{RankStep, combine};
+    use std::fs::OpenOptions;
 
     fn row(step: u64) -> StepRow {
         let rank = |k: u64| RankStep::from_array(std::array::from_fn(|i| (step + k) as f64 * 0.1 + i as f64));

@@ -2,6 +2,7 @@
 //!
 //! The trainer fills it. Must not know: where the numbers come from.
 
+use crate::files;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::Write;
@@ -12,7 +13,6 @@ use serde::{Deserialize, Serialize};
 use super::allocations::Allocations;
 use super::human;
 use super::ledger::MemKind;
-use super::replace_file::replace_file;
 use super::units::UnitTimes;
 use crate::error::Result;
 
@@ -167,7 +167,7 @@ impl Resident {
 impl Summary {
     /// Writes `summary.json` in one piece. Numbers that are not finite become null.
     pub fn write(&self, run_dir: &Path) -> Result<()> {
-        replace_file(&run_dir.join(SUMMARY_FILE), |out| {
+        files::replace(&run_dir.join(SUMMARY_FILE), |out| {
             serde_json::to_writer_pretty(&mut *out, self)?;
             out.write_all(b"\n")
         })

@@ -5,12 +5,12 @@
 
 use super::job_comment::JobComment;
 use super::quantile::quantile;
-use super::replace_file::replace_file;
 use super::signals::{self, Limit, Stop};
 use super::step_row::RankStep;
 use super::stragglers::StepShares;
 use super::time_limit::JobClock;
 use crate::clock::unix_now;
+use crate::files;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::io::Write;
@@ -175,7 +175,7 @@ impl Timing {
     /// run.
     pub fn open(run_dir: &Path, clock: JobClock, resumed: Option<u64>, state_bytes: u64) -> Self {
         let path = run_dir.join("timing.json");
-        let before = resumed.and_then(|_| std::fs::read_to_string(&path).ok());
+        let before = resumed.and_then(|_| files::read_text(&path, files::MAX_RECORD_BYTES).ok());
         let before: Option<Record> = before.and_then(|text| serde_json::from_str(&text).ok());
         let now = unix_now();
         let job_started = clock.started.unwrap_or(now).min(now);
@@ -330,7 +330,7 @@ impl Timing {
         }
         self.written = Some(Instant::now());
         let record = self.current();
-        let written = replace_file(path, |out| {
+        let written = files::replace(path, |out| {
             serde_json::to_writer_pretty(&mut *out, &record)?;
             out.write_all(b"\n")
         });

@@ -4,9 +4,9 @@
 //! Each rank is a process, each queue a thread. Ranks stamp their own clocks; the writer shifts them by measured offsets.
 //! Must not know: MPI, units' meaning.
 
-use super::replace_file::replace_file;
 use crate::clock;
 use crate::error::Result;
+use crate::files;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::io::Write;
@@ -161,7 +161,7 @@ pub fn write(
         }
     }
     let document = json!({"displayTimeUnit": "ms", "traceEvents": events});
-    replace_file(&run_dir.join("trace.json"), |out| {
+    files::replace(&run_dir.join("trace.json"), |out| {
         serde_json::to_writer(&mut *out, &document)?;
         out.write_all(b"\n")
     })

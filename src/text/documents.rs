@@ -2,7 +2,6 @@
 //!
 //! Must not know: tokens, where they go. Where a document may be cut is asked of the caller.
 
-use std::fs::File;
 use std::io::{BufRead, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
@@ -12,6 +11,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::data::not_text_by_start;
 use crate::error::{Error, Result};
+use crate::files;
 use crate::foreign::{START_BYTES, without_bom};
 
 /// Bytes after which a document is cut, where it may be.
@@ -344,10 +344,7 @@ fn open(path: &Path, offset: u64) -> Result<Box<dyn Read + Send>> {
         assert_eq!(offset, 0, "standard input is read from its start");
         return Ok(Box::new(std::io::stdin()));
     }
-    let opened = File::open(path).and_then(|mut file| {
-        if file.metadata()?.is_dir() {
-            return Err(std::io::Error::other("it is a directory; name its files"));
-        }
+    let opened = files::open(path).and_then(|mut file| {
         if offset > 0 {
             file.seek(SeekFrom::Start(offset))?;
         }

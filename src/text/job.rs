@@ -21,7 +21,7 @@ use super::tokenizer::{self, TextTokenizer};
 use crate::config::Tokenizer;
 use crate::data::{TokenFormat, not_text_by_name};
 use crate::error::{Error, Result};
-use crate::telemetry::replace_file;
+use crate::files::{self, MAX_RECORD_BYTES};
 
 /// Where a document's token stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -126,7 +126,7 @@ fn states_in(dir: &Path) -> Vec<(BTreeSet<OsString>, State)> {
     let mut paths: Vec<PathBuf> = beside.filter(|p| p.to_string_lossy().ends_with(STATE_END)).collect();
     paths.sort();
     let read = |path: PathBuf| {
-        let state: State = serde_json::from_slice(&fs::read(&path).ok()?).ok()?;
+        let state: State = serde_json::from_slice(&files::read(&path, MAX_RECORD_BYTES).ok()?).ok()?;
         let out = PathBuf::from(path.to_str()?.strip_suffix(STATE_END)?);
         let names = files_of(&out, &state).into_iter().flatten().filter_map(|p| Some(p.file_name()?.to_os_string()));
         Some((names.collect(), state))
@@ -197,7 +197,7 @@ pub fn files_of(out: &Path, state: &State) -> [Vec<PathBuf>; 2] {
 
 /// Replaces the state at `out`, durably.
 pub(super) fn write_state(state: &State, out: &Path) -> Result<()> {
-    replace_file(&state_path(out), |file| {
+    files::replace(&state_path(out), |file| {
         serde_json::to_writer_pretty(&mut *file, state)?;
         writeln!(file)
     })
@@ -223,8 +223,9 @@ pub(super) fn start(job: &Job<'_>) -> Result<State> {
         return Ok(fresh);
     }
     let over = "; go back to what it was, say --overwrite to start over, or name another output";
-    let found = match fs::read(&path) {
+    let found = match files::read(&path, MAX_RECORD_BYTES) {
         Ok(bytes) => bytes,
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Error::io("read", &path, &e)),
         Err(_) => {
             refuse_others_files(job, over)?;
             return Ok(fresh);
@@ -303,7 +304,8 @@ fn refuse_inputs_as_outputs(job: &Job<'_>) -> Result<()> {
 
 /// Removes what an earlier process made here, so that none of its shards is taken for one of the new ones.
 fn remove_earlier(job: &Job<'_>, state_path: &Path) {
-    let earlier = fs::read(state_path).ok().and_then(|bytes| serde_json::from_slice::<State>(&bytes).ok());
+    let earlier =
+        files::read(state_path, MAX_RECORD_BYTES).ok().and_then(|bytes| serde_json::from_slice::<State>(&bytes).ok());
     if let Some(state) = earlier {
         remove_made(&job.out, &state);
     }
@@ -346,7 +348,7 @@ pub(super) fn lock_path(out: &Path) -> PathBuf {
 /// Held while a process is at this output.
 pub(super) fn lock(out: &Path) -> Result<File> {
     let path = lock_path(out);
-    let file = File::create(&path).map_err(|e| Error::io("create", &path, &e))?;
+    let file = files::open_own(&path, 0o666).map_err(|e| Error::io("create", &path, &e))?;
     match file.try_lock() {
         Ok(()) => Ok(file),
         Err(fs::TryLockError::WouldBlock) => Err(Error::Input(format!(

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::data::{TokenFormat, llmc};
 use crate::error::{Error, Result};
+use crate::files;
 
 /// How far the writing has come, durably.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -107,7 +108,9 @@ impl TokenFiles {
 
     fn create(&mut self) -> Result<()> {
         let path = self.partial();
-        let file = File::create(&path).map_err(|e| Error::io("create", &path, &e))?;
+        // What is there is ours: `job.rs` has seen to it.
+        let file = files::open_own(&path, 0o666).and_then(|file| file.set_len(0).map(|()| file));
+        let file = file.map_err(|e| Error::io("create", &path, &e))?;
         let mut file = BufWriter::with_capacity(1 << 20, file);
         // The header is written last: a file that is not whole has no magic number.
         file.write_all(&vec![0; self.format.header_bytes()]).map_err(|e| Error::io("write", &path, &e))?;
@@ -120,10 +123,10 @@ impl TokenFiles {
         let (path, whole) = (self.partial(), self.shard_path(self.at.shards));
         // It may have become whole between the save and the kill.
         if !path.exists() && whole.exists() {
-            fs::rename(&whole, &path).map_err(|e| Error::io("rename", &whole, &e))?;
+            files::rename(&whole, &path)?;
         }
         let n_bytes = self.format.header_bytes() as u64 + self.at.tokens * self.format.token_bytes();
-        let opened = File::options().read(true).write(true).open(&path).and_then(|mut file| {
+        let opened = files::open_own(&path, 0o666).and_then(|mut file| {
             let found = file.metadata()?.len();
             if found < n_bytes {
                 return Err(std::io::Error::other(format!("it has {found} bytes and had {n_bytes}")));
@@ -177,8 +180,8 @@ impl TokenFiles {
             let header = llmc::header(self.format, self.at.tokens);
             file.write_all_at(&header, 0).map_err(|e| failed("write", &e))?;
         }
-        file.sync_all().map_err(|e| failed("fsync", &e))?;
-        fs::rename(&partial, &path).map_err(|e| failed("rename", &e))?;
+        files::sync(file, &partial)?;
+        files::rename(&partial, &path)?;
         self.at.shards += 1;
         self.at.tokens = 0;
         Ok(())
@@ -245,10 +248,10 @@ mod tests {
                 files.finish().unwrap();
                 for path in &paths {
                     let name = path.file_name().unwrap();
-                    let bytes = |dir: &Path| fs::read(dir.join(name)).unwrap();
+                    let bytes = |dir: &Path| std::fs::read(dir.join(name)).unwrap();
                     assert!(bytes(want.path()) == bytes(dir.path()), "{name:?} of {format}, {saved_at} {killed_at}");
                 }
-                assert_eq!(fs::read_dir(dir.path()).unwrap().count(), paths.len());
+                assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), paths.len());
             }
         }
     }

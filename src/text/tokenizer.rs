@@ -9,7 +9,11 @@ use tokenizers::Tokenizer as HuggingFace;
 
 use crate::config::Tokenizer as Named;
 use crate::error::{Error, Result};
+use crate::files;
 use crate::foreign::{guarded, without_bom};
+
+/// No longer tokenizer.json is read.
+const MAX_TOKENIZER_BYTES: u64 = 1 << 30;
 
 /// Runs of white space longer than this are refused for GPT-2: its regular expression would run out of its stack of 10^6.
 const MAX_BLANKS: usize = 500_000;
@@ -179,7 +183,7 @@ fn bytes_of(path: &Path) -> Result<Vec<u8>> {
     if !path.is_file() {
         return Err(no("no such file; the tokenizer.json of a model would do".into()));
     }
-    std::fs::read(path).map_err(|e| no(format!("cannot be read: {e}")))
+    files::read(path, MAX_TOKENIZER_BYTES).map_err(|e| no(format!("cannot be read: {e}")))
 }
 
 fn hex_digest(bytes: &[u8]) -> String {

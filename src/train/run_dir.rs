@@ -79,7 +79,9 @@ pub fn check(run_dir: &Path) -> Result<()> {
 /// another run's, or there is none.
 pub fn make_room(run_dir: &Path, checkpoint: Option<&RecordedStep>) -> Result<Option<u64>> {
     let resumed = checkpoint.filter(|found| is_of_run(run_dir, &found.path)).map(|found| found.step);
-    checkpoint::clean_up(run_dir)?;
+    for why in checkpoint::clean_up(run_dir)? {
+        log::warn!("what an earlier save left cannot be removed yet; the next save tries again: {why}");
+    }
     if let Some(place) = checkpoint::set_aside(run_dir, resumed)? {
         log::warn!("what an earlier run left beyond step {} is now in {}", resumed.unwrap_or(0), place.display());
     }

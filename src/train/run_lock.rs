@@ -7,14 +7,15 @@
 
 use crate::config::Locking;
 use crate::error::{Error, Result};
+use crate::files;
 use crate::telemetry::signals::{self, Stop};
 use crate::telemetry::start_watch;
 use crate::telemetry::time_limit::job_id;
 use crate::{clock, environment};
 use serde::{Deserialize, Serialize};
 use std::fs::{File, TryLockError};
-use std::io::{Read, Seek, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::io::{ErrorKind, Read, Seek, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -100,18 +101,10 @@ impl RunLock {
 
 /// The lock file, for its owner alone: who can open a file can lock it. A link at its place is not followed.
 fn open(path: &Path) -> Result<File> {
-    let file = File::options()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .custom_flags(libc::O_NOFOLLOW)
-        .open(path)
-        .map_err(|e| match e.raw_os_error() {
-            Some(libc::ELOOP) => Error::Input(format!("{} is a symbolic link: remove it", path.display())),
-            _ => Error::io("open", path, &e),
-        })?;
+    let file = files::open_own(path, 0o600).map_err(|e| match e.kind() {
+        ErrorKind::InvalidInput => Error::Input(format!("{}: {e}: remove it", path.display())),
+        _ => Error::io("open", path, &e),
+    })?;
     let mode = file.metadata().map_or(0o600, |meta| meta.permissions().mode() & 0o777);
     if mode != 0o600 {
         // Earlier versions let others read it. Of another user's file the mode stays as it is.

@@ -19,9 +19,9 @@ use crate::error::{Error, Result};
 use crate::plan::Plan;
 use crate::telemetry::{MemKind, Phase, StepLog, human};
 use crate::test_hooks::fault_point;
+use crate::threads::Work;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Plans the host memory of asynchronous saves, where the deck asks for them.
@@ -48,11 +48,11 @@ pub struct Saver<'a> {
 /// How far a save has come, the same on every rank.
 enum Stage {
     /// The files are being written from the copies, which come back with the record.
-    Writing(JoinHandle<(Vec<f32>, Result<FileRecord>)>),
+    Writing(Work<(Vec<f32>, Result<FileRecord>)>),
     /// All files are written and durable; rank 0 has their records.
     Written(Vec<FileRecord>),
     /// Rank 0 is at it; the other ranks have nothing to do.
-    Committing(Option<JoinHandle<Result<PathBuf>>>),
+    Committing(Option<Work<Result<PathBuf>>>),
 }
 
 impl Stage {
@@ -175,9 +175,10 @@ impl<'a> Saver<'a> {
                 place
             }));
         }
-        assert_eq!(end, staging.len(), "the staging holds this rank's state");
+        // The staging has room for padding too, and the last ranks' slices have less of it, or nothing at all.
+        assert!(end <= staging.len(), "{end} values of this rank, staging for {}", staging.len());
         let step = at.step;
-        let writer = spawn("checkpoint writer", move || {
+        let writer = Work::start("checkpoint writer", move || {
             let values: Vec<Stored<&[f32]>> =
                 places.iter().map(|p| p.each_ref().map(|r| &staging[r.clone()])).collect();
             let target = Target { dir: &partial, rank, world_size, step, kinds: &kinds, locking };
@@ -202,9 +203,7 @@ impl<'a> Saver<'a> {
             let ready = match &stage {
                 Stage::Writing(writer) => wait || all_ready(stepper, writer.is_finished())?,
                 Stage::Written(_) => true,
-                Stage::Committing(commit) => {
-                    wait || all_ready(stepper, commit.as_ref().is_none_or(JoinHandle::is_finished))?
-                }
+                Stage::Committing(commit) => wait || all_ready(stepper, commit.as_ref().is_none_or(Work::is_finished))?,
             };
             if !ready {
                 self.pending = Some((at, stage));
@@ -212,13 +211,13 @@ impl<'a> Saver<'a> {
             }
             let next = match stage {
                 Stage::Writing(writer) => {
-                    let (staging, own) = joined(writer);
+                    let (staging, own) = writer.join();
                     self.staging = staging;
                     all_to_rank_0(stepper.comm, own).map(|files| Some(Stage::Written(files)))
                 }
                 Stage::Written(files) => self.begin_commit(stepper, at, log.as_deref_mut(), files),
                 Stage::Committing(commit) => {
-                    let dir = decided_by_rank_0(stepper.comm, || joined(commit.expect("rank 0 commits")));
+                    let dir = decided_by_rank_0(stepper.comm, || commit.expect("rank 0 commits").join());
                     dir.map(|dir| {
                         fault_point("save.done", stepper.comm.rank(), at.step);
                         self.took = Some(self.began.elapsed());
@@ -255,7 +254,7 @@ impl<'a> Saver<'a> {
         let (run_dir, c) = (PathBuf::from(&self.deck.run.dir), &self.deck.checkpoint);
         let (keep_last, keep_every) = (c.keep_last, c.keep_every);
         let commit = move || commit(&run_dir, manifest, keep_last, keep_every);
-        Ok(Some(Stage::Committing(Some(spawn("checkpoint commit", commit)))))
+        Ok(Some(Stage::Committing(Some(Work::start("checkpoint commit", commit)))))
     }
 
     /// A save that could not be made: it is cleared away, and the deck says what that means. Collective.
@@ -266,8 +265,9 @@ impl<'a> Saver<'a> {
             other => return Err(other),
         };
         // No rank writes any more, and none ends the job before the room is free again.
-        let cleared =
-            decided_by_rank_0(stepper.comm, || Ok(checkpoint::clean_up(Path::new(&self.deck.run.dir)).is_ok()))?;
+        let cleared = decided_by_rank_0(stepper.comm, || {
+            Ok(checkpoint::clean_up(Path::new(&self.deck.run.dir)).is_ok_and(|left| left.is_empty()))
+        })?;
         let why = format!("the checkpoint of step {} failed: {error}", at.step);
         if self.deck.checkpoint.on_error == OnSaveError::Stop {
             let why = format!(
@@ -329,8 +329,12 @@ fn write(target: &Target<'_>, shapes: &[Shape], values: &[Stored<&[f32]>]) -> Re
 /// Rank 0's part: the master file, the commit, the clearing away of old ones, which is no failure of the save where it fails.
 fn commit(run_dir: &Path, manifest: Manifest, keep_last: usize, keep_every: u64) -> Result<PathBuf> {
     let dir = checkpoint::master::finish(run_dir, manifest)?;
-    if let Err(why) = checkpoint::retain(run_dir, keep_last, keep_every) {
-        log::warn!("old checkpoints could not be cleared away: {why}");
+    let left = match checkpoint::retain(run_dir, keep_last, keep_every) {
+        Ok((_, left)) => left,
+        Err(why) => vec![why.to_string()],
+    };
+    for why in left {
+        log::warn!("an old checkpoint cannot be removed yet; the next save tries again: {why}");
     }
     Ok(dir)
 }
@@ -338,13 +342,4 @@ fn commit(run_dir: &Path, manifest: Manifest, keep_last: usize, keep_every: u64)
 /// All ranks are ready; every rank learns the same answer. Collective.
 fn all_ready<B: Backend>(stepper: &Stepper<'_, B>, own: bool) -> Result<bool> {
     Ok(stepper.comm.control().all_gather_f64(&[f64::from(u8::from(own))])?.iter().all(|&ready| ready == 1.0))
-}
-
-fn spawn<T: Send + 'static>(name: &str, work: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
-    crate::threads::spawn(name, work).unwrap_or_else(|error| error.raise())
-}
-
-/// What a thread came to; its panic is ours.
-fn joined<T>(thread: JoinHandle<T>) -> T {
-    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }

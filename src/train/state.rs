@@ -8,8 +8,7 @@ use crate::backend::agree::all_or_none;
 use crate::backend::mesh::{Dim, Mesh};
 use crate::backend::{Backend, Comm, Device};
 use crate::checkpoint::manifest::{
-    Alias, BY_NCCL, BY_NCCL_OF_RANKS, BY_RANK, FileRecord, IN_ORDER, MeshDim, Optimizer, Param, REDUCTION_ORDERS,
-    Seeds, digest_block,
+    Alias, BY_NCCL, BY_NCCL_OF_RANKS, BY_RANK, FileRecord, IN_ORDER, MeshDim, Optimizer, Param, Seeds, digest_block,
 };
 use crate::checkpoint::{self, Kind, Manifest, Reader, Stored, WeightsFile};
 use crate::config::{Deck, ReduceWhen};
@@ -126,25 +125,29 @@ pub fn check_start(deck: &Deck, start: &Start, spec: &ModelSpec, data_digest: &s
 enum Weights {
     /// Somebody's HDF5 file.
     File(WeightsFile),
-    /// A checkpoint, of which the weights alone are read.
-    Checkpoint(Box<Reader>),
+    /// A checkpoint, of which values of one kind are read: weights, unless its `model.h5` was named with another group.
+    Checkpoint(Box<Reader>, Kind),
 }
 
 impl Weights {
     fn read(&mut self, name: &str, range: std::ops::Range<usize>, out: &mut [f32]) -> Result<()> {
         match self {
             Weights::File(file) => file.read(name, range, out),
-            Weights::Checkpoint(reader) => reader.read(name, Kind::Weight, range, out),
+            Weights::Checkpoint(reader, kind) => reader.read(name, *kind, range, out),
         }
     }
 }
 
 fn open_weights(from: &str, spec: &ModelSpec) -> Result<Weights> {
-    if Path::new(from).is_dir() {
-        let reader = Reader::open(&checkpoint::resolve(Path::new(from))?)?;
+    let of_checkpoint = match Path::new(from).is_dir() {
+        true => Some((checkpoint::resolve(Path::new(from))?, Kind::Weight)),
+        false => checkpoint::weights_file::view_of_checkpoint(from),
+    };
+    if let Some((dir, kind)) = of_checkpoint {
+        let reader = Reader::open(&dir)?;
         let faults = unlike(reader.manifest(), spec);
         return match faults.is_empty() {
-            true => Ok(Weights::Checkpoint(Box::new(reader))),
+            true => Ok(Weights::Checkpoint(Box::new(reader), kind)),
             false => Err(Error::Input(format!("model.init_from = {from}: another model:\n  {}", faults.join("\n  ")))),
         };
     }
@@ -267,14 +270,6 @@ fn check_fits(dir: &Path, manifest: &Manifest, spec: &ModelSpec, deck: &Deck, da
             "optim.kind is {kind}, the checkpoint has the optimizer state of {theirs}: set optim.kind={theirs}, or begin a \
              run of {kind} with its weights: another run.dir and model.init_from={}",
             dir.display()
-        ));
-    }
-    // From one to the other is a change of the deck or of the rank count, and no fault.
-    if !REDUCTION_ORDERS.contains(&manifest.reduction_order.as_str()) {
-        faults.push(format!(
-            "gradients were added as `{}`, this program adds as one of `{}`",
-            manifest.reduction_order,
-            REDUCTION_ORDERS.join("`, `")
         ));
     }
     if manifest.data_digest != data_digest && !deck.data.allow_changed && !is_imported {

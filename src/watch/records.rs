@@ -3,6 +3,7 @@
 //! Nothing is ever written or locked. Must not know: what is shown of it, and how.
 
 use super::tail::Tail;
+use crate::files;
 use crate::telemetry::run_records::{EVENTS_FILE, Line};
 use crate::telemetry::sign_of_life::{FLIGHT_DIR, SignOfLife};
 use crate::telemetry::step_log::STEPS_FILE;
@@ -212,7 +213,7 @@ impl<T: DeserializeOwned> Whole<T> {
             (self.value, self.fault) = (None, None);
             if seen.is_some() {
                 let name = self.path.file_name().unwrap_or_default().display();
-                match std::fs::read(&self.path).map(|text| serde_json::from_slice(&text)) {
+                match files::read(&self.path, files::MAX_RECORD_BYTES).map(|text| serde_json::from_slice(&text)) {
                     Ok(Ok(value)) => self.value = Some(value),
                     Ok(Err(error)) => self.fault = Some(format!("{name}: not of this version, or damaged: {error}")),
                     Err(error) => self.fault = Some(format!("{name}: {error}")),

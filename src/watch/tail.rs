@@ -2,6 +2,7 @@
 //!
 //! Must not know: what the lines say.
 
+use crate::files;
 use std::fs::File;
 use std::io::{ErrorKind, Read, Result, Seek, SeekFrom};
 use std::os::unix::fs::MetadataExt;
@@ -51,7 +52,7 @@ impl Tail {
     /// # Errors
     /// The file cannot be read.
     pub fn read(&mut self) -> Result<News> {
-        let mut file = match File::open(&self.path) {
+        let mut file = match files::open(&self.path) {
             Ok(file) => file,
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 let anew = self.place.take().is_some();

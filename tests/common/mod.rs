@@ -11,6 +11,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -255,6 +256,24 @@ impl std::fmt::Display for Output {
         let Output { line, code, stdout, stderr, elapsed } = self;
         write!(f, "{line}\nended after {elapsed:.1?} with code {code}\n--- stdout\n{stdout}\n--- stderr\n{stderr}")
     }
+}
+
+/// Builds tests/preload/files.c once and says where the library is, for `LD_PRELOAD`: a file system with faults. Its variables are
+/// described there.
+pub fn faulty_files() -> &'static Path {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(|| {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/preload/files.c");
+        // Test binaries run side by side, and each builds its own.
+        let test = std::env::current_exe().expect("a test is a program");
+        let name = format!("libfiles_{}.so", test.file_name().expect("with a name").display());
+        let library = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+        let flags = ["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-o"];
+        let built = Command::new("cc").args(flags).arg(&library).arg(&source).arg("-ldl").output();
+        let built = built.unwrap_or_else(|e| panic!("the test needs cc: {e}. `make setup` installs it"));
+        assert!(built.status.success(), "cc: {}", String::from_utf8_lossy(&built.stderr));
+        library
+    })
 }
 
 /// A directory with a tiny deck and its text, removed at the end.

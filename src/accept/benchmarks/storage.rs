@@ -8,10 +8,10 @@ use crate::accept::verdict::metric::{Metric, show};
 use crate::backend::agree::decided_by_rank_0;
 use crate::backend::{Backend, Comm};
 use crate::error::{Error, Result};
+use crate::files;
 use crate::optimizers::{BYTES_PER_STATE, OptimizerKind};
 use crate::random::spread;
 use crate::test_hooks::write_point;
-use std::fs::File;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -33,7 +33,7 @@ fn path(dir: &Path, rank: usize) -> PathBuf {
 
 /// Writes this rank's file and syncs it to disk.
 fn write(dir: &Path, rank: usize, bytes: u64) -> std::io::Result<()> {
-    let mut file = File::create(path(dir, rank))?;
+    let mut file = files::create_new(&path(dir, rank))?;
     let mut chunk = vec![0; CHUNK_BYTES.min(bytes as usize)];
     let mut offset = 0;
     while offset < bytes {
@@ -48,7 +48,7 @@ fn write(dir: &Path, rank: usize, bytes: u64) -> std::io::Result<()> {
 
 /// Reads the file of `rank` and counts the bytes that are not as written, or missing.
 fn read(dir: &Path, rank: usize, bytes: u64) -> std::io::Result<u64> {
-    let mut file = File::open(path(dir, rank))?;
+    let mut file = files::open(&path(dir, rank))?;
     let mut chunk = vec![0; CHUNK_BYTES.min(bytes as usize)];
     let mut wanted = chunk.clone();
     let (mut offset, mut n_wrong) = (0, 0);
@@ -71,7 +71,7 @@ fn read(dir: &Path, rank: usize, bytes: u64) -> std::io::Result<u64> {
 fn small_files(dir: &Path, rank: usize, n_files: usize) -> std::io::Result<()> {
     let name = |kind: &str, i: usize| dir.join(format!("{kind}_{rank:05}_{i}"));
     for i in 0..n_files {
-        File::create(name("new", i))?.write_all(b"zero3")?;
+        files::create_new(&name("new", i))?.write_all(b"zero3")?;
         std::fs::rename(name("new", i), name("old", i))?;
     }
     (0..n_files).try_for_each(|i| std::fs::remove_file(name("old", i)))

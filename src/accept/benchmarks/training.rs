@@ -10,6 +10,7 @@ use crate::backend::agree::decided_by_rank_0;
 use crate::backend::{Backend, Device};
 use crate::config;
 use crate::error::{Error, Exit, Result};
+use crate::files;
 use crate::harness::{self, Cluster, TrainedRun, agreed_failure, train_on_all, train_on_groups};
 use crate::model::Model;
 use crate::telemetry::Summary;
@@ -38,7 +39,7 @@ pub fn run<B: Backend>(acceptance: &Acceptance<'_, B>, work: &Path) -> Result<(V
     let trained = train_on_all(cluster, deck.clone(), Start::Scratch, Exit::Finished, None)?;
     let summary: Summary = decided_by_rank_0(cluster.comm, || {
         let path = dir.join("summary.json");
-        let text = std::fs::read_to_string(&path).map_err(|e| Error::io("read", &path, &e))?;
+        let text = files::read_text(&path, files::MAX_RECORD_BYTES).map_err(|e| Error::io("read", &path, &e))?;
         serde_json::from_str(&text).map_err(|e| Error::Io(format!("{}: {e}", path.display())))
     })?;
     let mut metrics = speed::<B>(acceptance, &deck, &trained);

@@ -14,7 +14,7 @@ mod tests;
 
 use super::facts::AcceptanceFacts;
 use crate::error::{Error, Result};
-use crate::telemetry::replace_file;
+use crate::files;
 use std::io::Write;
 use std::path::Path;
 
@@ -23,7 +23,7 @@ use std::path::Path;
 /// # Errors
 /// The operating system's.
 pub fn write(facts: &AcceptanceFacts, dir: &Path) -> Result<()> {
-    let to = |name: &str, text: String| replace_file(&dir.join(name), |w| w.write_all(text.as_bytes()));
+    let to = |name: &str, text: String| files::replace(&dir.join(name), |w| w.write_all(text.as_bytes()));
     let internal = |what: &str, e: &dyn std::fmt::Display| Error::Internal(format!("{what}: {e}"));
     let json = serde_json::to_string_pretty(facts).map_err(|e| internal("report.json", &e))?;
     to("report.json", json + "\n")?;

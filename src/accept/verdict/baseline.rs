@@ -4,11 +4,10 @@ use super::{SectionResult, golden_losses};
 use crate::accept::facts::{REPORT_SCHEMA, REPORT_VERSION};
 use crate::config::acceptance::Deck;
 use crate::error::{Error, Result};
-use crate::telemetry::replace_file;
+use crate::files::{self, MAX_RECORD_BYTES};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::path::Path;
 
 /// Identifies the file.
@@ -101,7 +100,7 @@ impl Baseline {
                 "a baseline is the report.json of a run, or written by `zero3 accept DECK --record-baseline FILE`";
             Error::Input(format!("cannot use the baseline {}: {why}; {hint}", path.display()))
         };
-        let text = std::fs::read_to_string(path).map_err(|e| no(e.to_string()))?;
+        let text = files::read_text(path, MAX_RECORD_BYTES).map_err(|e| no(e.to_string()))?;
         let json: Value = serde_json::from_str(&text).map_err(|e| no(e.to_string()))?;
         let schema = (json["schema"].as_str().unwrap_or("nothing"), json["schema_version"].as_u64().unwrap_or(0));
         match schema {
@@ -121,10 +120,8 @@ impl Baseline {
     /// # Errors
     /// The operating system's.
     pub fn write(&self, path: &Path) -> Result<()> {
-        replace_file(path, |w| {
-            serde_json::to_writer_pretty(&mut *w, self)?;
-            w.write_all(b"\n")
-        })
+        let text = serde_json::to_string_pretty(self).expect("plain data") + "\n";
+        files::write_output(path, text.as_bytes())
     }
 }
 

@@ -3,9 +3,8 @@
 
 use crate::config::acceptance::Deck;
 use crate::error::{Error, Result};
-use crate::telemetry::replace_file;
+use crate::files::{self, MAX_RECORD_BYTES};
 use serde::{Deserialize, Serialize};
-use std::io::Write;
 use std::path::Path;
 
 /// Those that ship with the program.
@@ -53,7 +52,7 @@ pub fn read(path: &str) -> Result<Vec<GoldenLosses>> {
     };
     let text = match path {
         "" => BUILT_IN.to_string(),
-        path => std::fs::read_to_string(path).map_err(|e| invalid(e.to_string()))?,
+        path => files::read_text(Path::new(path), MAX_RECORD_BYTES).map_err(|e| invalid(e.to_string()))?,
     };
     serde_json::from_str(&text).map_err(|e| invalid(e.to_string()))
 }
@@ -66,10 +65,8 @@ pub fn record(path: &Path, losses: GoldenLosses) -> Result<()> {
     let mut stored = if path.exists() { read(&path.display().to_string())? } else { Vec::new() };
     stored.retain(|s| (&s.reference, &s.computed_on) != (&losses.reference, &losses.computed_on));
     stored.push(losses);
-    replace_file(path, |w| {
-        serde_json::to_writer_pretty(&mut *w, &stored)?;
-        w.write_all(b"\n")
-    })
+    let text = serde_json::to_string_pretty(&stored).expect("plain data") + "\n";
+    files::write_output(path, text.as_bytes())
 }
 
 /// The stored losses to compare a run with, and whether its bits must be the same.

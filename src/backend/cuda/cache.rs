@@ -10,8 +10,9 @@
 //!
 //! Must not know: what an image is, CUDA, ranks.
 
+use crate::files;
 use std::fmt;
-use std::fs::{DirBuilder, File, Metadata, Permissions};
+use std::fs::{DirBuilder, Metadata, Permissions};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -92,7 +93,7 @@ impl Cache {
 fn read_trusted(path: &Path) -> std::io::Result<Result<Vec<u8>, String>> {
     // SAFETY: a plain system call without arguments.
     let me = unsafe { libc::geteuid() };
-    let mut file = File::open(path)?;
+    let mut file = files::open(path)?;
     let refused = |meta: &Metadata, path: &Path| {
         distrust(meta.uid(), meta.mode(), meta.is_dir(), me).map(|why| format!("{} {why}", path.display()))
     };

@@ -22,7 +22,7 @@ fn check_survives(run_dir: &Path, what: &str) {
     save(run_dir, 200, 200, 3);
     assert_eq!(newest_step(run_dir), 200, "{what}");
     check_restores(&resolve(run_dir).unwrap(), 200, 2);
-    assert_eq!(retain(run_dir, 2, 0).unwrap(), [0u64; 0], "{what}");
+    assert_eq!(retain(run_dir, 2, 0).unwrap().0, [0u64; 0], "{what}");
     assert_eq!(names(run_dir), ["step_00000100", "step_00000200"], "{what}");
 }
 
@@ -81,7 +81,7 @@ fn death_during_a_re_save_keeps_the_old_one_until_the_new_one_counts() {
     // The same, and the clean-up comes first.
     let run = run_with_step_100();
     fs::rename(step_dir(run.path(), 100), replaced(run.path())).unwrap();
-    assert_eq!(retain(run.path(), 1, 0).unwrap(), [0u64; 0]);
+    assert_eq!(retain(run.path(), 1, 0).unwrap().0, [0u64; 0]);
     check_survives(run.path(), "re-save: old one aside, then clean-up");
 
     // After the commit: the new one counts, the old one goes with the next clean-up.
@@ -163,15 +163,15 @@ fn retention_keeps_the_newest_and_counts_only_complete_ones() {
     for step in [1, 2, 3, 4, 5] {
         save(run.path(), step, step, 1);
     }
-    assert_eq!(retain(run.path(), 0, 0).unwrap(), [0u64; 0]);
-    assert_eq!(retain(run.path(), 9, 0).unwrap(), [0u64; 0]);
+    assert_eq!(retain(run.path(), 0, 0).unwrap().0, [0u64; 0]);
+    assert_eq!(retain(run.path(), 9, 0).unwrap().0, [0u64; 0]);
     // The newest is damaged: the newest complete one is step 4, and nobody deletes evidence.
     fs::remove_file(step_dir(run.path(), 5).join(MANIFEST_FILE)).unwrap();
-    assert_eq!(retain(run.path(), 2, 0).unwrap(), [1, 2]);
+    assert_eq!(retain(run.path(), 2, 0).unwrap().0, [1, 2]);
     assert_eq!(names(run.path()), ["step_00000003", "step_00000004", "step_00000005"]);
-    assert_eq!(retain(run.path(), 1, 0).unwrap(), [3]);
+    assert_eq!(retain(run.path(), 1, 0).unwrap().0, [3]);
     check_restores(&step_dir(run.path(), 4), 4, 2);
-    assert_eq!(retain(run.path(), 1, 0).unwrap(), [0u64; 0]);
+    assert_eq!(retain(run.path(), 1, 0).unwrap().0, [0u64; 0]);
 }
 
 #[test]
@@ -265,8 +265,8 @@ fn retention_keeps_every_kth_for_ever() {
     assert_eq!(names(run.path()), [3, 6, 7].map(step_dir_name));
     // The newest keep_last are among them or beside them; with 0 all are kept.
     save(run.path(), 8, 8, 1);
-    assert_eq!(retain(run.path(), 1, 3).unwrap(), [7]);
-    assert_eq!(retain(run.path(), 0, 3).unwrap(), [0u64; 0]);
+    assert_eq!(retain(run.path(), 1, 3).unwrap().0, [7]);
+    assert_eq!(retain(run.path(), 0, 3).unwrap().0, [0u64; 0]);
     assert_eq!(names(run.path()), [3, 6, 8].map(step_dir_name));
 }
 
@@ -282,7 +282,7 @@ fn latest_points_at_the_newest_and_nobody_needs_it() {
     // A save that is not committed does not move it, a leftover of a dead one is no obstacle.
     write_partial(run.path(), 1, 7, 1);
     assert_eq!(fs::read_link(&link).unwrap(), Path::new(&step_dir_name(6)));
-    std::os::unix::fs::symlink("nowhere", checkpoints_dir(run.path()).join(".latest.tmp")).unwrap();
+    std::os::unix::fs::symlink("nowhere", checkpoints_dir(run.path()).join(".latest.zero3-KILLED")).unwrap();
     save(run.path(), 8, 8, 1);
     assert_eq!(fs::read_link(&link).unwrap(), Path::new(&step_dir_name(8)));
     set_aside(run.path(), Some(5)).unwrap();
@@ -291,7 +291,7 @@ fn latest_points_at_the_newest_and_nobody_needs_it() {
     fs::remove_file(&link).unwrap();
     std::os::unix::fs::symlink("step_00000099", &link).unwrap();
     assert_eq!(newest(run.path()).unwrap().unwrap().0, 5);
-    assert_eq!(retain(run.path(), 1, 0).unwrap(), [0u64; 0]);
+    assert_eq!(retain(run.path(), 1, 0).unwrap().0, [0u64; 0]);
     set_aside(run.path(), None).unwrap();
     assert!(fs::symlink_metadata(&link).is_err());
 }
@@ -316,4 +316,66 @@ fn locks_are_held_as_the_policy_says() {
     held.unlock().unwrap();
     held.lock_shared().unwrap();
     read(Locking::On).unwrap();
+}
+
+#[test]
+fn links_and_files_under_names_of_ours_are_never_removed() {
+    let run = run_with_step_100();
+    let (parent, elsewhere) = (checkpoints_dir(run.path()), run.path().join("elsewhere"));
+    fs::create_dir(&elsewhere).unwrap();
+    fs::write(elsewhere.join(MANIFEST_FILE), "precious").unwrap();
+    for name in ["step_00000200.partial", "step_00000090.doomed", "step_00000100.replaced"] {
+        std::os::unix::fs::symlink(&elsewhere, parent.join(name)).unwrap();
+    }
+    fs::write(parent.join("step_00000080.partial"), "precious").unwrap();
+    assert_eq!(clean_up(run.path()).unwrap().len(), 4, "each is left, and said");
+    let why = prepare(run.path(), 200).unwrap_err().to_string();
+    assert!(why.contains("step_00000200.partial") && why.contains("move it away"), "{why}");
+    // A checkpoint that was moved to another file system counts, and its old place is a link to it.
+    let moved = run.path().join("moved");
+    save(run.path(), 50, 50, 1);
+    fs::rename(step_dir(run.path(), 50), &moved).unwrap();
+    std::os::unix::fs::symlink(&moved, step_dir(run.path(), 50)).unwrap();
+    let (deleted, left) = retain(run.path(), 1, 0).unwrap();
+    assert_eq!((deleted, left.len()), (vec![], 5));
+    check_restores(&moved, 50, 2);
+    assert_eq!(fs::read(elsewhere.join(MANIFEST_FILE)).unwrap(), b"precious");
+    assert_eq!(names(run.path()).len(), 6);
+    // Nor a file that somebody has called `latest`.
+    fs::remove_file(parent.join(LATEST)).unwrap();
+    fs::write(parent.join(LATEST), "precious").unwrap();
+    save(run.path(), 300, 300, 1);
+    set_aside(run.path(), None).unwrap();
+    assert_eq!(fs::read(parent.join(LATEST)).unwrap(), b"precious");
+}
+
+#[test]
+fn a_checkpoint_that_is_deleted_while_it_is_read_is_chosen_again() {
+    let run = run_with_step_100();
+    let mut steps = Vec::new();
+    let read = find::retrying(run.path(), resolve, |dir| {
+        let manifest = check_complete(dir)?;
+        steps.push(manifest.step);
+        if manifest.step < 103 {
+            // What a run does meanwhile.
+            save(run.path(), 1, manifest.step + 1, 1);
+            retain(run.path(), 1, 0).unwrap();
+        }
+        read_manifest(dir)
+    });
+    assert_eq!((read.unwrap().step, steps), (103, vec![100, 101, 102, 103]));
+    // One that was named itself is no other.
+    let named = step_dir(run.path(), 103);
+    let why = message(find::retrying(&named, resolve, |dir| {
+        save(run.path(), 1, 104, 1);
+        retain(run.path(), 1, 0).unwrap();
+        read_manifest(dir)
+    }));
+    assert!(why.contains("step_00000103 was deleted while it was read") && why.contains("keep_last"), "{why}");
+    // A reader that is open says so too.
+    let mut reader = Reader::open(&step_dir(run.path(), 104)).unwrap();
+    save(run.path(), 1, 105, 1);
+    retain(run.path(), 1, 0).unwrap();
+    let why = message(reader.read("wte.weight", Kind::Weight, 0..505, &mut vec![0.0; 505]));
+    assert!(why.contains("step_00000104 was deleted while it was read"), "{why}");
 }

@@ -127,7 +127,7 @@ fn missing_files_are_named() {
     fs::remove_file(&path).unwrap();
     assert!(message(read_all_ways(&dir)).contains("rank_0001_of_0002.h5 is missing"));
     fs::create_dir(&path).unwrap();
-    assert!(message(read_all_ways(&dir)).contains("rank_0001_of_0002.h5 is not a file"));
+    assert!(message(read_all_ways(&dir)).contains("rank_0001_of_0002.h5 cannot be opened: it is a directory"));
     fs::remove_file(dir.join(MANIFEST_FILE)).unwrap();
     assert!(message(read_all_ways(&dir)).contains("manifest.json is missing"));
 }
@@ -247,4 +247,83 @@ fn other_types_shapes_and_layouts_are_errors() {
         assert!(why.contains(expected), "{expected:?} not in: {why}");
         assert!(why.contains("/weight/wte.weight"), "{why}");
     }
+}
+
+#[test]
+fn a_manifest_that_no_program_of_this_format_writes_is_refused_by_every_reader() {
+    type Edit = fn(&mut Value);
+    let edits: [(&str, Edit); 8] = [
+        ("gradients were added as \"nonsense\"", |m| m["reduction_order"] = json!("nonsense")),
+        ("has samples = 18446744073709551615", |m| m["samples"] = json!(u64::MAX)),
+        ("has attempts = 18446744073709551615", |m| m["attempts"] = json!(u64::MAX)),
+        ("has tokens = 9223372036854775808", |m| m["tokens"] = json!(1u64 << 63)),
+        ("a parameter name \"a/b\"", |m| m["aliases"][0]["name"] = json!("a/b")),
+        ("has file rank_0001_of_0002.h5 of rank 7, of 2 ranks", |m| m["files"][1]["rank"] = json!(7)),
+        ("that is longer than the file", |m| {
+            m["files"][1]["bytes"] = json!(1000);
+            m["files"][1].as_object_mut().unwrap().remove("structure");
+        }),
+        ("of 33 dimensions", |m| {
+            let ones = vec![1; 33];
+            m["params"][0]["global_shape"] = json!(ones);
+            m["params"][0]["local_box"] = json!({ "starts": vec![0; 33], "lengths": ones });
+        }),
+    ];
+    for (words, edit) in edits {
+        let (_run, dir, _) = checkpoint();
+        seal(&dir, edit);
+        for why in [
+            message(Reader::open(&dir).map(drop)),
+            message(inspect(&dir)),
+            message(verify(&dir, &|_| ())),
+            message(reshard(&dir, &dir.join("new"), 3, |n, r| shard_range(n, 3, r), |_| ())),
+        ] {
+            assert!(why.contains("manifest.json") && why.contains(words), "{words} is not in: {why}");
+        }
+    }
+}
+
+#[test]
+fn verify_refuses_what_a_restore_would() {
+    let (_run, dir, path) = checkpoint();
+    // A file that is as its digest says, and holds another dataset than the manifest says.
+    let file = hdf5::File::open_rw(&path).unwrap();
+    file.unlink("weight/wte.weight").unwrap();
+    file.new_dataset::<f64>().shape(252).create("weight/wte.weight").unwrap();
+    file.close().unwrap();
+    let (bytes, digest) = write::digest_file(&mut fs::File::open(&path).unwrap()).unwrap();
+    seal(&dir, |m| {
+        m["files"][1]["bytes"] = json!(bytes);
+        m["files"][1]["digest"] = json!(digest);
+        m["files"][1].as_object_mut().unwrap().remove("structure");
+    });
+    assert!(read_rank(&dir, 11, 1, 0).is_err());
+    let found = verify(&dir, &|_| ()).unwrap();
+    assert_eq!(found.damage.len(), 1, "{found}");
+    assert!(found.damage[0].contains("rank_0001_of_0002.h5: dataset /weight/wte.weight has type"), "{found}");
+}
+
+#[test]
+fn what_is_no_regular_file_is_said_at_once() {
+    for name in [MANIFEST_FILE, "rank_0001_of_0002.h5", MASTER_FILE] {
+        let run = tempfile::tempdir().unwrap();
+        let dir = master::finish(run.path(), write_partial(run.path(), 11, 1, 2)).unwrap();
+        fs::remove_file(dir.join(name)).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(dir.join(name)).status().unwrap().success());
+        let verified = verify(&dir, &|_| ()).map(|found| found.to_string());
+        let said = verified.unwrap_or_else(|why| why.to_string());
+        assert!(said.contains(name) && said.contains("a FIFO, not a regular file"), "{said}");
+        match name {
+            MASTER_FILE => check_restores(&dir, 11, 3),
+            _ => assert!(message(Reader::open(&dir).map(drop)).contains("a FIFO"), "{name}"),
+        }
+    }
+}
+
+#[test]
+fn a_manifest_of_two_hundred_gigabytes_is_refused_by_its_size() {
+    let (_run, dir, _) = checkpoint();
+    fs::File::options().write(true).open(dir.join(MANIFEST_FILE)).unwrap().set_len(200 << 30).unwrap();
+    let why = message(Reader::open(&dir).map(drop));
+    assert!(why.contains("manifest.json") && why.contains("214748364800 bytes"), "{why}");
 }

@@ -138,6 +138,64 @@ fn foreign_weights_list_everything_amiss_at_once() {
     }
 }
 
+/// What is wrong with one dataset of 300 f32 that `make` puts into a file, as opening the file for it says it.
+fn refusal(make: impl FnOnce(&Path, &hdf5::File)) -> String {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("weights.h5");
+    let file = hdf5::File::create(&path).unwrap();
+    make(dir.path(), &file);
+    drop(file);
+    match WeightsFile::open(&path.display().to_string(), &[("w", [300])]) {
+        Ok(_) => String::new(),
+        Err(Error::Input(why)) => why,
+        Err(other) => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn values_that_were_never_written_are_missing_and_not_zeros() {
+    let values: Vec<f32> = (0..300).map(|i| i as f32).collect();
+    let new = |file: &hdf5::File| file.new_dataset::<f32>().shape(300);
+    let why = refusal(|_, file| _ = new(file).create("w").unwrap());
+    assert!(why.contains("w: declared, and never written"), "{why}");
+    let why = refusal(|_, file| _ = new(file).chunk(100).create("w").unwrap());
+    assert!(why.contains("w: declared, and never written"), "{why}");
+    let why = refusal(|_, file| new(file).chunk(100).create("w").unwrap().write_slice(&values[..200], 0..200).unwrap());
+    assert!(why.contains("w: 2 of its 3 chunks were written"), "{why}");
+    let why = refusal(|_, file| new(file).chunk(64).create("w").unwrap().write_raw(&values).unwrap());
+    assert_eq!(why, "");
+    // Written whole, but each read would take four gigabytes for its one chunk.
+    let why = refusal(|_, file| {
+        let chunked = file.new_dataset::<f32>().shape((300..,)).chunk(1_000_000_000).create("w").unwrap();
+        drop(chunked);
+    });
+    assert!(why.contains("w: its chunks have 4000000000 bytes"), "{why}");
+}
+
+#[test]
+fn a_view_that_would_show_zeros_for_a_missing_file_is_refused() {
+    let why = refusal(|dir, file| {
+        let source = hdf5::File::create(dir.join("part.h5")).unwrap();
+        source.new_dataset::<f32>().shape(300).create("v").unwrap().write_raw(&vec![1.5f32; 300]).unwrap();
+        let shown = file.new_dataset::<f32>().virtual_map("part.h5", "v", 300, 0..300, 300, 0..300);
+        shown.shape(300).create("w").unwrap();
+    });
+    assert!(why.contains("weights.h5") && why.contains("w: a view of other files"), "{why}");
+}
+
+#[test]
+fn the_view_of_a_checkpoint_is_the_checkpoint() {
+    let run = tempfile::tempdir().unwrap();
+    let manifest = write_partial(run.path(), 2, 40, 3);
+    let dir = master::finish(run.path(), manifest).unwrap();
+    let view = |group: &str| weights_file::view_of_checkpoint(&format!("{}/model.h5{group}", dir.display()));
+    assert_eq!(view(":weight"), Some((dir.clone(), Kind::Weight)));
+    assert_eq!(view(":/exp_avg/"), Some((dir.clone(), Kind::Optim(ExpAvg))));
+    assert_eq!(view(""), None);
+    assert_eq!(view(":other"), None);
+    assert_eq!(weights_file::view_of_checkpoint("model.h5:weight"), None);
+}
+
 /// What an optimizer of one state stores: a program that knows Adam's two alone has to refuse it, by the feature's name.
 #[test]
 fn fewer_states_are_stored_by_their_names_and_an_older_program_refuses_them() {

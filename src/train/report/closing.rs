@@ -8,6 +8,7 @@ use crate::backend::agree::all_or_none;
 use crate::backend::{Backend, Comm};
 use crate::config::Deck;
 use crate::error::{Exit, Result};
+use crate::files;
 use crate::plan::Plan;
 use crate::plan::generation::Ran;
 use crate::plan::memory::Peaks;
@@ -157,7 +158,7 @@ fn planned_peaks(mut train: Peaks, others: [Option<Peaks>; 2]) -> Peaks {
 /// run that starts over has moved that file away.
 pub fn finished_without_checkpoint(deck: &Deck) -> Option<u64> {
     let path = Path::new(&deck.run.dir).join(SUMMARY_FILE);
-    let text = (deck.checkpoint.every == 0).then(|| std::fs::read_to_string(path).ok())??;
+    let text = (deck.checkpoint.every == 0).then(|| files::read_text(&path, files::MAX_RECORD_BYTES).ok())??;
     let past: Summary = serde_json::from_str(&text).ok()?;
     let is_its_end = past.exit_code == Exit::Finished.code() && past.step >= deck.train.steps;
     (is_its_end && past.deck == digest_in_words(deck)).then_some(past.step)

@@ -1,0 +1,62 @@
+//! Whether the values of somebody's dataset are there. HDF5 gives zeros, without an error, for chunks that were
+//! never written, and for whatever a virtual dataset shows of files that are missing or cut short.
+//!
+//! Must not know: whose dataset it is, and for what it is read.
+
+use hdf5::plist::dataset_create::Layout;
+
+use super::h5;
+
+/// The library reads a chunk as a whole; one that is longer than this, and than all of its dataset, is not read at all.
+const MAX_CHUNK_BYTES: u64 = 64 << 20;
+
+/// Fails where a value of `dataset` was never written, or may lie in another file: says what is missing.
+pub(super) fn check(dataset: &hdf5::Dataset) -> Result<(), String> {
+    let said = |e: hdf5::Error| h5::one_line(&e);
+    let shape = dataset.space().map_err(said)?.shape();
+    let numel = numel_of(&shape).ok_or_else(|| format!("shape {shape:?} overflows"))?;
+    if numel == 0 {
+        return Ok(());
+    }
+    let value_bytes = dataset.dtype().map_err(said)?.size() as u64;
+    let properties = dataset.dcpl().map_err(said)?;
+    if let Some(file) = properties.external().first() {
+        return Err(format!(
+            "its values are in another file, {}, without a name in this one; copy them in with h5repack",
+            file.name
+        ));
+    }
+    match properties.layout() {
+        Layout::Contiguous | Layout::Compact => match dataset.storage_size() {
+            stored if stored >= numel as u64 * value_bytes => Ok(()),
+            0 => Err("declared, and never written".into()),
+            stored => Err(format!("{stored} of {} bytes are stored", numel as u64 * value_bytes)),
+        },
+        Layout::Chunked => {
+            let chunk = properties.chunk().ok_or("the library does not say how it is chunked")?;
+            let chunk_bytes = chunk.iter().try_fold(value_bytes, |n, &d| n.checked_mul(d as u64)).unwrap_or(u64::MAX);
+            if chunk_bytes > MAX_CHUNK_BYTES && chunk_bytes > numel as u64 * value_bytes {
+                return Err(format!(
+                    "its chunks have {chunk_bytes} bytes, more than all of its {} bytes; h5repack can cut it anew",
+                    numel as u64 * value_bytes
+                ));
+            }
+            let expected: usize = shape.iter().zip(&chunk).map(|(&n, &c)| n.div_ceil(c.max(1))).product();
+            match dataset.num_chunks().unwrap_or(0) {
+                found if found >= expected => Ok(()),
+                0 => Err("declared, and never written".into()),
+                found => Err(format!("{found} of its {expected} chunks were written")),
+            }
+        }
+        Layout::Virtual => {
+            Err("a view of other files, which shows zeros where one is missing or cut short; copy its values \
+                                into a file (h5repack), or name the checkpoint that it belongs to"
+                .into())
+        }
+    }
+}
+
+/// Elements of a shape, unless they overflow.
+fn numel_of(shape: &[usize]) -> Option<usize> {
+    shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d))
+}
