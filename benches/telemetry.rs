@@ -1,6 +1,6 @@
 //! What the records of a run cost: `cargo bench --bench telemetry`; `ROUNDS` (9) is how often each contestant is run.
 //!
-//! Three measurements, all in CPU time, which other work on the machine does not lengthen as it does wall time: what `Stepper::run`
+//! Three measurements, all in CPU time, which other work on the machine does not lengthen as it does wall time: what `Stepper::execute`
 //! pays for each instruction, with a trace and without; what the watchdog's thread takes for a beat; and whole runs of one rank,
 //! in turns without a trace and with every step traced.
 

@@ -4,8 +4,8 @@
 //!
 //! | layer | modules | knows |
 //! | --- | --- | --- |
-//! | L0 | [`error`], [`dtype`], [`params`], [`optimizers`], [`work`], [`exact_sum`], [`files`], [`foreign`], [`random`], [`clock`], [`environment`], [`limits`], [`threads`], [`test_hooks`] | nothing above |
-//! | L1 | [`config`], [`plan`], [`telemetry`], [`data`], [`text`], [`figures`] | decks, pure plans, counters, token files, text, pictures |
+//! | L0 | [`error`], [`dtype`], [`params`], [`optimizers`], [`work`], [`exact_sum`], [`files`], [`foreign`], [`random`], [`clock`], [`environment`], [`limits`], [`threads`], [`test_hooks`], [`config`] | nothing above; decks |
+//! | L1 | [`plan`], [`telemetry`], [`data`], [`text`], [`figures`] | pure plans, counters, token files, text, pictures |
 //! | L2 | [`backend`], [`checkpoint`] | devices and MPI; HDF5 and host slices |
 //! | L3 | [`model`], [`zero`] | transformer math; shards, gathers, reductions (neither knows the other) |
 //! | L4 | [`optim`] | norm, clipping, schedule, update |

@@ -596,9 +596,7 @@ const CIRCLES: &[&[&str]] = &[
     ],
     &["cli/args/ckpt.rs", "cli/args/infer.rs", "cli/args/mod.rs", "cli/args/run.rs"],
     &["cli/ckpt.rs", "cli/device.rs", "cli/mod.rs"],
-    &["config/mod.rs", "config/rules.rs"],
     &["plan/generation.rs", "plan/mod.rs"],
-    &["train/mod.rs", "train/report/banner.rs", "train/report/closing.rs", "train/report/mod.rs"],
 ];
 
 #[test]

@@ -128,6 +128,7 @@ fn rank(case_dir: &Path) {
         start: Start::Auto,
         versions: BTreeMap::new(),
         relaunch: String::new(),
+        launcher: String::new(),
         is_terminal: false,
         poison: true,
         started: Instant::now(),

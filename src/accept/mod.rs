@@ -26,7 +26,6 @@ use crate::config::acceptance::Section;
 use crate::error::{Error, Exit, Result};
 use crate::harness::Deadline;
 use crate::telemetry::signals::{self, Stop};
-use crate::telemetry::time_limit::parse_seconds;
 use crate::test_hooks;
 use benchmarks::training::ReferenceRun;
 use benchmarks::{collectives, device, elasticity, inventory, scaling, storage, training};
@@ -91,7 +90,7 @@ pub fn run<B: Backend>(acceptance: &Acceptance<'_, B>, launch_facts: &RankFacts,
             cluster.n()
         );
     }
-    let limit_s = parse_seconds(&deck.run.time_limit).expect("the deck was checked");
+    let limit_s = deck.run.time_limit.seconds().unwrap_or(0.0);
     let job = JobFacts {
         started_unix: clock::unix(cluster.started),
         n_ranks: cluster.n(),

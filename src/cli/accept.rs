@@ -16,7 +16,7 @@ use crate::test_hooks;
 use std::time::Instant;
 
 /// Signals that end the acceptance after the current section.
-const STOP_SIGNALS: &str = "TERM,USR1";
+const STOP_SIGNALS: [libc::c_int; 2] = [libc::SIGTERM, libc::SIGUSR1];
 
 /// Runs the acceptance on all ranks.
 pub(super) fn run(launch: &Launch, args: &AcceptArgs, started: Instant) -> Result<Exit> {
@@ -39,7 +39,7 @@ pub(super) fn run(launch: &Launch, args: &AcceptArgs, started: Instant) -> Resul
     let small = if deck.training.is_unsized() { deck.with_size(reference_size::SIZES[0]) } else { deck.clone() };
     let reference = small.reference("tokens.u16", &deck.run.dir, deck.training.steps)?;
     let chosen = backend_choice::choose(&group, &reference, &launch.host())?;
-    signals::listen(&signals::numbers_of(STOP_SIGNALS).expect("written above"));
+    signals::listen(&STOP_SIGNALS);
     let threads = launch.threads(deck.run.threads_per_rank)?;
     let record = RecordPaths { baseline: args.record_baseline.clone(), golden_losses: args.record_answers.clone() };
     let command = AcceptCommand { launch, deck: &deck, baseline: &baseline, record, threads, started };

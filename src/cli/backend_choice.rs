@@ -8,7 +8,8 @@ use crate::backend::agree::all_or_none;
 use crate::backend::cuda::probe;
 use crate::backend::mesh::ranks_by_host;
 use crate::backend::mpi::Group;
-use crate::config::{BackendKind, Deck};
+use crate::config::values::DeviceList;
+use crate::config::{BackendKind, Deck, Written};
 use crate::error::{Error, Fault, Result};
 use crate::train::for_kind;
 use serde::{Deserialize, Serialize};
@@ -75,7 +76,7 @@ struct Decision {
 }
 
 /// A function of what all ranks found, so every rank comes to the same verdict.
-fn decide(found: &[Found], backend: BackendKind, devices: &str) -> Result<Decision> {
+fn decide(found: &[Found], backend: BackendKind, devices: &Written<DeviceList>) -> Result<Decision> {
     let has_gpu = |found: &Found| found.gpus.as_ref().is_ok_and(|gpus| !gpus.is_empty());
     let ranks_with =
         |wanted: bool| -> Vec<usize> { (0..found.len()).filter(|&r| has_gpu(&found[r]) == wanted).collect() };
@@ -103,12 +104,12 @@ fn decide(found: &[Found], backend: BackendKind, devices: &str) -> Result<Decisi
             visible_devices: found.visible_devices.clone(),
         })
         .collect();
-    let (ordinals, notes) = match devices {
-        "" => {
+    let (ordinals, notes) = match devices.0.is_empty() {
+        true => {
             let choice = choose_devices(&seen).map_err(|why| agreed(Error::Comm(why)))?;
             (choice.ordinals, choice.warnings)
         }
-        map => (by_map(&seen, map)?, Vec::new()),
+        false => (by_map(&seen, devices)?, Vec::new()),
     };
     Ok(Decision { chosen: ordinals.into_iter().map(|ordinal| Chosen::Cuda { ordinal }).collect(), notes })
 }
@@ -119,16 +120,17 @@ fn agreed(error: Error) -> Error {
 }
 
 /// The ordinals of `run.devices`: the i-th for the i-th rank of a node. Two ranks may have one device.
-fn by_map(seen: &[SeenGpus], map: &str) -> Result<Vec<usize>> {
-    let refuse =
-        |wants: String| Error::Deck(vec![Fault { key: "run.devices".into(), value: format!("\"{map}\""), wants }]);
-    let map: Vec<usize> = map.split(',').map(|n| n.trim().parse().expect("the deck was checked")).collect();
+fn by_map(seen: &[SeenGpus], devices: &Written<DeviceList>) -> Result<Vec<usize>> {
+    let refuse = |wants: String| {
+        Error::Deck(vec![Fault { key: "run.devices".into(), value: format!("\"{}\"", devices.text()), wants }])
+    };
+    let map = &devices.0;
     let mut ordinals = vec![0; seen.len()];
     for (host, ranks) in ranks_by_host(seen.iter().map(|seen| seen.host.as_str())) {
         if ranks.len() > map.len() {
             return Err(refuse(format!("an ordinal for each of the {} ranks on {host}", ranks.len())));
         }
-        for (&rank, &ordinal) in ranks.iter().zip(&map) {
+        for (&rank, &ordinal) in ranks.iter().zip(map) {
             let n_seen = seen[rank].bus_ids.len();
             if ordinal >= n_seen {
                 return Err(refuse(format!(
@@ -144,6 +146,10 @@ fn by_map(seen: &[SeenGpus], map: &str) -> Result<Vec<usize>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn decide(found: &[Found], backend: BackendKind, devices: &str) -> Result<Decision> {
+        super::decide(found, backend, &devices.parse().unwrap())
+    }
 
     fn node(host: &str, gpus: std::result::Result<&[&str], &str>) -> Found {
         let gpus = gpus.map(|ids| ids.iter().map(|id| id.to_string()).collect()).map_err(str::to_string);

@@ -10,7 +10,7 @@ use crate::telemetry::say;
 use crate::text::TextTokenizer;
 use crate::text::job::{DocumentToken, Job, Options, other_tokenizer, state_of};
 use crate::text::tokenize::{self, Made};
-use crate::train::source::data_config;
+use crate::train::batches::data_config;
 use std::io::IsTerminal;
 use std::path::PathBuf;
 

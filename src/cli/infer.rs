@@ -14,10 +14,10 @@ use crate::error::{Error, Exit, Result};
 use crate::telemetry::{StartPlace, logging, say, start_watch};
 use crate::text::job::other_tokenizer;
 use crate::text::tokenizer::TextTokenizer;
+use crate::train::batches::Batches;
 use crate::train::infer::evaluate::{Evaluated, evaluate};
 use crate::train::infer::generate::{Choice, Decoders, generate};
 use crate::train::infer::{silent_flight, with_prompt, with_weights};
-use crate::train::source::Source;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -164,11 +164,11 @@ impl Work for Eval<'_> {
 
     fn on<B: Backend>(self, device: &B::Device, comm: &B::Comm) -> Result<Self::Output> {
         let deck = self.deck;
-        let source = Source::open(comm, deck, false, &silent_flight(comm)?)?;
-        let (space, key) = match source.val() {
+        let batches = Batches::open(comm, deck, false, &silent_flight(comm)?)?;
+        let (space, key) = match batches.val() {
             Some(val) if deck.data.val.is_empty() => (val, "the end of data.train"),
             Some(val) => (val, "data.val"),
-            None => (source.train(), "data.train"),
+            None => (batches.train(), "data.train"),
         };
         let mut tokenizer = None;
         let loaded = match &deck.data.tokenizer {

@@ -32,9 +32,26 @@ pub fn refusal_after_mpi(env: Env<'_>, world_size: usize) -> Option<String> {
 
 /// Tasks of the Slurm step this process is one of, when there are several and no mpirun stands between.
 fn srun_tasks(env: Env<'_>) -> Option<usize> {
+    step_tasks(env).filter(|&n_tasks| n_tasks > 1)
+}
+
+/// The same of one task too.
+fn step_tasks(env: Env<'_>) -> Option<usize> {
     let by_mpirun = ["OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS"].iter().any(|name| env(name).is_some());
     let n_tasks = env("SLURM_STEP_NUM_TASKS")?.parse().ok()?;
-    (n_tasks > 1 && !by_mpirun).then_some(n_tasks)
+    (!by_mpirun).then_some(n_tasks)
+}
+
+/// What starts `n_ranks` ranks as this process was started: srun, or mpirun, with `--oversubscribe` where Open MPI needs it
+/// for so many or was told so.
+pub fn launcher(env: Env<'_>, n_ranks: usize) -> String {
+    if step_tasks(env).is_some() {
+        let kind = env("SLURM_MPI_TYPE").filter(|kind| kind != "none");
+        return format!("srun{} -n {n_ranks}", kind.map_or(String::new(), |kind| format!(" --mpi={kind}")));
+    }
+    let n_slots = env("OMPI_UNIVERSE_SIZE").and_then(|n| n.parse::<usize>().ok());
+    let is_more = n_slots.is_some_and(|n| n < n_ranks) || env("OMPI_MCA_rmaps_base_oversubscribe").is_some();
+    format!("mpirun -n {n_ranks}{}", if is_more { " --oversubscribe" } else { "" })
 }
 
 fn refusal(n_tasks: usize, how: &str) -> String {
@@ -174,6 +191,23 @@ mod tests {
         ("SLURM_STEP_ID", "1"),
         ("SLURM_STEP_NUM_TASKS", "2"),
     ];
+    #[test]
+    fn a_hint_names_the_launcher_that_was_used() {
+        let of = |vars: &[(&str, &str)]| {
+            let vars: BTreeMap<String, String> = vars.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
+            launcher(&|name: &str| vars.get(name).cloned(), 3)
+        };
+        assert_eq!(of(&[]), "mpirun -n 3");
+        assert_eq!(of(&[("SLURM_STEP_NUM_TASKS", "2"), ("SLURM_MPI_TYPE", "pmix")]), "srun --mpi=pmix -n 3");
+        assert_eq!(of(&[("SLURM_STEP_NUM_TASKS", "1")]), "srun -n 3");
+        // mpirun within a Slurm job starts its daemons by srun.
+        let within = [("SLURM_STEP_NUM_TASKS", "1"), ("OMPI_COMM_WORLD_SIZE", "2"), ("OMPI_UNIVERSE_SIZE", "8")];
+        assert_eq!(of(&within), "mpirun -n 3");
+        assert_eq!(of(&[("OMPI_UNIVERSE_SIZE", "2")]), "mpirun -n 3 --oversubscribe");
+        let told = [("OMPI_UNIVERSE_SIZE", "8"), ("OMPI_MCA_rmaps_base_oversubscribe", "1")];
+        assert_eq!(of(&told), "mpirun -n 3 --oversubscribe");
+    }
+
     /// A batch script that starts the program without any launcher.
     const BATCH: &[(&str, &str)] = &[("SLURM_NTASKS", "4"), ("SLURM_PROCID", "0"), ("SLURM_TASKS_PER_NODE", "2(x2)")];
 

@@ -31,9 +31,9 @@ use crate::foreign::{self, shown};
 use crate::report;
 use crate::telemetry::{Flight, StartPlace, logging, say, signals, start_watch};
 use crate::test_hooks::{self, fault_point};
-use crate::train::source::data_config;
+use crate::train::batches::data_config;
 use crate::train::state::{self, Start};
-use crate::train::{self, Job};
+use crate::train::{self, HINTED_RANKS, Job, run_dir};
 use crate::watch;
 use args::{Command, DeviceCommand, ReportArgs, Resume, TrainArgs, WatchArgs};
 use launch::Launch;
@@ -205,7 +205,7 @@ fn dry_run(args: &TrainArgs) -> Result<String> {
     // What can only be seen outside the deck is checked too: whether the plan keeps to its caps, the run directory, data,
     // and what the run would start from.
     let (model, _) = plan::of_deck_on_any_ranks(&deck)?;
-    state::check_run_dir(Path::new(&deck.run.dir))?;
+    run_dir::check(Path::new(&deck.run.dir))?;
     let report = Dataset::open(&data_config(&deck))?.scan(&|_| {})?;
     state::check_start(&deck, &start(&args.resume), &model.spec, &report.digest)?;
     Ok(deck.to_commented_toml())
@@ -285,7 +285,7 @@ fn train_on(launch: &Launch, args: &TrainArgs, started: Instant) -> Result<(Exit
     logging::init(&deck.log.level, launch.rank());
     let threads = launch.threads(deck.run.threads_per_rank)?;
     launch.check_agreement(&group, &deck, threads)?;
-    signals::listen(&signals::numbers_of(&deck.run.stop_signals).expect("the deck was checked"));
+    signals::listen(&deck.run.stop_signals.0);
     start_watch::at(StartPlace::Backend);
     let chosen = backend_choice::choose(&group, &deck, &launch.host())?;
     let mut versions = launch.versions();
@@ -294,6 +294,7 @@ fn train_on(launch: &Launch, args: &TrainArgs, started: Instant) -> Result<(Exit
         start: start(&args.resume),
         versions,
         relaunch: relaunch(args),
+        launcher: launch_checks::launcher(&environment::variable, HINTED_RANKS),
         is_terminal: std::io::stderr().is_terminal() || screen::launcher_has_a_terminal(),
         poison: cfg!(debug_assertions),
         host: launch.host(),

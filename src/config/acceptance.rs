@@ -6,7 +6,6 @@
 use super::resolve::Resolver;
 use super::*;
 use crate::error::Fault;
-use crate::telemetry::time_limit::parse_seconds;
 
 /// A section of the acceptance: one benchmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -83,9 +82,9 @@ deck! {
             "Directory of the reports; on a file system that every rank sees.";
         checkpoint_dir: String = (default ""), Kind::Text { may_be_empty: true },
             "Where checkpoints will live: `storage` measures this file system, and the runs of `training` write here; empty = `run.dir`.";
-        sections: String = (default "all"), Kind::Text { may_be_empty: false },
+        sections: Written<Sections> = (default "all"), Kind::Text { may_be_empty: false },
             "Sections to run: `all`, or some of inventory, device, collectives, storage, training, scaling, elasticity, separated by commas.";
-        time_limit: String = (default "1h"), Kind::Duration,
+        time_limit: Written<TimeLimit> = (default "1h"), Kind::Duration,
             "No section begins after this time; a section that still runs at 1.5 times of it ends the job with code 5.";
         backend: BackendKind = (default "auto"), Kind::Choice(BackendKind::NAMES),
             "What computes: `auto` is GPUs where every rank has one, and CPUs where none has.";
@@ -175,28 +174,28 @@ deck! {
 
     /// Limits of metrics: `REFERENCE -LOW% +HIGH%`. Without a reference, a value of the baseline or of theory is the reference; where there is neither, or the limit is empty, the metric is for information. A metric with a reference that its section could not measure fails.
     limits: LimitsSection {
-        gemm_f32_gflops: String = (default "-15%"), Kind::Limit, "f32 GEMM of the slowest rank, GFLOP/s.";
-        gemm_bf16_gflops: String = (default "-15%"), Kind::Limit, "bf16 GEMM of the slowest rank, GFLOP/s.";
-        memory_gb_per_s: String = (default "-15%"), Kind::Limit, "Memory bandwidth of the slowest rank, GB/s.";
-        all_gather_busbw: String = (default "-20%"), Kind::Limit, "AllGather of the largest size over all ranks, bus bandwidth in GB/s.";
-        reduce_scatter_busbw: String = (default "-20%"), Kind::Limit, "The training step's own ReduceScatter, likewise.";
-        library_reduce_scatter_busbw: String = (default ""), Kind::Limit, "The library's ReduceScatter, likewise.";
-        all_reduce_busbw: String = (default "-20%"), Kind::Limit, "AllReduce, likewise.";
-        broadcast_busbw: String = (default "-20%"), Kind::Limit, "Broadcast, likewise.";
-        point_to_point_busbw: String = (default "-20%"), Kind::Limit, "Messages between pairs of ranks, all pairs at once, likewise.";
-        latency_us: String = (default "+50%"), Kind::Limit, "Half a round trip of 8 bytes over the slowest link, microseconds.";
-        overlap: String = (default ""), Kind::Limit, "Share of an AllGather that hides behind compute (theory: 1).";
-        write_gb_per_s: String = (default "-30%"), Kind::Limit, "Checkpoint-shaped write with fsync, all ranks together, GB/s.";
-        read_gb_per_s: String = (default "-30%"), Kind::Limit, "The same read back by other ranks, GB/s.";
-        metadata_per_s: String = (default ""), Kind::Limit, "Operations per second on small files that are created, renamed and removed.";
-        tokens_per_s: String = (default "-10%"), Kind::Limit, "Reference run on all ranks, tokens per second at the median step.";
-        mfu: String = (default "-10%"), Kind::Limit, "Model FLOPs utilisation of the same, of `run.peak_gflops`.";
-        step_p99_ms: String = (default "+50%"), Kind::Limit, "99th percentile of the step time, milliseconds.";
-        exposed_comm: String = (default ""), Kind::Limit, "Share of the step that the mean rank waits for collectives.";
-        loss: String = (default "-0.1% +0.1%"), Kind::Limit, "Band of the final loss around the golden one, where bits cannot be compared.";
-        strong_efficiency: String = (default ""), Kind::Limit, "Strong scaling to all ranks, as a share of the ideal (theory: 1).";
-        weak_efficiency: String = (default ""), Kind::Limit, "Weak scaling to all ranks, likewise.";
-        goodput: String = (default "-10%"), Kind::Limit, "Share of the soak spent in steps of median length (theory: 1).";
+        gemm_f32_gflops: Written<Limit> = (default "-15%"), Kind::Limit, "f32 GEMM of the slowest rank, GFLOP/s.";
+        gemm_bf16_gflops: Written<Limit> = (default "-15%"), Kind::Limit, "bf16 GEMM of the slowest rank, GFLOP/s.";
+        memory_gb_per_s: Written<Limit> = (default "-15%"), Kind::Limit, "Memory bandwidth of the slowest rank, GB/s.";
+        all_gather_busbw: Written<Limit> = (default "-20%"), Kind::Limit, "AllGather of the largest size over all ranks, bus bandwidth in GB/s.";
+        reduce_scatter_busbw: Written<Limit> = (default "-20%"), Kind::Limit, "The training step's own ReduceScatter, likewise.";
+        library_reduce_scatter_busbw: Written<Limit> = (default ""), Kind::Limit, "The library's ReduceScatter, likewise.";
+        all_reduce_busbw: Written<Limit> = (default "-20%"), Kind::Limit, "AllReduce, likewise.";
+        broadcast_busbw: Written<Limit> = (default "-20%"), Kind::Limit, "Broadcast, likewise.";
+        point_to_point_busbw: Written<Limit> = (default "-20%"), Kind::Limit, "Messages between pairs of ranks, all pairs at once, likewise.";
+        latency_us: Written<Limit> = (default "+50%"), Kind::Limit, "Half a round trip of 8 bytes over the slowest link, microseconds.";
+        overlap: Written<Limit> = (default ""), Kind::Limit, "Share of an AllGather that hides behind compute (theory: 1).";
+        write_gb_per_s: Written<Limit> = (default "-30%"), Kind::Limit, "Checkpoint-shaped write with fsync, all ranks together, GB/s.";
+        read_gb_per_s: Written<Limit> = (default "-30%"), Kind::Limit, "The same read back by other ranks, GB/s.";
+        metadata_per_s: Written<Limit> = (default ""), Kind::Limit, "Operations per second on small files that are created, renamed and removed.";
+        tokens_per_s: Written<Limit> = (default "-10%"), Kind::Limit, "Reference run on all ranks, tokens per second at the median step.";
+        mfu: Written<Limit> = (default "-10%"), Kind::Limit, "Model FLOPs utilisation of the same, of `run.peak_gflops`.";
+        step_p99_ms: Written<Limit> = (default "+50%"), Kind::Limit, "99th percentile of the step time, milliseconds.";
+        exposed_comm: Written<Limit> = (default ""), Kind::Limit, "Share of the step that the mean rank waits for collectives.";
+        loss: Written<Limit> = (default "-0.1% +0.1%"), Kind::Limit, "Band of the final loss around the golden one, where bits cannot be compared.";
+        strong_efficiency: Written<Limit> = (default ""), Kind::Limit, "Strong scaling to all ranks, as a share of the ideal (theory: 1).";
+        weak_efficiency: Written<Limit> = (default ""), Kind::Limit, "Weak scaling to all ranks, likewise.";
+        goodput: Written<Limit> = (default "-10%"), Kind::Limit, "Share of the soak spent in steps of median length (theory: 1).";
     }
 }
 
@@ -231,12 +230,9 @@ impl Deck {
     /// As [`super::Deck::parse`].
     pub fn parse(text: &str, overrides: &[(String, String)], origin: &str) -> Result<Deck> {
         let mut resolver = Resolver::read(&TABLE, text, overrides, origin)?;
-        match resolver.choice::<String>("run.sections").map(|text| sections(&text)) {
-            Some(Err(unknown)) => {
-                let names = Section::ALL.map(Section::name).join(",");
-                resolver.refuse("run.sections", format!("\"all\" or some of {names}; there is no `{unknown}`"));
-            }
-            Some(Ok(asked)) if !asked.contains(&Section::Training) => {
+        match resolver.choice::<String>("run.sections").map(|sections| sections.parse::<Sections>()) {
+            Some(Err(wants)) => resolver.refuse("run.sections", wants),
+            Some(Ok(Sections(asked))) if !asked.contains(&Section::Training) => {
                 if let Some(section) = asked.iter().find(|section| section.extends_reference_run()) {
                     let wants = format!("training too: {section} goes on from its reference run");
                     resolver.refuse("run.sections", wants);
@@ -273,7 +269,7 @@ impl Deck {
 
     /// Whether a section is asked for.
     pub fn runs(&self, section: Section) -> bool {
-        sections(&self.run.sections).expect("the deck was checked").contains(&section)
+        self.run.sections.0.contains(&section)
     }
 
     /// The training deck of the reference run in `dir`, on the token file `tokens`, with a schedule of
@@ -316,9 +312,8 @@ impl Deck {
 /// Refuses requests that cannot be met, before hours are spent on the rest.
 fn refuse_contradictions(resolver: &mut Resolver) {
     let soak_minutes = resolver.choice::<f64>("elasticity.soak_minutes");
-    let limit_s = resolver.choice::<String>("run.time_limit").and_then(|text| parse_seconds(&text));
+    let limit_s = resolver.choice::<Written<TimeLimit>>("run.time_limit").and_then(|limit| limit.seconds());
     if let (Some(soak_minutes), Some(limit_s)) = (soak_minutes, limit_s)
-        && limit_s > 0.0
         && soak_minutes * 60.0 > limit_s / 2.0
     {
         // A soak may begin just before the limit, and a section that runs half as long beyond it ends the
@@ -327,8 +322,7 @@ fn refuse_contradictions(resolver: &mut Resolver) {
         resolver.refuse("elasticity.soak_minutes", wants);
     }
     for (limit, source) in [("limits.mfu", "run.peak_gflops"), ("limits.goodput", "elasticity.soak_minutes")] {
-        let limit_of_deck = resolver.choice::<String>(limit).and_then(|text| text.parse::<Limit>().ok());
-        let has_reference = limit_of_deck.is_some_and(|limit| limit.reference.is_some());
+        let has_reference = resolver.choice::<Written<Limit>>(limit).is_some_and(|limit| limit.reference.is_some());
         if has_reference && resolver.choice::<f64>(source) == Some(0.0) {
             resolver.refuse(limit, format!("no reference while {source} = 0: there is no such figure then"));
         }
@@ -346,13 +340,25 @@ fn with_keys_of_acceptance(fault: Fault) -> Fault {
     Fault { key: here(&fault.key), value: fault.value, wants: here(&fault.wants) }
 }
 
-/// The sections that `run.sections` names, or the first name that is not one.
-fn sections(text: &str) -> std::result::Result<Vec<Section>, String> {
-    if text.trim() == "all" {
-        return Ok(Section::ALL.to_vec());
+/// Sections of an acceptance: `all`, or names separated by commas.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sections(pub Vec<Section>);
+
+impl std::str::FromStr for Sections {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        if text.trim() == "all" {
+            return Ok(Sections(Section::ALL.to_vec()));
+        }
+        let find = |name: &str| {
+            Section::ALL.into_iter().find(|section| section.name() == name).ok_or_else(|| {
+                let names = Section::ALL.map(Section::name).join(",");
+                format!("\"all\" or some of {names}; there is no `{name}`")
+            })
+        };
+        text.split(',').map(|name| find(name.trim())).collect::<std::result::Result<_, _>>().map(Sections)
     }
-    let find = |name: &str| Section::ALL.into_iter().find(|section| section.name() == name).ok_or(name.to_string());
-    text.split(',').map(|name| find(name.trim())).collect()
 }
 
 #[cfg(test)]

@@ -218,6 +218,28 @@ choice! {
     }
 }
 
+/// Endings of container formats whose bytes are neither text nor bare tokens.
+pub const CONTAINERS: [&str; 18] = [
+    "7z",
+    "arrow",
+    "bz2",
+    "gz",
+    "h5",
+    "hdf5",
+    "lz4",
+    "npy",
+    "npz",
+    "parquet",
+    "pt",
+    "rar",
+    "safetensors",
+    "tar",
+    "tgz",
+    "xz",
+    "zip",
+    "zst",
+];
+
 impl DataFormat {
     /// The format that `auto` means for a path or glob: `*.bin` and `*.u16` are `raw_u16`, `*.u32` is `raw_u32`,
     /// all else is text.

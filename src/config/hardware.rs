@@ -3,10 +3,13 @@
 //! The table is made by the same macro as the decks', so that it reads, checks and prints alike. The files of common devices are
 //! part of the program. Must not know: what the figures are used for.
 
+use super::rate::MeasuredRate;
 use super::resolve::Resolver;
 use super::*;
 use crate::error::all_faults;
 use crate::work::Kernel;
+
+pub use super::rate::Rate;
 
 /// A file of the figures of a device, its node and its network.
 pub type Hardware = Deck;
@@ -21,8 +24,6 @@ const BUILT_IN: [(&str, &str); 6] = [
     ("l40s", include_str!("../../inputs/hardware/l40s.toml")),
 ];
 
-/// A measured kernel, or nothing.
-const RATE: Kind = Kind::Text { may_be_empty: true };
 /// A rate: anything above nothing.
 const fn rate() -> Kind {
     float(1e-6, 1e9)
@@ -79,92 +80,48 @@ deck! {
 
     /// Measured kernels: `"1.5 us, 210 GFLOP/s, 55 GB/s"` is the time of a call that does nothing, and what FLOPs and bytes add to it; parts can be missing. Empty = from the figures above.
     kernels: KernelsSection {
-        linear_forward_f32: String = (default ""), RATE, "`out = inp * weight^T`, f32.";
-        linear_forward_bf16: String = (default ""), RATE, "`out = inp * weight^T`, bf16.";
-        linear_backward_input_f32: String = (default ""), RATE, "`dinp = dout * weight`, f32.";
-        linear_backward_input_bf16: String = (default ""), RATE, "`dinp = dout * weight`, bf16.";
-        linear_backward_weight_f32: String = (default ""), RATE, "`dweight = dout^T * inp`, f32.";
-        linear_backward_weight_bf16: String = (default ""), RATE, "`dweight = dout^T * inp`, bf16.";
-        attention_forward_f32: String = (default ""), RATE, "Causal attention, f32.";
-        attention_forward_bf16: String = (default ""), RATE, "Causal attention, bf16.";
-        attention_backward_f32: String = (default ""), RATE, "Its gradient, f32.";
-        attention_backward_bf16: String = (default ""), RATE, "Its gradient, bf16.";
-        norm_forward_f32: String = (default ""), RATE, "LayerNorm or RMSNorm, f32.";
-        norm_forward_bf16: String = (default ""), RATE, "LayerNorm or RMSNorm, bf16.";
-        norm_backward_f32: String = (default ""), RATE, "Their gradients, f32.";
-        norm_backward_bf16: String = (default ""), RATE, "Their gradients, bf16.";
-        activation_forward_f32: String = (default ""), RATE, "GELU or SwiGLU, f32.";
-        activation_forward_bf16: String = (default ""), RATE, "GELU or SwiGLU, bf16.";
-        activation_backward_f32: String = (default ""), RATE, "Their gradients, f32.";
-        activation_backward_bf16: String = (default ""), RATE, "Their gradients, bf16.";
-        cross_entropy_f32: String = (default ""), RATE, "Cross-entropy with its gradient, f32.";
-        cross_entropy_bf16: String = (default ""), RATE, "Cross-entropy with its gradient, bf16.";
-        rope_f32: String = (default ""), RATE, "Rotary positions, f32.";
-        rope_bf16: String = (default ""), RATE, "Rotary positions, bf16.";
-        embedding_forward_f32: String = (default ""), RATE, "Looking rows up, f32.";
-        embedding_forward_bf16: String = (default ""), RATE, "Looking rows up, bf16.";
-        embedding_backward_f32: String = (default ""), RATE, "Adding rows up, f32.";
-        embedding_backward_bf16: String = (default ""), RATE, "Adding rows up, bf16.";
-        stream_f32: String = (default ""), RATE, "Adding, copying, casting, f32.";
-        stream_bf16: String = (default ""), RATE, "Adding, copying, casting, bf16.";
-        sum_of_squares_f32: String = (default ""), RATE, "The exact sum of the gradient norm, f32.";
-        sum_of_squares_bf16: String = (default ""), RATE, "The exact sum of the gradient norm, bf16.";
-        adamw_f32: String = (default ""), RATE, "The update of a slice by AdamW, f32.";
-        adamw_bf16: String = (default ""), RATE, "The update of a slice by AdamW, bf16.";
-        lion_f32: String = (default ""), RATE, "The update of a slice by Lion, f32.";
-        lion_bf16: String = (default ""), RATE, "The update of a slice by Lion, bf16.";
-        sgd_f32: String = (default ""), RATE, "The update of a slice by SGD, f32.";
-        sgd_bf16: String = (default ""), RATE, "The update of a slice by SGD, bf16.";
+        linear_forward_f32: Written<MeasuredRate> = (default ""), Kind::Rate, "`out = inp * weight^T`, f32.";
+        linear_forward_bf16: Written<MeasuredRate> = (default ""), Kind::Rate, "`out = inp * weight^T`, bf16.";
+        linear_backward_input_f32: Written<MeasuredRate> = (default ""), Kind::Rate, "`dinp = dout * weight`, f32.";
+        linear_backward_input_bf16: Written<MeasuredRate> = (default ""), Kind::Rate, "`dinp = dout * weight`, bf16.";
+        linear_backward_weight_f32: Written<MeasuredRate> = (default ""), Kind::Rate, "`dweight = dout^T * inp`, f32.";
+        linear_backward_weight_bf16: Written<MeasuredRate> = (default ""), Kind::Rate, "`dweight = dout^T * inp`, bf16.";
+        attention_forward_f32: Written<MeasuredRate> = (default ""), Kind::Rate, "Causal attention, f32.";
+        attention_forward_bf16: Written<MeasuredRate> = (default ""), Kind::Rate, "Causal attention, bf16.";
+        attention_backward_f32: Written<MeasuredRate> = (default ""), Kind::Rate, "Its gradient, f32.";
+        attention_backward_bf16: Written<MeasuredRate> = (default ""), Kind::Rate, "Its gradient, bf16.";
+        norm_forward_f32: Written<MeasuredRate> = (default ""), Kind::Rate, "LayerNorm or RMSNorm, f32.";
+        norm_forward_bf16: Written<MeasuredRate> = (default ""), Kind::Rate, "LayerNorm or RMSNorm, bf16.";
+        norm_backward_f32: Written<MeasuredRate> = (default ""), Kind::Rate, "Their gradients, f32.";
+        norm_backward_bf16: Written<MeasuredRate> = (default ""), Kind::Rate, "Their gradients, bf16.";
+        activation_forward_f32: Written<MeasuredRate> = (default ""), Kind::Rate, "GELU or SwiGLU, f32.";
+        activation_forward_bf16: Written<MeasuredRate> = (default ""), Kind::Rate, "GELU or SwiGLU, bf16.";
+        activation_backward_f32: Written<MeasuredRate> = (default ""), Kind::Rate, "Their gradients, f32.";
+        activation_backward_bf16: Written<MeasuredRate> = (default ""), Kind::Rate, "Their gradients, bf16.";
+        cross_entropy_f32: Written<MeasuredRate> = (default ""), Kind::Rate, "Cross-entropy with its gradient, f32.";
+        cross_entropy_bf16: Written<MeasuredRate> = (default ""), Kind::Rate, "Cross-entropy with its gradient, bf16.";
+        rope_f32: Written<MeasuredRate> = (default ""), Kind::Rate, "Rotary positions, f32.";
+        rope_bf16: Written<MeasuredRate> = (default ""), Kind::Rate, "Rotary positions, bf16.";
+        embedding_forward_f32: Written<MeasuredRate> = (default ""), Kind::Rate, "Looking rows up, f32.";
+        embedding_forward_bf16: Written<MeasuredRate> = (default ""), Kind::Rate, "Looking rows up, bf16.";
+        embedding_backward_f32: Written<MeasuredRate> = (default ""), Kind::Rate, "Adding rows up, f32.";
+        embedding_backward_bf16: Written<MeasuredRate> = (default ""), Kind::Rate, "Adding rows up, bf16.";
+        stream_f32: Written<MeasuredRate> = (default ""), Kind::Rate, "Adding, copying, casting, f32.";
+        stream_bf16: Written<MeasuredRate> = (default ""), Kind::Rate, "Adding, copying, casting, bf16.";
+        sum_of_squares_f32: Written<MeasuredRate> = (default ""), Kind::Rate, "The exact sum of the gradient norm, f32.";
+        sum_of_squares_bf16: Written<MeasuredRate> = (default ""), Kind::Rate, "The exact sum of the gradient norm, bf16.";
+        adamw_f32: Written<MeasuredRate> = (default ""), Kind::Rate, "The update of a slice by AdamW, f32.";
+        adamw_bf16: Written<MeasuredRate> = (default ""), Kind::Rate, "The update of a slice by AdamW, bf16.";
+        lion_f32: Written<MeasuredRate> = (default ""), Kind::Rate, "The update of a slice by Lion, f32.";
+        lion_bf16: Written<MeasuredRate> = (default ""), Kind::Rate, "The update of a slice by Lion, bf16.";
+        sgd_f32: Written<MeasuredRate> = (default ""), Kind::Rate, "The update of a slice by SGD, f32.";
+        sgd_bf16: Written<MeasuredRate> = (default ""), Kind::Rate, "The update of a slice by SGD, bf16.";
     }
 }
 
 /// Whether a dotted key is of a section of hardware files, for words on the command line.
 pub fn is_key(name: &str) -> bool {
     name.split_once('.').is_some_and(|(section, _)| SECTIONS.iter().any(|(known, _)| *known == section))
-}
-
-/// What a call of a kernel takes: `launch_s + flops * s_per_flop + bytes * s_per_byte`.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Rate {
-    /// Of a call that does nothing.
-    pub launch_s: f64,
-    /// Of each FLOP.
-    pub s_per_flop: f64,
-    /// Of each byte.
-    pub s_per_byte: f64,
-}
-
-impl std::str::FromStr for Rate {
-    type Err = ();
-
-    fn from_str(text: &str) -> std::result::Result<Self, ()> {
-        let mut rate = Rate::default();
-        for part in text.split(',') {
-            let (number, unit) = part.trim().split_once(' ').ok_or(())?;
-            let number: f64 = number.parse().map_err(|_| ())?;
-            let good = number.is_finite() && number >= 0.0 && (number > 0.0 || unit == "us");
-            match unit.trim() {
-                _ if !good => return Err(()),
-                "us" => rate.launch_s = number / 1e6,
-                "GFLOP/s" => rate.s_per_flop = 1e-9 / number,
-                "GB/s" => rate.s_per_byte = 1e-9 / number,
-                _ => return Err(()),
-            }
-        }
-        Ok(rate)
-    }
-}
-
-impl std::fmt::Display for Rate {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:.3} us", self.launch_s * 1e6)?;
-        for (cost, unit) in [(self.s_per_flop, "GFLOP/s"), (self.s_per_byte, "GB/s")] {
-            if cost > 0.0 {
-                write!(f, ", {:.4} {unit}", 1e-9 / cost)?;
-            }
-        }
-        Ok(())
-    }
 }
 
 impl Deck {
@@ -193,19 +150,7 @@ impl Deck {
     /// # Errors
     /// As [`Deck::named`].
     pub fn parse(text: &str, overrides: &[(String, String)], origin: &str) -> Result<Hardware> {
-        let parsed = || -> Result<Hardware> {
-            let mut resolver = Resolver::read(&TABLE, text, overrides, origin)?;
-            for key in KEYS.iter().filter(|key| key.section() == "kernels") {
-                if resolver.choice::<String>(key.name).is_some_and(|t| !t.is_empty() && t.parse::<Rate>().is_err()) {
-                    resolver.refuse(
-                        key.name,
-                        "parts out of us, GFLOP/s and GB/s, such as \"1.5 us, 210 GFLOP/s, 55 GB/s\"".into(),
-                    );
-                }
-            }
-            resolver.finish()
-        };
-        parsed().map_err(|error| match error {
+        Resolver::read(&TABLE, text, overrides, origin).and_then(Resolver::finish).map_err(|error| match error {
             Error::Deck(faults) => Error::Input(all_faults(origin, &faults)),
             other => other,
         })
@@ -213,16 +158,15 @@ impl Deck {
 
     /// What was measured of a kernel.
     pub fn measured(&self, kernel: Kernel, dtype: DType) -> Option<Rate> {
-        let kernels = toml::Value::try_from(&self.kernels).expect("a section is a table");
-        let key = format!("{}_{}", kernel.name(), dtype.name());
-        let text = kernels.get(&key).and_then(|v| v.as_str()).unwrap_or_else(|| panic!("no kernel {key}"));
-        text.parse().ok()
+        let kernels = toml::Table::try_from(&self.kernels).expect("a section is a table");
+        let rate = kernels[&rate_key(kernel, dtype)].clone().try_into::<Written<MeasuredRate>>();
+        rate.expect("a section prints what it reads").0
     }
 
     /// Notes what was measured of a kernel.
     pub fn set_measured(&mut self, kernel: Kernel, dtype: DType, rate: Rate) {
         let mut kernels = toml::Table::try_from(&self.kernels).expect("a section is a table");
-        kernels.insert(format!("{}_{}", kernel.name(), dtype.name()), toml::Value::String(rate.to_string()));
+        kernels.insert(rate_key(kernel, dtype), toml::Value::String(rate.to_string()));
         self.kernels = kernels.try_into().expect("every kernel has a key");
     }
 
@@ -230,6 +174,11 @@ impl Deck {
     pub fn to_commented_toml(&self) -> String {
         render::toml(&TABLE, self, true)
     }
+}
+
+/// The key of a kernel in `[kernels]`.
+fn rate_key(kernel: Kernel, dtype: DType) -> String {
+    format!("{}_{}", kernel.name(), dtype.name())
 }
 
 #[cfg(test)]
@@ -286,16 +235,5 @@ mod tests {
         }
         let said = Deck::named("h1000", &[]).unwrap_err().to_string();
         assert!(said.contains("neither a file nor one of a100-40gb, a100-80gb, h100"), "{said}");
-    }
-
-    #[test]
-    fn a_rate_reads_back_as_it_prints() {
-        let rate = Rate { launch_s: 1.5e-6, s_per_flop: 1e-9 / 210.0, s_per_byte: 0.0 };
-        assert_eq!(rate.to_string(), "1.500 us, 210.0000 GFLOP/s");
-        let back: Rate = rate.to_string().parse().unwrap();
-        assert!((back.s_per_flop / rate.s_per_flop - 1.0).abs() < 1e-6 && back.s_per_byte == 0.0);
-        for wrong in ["", "fast", "0 GB/s", "-1 us", "1 parsec", "nan us"] {
-            assert!(wrong.parse::<Rate>().is_err(), "{wrong}");
-        }
     }
 }

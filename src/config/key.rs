@@ -4,9 +4,8 @@
 
 use super::choices::{ActivationCheckpointing, Tokenizer};
 use super::limit::Limit;
-use crate::telemetry::signals::numbers_of;
-use crate::telemetry::time_limit::parse_seconds;
-use crate::telemetry::trace::steps_of;
+use super::rate::MeasuredRate;
+use super::values::{DeviceList, SignalSet, StepSet, TimeLimit, is_a};
 use toml::Value;
 use toml::de::DeValue;
 
@@ -65,6 +64,8 @@ pub enum Kind {
     Duration,
     /// What a measurement is held against.
     Limit,
+    /// What a kernel takes, if it was measured.
+    Rate,
     /// Names of signals.
     Signals,
     /// CUDA ordinals.
@@ -131,6 +132,7 @@ impl Kind {
             | Kind::Steps
             | Kind::Duration
             | Kind::Limit
+            | Kind::Rate
             | Kind::Signals
             | Kind::Devices => true,
             Kind::Flag | Kind::Integer { .. } | Kind::Float { .. } | Kind::Paths { .. } => false,
@@ -158,6 +160,9 @@ impl Kind {
             Kind::Limit => "a reference and how far below or above it is good, such as \"40 -10%\", \"2.5 +20%\", \"-10%\" (of the \
                             baseline) or empty"
                 .into(),
+            Kind::Rate => {
+                "parts out of us, GFLOP/s and GB/s, such as \"1.5 us, 210 GFLOP/s, 55 GB/s\"; empty = not measured".into()
+            }
             Kind::Signals => {
                 "signals out of TERM, USR1, INT, HUP, QUIT, XCPU, URG, separated by commas; empty for none".into()
             }
@@ -180,14 +185,15 @@ impl Kind {
         match (*self, value) {
             (Kind::Text { may_be_empty }, Value::String(s)) => may_be_empty || !s.is_empty(),
             (Kind::Choice(words), Value::String(s)) => words.contains(&s.as_str()),
-            (Kind::Checkpointing, Value::String(s)) => s.parse::<ActivationCheckpointing>().is_ok(),
-            (Kind::Tokenizer, Value::String(s)) => s.parse::<Tokenizer>().is_ok(),
+            (Kind::Checkpointing, Value::String(s)) => is_a::<ActivationCheckpointing>(s),
+            (Kind::Tokenizer, Value::String(s)) => is_a::<Tokenizer>(s),
             (Kind::LogFilter, Value::String(s)) => is_log_filter(s),
-            (Kind::Steps, Value::String(s)) => steps_of(s).is_ok(),
-            (Kind::Duration, Value::String(s)) => parse_seconds(s).is_some(),
-            (Kind::Limit, Value::String(s)) => s.parse::<Limit>().is_ok(),
-            (Kind::Signals, Value::String(s)) => numbers_of(s).is_ok(),
-            (Kind::Devices, Value::String(s)) => s.is_empty() || s.split(',').all(|n| n.trim().parse::<u16>().is_ok()),
+            (Kind::Steps, Value::String(s)) => is_a::<StepSet>(s),
+            (Kind::Duration, Value::String(s)) => is_a::<TimeLimit>(s),
+            (Kind::Limit, Value::String(s)) => is_a::<Limit>(s),
+            (Kind::Rate, Value::String(s)) => is_a::<MeasuredRate>(s),
+            (Kind::Signals, Value::String(s)) => is_a::<SignalSet>(s),
+            (Kind::Devices, Value::String(s)) => is_a::<DeviceList>(s),
             (Kind::Flag, Value::Boolean(_)) => true,
             (Kind::Integer { min, max }, Value::Integer(i)) => (min..=max).contains(i),
             (Kind::Float { min, max, below_max }, Value::Float(f)) => {
@@ -259,6 +265,7 @@ impl Kind {
             | Kind::Steps
             | Kind::Duration
             | Kind::Limit
+            | Kind::Rate
             | Kind::Signals
             | Kind::Devices => Value::String(String::new()),
             Kind::Choice(words) => Value::String(words[0].into()),

@@ -8,20 +8,23 @@
 mod choices;
 mod key;
 mod limit;
+mod rate;
 mod render;
 mod resolve;
 mod rules;
 mod suggest;
 #[cfg(test)]
 mod tests;
+pub mod values;
 
 pub use choices::{
-    ActivationCheckpointing, BackendKind, DataFormat, DeviceKind, Family, GatherRoute, Locking, OnSaveError, Preset,
-    PresetSizes, ReduceWhen, Tokenizer,
+    ActivationCheckpointing, BackendKind, CONTAINERS, DataFormat, DeviceKind, Family, GatherRoute, Locking,
+    OnSaveError, Preset, PresetSizes, ReduceWhen, Tokenizer,
 };
 pub use key::{Key, Kind, Origin, Table};
 pub use limit::Limit;
 pub use render::markdown_table;
+pub use values::Written;
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -30,6 +33,7 @@ use crate::optimizers::{Hyper, OptimizerKind};
 use serde::{Deserialize, Serialize};
 use std::io::Read;
 use std::path::Path;
+use values::{DeviceList, SignalSet, StepSet, TimeLimit};
 
 /// Gradient exchanges smaller than this would spend their time on latency.
 const MIN_REDUCE_BUCKET_BYTES: i64 = 4096;
@@ -173,7 +177,7 @@ deck! {
             "Run directory: logs, summary and checkpoints.";
         backend: BackendKind = (default "auto"), Kind::Choice(BackendKind::NAMES),
             "What computes; `auto` takes GPUs where every rank has one, and CPUs where none has.";
-        devices: String = (default ""), Kind::Devices,
+        devices: Written<DeviceList> = (default ""), Kind::Devices,
             "CUDA ordinal of each rank of a node, such as \"0,1\"; empty = each rank takes one that no other has.";
         tf32: bool = (default "false"), Kind::Flag,
             "Products of f32 matrices may round their operands to TF32 (10 bits) on a GPU: faster, other bits.";
@@ -189,9 +193,9 @@ deck! {
             "Memory one rank's arena may take; a plan that needs more is refused before start. 0 = no budget.";
         locking: Locking = (default "best_effort"), Kind::Choice(Locking::NAMES),
             "Lock the run directory against a second job: never, where the file system can, or always.";
-        time_limit: String = (default ""), Kind::Duration,
+        time_limit: Written<TimeLimit> = (default ""), Kind::Duration,
             "Time from the start of the process after which it must be over; it saves and stops with code 75 before. Slurm's own limit counts too.";
-        stop_signals: String = (default "TERM,USR1"), Kind::Signals,
+        stop_signals: Written<SignalSet> = (default "TERM,USR1"), Kind::Signals,
             "Signals that ask for a checkpoint at the next step boundary and a stop with code 75; one rank is enough.";
         job_comment: bool = (default "false"), Kind::Flag,
             "Put step, pace and projected end into the Slurm job's comment (`squeue -o '%i %k'`), once a minute at most.";
@@ -362,20 +366,12 @@ deck! {
             "Print a line every so many steps; 0 = never.";
         level: String = (default "info"), Kind::LogFilter,
             "A level, or an env_logger filter by module.";
-        trace: String = (default ""), Kind::Steps,
+        trace: Written<StepSet> = (default ""), Kind::Steps,
             "Steps whose every span goes to trace.json: A, A..B (B not included) or A..=B; empty = none.";
     }
 }
 
 impl Deck {
-    /// Resolves a deck's text; `origin` names it in syntax errors, e.g. `inputs/tiny.toml`.
-    ///
-    /// # Errors
-    /// [`Error::Input`] with line and column when the text is not TOML, [`Error::Deck`] with every fault otherwise.
-    pub fn parse(text: &str, overrides: &[(String, String)], origin: &str) -> Result<Deck> {
-        rules::resolve(text, overrides, origin)
-    }
-
     /// The keys of a section and their values, as overrides that set them.
     pub fn overrides_of(&self, section: &str) -> Vec<(String, String)> {
         let keys = render::section(&TABLE, self, section);

@@ -6,7 +6,6 @@
 use super::key::render;
 use super::{Key, Origin, Table, suggest};
 use crate::error::{Error, Fault, Result};
-use crate::telemetry::human;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use toml::Spanned;
@@ -17,7 +16,7 @@ use toml::de::{DeTable, DeValue};
 const MAX_SHOWN_CHARS: usize = 60;
 
 /// A value somebody wrote: the text, and what it means by the key's type (`None` = not of that type).
-struct Written {
+struct Assignment {
     text: String,
     value: Option<Value>,
 }
@@ -67,7 +66,7 @@ fn read_document(
     table: &'static Table,
     text: &str,
     document: &DeTable<'_>,
-    written: &mut BTreeMap<&'static str, Written>,
+    written: &mut BTreeMap<&'static str, Assignment>,
     faults: &mut Vec<Fault>,
 ) {
     let mut found: Vec<(usize, Fault)> = Vec::new();
@@ -82,7 +81,7 @@ fn read_document(
                     match table.keys.iter().find(|k| k.name == dotted) {
                         Some(key) => {
                             let value = key.kind.read_toml(value.get_ref());
-                            written.insert(key.name, Written { text: shown, value });
+                            written.insert(key.name, Assignment { text: shown, value });
                         }
                         None => found.push((
                             field.span().start,
@@ -92,7 +91,8 @@ fn read_document(
                 }
             }
             DeValue::Table(fields) => {
-                let value = human::counted(fields.len(), "key");
+                let n = fields.len();
+                let value = if n == 1 { "1 key".into() } else { format!("{n} keys") };
                 let wants = suggest::for_section(table, name);
                 found.push((at, Fault { key: format!("[{}]", show(name)), value, wants }));
             }
@@ -119,7 +119,7 @@ fn show_value(text: &str, value: &Spanned<DeValue<'_>>) -> String {
 fn read_overrides(
     table: &'static Table,
     overrides: &[(String, String)],
-    written: &mut BTreeMap<&'static str, Written>,
+    written: &mut BTreeMap<&'static str, Assignment>,
     faults: &mut Vec<Fault>,
 ) {
     for (name, text) in overrides {
@@ -127,7 +127,7 @@ fn read_overrides(
             Some(key) => {
                 let value = key.kind.read_override(text);
                 let text = if text.trim().is_empty() { "empty".into() } else { show(text) };
-                written.insert(key.name, Written { text, value });
+                written.insert(key.name, Assignment { text, value });
             }
             None => {
                 let wants = suggest::for_key(table, name.trim());
@@ -168,7 +168,7 @@ impl Resolver {
         Ok(resolver)
     }
 
-    fn check_key(&mut self, key: &'static Key, written: Option<Written>) {
+    fn check_key(&mut self, key: &'static Key, written: Option<Assignment>) {
         let slot = match (written, key.origin) {
             (Some(written), _) => match key.complaint(written.value.as_ref()) {
                 Some(wants) => {

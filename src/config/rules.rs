@@ -2,10 +2,9 @@
 //!
 //! Must not know: how a deck is read (`resolve.rs`), nor the ranges of single keys (`mod.rs`).
 
-use super::choices::{BackendKind, DataFormat, Family, Preset, PresetSizes, ReduceWhen, Tokenizer};
+use super::choices::{BackendKind, CONTAINERS, DataFormat, Family, Preset, PresetSizes, ReduceWhen, Tokenizer};
 use super::resolve::{Resolver, show};
 use super::{Deck, TABLE};
-use crate::data::CONTAINERS;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::optimizers::OptimizerKind;
@@ -17,13 +16,20 @@ const MAX_NUMEL: u128 = 1 << 44;
 /// What both families add in their norms unless a Llama's deck says otherwise.
 const NORM_EPS: f64 = 1e-5;
 
-pub(super) fn resolve(text: &str, overrides: &[(String, String)], origin: &str) -> Result<Deck> {
-    let mut resolver = Resolver::read(&TABLE, text, overrides, origin)?;
-    resolver.check_paths();
-    resolver.derive_model_and_data();
-    resolver.derive_training();
-    resolver.check_consistency();
-    resolver.finish()
+impl Deck {
+    /// Resolves a deck's text; `origin` names it in syntax errors, e.g. `inputs/tiny.toml`.
+    ///
+    /// # Errors
+    /// [`Error::Input`](crate::error::Error::Input) with line and column when the text is not TOML,
+    /// [`Error::Deck`](crate::error::Error::Deck) with every fault otherwise.
+    pub fn parse(text: &str, overrides: &[(String, String)], origin: &str) -> Result<Deck> {
+        let mut resolver = Resolver::read(&TABLE, text, overrides, origin)?;
+        resolver.check_paths();
+        resolver.derive_model_and_data();
+        resolver.derive_training();
+        resolver.check_consistency();
+        resolver.finish()
+    }
 }
 
 /// Keys that hold one path, or a list of them.

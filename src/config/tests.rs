@@ -546,6 +546,7 @@ fn valid_text(key: &'static Key) -> BoxedStrategy<String> {
         Kind::Limit => {
             proptest::sample::select(&["", "40 -10%", "2.5 +20%", "-5%"][..]).prop_map(str::to_owned).boxed()
         }
+        Kind::Rate => proptest::sample::select(&["", "1.5 us", "2 us, 9 GB/s"][..]).prop_map(quoted).boxed(),
         Kind::Signals => proptest::sample::select(&["", "TERM", "SIGUSR1,INT"][..]).prop_map(str::to_owned).boxed(),
         Kind::LogFilter => proptest::sample::select(&["off", "WARN", "zero3=debug", "info,a::b=off/x"][..])
             .prop_map(str::to_owned)

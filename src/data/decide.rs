@@ -9,31 +9,10 @@ use std::path::{Path, PathBuf};
 use super::files::report;
 use super::format::{LLMC_HEADER_BYTES, TokenFormat};
 use super::llmc;
+use crate::config::CONTAINERS;
 use crate::error::{Error, Result};
 use crate::files;
 use crate::foreign::{kind_of, start_of};
-
-/// Endings of container formats whose bytes are neither text nor bare tokens.
-pub const CONTAINERS: [&str; 18] = [
-    "7z",
-    "arrow",
-    "bz2",
-    "gz",
-    "h5",
-    "hdf5",
-    "lz4",
-    "npy",
-    "npz",
-    "parquet",
-    "pt",
-    "rar",
-    "safetensors",
-    "tar",
-    "tgz",
-    "xz",
-    "zip",
-    "zst",
-];
 
 /// Why a file is not text, by the end of its name; none where the end says nothing against it.
 pub fn not_text_by_name(path: &Path) -> Option<String> {

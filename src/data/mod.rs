@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-pub use decide::{CONTAINERS, not_text_by_name, not_text_by_start};
+pub use decide::{not_text_by_name, not_text_by_start};
 pub use file_info::TokenFilesInfo;
 pub use files::ResolvedFiles;
 pub use format::TokenFormat;

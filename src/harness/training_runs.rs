@@ -106,6 +106,7 @@ pub fn train_on<B: Backend>(
         start,
         versions: cluster.versions.clone(),
         relaunch: "zero3 train".into(),
+        launcher: String::new(),
         is_terminal: false,
         poison: cluster.poison,
         host: cluster.hosts[cluster.rank()].clone(),

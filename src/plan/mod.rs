@@ -8,6 +8,7 @@ pub mod forecast;
 pub mod generation;
 pub mod knobs;
 pub mod memory;
+pub mod order;
 pub mod ordered_exchange;
 pub mod packing;
 pub mod partition;
@@ -35,6 +36,7 @@ use schedule::Gradients;
 
 pub use generation::Generation;
 pub use knobs::Knobs;
+pub use order::MicroBatches;
 pub use placement::State;
 pub use program::Program;
 

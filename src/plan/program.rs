@@ -5,7 +5,7 @@
 use super::knobs::Knobs;
 use super::memory::{Peaks, Slot, SlotId};
 use super::partition::Partition;
-use super::schedule::{self, GatherId, Gradients, Instr, Pass, ReduceId, Schedule};
+use super::schedule::{self, GatherId, Gradients, Instr, Pass, ReduceId, Schedule, Visit};
 use crate::dtype::DType;
 use crate::params::{ModelSpec, SHARED_GRAD, TensorSpec, UnitId, UnitRole};
 use crate::telemetry::ledger::MemKind;
@@ -56,6 +56,25 @@ pub struct Program {
     pub peaks: Peaks,
 }
 
+impl Program {
+    /// An instruction in words, and the unit it is about.
+    pub fn describe(&self, instr: Instr) -> (&'static str, UnitId) {
+        let Schedule { gathers, reduces, .. } = &self.schedule;
+        match instr {
+            Instr::Gather(g) => ("gather", gathers[g].unit),
+            Instr::Wait(g) => ("wait", gathers[g].unit),
+            Instr::Compute(Visit { unit, pass: Pass::Forward, .. }) => ("forward", unit),
+            Instr::Compute(Visit { unit, pass: Pass::Loss, .. }) => ("loss", unit),
+            Instr::Compute(Visit { unit, pass: Pass::Backward, .. }) => ("backward", unit),
+            Instr::Release(g) => ("release", gathers[g].unit),
+            Instr::Accumulate(r) => ("hold gradients", reduces[r].unit),
+            Instr::Round(r) => ("round gradients", reduces[r].unit),
+            Instr::Reduce(r) => ("reduce", reduces[r].unit),
+            Instr::ReduceWait(r) => ("wait for the reduction", reduces[r].unit),
+        }
+    }
+}
+
 /// Collects slots and how long each lives while walking a schedule.
 pub(super) struct Lifetimes<'a> {
     spec: &'a ModelSpec,
@@ -76,7 +95,7 @@ impl<'a> Lifetimes<'a> {
         gradients: Gradients,
     ) -> Self {
         let key = |instr: Instr| match instr {
-            Instr::Compute { unit, pass, .. } => Instr::Compute { unit, pass, gather: None },
+            Instr::Compute(Visit { unit, pass, .. }) => Instr::Compute(Visit { unit, pass, gather: None }),
             other => other,
         };
         let places = schedule.instrs.iter().enumerate().map(|(at, &instr)| (key(instr), at)).collect();
@@ -88,7 +107,7 @@ impl<'a> Lifetimes<'a> {
     }
 
     fn visit(&self, unit: UnitId, pass: Pass) -> usize {
-        self.find(Instr::Compute { unit, pass, gather: None })
+        self.find(Instr::Compute(Visit { unit, pass, gather: None }))
     }
 
     fn trains(&self) -> bool {

@@ -29,6 +29,17 @@ pub enum Pass {
     Backward,
 }
 
+/// One visit of a unit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Visit {
+    /// Which unit.
+    pub unit: UnitId,
+    /// For what.
+    pub pass: Pass,
+    /// The gather that brings its cut parameters; none where it has none or needs none.
+    pub gather: Option<GatherId>,
+}
+
 /// One instruction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Instr {
@@ -36,15 +47,8 @@ pub enum Instr {
     Gather(GatherId),
     /// Wait until it has landed.
     Wait(GatherId),
-    /// Compute a unit, its cut parameters gathered by the given gather (none: it has or needs none).
-    Compute {
-        /// Which unit.
-        unit: UnitId,
-        /// For what.
-        pass: Pass,
-        /// Its parameters.
-        gather: Option<GatherId>,
-    },
+    /// Compute one visit of a unit.
+    Compute(Visit),
     /// Drop the gathered parameters.
     Release(GatherId),
     /// Add complete gradients to those held from earlier micro-steps.
@@ -238,7 +242,7 @@ fn build(
             order.instrs.push(Instr::Wait(g));
             order.waited = g + 1;
         }
-        order.instrs.push(Instr::Compute { unit, pass, gather });
+        order.instrs.push(Instr::Compute(Visit { unit, pass, gather }));
         if let Some(g) = gather.filter(|&g| last_use(g) == i) {
             order.instrs.push(Instr::Release(g));
             order.live_bytes -= gathered_bytes(&gathers[g], partitions, knobs.param_dtype);

@@ -1,9 +1,10 @@
 //! The plan as people and programs read it: `zero3 plan`.
 
+use super::order::MicroBatches;
 use super::partition::Partition;
 use super::placement::bytes_per_param;
-use super::schedule::{Instr, Pass, Schedule};
-use super::volume::{Bound, Saving, Volume, contributors, micro_steps};
+use super::schedule::{Instr, Pass, Schedule, Visit};
+use super::volume::{Bound, Saving, Volume};
 use super::{Peaks, Plan};
 use crate::params::ModelSpec;
 use crate::telemetry::human;
@@ -121,7 +122,8 @@ impl Paper {
     pub fn new(spec: &ModelSpec, plan: &Plan, shape: Shape) -> Self {
         let n = plan.world_size;
         let psi_hat: usize = plan.partitions.iter().map(Partition::padded_numel).sum();
-        let a = micro_steps(shape.n_micro, n);
+        let order = MicroBatches::new(shape.n_micro, n);
+        let a = order.micro_steps();
         let peaks = plan.training_peaks();
         let mut step_volume: Vec<VolumeRow> = Vec::new();
         let borders = plan.volume_borders(shape.n_micro);
@@ -146,7 +148,7 @@ impl Paper {
             n_params_padded: psi_hat,
             n_micro: shape.n_micro,
             micro_steps: a,
-            ranks_in_last_micro_step: contributors(shape.n_micro, n, a - 1),
+            ranks_in_last_micro_step: order.contributors(a - 1),
             params: spec
                 .params
                 .iter()
@@ -227,8 +229,10 @@ fn instructions(spec: &ModelSpec, schedule: &Schedule) -> Vec<String> {
                 format!("gather   {} for {}", unit(schedule.gathers[g].unit), pass(schedule.gathers[g].pass))
             }
             Instr::Wait(g) => format!("wait     {}", unit(schedule.gathers[g].unit)),
-            Instr::Compute { unit: u, pass: Pass::Loss, .. } => format!("compute  {} loss and backward", unit(u)),
-            Instr::Compute { unit: u, pass: p, .. } => format!("compute  {} {}", unit(u), pass(p)),
+            Instr::Compute(Visit { unit: u, pass: Pass::Loss, .. }) => {
+                format!("compute  {} loss and backward", unit(u))
+            }
+            Instr::Compute(Visit { unit: u, pass: p, .. }) => format!("compute  {} {}", unit(u), pass(p)),
             Instr::Release(g) => format!("release  {}", unit(schedule.gathers[g].unit)),
             Instr::Accumulate(r) => format!("hold     gradients of {}", unit(schedule.reduces[r].unit)),
             Instr::Round(r) => format!("round    gradients of {}", unit(schedule.reduces[r].unit)),

@@ -2,7 +2,7 @@
 
 use super::knobs::Knobs;
 use super::memory::Slot;
-use super::schedule::{Instr, Pass, Schedule};
+use super::schedule::{Instr, Pass, Schedule, Visit};
 use super::*;
 use crate::params::{Init, ParamSpec, TensorSpec, UnitRole, UnitSpec};
 use proptest::prelude::*;
@@ -109,7 +109,7 @@ fn walk(spec: &ModelSpec, partitions: &[Partition], s: &Schedule) -> u64 {
                 at[g] = At::Live;
                 s.gathers[g].params.iter().for_each(|p| assert!(lent.remove(p)));
             }
-            Instr::Compute { unit, pass, gather } => {
+            Instr::Compute(Visit { unit, pass, gather }) => {
                 if let Some(g) = gather {
                     assert_eq!(
                         (at[g], s.gathers[g].unit, s.gathers[g].pass),
@@ -178,7 +178,7 @@ proptest! {
         };
         let (all, cut) = (slices(&|_| true) * peers, slices(&|p| plan.placements[p].param == Hold::Sharded) * peers);
         let saved: u64 = plan.savings(&spec).iter().map(|s| s.bytes).sum();
-        let a = volume::micro_steps(n_micro, n) as u64;
+        let a = MicroBatches::new(n_micro, n).micro_steps() as u64;
         let last = knobs.reduce == ReduceWhen::LastMicroStep;
         let refreshed = if knobs.stage == 0 { all } else { all - cut };
         let mut reduced = 0;
@@ -211,7 +211,7 @@ proptest! {
         prop_assert_eq!(paper.node.all_gather_bytes, volume.all_gather_bytes);
         prop_assert_eq!(paper.node.reduce_scatter_bytes, volume.reduce_scatter_bytes);
 
-        let a = volume::micro_steps(n_micro, n) as u64;
+        let a = MicroBatches::new(n_micro, n).micro_steps() as u64;
         let reductions = if knobs.reduce == ReduceWhen::LastMicroStep { 1 } else { a };
         // What the bound leaves out: gathers that are saved, and contributions of this rank's own and of none.
         let saved: u64 = plan.savings(&spec).iter().map(|s| a * s.bytes).sum();
@@ -330,7 +330,7 @@ fn prefetch_starts_the_next_gather_before_the_current_unit_computes() {
     let instrs = &plan.train.schedule.instrs;
     let start = instrs.iter().position(|i| *i == Instr::Gather(2)).unwrap();
     let previous =
-        instrs.iter().position(|i| matches!(i, Instr::Compute { unit: 1, pass: Pass::Forward, .. })).unwrap();
+        instrs.iter().position(|i| matches!(i, Instr::Compute(Visit { unit: 1, pass: Pass::Forward, .. }))).unwrap();
     assert!(start < previous);
     let without = Plan::new(&spec, 2, &knobs(0, true)).unwrap();
     let peak = |p: &Plan| p.train.peaks.by_kind.iter().find(|(k, _)| *k == MemKind::Prefetched).unwrap().1;

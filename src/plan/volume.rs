@@ -1,6 +1,7 @@
 //! Bytes a rank receives in one training step, from the plan alone (rule 6), and what the plan saves, by name.
 
 use super::Plan;
+use super::order::MicroBatches;
 use super::ordered_exchange;
 use super::placement::{Hold, Placement, State};
 use super::schedule::{Gather, Schedule};
@@ -22,16 +23,6 @@ impl Volume {
     pub fn total(&self) -> u64 {
         self.all_gather_bytes + self.reduce_scatter_bytes
     }
-}
-
-/// Micro-steps of a step of `n_micro` micro-batches on `world_size` ranks.
-pub fn micro_steps(n_micro: usize, world_size: usize) -> usize {
-    n_micro.div_ceil(world_size)
-}
-
-/// Ranks `0..k` have a micro-batch in micro-step `a`: `k` of them.
-pub fn contributors(n_micro: usize, world_size: usize, a: usize) -> usize {
-    n_micro.saturating_sub(a * world_size).min(world_size)
 }
 
 /// The most a rank receives in a step without persistent parameters (rule 6): everything gathered and reduced so often.
@@ -80,7 +71,7 @@ impl Plan {
     /// Bytes `rank` receives in one training step of `n_micro` micro-batches.
     pub fn step_volume(&self, rank: usize, n_micro: usize) -> Volume {
         let n = self.world_size;
-        let a = micro_steps(n_micro, n);
+        let a = MicroBatches::new(n_micro, n).micro_steps();
         // All micro-steps but the last are alike.
         let gathered = |a_i| self.gather_bytes(&self.micro_step(a_i, a).schedule);
         let before = if a > 1 { gathered(0).saturating_mul(a as u64 - 1) } else { 0 };
@@ -111,7 +102,7 @@ impl Plan {
     /// The reductions of all gradients in one step: how many ranks contribute, and to how many of them. All
     /// but the last are alike.
     pub fn reductions(&self, n_micro: usize) -> impl Iterator<Item = (usize, u64)> {
-        let a = micro_steps(n_micro, self.world_size);
+        let a = MicroBatches::new(n_micro, self.world_size).micro_steps();
         let before = if self.train_hold.is_some() { 0 } else { a as u64 - 1 };
         let runs = [(0, before), (a - 1, 1)].into_iter().filter(|(_, times)| *times > 0);
         runs.map(move |(a_i, times)| (self.contributors(n_micro, a_i), times))
@@ -129,7 +120,7 @@ impl Plan {
 
     /// Rule 6 for this stage and these element types: `2A` gathers of everything in stage 3, one refresh below it.
     pub fn bound(&self, n_micro: usize) -> Bound {
-        let a = micro_steps(n_micro, self.world_size);
+        let a = MicroBatches::new(n_micro, self.world_size).micro_steps();
         let (all_gathers, gathered) = match self.knobs.stage {
             0 => (1, self.knobs.grad_dtype),
             1 | 2 => (1, self.knobs.param_dtype),
@@ -144,7 +135,7 @@ impl Plan {
     /// Ranks that add a gradient in micro-step `a`: those with a micro-batch, or, where gradients are held, those with
     /// one in any micro-step.
     pub fn contributors(&self, n_micro: usize, a: usize) -> usize {
-        contributors(n_micro, self.world_size, if self.train_hold.is_some() { 0 } else { a })
+        MicroBatches::new(n_micro, self.world_size).contributors(if self.train_hold.is_some() { 0 } else { a })
     }
 
     /// What one micro-step saves against two all-gathers of every parameter that is cut.

@@ -2,22 +2,12 @@
 //!
 //! A wish to stop stays until the process ends: a second signal changes nothing, not even in the middle of a save.
 
+use crate::config::values::STOP_SIGNALS;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 static REPORT: AtomicBool = AtomicBool::new(false);
 /// [`Stop::code`] of the wish to stop, 0 = none.
 static STOP: AtomicI32 = AtomicI32::new(0);
-
-/// Signals that can ask for a stop, by the names of `kill -l`. USR2 asks for a report, KILL and STOP cannot be caught.
-const STOP_SIGNALS: [(&str, libc::c_int); 7] = [
-    ("TERM", libc::SIGTERM),
-    ("USR1", libc::SIGUSR1),
-    ("INT", libc::SIGINT),
-    ("HUP", libc::SIGHUP),
-    ("QUIT", libc::SIGQUIT),
-    ("XCPU", libc::SIGXCPU),
-    ("URG", libc::SIGURG),
-];
 
 /// Code of the first [`Stop::TimeLimit`]: above every signal number, so that the largest wish of all ranks is well defined.
 const TIME_LIMIT: i32 = 1000;
@@ -97,21 +87,6 @@ extern "C" fn note_report(_signal: libc::c_int) {
 
 extern "C" fn note_stop(signal: libc::c_int) {
     STOP.fetch_max(signal, Ordering::Relaxed);
-}
-
-/// The signals of `run.stop_signals`: names with or without SIG, separated by commas; empty = none.
-///
-/// # Errors
-/// A name that is none of those it may be.
-pub fn numbers_of(text: &str) -> std::result::Result<Vec<libc::c_int>, String> {
-    let names = text.split(',').map(str::trim).filter(|_| !text.trim().is_empty());
-    names
-        .map(|name| {
-            let bare = name.strip_prefix("SIG").unwrap_or(name);
-            let found = STOP_SIGNALS.iter().find(|s| s.0 == bare);
-            found.map(|s| s.1).ok_or_else(|| format!("`{name}` is none of {}", STOP_SIGNALS.map(|s| s.0).join(", ")))
-        })
-        .collect()
 }
 
 /// Keeps signals that batch systems send from this thread, and those it starts, until [`listen`] knows what to make of them: a job
@@ -197,12 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn signals_go_by_name_and_codes_come_back() {
-        assert_eq!(numbers_of("TERM, SIGUSR1").unwrap(), [libc::SIGTERM, libc::SIGUSR1]);
-        assert_eq!(numbers_of("").unwrap(), Vec::<i32>::new());
-        for bad in ["USR2", "KILL", "TERM,", "term"] {
-            assert!(numbers_of(bad).is_err(), "{bad}");
-        }
+    fn codes_come_back() {
         let limits = Limit::ALL.map(|(limit, _)| Stop::TimeLimit(limit));
         for stop in limits.into_iter().chain([Stop::Signal(libc::SIGTERM)]) {
             assert_eq!(Stop::from_code(stop.code()), Some(stop));

@@ -5,62 +5,9 @@
 use super::scontrol::scontrol;
 use super::signals::Limit;
 use crate::clock::unix_now;
+use crate::config::values::clock_seconds;
 use crate::environment;
-
-/// Seconds of a duration as people write it: `5400`, `90m`, `1h30m`, `2d`, `1:30:00`, `2-12:00:00`; empty = 0.
-pub fn parse_seconds(text: &str) -> Option<f64> {
-    let text = text.trim();
-    if text.is_empty() {
-        return Some(0.0);
-    }
-    if text.contains(':') || text.contains('-') {
-        return clock_seconds(text);
-    }
-    let mut seconds = 0.0;
-    let mut digits = String::new();
-    let mut smallest = f64::INFINITY;
-    for c in text.chars() {
-        let unit = match c {
-            '0'..='9' => {
-                digits.push(c);
-                continue;
-            }
-            'd' => 86_400.0,
-            'h' => 3600.0,
-            'm' => 60.0,
-            's' => 1.0,
-            _ => return None,
-        };
-        // Larger units first, each once.
-        if unit >= smallest {
-            return None;
-        }
-        smallest = unit;
-        seconds += std::mem::take(&mut digits).parse::<u32>().ok()? as f64 * unit;
-    }
-    match digits.as_str() {
-        "" => Some(seconds),
-        bare if smallest.is_infinite() => bare.parse::<u32>().ok().map(f64::from),
-        _ => None,
-    }
-}
-
-/// Slurm's `[days-]hours:minutes[:seconds]`; two fields without days are minutes and seconds.
-fn clock_seconds(text: &str) -> Option<f64> {
-    let (days, clock) = match text.split_once('-') {
-        Some((days, clock)) => (Some(days.parse::<u32>().ok()?), clock),
-        None => (None, text),
-    };
-    let fields: Vec<f64> = clock.split(':').map(|f| f.parse::<u32>().ok().map(f64::from)).collect::<Option<_>>()?;
-    let (h, m, s) = match (days, fields.as_slice()) {
-        (_, &[h, m, s]) => (h, m, s),
-        (Some(_), &[h, m]) => (h, m, 0.0),
-        (Some(_), &[h]) => (h, 0.0, 0.0),
-        (None, &[m, s]) => (0.0, m, s),
-        _ => return None,
-    };
-    Some(days.unwrap_or(0) as f64 * 86_400.0 + h * 3600.0 + m * 60.0 + s)
-}
+use std::time::Duration;
 
 /// What is known about the end of this job, and about its past in the queue.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -80,12 +27,12 @@ pub struct JobClock {
 }
 
 impl JobClock {
-    /// Asks the environment, and Slurm where there is a job. `limit_seconds` is the deck's, counted from `process_start`
-    /// (unix time); 0 = none. The earliest end counts.
-    pub fn find(limit_seconds: f64, process_start: f64) -> Self {
+    /// Asks the environment, and Slurm where there is a job. `limit` is the deck's, counted from `process_start`
+    /// (unix time). The earliest end counts.
+    pub fn find(limit: Option<Duration>, process_start: f64) -> Self {
         let env = environment::variable;
         let shown = env("SLURM_JOB_ID").and_then(|id| scontrol(&["--oneliner", "show", "job", &id]).ok());
-        let (clock, stale) = JobClock::read(limit_seconds, process_start, unix_now(), &env, shown.as_deref());
+        let (clock, stale) = JobClock::read(limit, process_start, unix_now(), &env, shown.as_deref());
         if let Some(stale) = stale {
             log::warn!("{stale}");
         }
@@ -94,7 +41,7 @@ impl JobClock {
 
     /// [`JobClock::find`] from recorded answers, and what is wrong with them: an end before this process began is another job's.
     pub fn read(
-        limit_seconds: f64,
+        limit: Option<Duration>,
         process_start: f64,
         now: f64,
         env: &dyn Fn(&str) -> Option<String>,
@@ -106,13 +53,13 @@ impl JobClock {
         };
         let number = |name: &str| env(name).and_then(|text| text.trim().parse::<f64>().ok());
         // Durations rather than dates: those come in the controller's time zone.
-        let ran = field("RunTime").and_then(clock_seconds);
-        let limit = field("TimeLimit").and_then(clock_seconds);
+        let seconds = |name: &str| field(name).and_then(clock_seconds).map(|seconds| seconds as f64);
+        let (ran, slurm_limit) = (seconds("RunTime"), seconds("TimeLimit"));
         // The wait in the queue lies between two dates of the same zone.
         let date = |name: &str| field(name).and_then(|text| text.parse::<jiff::civil::DateTime>().ok());
-        let from_deck = (limit_seconds > 0.0).then_some((process_start + limit_seconds, Limit::Deck));
+        let from_deck = limit.map(|limit| (process_start + limit.as_secs_f64(), Limit::Deck));
         // A limit that an operator has changed is in scontrol alone.
-        let from_slurm = match (limit, ran) {
+        let from_slurm = match (slurm_limit, ran) {
             (Some(limit), Some(ran)) => Some((now - ran + limit, Limit::Scontrol)),
             _ => number("SLURM_JOB_END_TIME").map(|end| (end, Limit::SlurmEndTime)),
         };
@@ -164,26 +111,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_are_read_as_people_and_slurm_write_them() {
-        for (text, seconds) in [
-            ("", 0.0),
-            ("90", 90.0),
-            ("1h30m", 5400.0),
-            ("2d", 172_800.0),
-            ("45s", 45.0),
-            ("1:30:00", 5400.0),
-            ("30:00", 1800.0),
-            ("1-12:00:00", 129_600.0),
-            ("1-12", 129_600.0),
-        ] {
-            assert_eq!(parse_seconds(text), Some(seconds), "{text}");
-        }
-        for bad in ["soon", "1h30", "30m1h", "h", "-5", "1:2:3:4", "1.5h", "UNLIMITED"] {
-            assert_eq!(parse_seconds(bad), None, "{bad}");
-        }
-    }
-
-    #[test]
     fn the_earliest_end_counts_and_scontrol_beats_the_environment() {
         let env = |name: &str| match name {
             "SLURM_JOB_ID" => Some("17".to_string()),
@@ -196,18 +123,18 @@ mod tests {
             assert_eq!(stale, None);
             clock
         };
-        let clock = read(0.0, 1000.0, 1010.0, &env, None);
+        let clock = read(None, 1000.0, 1010.0, &env, None);
         assert_eq!((clock.end, clock.end_from), (Some(5000.0), Some(Limit::SlurmEndTime)));
         assert_eq!((clock.job_id.as_deref(), clock.n_restarts), (Some("17"), 2));
         let job = "JobId=17 JobName=zero3 RunTime=00:01:40 TimeLimit=00:30:00 EndTime=2026-01-01T00:00:00";
-        let clock = read(0.0, 1000.0, 1010.0, &env, Some(job));
+        let clock = read(None, 1000.0, 1010.0, &env, Some(job));
         assert_eq!((clock.end, clock.end_from), (Some(1010.0 - 100.0 + 1800.0), Some(Limit::Scontrol)));
         assert_eq!(clock.started, Some(910.0));
         let dates = "SubmitTime=2026-02-28T23:59:50 StartTime=2026-03-01T00:00:10";
-        assert_eq!(read(0.0, 0.0, 0.0, &env, Some(dates)).queued_seconds, 20.0);
-        let clock = read(60.0, 1000.0, 1010.0, &env, Some(job));
+        assert_eq!(read(None, 0.0, 0.0, &env, Some(dates)).queued_seconds, 20.0);
+        let clock = read(Some(Duration::from_secs(60)), 1000.0, 1010.0, &env, Some(job));
         assert_eq!((clock.end, clock.end_from), (Some(1060.0), Some(Limit::Deck)));
-        let unlimited = read(0.0, 0.0, 0.0, &|_| None, Some("RunTime=00:00:01 TimeLimit=UNLIMITED"));
+        let unlimited = read(None, 0.0, 0.0, &|_| None, Some("RunTime=00:00:01 TimeLimit=UNLIMITED"));
         assert_eq!(unlimited.end, None);
         assert!(unlimited.seconds_left().is_infinite());
     }
@@ -227,7 +154,7 @@ mod tests {
             ("inf", None),
             ("2e9", Some("RunTime=2-00:00:00 TimeLimit=1-00:00:00")),
         ] {
-            let (clock, stale) = JobClock::read(60.0, 1.8e9, 1.8e9 + 2.0, &env(end, "5"), job);
+            let (clock, stale) = JobClock::read(Some(Duration::from_secs(60)), 1.8e9, 1.8e9 + 2.0, &env(end, "5"), job);
             let stale = stale.expect("said once");
             assert!(stale.contains("of job 77") && stale.contains("another job's"), "{stale}");
             assert_eq!((clock.end, clock.end_from), (Some(1.8e9 + 60.0), Some(Limit::Deck)), "{end}");
@@ -235,7 +162,7 @@ mod tests {
         }
         // A start is believed with an end, and never after the process's own.
         for (start, started) in [("1799999000", 1.799999e9), ("1900000000", 1.8e9), ("-3", 1.8e9)] {
-            let (clock, stale) = JobClock::read(0.0, 1.8e9, 1.8e9 + 2.0, &env("2000000000", start), None);
+            let (clock, stale) = JobClock::read(None, 1.8e9, 1.8e9 + 2.0, &env("2000000000", start), None);
             assert_eq!((clock.started, stale), (Some(started), None), "{start}");
         }
     }

@@ -137,9 +137,15 @@ impl<C: Clock> PhaseTimer<C> {
 
     /// Charges the time so far to the running phase, lets `phase` run from now on, and returns the phase that ran.
     pub fn switch(&self, phase: Phase) -> Phase {
-        let outer = self.running.replace(phase);
-        self.ended.borrow_mut().push((outer, self.clock.mark()));
-        outer
+        if phase != self.running.get() {
+            self.charge();
+        }
+        self.running.replace(phase)
+    }
+
+    /// Charges the time so far to the running phase.
+    fn charge(&self) {
+        self.ended.borrow_mut().push((self.running.get(), self.clock.mark()));
     }
 
     /// Lets `phase` run until the scope is dropped, then the phase that ran before.
@@ -160,7 +166,7 @@ impl<C: Clock> PhaseTimer<C> {
     /// # Errors
     /// As for [`Clock::when`].
     pub fn take(&self) -> Result<PhaseTimes> {
-        self.switch(self.running.get());
+        self.charge();
         let mut times = PhaseTimes::default();
         let mut since = self.clock.when(&self.since.borrow())?;
         for (phase, mark) in self.ended.borrow_mut().drain(..) {

@@ -110,27 +110,6 @@ impl Trace {
     }
 }
 
-/// Steps named by `log.trace`: `A` or `A..B` (B not included) or `A..=B`; empty = none.
-///
-/// # Errors
-/// It names no steps: what would.
-pub fn steps_of(text: &str) -> std::result::Result<std::ops::Range<u64>, String> {
-    if text.is_empty() {
-        return Ok(0..0);
-    }
-    let number =
-        |part: &str| part.trim().parse::<u64>().map_err(|_| format!("`{text}` names no steps: write A, A..B or A..=B"));
-    let range = if let Some((from, to)) = text.split_once("..=") {
-        number(from)?..number(to)?.saturating_add(1)
-    } else if let Some((from, to)) = text.split_once("..") {
-        number(from)?..number(to)?
-    } else {
-        let step = number(text)?;
-        step..step.saturating_add(1)
-    };
-    if range.is_empty() { Err(format!("`{text}` holds no step")) } else { Ok(range) }
-}
-
 /// Writes `trace.json`: `ranks[r]` are rank r's events, `offsets_ns[r]` what its clock is ahead of rank 0's, `hosts[r]` its
 /// node, `units` the names of units.
 pub fn write(
@@ -202,17 +181,6 @@ fn shifted(ns: u64, offset_ns: i64) -> u64 {
 mod tests {
     use super::*;
     use std::time::Duration;
-
-    #[test]
-    fn steps_are_named_in_three_ways() {
-        assert_eq!(steps_of("").unwrap(), 0..0);
-        assert_eq!(steps_of("7").unwrap(), 7..8);
-        assert_eq!(steps_of("10..12").unwrap(), 10..12);
-        assert_eq!(steps_of("10..=12").unwrap(), 10..13);
-        for bad in ["x", "3..3", "5..2", "1...2", "-1"] {
-            assert!(steps_of(bad).is_err(), "{bad}");
-        }
-    }
 
     #[test]
     fn spans_that_touch_do_not_overlap_for_a_reader_who_cuts_off() {

@@ -1,4 +1,5 @@
-//! A device-memory budget: a plan that needs more is refused before start, with the smallest change that would fit.
+//! A device-memory budget: a plan that needs more is refused before start, with the smallest change that
+//! would fit.
 //!
 //! Pure: it plans the deck again with one knob turned at a time.
 
@@ -18,21 +19,21 @@ struct Change {
 }
 
 impl Change {
-    /// As a person writes it.
+    /// As a deck has it.
     fn words(&self) -> String {
         format!("{} = {}", self.key, self.value)
     }
 }
 
-/// Whether `plan`, made from `deck`, keeps to `run.memory_budget_bytes`.
-pub fn is_kept(deck: &Deck, plan: &Plan) -> bool {
+/// Whether `plan`, made from `deck`, fits `run.memory_budget_bytes`.
+pub fn fits(deck: &Deck, plan: &Plan) -> bool {
     let budget = deck.run.memory_budget_bytes;
     budget == 0 || plan.arena_bytes as u64 <= budget
 }
 
 /// Fails where `plan`, made from `deck`, needs more than `run.memory_budget_bytes`.
 pub fn check<D: Device>(deck: &Deck, plan: &Plan) -> Result<()> {
-    if is_kept(deck, plan) {
+    if fits(deck, plan) {
         return Ok(());
     }
     let (budget, needed, n) = (deck.run.memory_budget_bytes, plan.arena_bytes, plan.world_size);
@@ -44,13 +45,14 @@ pub fn check<D: Device>(deck: &Deck, plan: &Plan) -> Result<()> {
     }]))
 }
 
-/// What would fit `budget` bytes on each of `n` ranks, in words: one change of the deck, several, or more ranks.
+/// What would fit `budget` bytes on each of `n` ranks, in words: one change of the deck, several, or more
+/// ranks.
 pub fn what_fits<D: Device>(deck: &Deck, n: usize, budget: u64) -> String {
     remedy(deck, n, budget, &needs::<D>)
 }
 
-/// Whether `n_here` ranks of a node with `node` memory can hold `plan`, made from `deck`: an error where they never can, words
-/// of warning where others have to let go of some first.
+/// Whether `n_here` ranks of a node with `node` memory can hold `plan`, made from `deck`: an error where they
+/// cannot, a warning where other processes use some of it now.
 pub fn check_node<D: Device>(deck: &Deck, plan: &Plan, node: NodeMemory, n_here: usize) -> Result<Option<String>> {
     let each = plan.arena_bytes as u64 + plan.outside_bytes();
     let together = each.saturating_mul(n_here as u64);
@@ -62,12 +64,12 @@ pub fn check_node<D: Device>(deck: &Deck, plan: &Plan, node: NodeMemory, n_here:
         let has = node.limit_bytes;
         let remedy = remedy(deck, plan.world_size, has / n_here as u64, &needs::<D>);
         return Err(Error::Input(format!(
-            "{needed}, which has {has}; {remedy}, as would fewer ranks on a node (`zero3 plan` says what each needs)"
+            "{needed}, which has {has}; {remedy}, as would fewer ranks on a node (`zero3 plan` shows what each needs)"
         )));
     }
     let free = node.available_bytes;
     Ok((together > free)
-        .then(|| format!("{needed}; only {free} of its memory are free now, and the system may end the job")))
+        .then(|| format!("{needed}; only {free} of its memory are free now, and the system may kill the job")))
 }
 
 /// Bytes that each of `n` ranks would hold of a deck's plan.
@@ -75,7 +77,8 @@ fn needs<D: Device>(deck: &Deck, n: usize) -> Option<u64> {
     planning::of_deck::<D>(deck, n).ok().map(|(_, plan)| plan.arena_bytes as u64 + plan.outside_bytes())
 }
 
-/// Fails where the device of this rank has less memory left than `plan`, made from `deck`, needs: says what needs it.
+/// Fails where the device of this rank has less free memory than `plan`, made from `deck`, needs; names the
+/// kinds that need it.
 pub fn check_free<D: Device>(deck: &Deck, plan: &Plan, free_bytes: Option<u64>) -> Result<()> {
     let (needed, n) = (plan.arena_bytes as u64, plan.world_size);
     let Some(free) = free_bytes.filter(|&free| free < needed) else { return Ok(()) };
@@ -91,12 +94,12 @@ pub fn check_free<D: Device>(deck: &Deck, plan: &Plan, free_bytes: Option<u64>) 
     )))
 }
 
-/// What a deck needs on each of `n` ranks; none where it cannot be planned.
+/// Bytes of the arena of each of `n` ranks; none where the deck cannot be planned.
 fn arena_bytes<D: Device>(deck: &Deck, n: usize) -> Option<u64> {
     planning::of_deck::<D>(deck, n).ok().map(|(_, plan)| plan.arena_bytes as u64)
 }
 
-/// The first single change that fits, else several of which none can be left out, else more ranks.
+/// The first single change that fits, else several that are all needed, else more ranks.
 fn remedy(deck: &Deck, n: usize, budget: u64, needs: &dyn Fn(&Deck, usize) -> Option<u64>) -> String {
     let fits = |changes: &[Change], n: usize| needs(&with(deck, changes), n).filter(|&bytes| bytes <= budget);
     for change in changes(deck) {
@@ -118,7 +121,7 @@ fn remedy(deck: &Deck, n: usize, budget: u64, needs: &dyn Fn(&Deck, usize) -> Op
         if fits(&applied, m).is_none() {
             continue;
         }
-        // What does not help is left out again, the dearest first.
+        // What does not help is dropped again, the most expensive first.
         for i in (0..applied.len()).rev() {
             let change = applied.remove(i);
             if fits(&applied, m).is_none() {
@@ -142,8 +145,8 @@ fn with(deck: &Deck, changes: &[Change]) -> Deck {
     deck
 }
 
-/// What can still be changed, the cheapest first: staging, then what costs communication, then compute, then another
-/// micro-batch size.
+/// What can still be changed, the cheapest first: staging, then what costs communication, then recomputation,
+/// then the micro-batch size.
 fn changes(deck: &Deck) -> Vec<Change> {
     let (zero, train) = (&deck.zero, &deck.train);
     let mut changes = Vec::new();
@@ -181,7 +184,8 @@ fn changes(deck: &Deck) -> Vec<Change> {
 mod tests {
     use super::*;
 
-    /// A deck of which only recomputation and a micro-batch of 2 save anything: 30 bytes and 5 bytes of 100, 40 on 2 ranks.
+    /// A deck of which only recomputation and a micro-batch of 2 save anything: 30 bytes and 5 bytes of 100,
+    /// 40 on 2 ranks.
     fn needs(deck: &Deck, n: usize) -> Option<u64> {
         let recomputed = if deck.zero.activation_checkpointing == ActivationCheckpointing::All { 30 } else { 0 };
         let smaller = if deck.train.micro_batch_size <= 2 { 5 } else { 0 };
@@ -189,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_is_too_small_is_refused_and_one_that_is_busy_warned_of() {
+    fn a_node_that_is_too_small_is_refused_and_a_busy_one_gets_a_warning() {
         use crate::backend::cpu::CpuDevice;
         let mut deck = Deck::default();
         (deck.model.n_layer, deck.model.n_head, deck.model.d_model) = (4, 2, 64);

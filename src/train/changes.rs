@@ -1,5 +1,5 @@
-//! What a deck that differs from the checkpoint's means for a resume: each key is free to change, changes the course of the run,
-//! or would make the checkpoint mean something else.
+//! What a deck that differs from the checkpoint's means for a resume: each key is free to change, changes the
+//! course of the run, or does not fit the checkpoint.
 //!
 //! Must not know: checkpoint files. It compares two decks.
 
@@ -9,13 +9,14 @@ use std::fmt;
 /// What a change of a key does to a run that goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// Nothing: the same bits as without it (paths, logs, checkpoints, threads, memory).
+    /// Nothing: the same bits (paths, logs, checkpoints, threads, memory).
     Free,
-    /// The run goes on from the same state in another way (learning rate, batch, length, validation).
+    /// The run goes on from the same state to other bits (learning rate, batch, length, validation).
     Course,
-    /// The sample sequence is another one, so the position in it has no meaning. `data.allow_changed` lets it pass.
+    /// Another sequence of samples, so that the position in it has no meaning. `data.allow_changed` permits
+    /// it.
     Data,
-    /// It is another model. Refused.
+    /// Another model: refused.
     Model,
 }
 
@@ -38,15 +39,15 @@ impl fmt::Display for Change {
     }
 }
 
-/// What a change of `key` means. Keys that a later version adds change the course until somebody says otherwise here.
+/// What a change of `key` means. A key that is not named here changes the course.
 fn verdict(key: &str) -> Verdict {
     match key {
-        // The weights are the checkpoint's, and so is what made them; the sizes say what a preset stood for.
+        // The weights are the checkpoint's; what a preset stands for is in the size keys.
         "model.init_seed" | "model.init_from" | "model.preset" => Verdict::Free,
         _ if key.starts_with("model.") => Verdict::Model,
-        // Where the files lie says nothing; what is in them has a digest of its own.
+        // The contents of the files have a digest; their paths do not matter.
         "data.train" | "data.allow_changed" => Verdict::Free,
-        // What tokens mean to people; what they are is in the files.
+        // How tokens are printed; the tokens are in the files.
         "data.tokenizer" => Verdict::Free,
         "data.val" => Verdict::Course,
         "data.val_stride" => Verdict::Free,
@@ -62,8 +63,9 @@ fn verdict(key: &str) -> Verdict {
     }
 }
 
-/// The keys whose values differ between the deck in a checkpoint (TOML text) and the deck of this run, in the deck's order. A
-/// key that the checkpoint's program did not know had the value it has by default, or that follows from the others.
+/// The keys whose values differ between the deck in a checkpoint (TOML text) and the deck of this run, in the
+/// deck's order. A key that the checkpoint's program did not have counts as its default, or as derived from
+/// the others.
 pub fn changes(saved: &str, deck: &Deck) -> Vec<Change> {
     let parse = |text: &str| text.parse::<toml::Table>().unwrap_or_default();
     let (old, new) = (parse(saved), parse(&deck.to_toml()));

@@ -1,386 +1,290 @@
-//! The training run: where it starts from, the loop, what it writes, why it ends.
+//! A training run, from its deck to its exit code: nine stations, and where each of them is.
 //!
-//! Reading order: [`step`] (the algorithm), [`stepper`] (what it is made of), then [`run`] here, then `state.rs` (restore) and `save.rs`.
+//! Reading order: [`step`] (the algorithm), then [`run`] here, `train_loop.rs`, `state.rs` (restore) and
+//! `save.rs`.
 //!
 //! Must not know: which backend it runs on, what a family of models computes, the command line.
 
+pub mod batches;
+mod bookkeeping;
 pub mod budget;
 pub mod changes;
 pub mod for_kind;
 pub mod infer;
-mod kept;
+mod job;
+mod moves;
 pub mod node_memory;
+pub mod pass;
 pub mod planning;
 pub mod report;
+pub mod run_dir;
 pub mod run_lock;
 pub mod save;
-pub mod source;
+mod scratch;
+mod spans;
 pub mod state;
 pub mod step;
 pub mod stepper;
 pub mod tracing;
+mod train_loop;
 mod visit;
 
 use crate::backend::agree::{all_or_none, decided_by_rank_0};
 use crate::backend::{Backend, Comm, Device};
 use crate::clock;
-use crate::config::Deck;
-use crate::error::{Error, Exit, Result};
-use crate::optim;
-use crate::params::ModelSpec;
+use crate::error::{Exit, Result};
+use crate::model::Model;
 use crate::plan::Plan;
-use crate::telemetry::allocations::{self, Owner};
 use crate::telemetry::start_watch::{self, StartPlace};
 use crate::telemetry::summary::SUMMARY_FILE;
-use crate::telemetry::time_limit::{JobClock, parse_seconds};
-use crate::telemetry::{Flight, MemKind, RankStep, RunEvent, RunRecords, StepLog, StepRow, Timing, trace};
-use crate::test_hooks::{self, fault_point};
-use infer::Sampler;
+use crate::telemetry::time_limit::JobClock;
+use crate::telemetry::{Flight, MemKind, RunEvent, RunRecords, StepLog, Timing};
+use batches::Batches;
 use node_memory::NodeMemory;
-use report::{Report, closing};
-use run_lock::{Holder, RunLock};
-use save::Saver;
-use source::Source;
-use state::{Position, Start};
-use std::collections::BTreeMap;
+use report::{RunReport, closing};
+use run_dir::RunDir;
+use serde::{Deserialize, Serialize};
+use state::{Position, RecordedStep, Start};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use stepper::Stepper;
+use stepper::{Parts, Stepper};
+use train_loop::TrainLoop;
 
-/// Everything a run needs besides its backend.
-pub struct Job {
-    /// The resolved deck, the same on every rank.
-    pub deck: Deck,
-    /// Where to start from.
-    pub start: Start,
-    /// Program, MPI, HDF5 and the like, for the summary.
-    pub versions: BTreeMap<String, String>,
-    /// The command line that would start this run on `{ranks}` ranks, for hints.
-    pub relaunch: String,
-    /// Standard error is a terminal: draw a progress bar.
-    pub is_terminal: bool,
-    /// Fill released buffers with NaN.
-    pub poison: bool,
-    /// This rank's node.
-    pub host: String,
-    /// When the process started.
-    pub started: Instant,
-    /// Ends the job on every rank, from any thread.
-    pub abort: fn(Exit),
-    /// No banner, progress or closing words.
-    pub quiet: bool,
-    /// Sees every row, with what each rank measured.
-    pub watch: Option<Box<Watch>>,
-}
+pub use job::{Ending, HINTED_RANKS, Job, Verdict, Watch};
 
-/// Called on every rank after each step: its row, and the numbers of every rank.
-pub type Watch = dyn Fn(&StepRow, &[RankStep]);
-
-/// Runs a job to its end on the shard group `comm`. Errors of the deck, the data or a checkpoint are the same on
-/// every rank; any other error is this rank's own, and the caller has to abort the job. The recorder comes back, where there
-/// is one, to watch over the end of MPI.
+/// Runs a job to its end on the shard group `comm`. Errors of the deck, the data or a checkpoint are the same
+/// on every rank; any other error is this rank's own, and the caller has to abort the job. The recorder comes
+/// back, where there is one, to watch over the end of MPI.
 pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<(Exit, Option<Flight>)> {
-    let deck = &job.deck;
-    let run_dir = Path::new(&deck.run.dir);
+    let run = Run::<B> { device, comm, job };
+    // 1. Plan every instruction and every byte, the same on every rank.
     start_watch::at(StartPlace::Plan);
-    let (model, plan) = planning::of_deck::<B::Device>(deck, comm.size())?;
-    budget::check::<B::Device>(deck, &plan)?;
-    let digests = all_or_none(comm, Ok(plan.digest()))?;
-    assert!(digests.iter().all(|d| *d == digests[0]), "ranks planned differently: {digests:x?}");
-    let hosts = all_or_none(comm, Ok(job.host.clone()))?;
-    // A device with memory of its own is asked for it when the arena is made.
-    if device.free_bytes().is_none() {
-        check_node_memory::<B>(comm, job, &hosts, &plan)?;
-    }
-    // What is soon found comes before what takes a while to read.
+    let planned = run.plan()?;
+    // 2. Check that the memory is there. What is quickly found comes before what takes a while to read.
+    let hosts = run.check(&planned.plan)?;
+    // 3. Lock the run directory, if it exists.
     start_watch::at(StartPlace::RunDir);
-    let mut lock = None;
-    let holder = Holder::this(&job.host);
-    let (restored, finished) = decided_by_rank_0(comm, || {
-        state::check_run_dir(run_dir)?;
-        if run_dir.exists() {
-            lock = Some(RunLock::hold(run_dir, deck.run.locking, &holder)?);
-        }
-        let restored = state::find(run_dir, &job.start)?;
-        let by_summary = || closing::finished_without_checkpoint(deck).filter(|_| job.start == Start::Auto);
-        let finished = match &restored {
-            Some((dir, step)) if *step >= deck.train.steps => Some((dir.clone(), *step)),
-            _ => by_summary().map(|step| (run_dir.join(SUMMARY_FILE), step)),
-        };
-        Ok((restored, finished))
-    })?;
-    if let Some((path, step)) = finished {
-        if comm.rank() == 0 && !job.quiet {
-            closing::already_finished(&path, step, deck.train.steps);
-        }
+    let mut run_dir = RunDir::lock(comm, &job.deck.run, &job.host)?;
+    // 4. Find the checkpoint to start from, or that no step is left.
+    let found = run.find()?;
+    if let Some(end) = &found.finished {
+        run.say_finished(end);
         return Ok((Exit::Finished, None));
     }
-    let flight = start_flight(comm, job, hosts, &model.spec)?;
-    let source = Source::open(comm, deck, job.is_terminal, &flight)?;
-
-    // The run directory comes into being here.
-    decided_by_rank_0(comm, || {
-        std::fs::create_dir_all(run_dir).map_err(|e| Error::io("mkdir", run_dir, &e))?;
-        if lock.is_none() {
-            lock = Some(RunLock::hold(run_dir, deck.run.locking, &holder)?);
-        }
-        Ok(())
-    })?;
-    flight.appear();
-    device.release();
-    all_or_none(comm, budget::check_free::<B::Device>(deck, &plan, device.free_bytes()))?;
-    let n_sums = planning::n_sums(deck, comm.size());
-    let mut stepper: Stepper<'_, B> = Stepper::allocate((device, comm), &model, &plan, flight, n_sums, job.poison)?;
-    stepper.memory.count_outside(MemKind::Staging, plan.pinned_bytes);
-    let planned = closing::peaks_of_run(deck, &plan);
-    stepper.flight.show_memory(stepper.memory.share_ledger(), planned.by_kind.clone(), planned.total);
-    let began = Instant::now();
-    stepper.flight.at(0, "restore", None);
-    let position = match &restored {
-        Some((dir, _)) => state::restore(&mut stepper, deck, &source, dir)?,
-        None => {
-            state::initialise(&mut stepper, deck)?;
-            Position::default()
-        }
-    };
-    let restored_from = restored.as_ref().map(|(dir, _)| dir.clone());
-    let restore_seconds = if restored.is_some() { began.elapsed().as_secs_f64() } else { 0.0 };
-    let keep_to = decided_by_rank_0(comm, || {
-        // What stays must be this run's: nothing does where the checkpoint is from elsewhere.
-        let keep_to = restored.filter(|(dir, _)| state::is_of_run(run_dir, dir)).map(|(_, step)| step);
-        state::make_room(run_dir, keep_to)?;
-        Ok(keep_to)
-    })?;
-    let mut log = open_log(comm, run_dir, keep_to)?;
-    let records = open_records::<B>(comm, job, position, restored_from.as_deref())?;
-
-    let timing = match comm.rank() {
-        0 => {
-            let limit = parse_seconds(&deck.run.time_limit).expect("the deck was checked");
-            let clock = JobClock::find(limit, clock::unix(job.started));
-            Timing::open(run_dir, clock, keep_to, state::saved_bytes(&plan, 0))
-        }
-        _ => Timing::silent(),
-    };
-    let mut report = Report::new(job, &stepper, &source, position, timing, records)?;
-    if deck.run.job_comment {
-        report.timing.comment_in_job();
-    }
-    report.timing.begin_steps(position.step, deck.train.steps, job.started.elapsed().as_secs_f64(), restore_seconds);
-    // What an earlier job left says nothing of this one's end.
-    report.timing.write(true);
-    let ending = train(&mut stepper, job, &source, position, log.as_mut(), &mut report)?;
+    // 5. Open the data, watched by the other ranks; the run directory is created once they are known to be
+    //    good.
+    let Opened { flight, batches } = run.open_data(&planned.model, hosts, &mut run_dir)?;
+    // 6. Allocate the arena.
+    let mut stepper = run.allocate(&planned, flight)?;
+    // 7. Restore the checkpoint, or make initial weights.
+    let restored = run.restore(&mut stepper, &batches, &found)?;
+    // 8. Train.
+    let Trained { ending, report } = run.train(&mut stepper, &batches, &restored)?;
+    // 9. Close: the summary, the last words.
     let exit = report.finish(job, &stepper, ending)?;
     Ok((exit, Some(stepper.flight)))
 }
 
-/// Refuses or warns where the ranks of a node would hold more than it has. Collective.
-fn check_node_memory<B: Backend>(comm: &B::Comm, job: &Job, hosts: &[String], plan: &Plan) -> Result<()> {
-    let on_this_node = || hosts.iter().enumerate().filter(|(_, host)| **host == job.host);
-    let speaks = on_this_node().next().is_some_and(|(rank, _)| rank == comm.rank());
-    let node = NodeMemory::here().filter(|_| speaks);
-    let verdict =
-        node.map_or(Ok(None), |node| budget::check_node::<B::Device>(&job.deck, plan, node, on_this_node().count()));
-    for (host, warning) in hosts.iter().zip(all_or_none(comm, verdict)?) {
-        if let (0, Some(warning)) = (comm.rank(), warning) {
-            log::warn!("{host}: {warning}");
+/// A job on this rank; its methods are the stations of [`run`], collective all of them.
+struct Run<'r, B: Backend> {
+    device: &'r B::Device,
+    comm: &'r B::Comm,
+    job: &'r Job,
+}
+
+/// Station 1: what is going to be executed.
+struct Planned {
+    model: Model,
+    plan: Plan,
+}
+
+/// Station 4: what the run directory says of a start.
+#[derive(Serialize, Deserialize)]
+struct Found {
+    /// The checkpoint to restore.
+    checkpoint: Option<RecordedStep>,
+    /// The record of a run that has made all its steps.
+    finished: Option<RecordedStep>,
+}
+
+/// Station 5: the data, and this rank's recorder and watchdog.
+struct Opened {
+    flight: Flight,
+    batches: Batches,
+}
+
+/// Station 7: where the run goes on from.
+struct Restored {
+    position: Position,
+    /// The checkpoint that was read.
+    from: Option<PathBuf>,
+    /// How long that took.
+    seconds: f64,
+    /// The step that the records in the run directory go on from.
+    resumed: Option<u64>,
+}
+
+/// Station 8: how training ended, and what is still to be reported.
+struct Trained {
+    ending: Ending,
+    report: RunReport,
+}
+
+impl<'r, B: Backend> Run<'r, B> {
+    fn plan(&self) -> Result<Planned> {
+        let deck = &self.job.deck;
+        let (model, plan) = planning::of_deck::<B::Device>(deck, self.comm.size())?;
+        budget::check::<B::Device>(deck, &plan)?;
+        let digests = all_or_none(self.comm, Ok(plan.digest()))?;
+        assert!(digests.iter().all(|d| *d == digests[0]), "ranks planned differently: {digests:x?}");
+        Ok(Planned { model, plan })
+    }
+
+    /// Refuses or warns where the ranks of a node would hold more than it has; the node of each rank. A
+    /// device with memory of its own is asked when the arena is allocated.
+    fn check(&self, plan: &Plan) -> Result<Vec<String>> {
+        let Run { device, comm, job } = self;
+        let hosts = all_or_none(*comm, Ok(job.host.clone()))?;
+        if device.free_bytes().is_some() {
+            return Ok(hosts);
         }
-    }
-    Ok(())
-}
-
-/// Rank 0 has the log; all ranks learn whether it could be opened.
-fn open_log<C: Comm>(comm: &C, run_dir: &Path, resume_after: Option<u64>) -> Result<Option<StepLog>> {
-    let mut log = None;
-    let opened = if comm.rank() == 0 { StepLog::open(run_dir, resume_after).map(|l| log = Some(l)) } else { Ok(()) };
-    all_or_none(comm, opened)?;
-    Ok(log)
-}
-
-/// Rank 0 keeps the deck and notes the start in the run directory; all ranks learn whether it could.
-fn open_records<B: Backend>(
-    comm: &B::Comm,
-    job: &Job,
-    at: Position,
-    from: Option<&Path>,
-) -> Result<Option<RunRecords>> {
-    let mut records = None;
-    let mut open = || -> Result<()> {
-        let mut opened = RunRecords::open(Path::new(&job.deck.run.dir), &job.deck.to_toml())?;
-        opened.add(&RunEvent::Start {
-            step: at.step,
-            attempts: at.attempts,
-            ranks: comm.size() as u64,
-            backend: B::NAME.into(),
-            from: from.map(|dir| dir.display().to_string()),
-        })?;
-        records = Some(opened);
-        Ok(())
-    };
-    all_or_none(comm, if comm.rank() == 0 { open() } else { Ok(()) })?;
-    Ok(records)
-}
-
-/// This rank's recorder and watchdog.
-fn start_flight<C: Comm>(comm: &C, job: &Job, hosts: Vec<String>, spec: &ModelSpec) -> Result<Flight> {
-    let run_dir = Path::new(&job.deck.run.dir);
-    let units = spec.units.iter().map(|u| u.name.clone()).collect();
-    let (timeout, abort) = (Duration::from_secs(job.deck.run.timeout), job.abort);
-    let mut flight = None;
-    let started = Flight::start(run_dir, comm.rank(), hosts, units, timeout, move || abort(Exit::CommFailure));
-    all_or_none(comm, started.map(|f| _ = flight.insert(f)))?;
-    Ok(flight.expect("no rank failed"))
-}
-
-/// Why the loop ended, and where.
-pub struct Ending {
-    /// How far it came.
-    pub position: Position,
-    /// The last complete checkpoint.
-    pub last_checkpoint: Option<PathBuf>,
-    /// Exit code.
-    pub exit: Exit,
-    /// In words.
-    pub reason: String,
-}
-
-/// The loop, and after it the end of a save that is still under way.
-fn train<B: Backend>(
-    stepper: &mut Stepper<'_, B>,
-    job: &Job,
-    source: &Source,
-    mut at: Position,
-    mut log: Option<&mut StepLog>,
-    report: &mut Report,
-) -> Result<Ending> {
-    let mut saver = Saver::new(stepper, &job.deck, source);
-    let (mut exit, mut reason) = run_steps(stepper, job, source, &mut at, log.as_deref_mut(), report, &mut saver)?;
-    if stepper.trace.holds_events() {
-        // The run ended within the traced steps.
-        tracing::write(stepper, Path::new(&job.deck.run.dir), &job.host)?;
-    }
-    saver.drain(stepper, log)?;
-    if let Some(seconds) = saver.take_seconds() {
-        report.timing.saved(seconds);
-    }
-    if let (Exit::Finished | Exit::StoppedEarly, Some(why)) = (exit, saver.newest_failure()) {
-        exit = Exit::CommFailure;
-        reason = format!("{} steps are done, but their checkpoint could not be saved: {why}", at.step);
-    }
-    Ok(Ending { position: at, last_checkpoint: saver.into_last(), exit, reason })
-}
-
-/// Step, validate, save, log, until the steps are done or there is no sense in going on: why it ended, in code and words.
-fn run_steps<B: Backend>(
-    stepper: &mut Stepper<'_, B>,
-    job: &Job,
-    source: &Source,
-    at: &mut Position,
-    mut log: Option<&mut StepLog>,
-    report: &mut Report,
-    saver: &mut Saver<'_>,
-) -> Result<(Exit, String)> {
-    let deck = &job.deck;
-    let t = &deck.train;
-    let traced = trace::steps_of(&deck.log.trace).expect("the deck was checked");
-    let n_micro = t.n_micro();
-    let mut skipped_in_a_row = 0;
-    let first_step = at.step;
-    let sampler = (t.sample_every > 0).then(|| Sampler::open::<B>(stepper.comm, deck)).transpose()?;
-    report.begin_steps(stepper)?;
-    allocations::count_this_thread(Owner::Program);
-    while at.step < t.steps {
-        report.timing.begin_round();
-        fault_point("step", stepper.comm.rank(), at.step + 1);
-        stepper.trace.set_step(traced.contains(&(at.step + 1)).then_some(at.step + 1));
-        let load = |j, into: &mut _| source.training_micro_batch(at.samples, j, t.micro_batch_size, into);
-        test_hooks::begin_attempt(at.attempts);
-        allocations::take();
-        let outcome = stepper.step(n_micro, at.step + 1, &deck.optim, load)?;
-        report.allocated(allocations::take());
-        at.attempts += 1;
-        at.samples += t.global_batch_size as u64;
-        at.tokens += (t.global_batch_size * deck.model.seq_len) as u64;
-        if !outcome.updated {
-            skipped_in_a_row += 1;
-            report.skipped(stepper, *at, &outcome, skipped_in_a_row)?;
-            if skipped_in_a_row >= t.max_skipped_steps {
-                let spec = &stepper.model.spec;
-                let bad = optim::first_non_finite_weight(stepper.device, stepper.comm, &stepper.shards, spec)?;
-                let remedy = match bad {
-                    // No update of this process has touched them.
-                    None if at.step == first_step => {
-                        "not one step was: the weights that it began with are too large to compute with, so start from others".into()
-                    }
-                    None => "lower optim.lr, or raise train.max_skipped_steps".to_string(),
-                    Some(p) => format!(
-                        "{} holds values that are not finite, which no training mends: start from weights that are",
-                        spec.params[p].name
-                    ),
-                };
-                let reason = format!(
-                    "{skipped_in_a_row} steps in a row were not finite (loss {}, gradient norm {}{}); weights are those of step {}; \
-                     {remedy}",
-                    outcome.loss,
-                    outcome.grad_norm,
-                    report::origin(spec, &outcome),
-                    at.step
-                );
-                return Ok((Exit::NonFinite, reason));
+        let on_this_node = || hosts.iter().enumerate().filter(|(_, host)| **host == job.host);
+        let is_first = on_this_node().next().is_some_and(|(rank, _)| rank == comm.rank());
+        let node = NodeMemory::here().filter(|_| is_first);
+        let n_here = on_this_node().count();
+        let verdict = node.map_or(Ok(None), |node| budget::check_node::<B::Device>(&job.deck, plan, node, n_here));
+        for (host, warning) in hosts.iter().zip(all_or_none(*comm, verdict)?) {
+            if let (0, Some(warning)) = (comm.rank(), warning) {
+                log::warn!("{host}: {warning}");
             }
-            continue;
         }
-        skipped_in_a_row = 0;
-        at.step += 1;
-        stepper.trace.set_step(None);
+        Ok(hosts)
+    }
 
-        let is_last = at.step == t.steps;
-        let stop = outcome.stop.filter(|_| !is_last);
-        let due = |every: u64| every > 0 && (at.step.is_multiple_of(every) || is_last);
-        if let Some(sampler) = sampler.as_ref().filter(|_| due(t.sample_every)) {
-            let ran = sampler.sample(stepper, at.step, job.quiet)?;
-            report.sampled(ran);
-        }
-        let val_loss = if due(t.eval_every) { Some(validate(stepper, deck, source)?) } else { None };
-        let stall_began = Instant::now();
-        let saves = due(deck.checkpoint.every) || stop.is_some();
-        if saves {
-            saver.begin(stepper, *at, log.as_deref_mut())?;
-        }
-        let mut stalled = stall_began.elapsed();
-        // The row reaches the disk before the checkpoint counts: no checkpoint is newer than the log.
-        let row = report.row(stepper, deck, *at, &outcome, val_loss)?;
-        if let Some(log) = log.as_deref_mut() {
-            log.write(&row)?;
-        }
-        if let Some(watch) = &job.watch {
-            watch(&row, report.last_ranks());
-        }
-        if at.step + 1 == traced.end {
-            tracing::write(stepper, Path::new(&deck.run.dir), &job.host)?;
-        }
-        report.show(&row, due(deck.log.every) || val_loss.is_some() && deck.log.every > 0);
-        let stall_began = Instant::now();
-        saver.advance(stepper, log.as_deref_mut())?;
-        stalled += stall_began.elapsed();
-        report.timing.stalled(stalled.as_secs_f64());
-        let ended = saver.take_seconds();
-        if let Some(seconds) = ended {
-            report.timing.saved(seconds);
-        }
-        report.timing.write(ended.is_some());
-        if let Some(stop) = stop {
-            let reason =
-                format!("stopped early: {stop}; step {} of {} is saved, the same command goes on", at.step, t.steps);
-            return Ok((Exit::StoppedEarly, reason));
+    fn find(&self) -> Result<Found> {
+        let (deck, start) = (&self.job.deck, &self.job.start);
+        let run_dir = Path::new(&deck.run.dir);
+        decided_by_rank_0(self.comm, || {
+            let checkpoint = state::find(run_dir, start)?;
+            let finished = match &checkpoint {
+                Some(found) if found.step >= deck.train.steps => Some(found.clone()),
+                _ => closing::finished_without_checkpoint(deck)
+                    .filter(|_| *start == Start::Auto)
+                    .map(|step| RecordedStep { path: run_dir.join(SUMMARY_FILE), step }),
+            };
+            Ok(Found { checkpoint, finished })
+        })
+    }
+
+    fn say_finished(&self, end: &RecordedStep) {
+        if self.comm.rank() == 0 && !self.job.quiet {
+            closing::already_finished(&end.path, end.step, self.job.deck.train.steps);
         }
     }
-    let reason = format!("finished: all {} steps are done", t.steps);
-    Ok((Exit::Finished, reason))
+
+    fn open_data(&self, model: &Model, hosts: Vec<String>, run_dir: &mut RunDir) -> Result<Opened> {
+        let flight = self.start_flight(model, hosts)?;
+        let batches = Batches::open(self.comm, &self.job.deck, self.job.is_terminal, &flight)?;
+        run_dir.create(self.comm)?;
+        flight.appear();
+        Ok(Opened { flight, batches })
+    }
+
+    /// This rank's recorder and watchdog.
+    fn start_flight(&self, model: &Model, hosts: Vec<String>) -> Result<Flight> {
+        let Run { comm, job, .. } = self;
+        let run_dir = Path::new(&job.deck.run.dir);
+        let units = model.spec.units.iter().map(|u| u.name.clone()).collect();
+        let (timeout, abort) = (Duration::from_secs(job.deck.run.timeout), job.abort);
+        let started = Flight::start(run_dir, comm.rank(), hosts, units, timeout, move || abort(Exit::CommFailure));
+        agreed(*comm, started)
+    }
+
+    fn allocate<'p>(&self, planned: &'p Planned, flight: Flight) -> Result<Stepper<'p, B>>
+    where
+        'r: 'p,
+    {
+        let Run { device, comm, job } = *self;
+        let Planned { model, plan } = planned;
+        device.release();
+        all_or_none(comm, budget::check_free::<B::Device>(&job.deck, plan, device.free_bytes()))?;
+        let n_sums = planning::n_sums(&job.deck, comm.size());
+        let stepper = Stepper::allocate(Parts { device, comm, model, plan, flight, n_sums, poison: job.poison })?;
+        stepper.memory.count_outside(MemKind::Staging, plan.pinned_bytes);
+        let peaks = closing::peaks_of_run(&job.deck, plan);
+        stepper.flight.show_memory(stepper.memory.share_ledger(), peaks.by_kind, peaks.total);
+        Ok(stepper)
+    }
+
+    fn restore(&self, stepper: &mut Stepper<'_, B>, batches: &Batches, found: &Found) -> Result<Restored> {
+        let deck = &self.job.deck;
+        let began = Instant::now();
+        stepper.flight.at(0, "restore", None);
+        let (mut position, mut seconds) = (Position::default(), 0.0);
+        match &found.checkpoint {
+            Some(checkpoint) => {
+                position = state::restore(stepper, deck, batches, &checkpoint.path)?;
+                seconds = began.elapsed().as_secs_f64();
+            }
+            None => state::initialise(stepper, deck)?,
+        }
+        let checkpoint = found.checkpoint.as_ref();
+        let resumed = decided_by_rank_0(self.comm, || run_dir::make_room(Path::new(&deck.run.dir), checkpoint))?;
+        Ok(Restored { position, from: checkpoint.map(|found| found.path.clone()), seconds, resumed })
+    }
+
+    fn train(&self, stepper: &mut Stepper<'_, B>, batches: &Batches, restored: &Restored) -> Result<Trained> {
+        let Run { comm, job, .. } = self;
+        let (deck, at) = (&job.deck, restored.position);
+        let log = self.open_log(restored)?;
+        let records = self.open_records(restored)?;
+        let mut timing = match comm.rank() {
+            0 => {
+                let clock = JobClock::find(deck.run.time_limit.0, clock::unix(job.started));
+                let saved_bytes = state::saved_bytes(stepper.plan, 0);
+                Timing::open(Path::new(&deck.run.dir), clock, restored.resumed, saved_bytes)
+            }
+            _ => Timing::silent(),
+        };
+        if deck.run.job_comment {
+            timing.comment_in_job();
+        }
+        let mut report = RunReport::new(job, stepper, batches, at, timing, records)?;
+        report.timing.begin_steps(at.step, deck.train.steps, job.started.elapsed().as_secs_f64(), restored.seconds);
+        // What an earlier job left says nothing about the end of this one.
+        report.timing.write(true);
+        let ending = TrainLoop::new(stepper, job, batches, at, log, &mut report)?.run()?;
+        Ok(Trained { ending, report })
+    }
+
+    /// Rank 0 has the log; all ranks learn whether it could be opened.
+    fn open_log(&self, restored: &Restored) -> Result<Option<StepLog>> {
+        let run_dir = Path::new(&self.job.deck.run.dir);
+        let opened = (self.comm.rank() == 0).then(|| StepLog::open(run_dir, restored.resumed)).transpose();
+        agreed(self.comm, opened)
+    }
+
+    /// Rank 0 writes the deck and the start into the run directory; all ranks learn whether it could.
+    fn open_records(&self, restored: &Restored) -> Result<Option<RunRecords>> {
+        let Run { comm, job, .. } = self;
+        let open = || -> Result<RunRecords> {
+            let mut records = RunRecords::open(Path::new(&job.deck.run.dir), &job.deck.to_toml())?;
+            records.add(&RunEvent::Start {
+                step: restored.position.step,
+                attempts: restored.position.attempts,
+                ranks: comm.size() as u64,
+                backend: B::NAME.into(),
+                from: restored.from.as_ref().map(|dir| dir.display().to_string()),
+            })?;
+            Ok(records)
+        };
+        agreed(*comm, (comm.rank() == 0).then(open).transpose())
+    }
 }
 
-/// Mean validation loss in nats per token.
-fn validate<B: Backend>(stepper: &mut Stepper<'_, B>, deck: &Deck, source: &Source) -> Result<f64> {
-    let b = deck.train.micro_batch_size;
-    stepper.evaluate(deck.train.eval_batches as usize, |i, into| source.validation_micro_batch(i, b, into))
+/// `own` of this rank, or the error of the lowest rank that failed. Collective.
+fn agreed<C: Comm, T>(comm: &C, own: Result<T>) -> Result<T> {
+    let mut good = None;
+    all_or_none(comm, own.map(|own| _ = good.insert(own)))?;
+    Ok(good.expect("no rank failed"))
 }

@@ -8,8 +8,7 @@ use crate::backend::Device;
 use crate::config::Deck;
 use crate::error::Result;
 use crate::model::Model;
-use crate::plan::volume::micro_steps;
-use crate::plan::{Knobs, Plan};
+use crate::plan::{Knobs, MicroBatches, Plan};
 
 /// The model of a deck and its plan on `n_ranks` ranks, for devices of type `D`.
 ///
@@ -26,9 +25,9 @@ pub fn of_deck<D: Device>(deck: &Deck, n_ranks: usize) -> Result<(Model, Plan)> 
     Ok((model, plan))
 }
 
-/// Sums of losses that may be on their way at once: one of each micro-step, of a step or of a validation.
+/// Sums of losses that may be pending at once: one for each micro-step of a step or of a validation.
 pub fn n_sums(deck: &Deck, n_ranks: usize) -> usize {
     let train = &deck.train;
     let n_eval = if train.eval_every > 0 { train.eval_batches as usize } else { 0 };
-    micro_steps(train.n_micro().max(n_eval), n_ranks)
+    MicroBatches::new(train.n_micro().max(n_eval), n_ranks).micro_steps()
 }

@@ -7,7 +7,7 @@
 //!
 //! Must not know: HDF5, what a step computes.
 
-use super::source::Source;
+use super::batches::Batches;
 use super::state::{self, Position};
 use super::stepper::Stepper;
 use crate::backend::agree::{all_or_none, all_to_rank_0, decided_by_rank_0};
@@ -34,7 +34,7 @@ pub fn plan_staging(plan: &mut Plan, deck: &Deck) {
 /// The saves of a run.
 pub struct Saver<'a> {
     deck: &'a Deck,
-    source: &'a Source,
+    batches: &'a Batches,
     /// Room for a copy of this rank's state; empty without asynchronous saves, and while a writer has it.
     staging: Vec<f32>,
     pending: Option<(Position, Stage)>,
@@ -68,7 +68,7 @@ impl Stage {
 
 impl<'a> Saver<'a> {
     /// Ready to save; asynchronous saves take their memory here, once.
-    pub fn new<B: Backend>(stepper: &Stepper<'_, B>, deck: &'a Deck, source: &'a Source) -> Self {
+    pub fn new<B: Backend>(stepper: &Stepper<'_, B>, deck: &'a Deck, batches: &'a Batches) -> Self {
         let mut staging = Vec::new();
         let bytes = stepper.plan.host_staging_bytes;
         if bytes > 0 {
@@ -81,7 +81,7 @@ impl<'a> Saver<'a> {
         }
         Saver {
             deck,
-            source,
+            batches,
             staging,
             pending: None,
             began: Instant::now(),
@@ -250,7 +250,7 @@ impl<'a> Saver<'a> {
         if comm.rank() != 0 {
             return Ok(Some(Stage::Committing(None)));
         }
-        let manifest = state::manifest(&stepper.model.spec, comm.size(), self.deck, self.source, at, files);
+        let manifest = state::manifest(&stepper.model.spec, comm.size(), self.deck, self.batches, at, files);
         let (run_dir, c) = (PathBuf::from(&self.deck.run.dir), &self.deck.checkpoint);
         let (keep_last, keep_every) = (c.keep_last, c.keep_every);
         let commit = move || commit(&run_dir, manifest, keep_last, keep_every);

@@ -1,8 +1,8 @@
 //! The state of a run: fresh or restored, and what a checkpoint says of it (`save.rs` writes one). Slices go between the
 //! arena and `checkpoint/`; ranks agree on each stage.
 
+use super::batches::Batches;
 use super::changes::{Verdict, changes};
-use super::source::Source;
 use super::stepper::Stepper;
 use crate::backend::agree::all_or_none;
 use crate::backend::mesh::{Dim, Mesh};
@@ -19,6 +19,7 @@ use crate::plan::{Plan, State};
 use crate::telemetry::CommClass;
 use crate::test_hooks;
 use crate::zero::Shards;
+use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
@@ -79,37 +80,30 @@ fn make_whole<B: Backend>(stepper: &mut Stepper<'_, B>) -> Result<()> {
         .try_for_each(|state| stepper.refresh(state, CommClass::Control))
 }
 
-/// The step directory to restore and its step, none for a start from scratch.
+/// A file or directory that records a step.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RecordedStep {
+    /// The step directory of a checkpoint, or a file.
+    pub path: PathBuf,
+    /// Optimizer updates made by then.
+    pub step: u64,
+}
+
+/// The checkpoint to restore; none for a start from scratch.
 ///
 /// # Errors
-/// The checkpoint that is meant is not there, not complete, or damaged.
-pub fn find(run_dir: &Path, start: &Start) -> Result<Option<(PathBuf, u64)>> {
+/// The checkpoint that `start` names does not exist, is incomplete, or is damaged.
+pub fn find(run_dir: &Path, start: &Start) -> Result<Option<RecordedStep>> {
     let dir = match start {
         Start::Auto => checkpoint::newest(run_dir)?.map(|(_, dir)| dir),
         Start::Scratch => None,
         Start::Path(path) => Some(checkpoint::resolve(path)?),
     };
-    dir.map(|dir| checkpoint::find::read_manifest(&dir).map(|manifest| (dir, manifest.step))).transpose()
-}
-
-/// Whether the run directory can be written, before anything that takes time. Makes nothing that stays.
-///
-/// # Errors
-/// It cannot be written, or something that is no directory stands in its way.
-pub fn check_run_dir(run_dir: &Path) -> Result<()> {
-    let checkpoints = checkpoint::checkpoints_dir(run_dir);
-    let wanted = "set run.dir to a directory, there already or not, that can be written";
-    // The first of checkpoints, run directory, its parent, ... that is there.
-    let there = checkpoints.ancestors().find(|p| std::fs::symlink_metadata(p).is_ok()).filter(|p| *p != Path::new(""));
-    let there = there.unwrap_or(Path::new("."));
-    let at = format!("run.dir = {}", run_dir.display());
-    if !there.is_dir() {
-        return Err(Error::Input(format!("{at}: {} is not a directory; {wanted}", there.display())));
-    }
-    match tempfile::tempfile_in(there) {
-        Ok(_) => Ok(()),
-        Err(e) => Err(Error::Io(format!("{at}: cannot write in {}: {e}; {wanted}", there.display()))),
-    }
+    dir.map(|path| {
+        let step = checkpoint::find::read_manifest(&path)?.step;
+        Ok(RecordedStep { path, step })
+    })
+    .transpose()
 }
 
 /// What the run would start from is there and fits, for a dry run.
@@ -118,29 +112,13 @@ pub fn check_run_dir(run_dir: &Path) -> Result<()> {
 /// There is nothing where it says, it is damaged, or it is of another model, other data or another sequence of samples.
 pub fn check_start(deck: &Deck, start: &Start, spec: &ModelSpec, data_digest: &str) -> Result<()> {
     match find(Path::new(&deck.run.dir), start)? {
-        Some((_, step)) if step >= deck.train.steps => Ok(()),
-        Some((dir, _)) => check_fits(&dir, &checkpoint::find::read_manifest(&dir)?, spec, deck, data_digest),
+        Some(found) if found.step >= deck.train.steps => Ok(()),
+        Some(RecordedStep { path, .. }) => {
+            check_fits(&path, &checkpoint::find::read_manifest(&path)?, spec, deck, data_digest)
+        }
         None if deck.model.init_from.is_empty() => Ok(()),
         None => open_weights(&deck.model.init_from, spec).map(|_| ()),
     }
-}
-
-/// Whether a step directory is one of the run directory's own checkpoints, by whatever path it was named.
-pub fn is_of_run(run_dir: &Path, step_dir: &Path) -> bool {
-    let own = checkpoint::checkpoints_dir(run_dir).canonicalize();
-    own.is_ok_and(|own| step_dir.canonicalize().is_ok_and(|dir| dir.parent() == Some(own.as_path())))
-}
-
-/// Clears away saves that died, and moves what an earlier run left beyond step `keep_to` (None: all of it) to
-/// `RUN/previous_K`, so that its checkpoints are never taken for this run's. No complete checkpoint is deleted.
-pub fn make_room(run_dir: &Path, keep_to: Option<u64>) -> Result<()> {
-    for why in checkpoint::clean_up(run_dir)? {
-        log::warn!("what an earlier save left cannot be removed yet; the next save tries again: {why}");
-    }
-    if let Some(place) = checkpoint::set_aside(run_dir, keep_to)? {
-        log::warn!("what an earlier run left beyond step {} is now in {}", keep_to.unwrap_or(0), place.display());
-    }
-    Ok(())
 }
 
 /// Where initial weights come from, if not from the generator.
@@ -209,12 +187,17 @@ pub fn initialise<B: Backend>(stepper: &mut Stepper<'_, B>, deck: &Deck) -> Resu
 ///
 /// # Errors
 /// As of [`check_start`], and what is found damaged while values are read: the same on every rank.
-pub fn restore<B: Backend>(stepper: &mut Stepper<'_, B>, deck: &Deck, source: &Source, dir: &Path) -> Result<Position> {
+pub fn restore<B: Backend>(
+    stepper: &mut Stepper<'_, B>,
+    deck: &Deck,
+    batches: &Batches,
+    dir: &Path,
+) -> Result<Position> {
     let mut reader = None;
     all_or_none(stepper.comm, Reader::open_with(dir, deck.checkpoint.locking).map(|r| _ = reader.insert(r)))?;
     let mut reader = reader.expect("no rank failed");
     let manifest = reader.manifest().clone();
-    check_fits(dir, &manifest, &stepper.model.spec, deck, &source.digest)?;
+    check_fits(dir, &manifest, &stepper.model.spec, deck, &batches.digest)?;
     let read = restore_slices(stepper, &mut reader).map_err(|error| match error {
         Error::Checkpoint(why) => {
             Error::Checkpoint(format!("{why}; {}", checkpoint::find::instead_of(dir, manifest.step)))
@@ -225,7 +208,7 @@ pub fn restore<B: Backend>(stepper: &mut Stepper<'_, B>, deck: &Deck, source: &S
     make_whole(stepper)?;
     if stepper.comm.rank() == 0 {
         let is_imported = is_imported(&manifest);
-        let other_data = manifest.data_digest != source.digest && !is_imported;
+        let other_data = manifest.data_digest != batches.digest && !is_imported;
         if other_data {
             log::warn!("the data are not those the checkpoint was trained on; data.allow_changed lets the run go on");
         }
@@ -369,7 +352,7 @@ pub(super) fn manifest(
     spec: &ModelSpec,
     world_size: usize,
     deck: &Deck,
-    source: &Source,
+    batches: &Batches,
     at: Position,
     files: Vec<FileRecord>,
 ) -> Manifest {
@@ -381,7 +364,7 @@ pub(super) fn manifest(
         attempts: at.attempts,
         samples: at.samples,
         tokens: at.tokens,
-        data_digest: source.digest.clone(),
+        data_digest: batches.digest.clone(),
         seeds: Seeds { init_seed: deck.model.init_seed, data_seed: deck.data.seed },
         deck: deck.to_toml(),
         psi: spec.numel(),

@@ -1,27 +1,41 @@
-//! The algorithm: one training step of ZeRO-3, from the plan.
+//! The algorithm: one training step of ZeRO-3, and the one loop that executes a planned program.
 //!
-//! At rest a rank holds slices. For each unit in turn: AllGather its parameters, compute, release them; in backward
-//! AllGather again, compute gradients, ReduceScatter them to the owners of the slices. Then the optimizer updates
-//! the local slices. `Stepper::run` executes the planned instructions from top to bottom and decides nothing.
+//! At rest a rank holds slices: of every parameter, gradient and optimizer state. A micro-step visits the
+//! units in turn: its parameters are all-gathered, used and released; in backward they are gathered again,
+//! and the full gradients go to the owners of their slices, who add them up. Then each rank updates its own
+//! slices. `plan/schedule.rs` writes the order down as data before step 0, and [`Stepper::execute`] runs it
+//! from top to bottom: nothing is decided here. For two blocks and one unit of prefetch, a line per visit:
+//!
+//! ```text
+//! gather embed | gather h.0 | wait embed | forward embed | release embed
+//! gather h.1 | wait h.0 | forward h.0 | release h.0
+//! gather head | wait h.1 | forward h.1 | release h.1
+//! gather h.1 | wait head | loss head | release head | reduce head
+//! gather h.0 | wait h.1 | backward h.1 | release h.1 | wait for the reduction head | reduce h.1
+//! wait h.0 | backward h.0 | release h.0 | wait for the reduction h.1 | reduce h.0
+//! backward embed | wait for the reduction h.0 | reduce embed | wait for the reduction embed
+//! ```
+//!
+//! Reading order: [`Stepper::step`], [`Stepper::execute`], then what each instruction does (`moves.rs`), what
+//! is recorded of it (`bookkeeping.rs`) and how a visit computes (`visit.rs`).
 
-use super::kept::{InHand, Kept, get, get_mut, put, take};
-use super::source::MicroBatch;
-use super::stepper::{Noted, Purpose, Stepper};
-use super::visit::{Visit, travelling_ids};
-use crate::backend::{Backend, Comm, Device, Ops, Queue, SumOf};
+use super::batches::MicroBatch;
+use super::pass::{PassState, Purpose, Visitor};
+use super::scratch::{Scratch, get};
+use super::stepper::Stepper;
+use crate::backend::{Backend, Comm, Device, SumOf};
 use crate::config::OptimSection;
 use crate::error::Result;
 use crate::optim;
 use crate::optim::lr_schedule::lr_at;
 use crate::params::{ParamId, UnitId};
-use crate::plan::schedule::Instr;
-use crate::plan::volume::micro_steps;
-use crate::plan::{Program, State};
+use crate::plan::schedule::{Instr, Pass, Visit};
+use crate::plan::{MicroBatches, Program, State};
 use crate::telemetry::signals::{self, Stop};
-use crate::telemetry::{CommClass, Phase, Track};
+use crate::telemetry::{CommClass, Phase};
 use crate::test_hooks;
 use crate::zero::reduce::Contributions;
-use crate::zero::refresh::refresh;
+use crate::zero::refresh::Refresher;
 
 /// Outcome of one step, the same on every rank.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -34,14 +48,15 @@ pub struct StepOutcome {
     pub lr: f64,
     /// The update was made; false where the loss or the norm was not finite.
     pub updated: bool,
-    /// Some rank wishes to stop here.
+    /// Some rank asks for a stop after this step.
     pub stop: Option<Stop>,
-    /// Where that began: the first unit in the order of backward, and its parameter, with a gradient that is not finite.
+    /// The first unit in the order of backward, and its parameter, with a gradient that is not finite.
     pub not_finite: Option<(UnitId, ParamId)>,
 }
 
 impl<B: Backend> Stepper<'_, B> {
-    /// One optimizer step over `n_micro` micro-batches; `load(j, batch)` reads micro-batch `j`. `update` counts from 1.
+    /// One optimizer step over `n_micro` micro-batches; `load(j, batch)` reads micro-batch `j`. `update`
+    /// counts from 1.
     pub fn step(
         &mut self,
         n_micro: usize,
@@ -49,54 +64,43 @@ impl<B: Backend> Stepper<'_, B> {
         o: &OptimSection,
         mut load: impl FnMut(usize, &mut MicroBatch),
     ) -> Result<StepOutcome> {
-        let (rank, n) = (self.comm.rank(), self.comm.size());
-        let n_tokens = n_micro * self.model.spec.tokens_per_micro_batch;
-        let plan = self.plan;
-
+        let (plan, spec) = (self.plan, &self.model.spec);
+        let order = MicroBatches::new(n_micro, self.comm.size());
+        let n_tokens = n_micro * spec.tokens_per_micro_batch;
         self.step_now = update;
         self.flight.at(update, "begin", None);
+
+        // 1. Every micro-batch forward and backward; owners add the gradients of their slices up.
         self.shards.begin_step(self.device, &mut self.memory, &plan.step);
-        // Micro-batch j is computed by rank j mod N in micro-step j div N. In the last micro-step some ranks may
-        // have none: they join the collectives and add nothing.
-        let n_micro_steps = micro_steps(n_micro, n);
-        for a in 0..n_micro_steps {
-            let first = a == 0;
-            let who = Contributions {
-                contributors: plan.contributors(n_micro, a),
-                first: first || plan.train_hold.is_some(),
-            };
-            let j = a * n + rank;
-            let has_batch = j < n_micro;
-            if has_batch {
-                self.timer.time(Phase::Data, || load(j, &mut self.kept.batch));
-            }
-            let dlogits_scale = test_hooks::spoilt(rank, (1.0 / n_tokens as f64) as f32);
-            let purpose = Purpose::Train { dlogits_scale, who, first };
-            let loss = self.run(plan.micro_step(a, n_micro_steps), has_batch, purpose)?;
-            self.kept.losses.push(loss);
+        for a in 0..order.micro_steps() {
+            self.micro_step(a, order, n_tokens, &mut load)?;
         }
         self.shards.end_step(self.device, &mut self.memory, &plan.step);
-        // The wishes to stop ride along: all ranks learn of them at the same step.
-        let (sum, stop) = self.sum_in_order(signals::stop_code(), n_micro)?;
+
+        // 2. The loss of the global batch. What ranks ask for travels with it: all stop after the same step.
+        let (sum, stop) = self.sum_losses(order, signals::stop_code())?;
         let loss = sum / n_tokens as f64;
 
+        // 3. The norm of the whole gradient. It and the loss are the same bits on every rank, so all skip
+        //    alike.
         let outer = self.timer.switch(Phase::Optimizer);
         self.flight.at(update, "gradient norm", None);
-        let grad_norm = optim::grad_norm(self.device, self.comm, &self.shards, &self.model.spec)?;
-        let lr = lr_at(update, o);
-        // The norm and the loss are the same bits on every rank, so all skip alike.
+        let grad_norm = optim::grad_norm(self.device, self.comm, &self.shards, spec)?;
         let updated = grad_norm.is_finite() && loss.is_finite();
         let not_finite = match updated {
             true => None,
-            false => optim::first_non_finite(self.device, self.comm, &self.shards, &self.model.spec)?,
+            false => optim::first_non_finite(self.device, self.comm, &self.shards, spec)?,
         };
+
+        // 4. Each rank updates the slices it owns; what the stage holds whole becomes whole again.
+        let lr = lr_at(update, o);
         let refreshed = plan.refreshed_state();
         if refreshed == Some(State::Grad) {
             self.refresh(State::Grad, CommClass::TrainAllGather)?;
         }
         if updated {
             let grad_scale = optim::clip_factor(grad_norm, o.grad_clip);
-            optim::update(self.device, &mut self.shards, &self.model.spec, o, update, lr, grad_scale);
+            optim::update(self.device, &mut self.shards, spec, o, update, lr, grad_scale);
         }
         if refreshed == Some(State::Param) {
             self.refresh(State::Param, CommClass::TrainAllGather)?;
@@ -106,150 +110,170 @@ impl<B: Backend> Stepper<'_, B> {
         Ok(StepOutcome { loss, grad_norm, lr, updated, stop: Stop::from_code(stop), not_finite })
     }
 
-    /// Makes what is kept whole of `state` whole again from its owners' slices.
-    pub fn refresh(&mut self, state: State, class: CommClass) -> Result<()> {
-        let outer = self.timer.switch(Phase::ExposedComm);
-        let Stepper { device, comm, plan, memory, shards, volume, flight, step_now, kept, .. } = self;
-        memory.ledger().set_label("refresh", None);
-        flight.at(*step_now, "refresh", None);
-        refresh::<B>((device, comm), memory, plan, shards, state, (volume, class), &mut kept.refresh)?;
-        self.timer.switch(outer);
-        Ok(())
+    /// Micro-step `a`. In the last one some ranks may have no micro-batch: they join the collectives and add
+    /// nothing.
+    fn micro_step(
+        &mut self,
+        a: usize,
+        order: MicroBatches,
+        n_tokens: usize,
+        load: &mut impl FnMut(usize, &mut MicroBatch),
+    ) -> Result<()> {
+        let (rank, plan) = (self.comm.rank(), self.plan);
+        let j = order.of(a, rank);
+        if let Some(j) = j {
+            self.timer.time(Phase::Data, || load(j, &mut self.scratch.batch));
+        }
+        let first = a == 0;
+        let contributions = Contributions {
+            contributors: plan.contributors(order.n_micro(), a),
+            first: first || plan.train_hold.is_some(),
+        };
+        let dlogits_scale = test_hooks::spoilt(rank, (1.0 / n_tokens as f64) as f32);
+        let purpose = Purpose::Train { dlogits_scale, contributions, first };
+        self.run_micro_batch(plan.micro_step(a, order.micro_steps()), purpose, j.is_some())
     }
 
-    /// Mean loss of `n_batches` evaluation micro-batches: batch `i` runs on rank `i mod N`, summed in the order of `i`.
+    /// Mean loss of `n_batches` evaluation micro-batches, distributed and summed as those of a step.
     pub fn evaluate(&mut self, n_batches: usize, mut load: impl FnMut(usize, &mut MicroBatch)) -> Result<f64> {
-        let (rank, n) = (self.comm.rank(), self.comm.size());
+        let order = MicroBatches::new(n_batches, self.comm.size());
         let plan = self.plan;
-        for a in 0..micro_steps(n_batches, n) {
-            let i = a * n + rank;
-            let has_batch = i < n_batches;
-            if has_batch {
-                load(i, &mut self.kept.batch);
+        for a in 0..order.micro_steps() {
+            let i = order.of(a, self.comm.rank());
+            if let Some(i) = i {
+                load(i, &mut self.scratch.batch);
             }
-            let loss = self.run(&plan.eval, has_batch, Purpose::Evaluate)?;
-            self.kept.losses.push(loss);
+            self.run_micro_batch(&plan.eval, Purpose::Evaluate, i.is_some())?;
         }
         let n_tokens = n_batches * self.model.spec.tokens_per_micro_batch;
-        let loss = self.sum_in_order(0, n_batches)?.0 / n_tokens as f64;
+        let loss = self.sum_losses(order, 0)?.0 / n_tokens as f64;
         self.settle()?;
         Ok(loss)
     }
 
-    /// Executes a program once, on the micro-batch that was loaded; without one the rank joins the collectives only. Returns the
-    /// sum of the losses.
-    fn run(&mut self, program: &Program, has_batch: bool, purpose: Purpose) -> Result<Option<SumOf<B>>> {
-        let mut pass = std::mem::take(&mut self.kept.pass);
-        pass.begin(program);
-        let InHand { live, gathers, reductions, last_use } = &mut pass;
-        let held = self.plan.train_hold.is_some();
-        let mut loss = None;
-
-        for (at, instr) in program.schedule.instrs.iter().enumerate() {
-            if signals::report_wanted() {
-                self.answer(program, at, gathers);
-            }
-            let began = self.device.mark(Queue::Compute);
-            let mut released_bytes = 0;
-            self.begin(program, at, *instr, live);
-            if at == 0 && has_batch {
-                let MicroBatch { tokens, targets } = &self.kept.batch;
-                self.device.upload(get_mut(live, program.tokens).view_mut(), bytemuck::cast_slice(tokens))?;
-                self.device.upload(get_mut(live, program.targets).view_mut(), bytemuck::cast_slice(targets))?;
-            }
-            match *instr {
-                Instr::Gather(g) => self.start_gather(program, g, gathers, live),
-                Instr::Wait(g) => self.land_gather(program, g, gathers, live, &began, purpose)?,
-                Instr::Compute { unit, pass, gather } => {
-                    assert!(gather.is_none_or(|g| gathers.is_live(g)), "unit {unit} is used after its gather landed");
-                    if has_batch {
-                        let outer = self.timer.switch(purpose.computing(pass));
-                        self.compute(self.model, program, Visit { unit, pass, gather }, purpose, None, live);
-                        self.timer.switch(outer);
-                    }
-                    if let Some(g) = gather {
-                        last_use[g] = Some(self.device.mark(Queue::Compute));
-                    }
-                }
-                Instr::Release(g) => {
-                    self.release_gather(program, g, gathers);
-                    released_bytes = program.gathered[g].iter().map(|&id| program.slots[id].bytes() as u64).sum();
-                    if let Some(used) = &last_use[g] {
-                        let unit = program.schedule.gathers[g].unit;
-                        self.note(Noted::Kept { bytes: released_bytes }, unit, used, purpose);
-                    }
-                }
-                Instr::Accumulate(r) => {
-                    let Purpose::Train { first, .. } = purpose else { panic!("evaluation has no gradients") };
-                    for &p in program.schedule.reduces[r].params.iter().filter(|_| has_batch) {
-                        self.shards.hold_gradient(self.device, p, get(live, program.grads[p]), first);
-                    }
-                }
-                Instr::Round(r) => {
-                    for &p in program.schedule.reduces[r].params.iter().filter(|_| has_batch) {
-                        let Some(id) = program.rounded[p] else { continue };
-                        let mut rounded = live[id].take().expect("what travels is live");
-                        let n = self.model.spec.params[p].numel();
-                        self.device
-                            .cast(rounded.view_mut().range(0..n), get(live, program.grads[p]).view().range(0..n));
-                        live[id] = Some(rounded);
-                    }
-                }
-                Instr::Reduce(r) => {
-                    let Purpose::Train { who, .. } = purpose else { panic!("evaluation reduces nothing") };
-                    let reduce = &program.schedule.reduces[r];
-                    let full = match held {
-                        true => reduce.params.iter().map(|&p| self.shards.lend_held(p)).collect(),
-                        false => take(live, &travelling_ids(program, &reduce.params)),
-                    };
-                    let staging = program.staging[r].map(|id| live[id].take().expect("staging is live"));
-                    let after = self.device.record(Queue::Compute);
-                    reductions.start(r, reduce, self.comm, after, &mut self.shards, full, staging, who);
-                }
-                Instr::ReduceWait(r) => {
-                    let outer = self.timer.switch(purpose.waiting());
-                    let reduce = &program.schedule.reduces[r];
-                    let (full, staging, record) = reductions.wait(r, reduce, &mut self.shards, self.plan)?;
-                    self.timer.switch(outer);
-                    self.volume.add(CommClass::TrainReduceScatter, record.received_bytes);
-                    self.note_comm(Track::Reduce, reduce.unit, record, purpose);
-                    self.note(Noted::Wait { on: Track::Reduce }, reduce.unit, &began, purpose);
-                    match held {
-                        true => {
-                            full.into_iter().zip(&reduce.params).for_each(|(buf, &p)| self.shards.restore_held(p, buf))
-                        }
-                        false => put(live, &travelling_ids(program, &reduce.params), full),
-                    }
-                    if let (Some(id), staging) = (program.staging[r], staging) {
-                        live[id] = staging;
-                    }
-                }
-            }
-            if at + 1 == program.schedule.instrs.len() && has_batch {
-                loss = Some(self.device.start_sum(get(live, program.losses).view()));
-            }
-            self.end(program, at, live);
-            self.note_instr(program, *instr, began, released_bytes);
-        }
-        self.kept.pass = pass;
-        Ok(loss)
+    /// Executes `program` on the micro-batch that was loaded, where this rank has one, and starts the sum of
+    /// its losses.
+    fn run_micro_batch(&mut self, program: &Program, purpose: Purpose, has_batch: bool) -> Result<()> {
+        let mut loss = LossOfBatch { sum: None };
+        self.execute(program, purpose, has_batch.then_some(&mut loss))?;
+        self.scratch.losses.push(loss.sum);
+        Ok(())
     }
 
-    /// Sum of the losses of all micro-batches in the order of their index (`kept.losses[a]` is that of `a * N + rank`), and
-    /// the largest `word` of any rank.
-    fn sum_in_order(&mut self, word: i32, n_micro: usize) -> Result<(f64, i32)> {
+    /// Executes `program` from top to bottom, once. `visitor` computes; a rank without one joins the
+    /// collectives only. Collective.
+    pub(super) fn execute<V: Visitor<B>>(
+        &mut self,
+        program: &Program,
+        purpose: Purpose,
+        mut visitor: Option<&mut V>,
+    ) -> Result<()> {
+        let mut pass = self.begin_pass(program, purpose, visitor.is_some());
+        for (at, &instr) in program.schedule.instrs.iter().enumerate() {
+            self.begin(&mut pass, at, visitor.as_deref_mut())?;
+            match instr {
+                Instr::Gather(g) => self.start_gather(&mut pass, g),
+                Instr::Wait(g) => self.land_gather(&mut pass, g)?,
+                Instr::Compute(visit) => self.visit_unit(&mut pass, visit, visitor.as_deref_mut())?,
+                Instr::Release(g) => self.release(&mut pass, g),
+                Instr::Accumulate(r) => self.hold_gradients(&mut pass, r),
+                Instr::Round(r) => self.round_gradients(&mut pass, r),
+                Instr::Reduce(r) => self.start_reduce(&mut pass, r),
+                Instr::ReduceWait(r) => self.land_reduce(&mut pass, r)?,
+            }
+            self.end(&mut pass);
+        }
+        self.end_pass(pass);
+        Ok(())
+    }
+
+    /// All-gathers what this rank holds whole of `state` from the slices of their owners.
+    pub fn refresh(&mut self, state: State, class: CommClass) -> Result<()> {
+        let outer = self.timer.switch(Phase::ExposedComm);
+        let Stepper { device, comm, plan, memory, shards, volume, flight, step_now, scratch, .. } = self;
+        memory.ledger().set_label("refresh", None);
+        flight.at(*step_now, "refresh", None);
+        let lists = &mut scratch.refresh;
+        Refresher::<B> { device, comm, plan, memory, shards, volume, class, lists }.refresh(state)?;
+        self.timer.switch(outer);
+        Ok(())
+    }
+
+    /// Sum of the losses of all micro-batches in the order of their index, and the largest `word` of any
+    /// rank.
+    fn sum_losses(&mut self, order: MicroBatches, word: i32) -> Result<(f64, i32)> {
         self.flight.at(self.step_now, "losses", None);
-        let n = self.comm.size();
-        let Kept { losses, own, all, .. } = &mut self.kept;
+        let Scratch { losses, own, all, .. } = &mut self.scratch;
         own.clear();
         for sum in losses.drain(..) {
             own.push(sum.map_or(Ok(0.0), |sum| self.device.finish_sum(sum))?);
         }
         own.push(f64::from(word));
-        all.resize(n * own.len(), 0.0);
+        all.resize(self.comm.size() * own.len(), 0.0);
         self.comm.control().all_gather_into(own, all)?;
-        let sum = (0..n_micro).map(|j| all[(j % n) * own.len() + j / n]).sum();
+        let sum = order.sum(|rank, a| all[rank * own.len() + a]);
         let word = all.chunks_exact(own.len()).map(|rank| rank[own.len() - 1] as i32).max();
         Ok((sum, word.unwrap_or(0)))
+    }
+}
+
+/// Training and validation: the units of the run's own model, on the micro-batch that was loaded.
+struct LossOfBatch<B: Backend> {
+    /// Sum of the losses of its tokens, once the head was visited.
+    sum: Option<SumOf<B>>,
+}
+
+impl<B: Backend> Visitor<B> for LossOfBatch<B> {
+    fn upload(&mut self, stepper: &Stepper<'_, B>, pass: &mut PassState<'_, B>) -> Result<()> {
+        let MicroBatch { tokens, targets } = &stepper.scratch.batch;
+        pass.upload(stepper.device, tokens, targets)
+    }
+
+    fn visit(&mut self, stepper: &Stepper<'_, B>, visit: Visit, pass: &mut PassState<'_, B>) -> Result<()> {
+        stepper.compute(stepper.model, visit, None, pass);
+        if visit.pass == Pass::Loss {
+            self.sum = Some(stepper.device.start_sum(get(&pass.lists.live, pass.program.losses).view()));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::cpu::CpuDevice;
+    use crate::config::Deck;
+    use crate::train::planning;
+
+    /// A program as the head of this file shows one: a line per visit.
+    fn as_text(program: &Program, units: &[&str]) -> String {
+        let (mut lines, mut line) = (Vec::new(), Vec::new());
+        let mut is_visited = false;
+        for &instr in &program.schedule.instrs {
+            let is_visit = matches!(instr, Instr::Compute(_));
+            if is_visited && (is_visit || matches!(instr, Instr::Gather(_) | Instr::Wait(_))) {
+                lines.push(std::mem::take(&mut line).join(" | "));
+                is_visited = false;
+            }
+            is_visited |= is_visit;
+            let (what, unit) = program.describe(instr);
+            line.push(format!("{what} {}", units[unit]));
+        }
+        lines.push(line.join(" | "));
+        lines.join("\n")
+    }
+
+    #[test]
+    fn the_schedule_at_the_head_of_this_file_is_the_planned_one() {
+        let mut deck = Deck::default();
+        (deck.model.n_layer, deck.model.n_head, deck.model.d_model, deck.model.d_ff) = (2, 2, 8, 32);
+        (deck.model.n_kv_head, deck.model.seq_len, deck.model.vocab_size) = (2, 8, 16);
+        (deck.model.tied, deck.zero.deterministic) = (true, true);
+        (deck.train.micro_batch_size, deck.train.global_batch_size) = (1, 2);
+        let (model, plan) = planning::of_deck::<CpuDevice>(&deck, 2).unwrap();
+        let units: Vec<&str> = model.spec.units.iter().map(|unit| unit.name.as_str()).collect();
+        let page = include_str!("step.rs").split("//! ```").nth(1).expect("a block of text");
+        let shown = page.lines().skip(1).map(|line| line.trim_start_matches("//! ")).collect::<Vec<_>>().join("\n");
+        assert_eq!(shown.trim_end(), as_text(&plan.train, &units));
     }
 }

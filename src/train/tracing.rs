@@ -1,21 +1,23 @@
-//! What a step shows of itself while it runs: times of collectives, the answer to SIGUSR2, the trace of chosen steps (recorded
-//! by every rank, put on one clock, written by rank 0).
+//! What a step shows of itself: times of its collectives, the answer to SIGUSR2, the trace of chosen steps
+//! (recorded by every rank, put on one clock, written by rank 0).
+//!
+//! Must not know: when a span is measured (`bookkeeping.rs`).
 
-use super::stepper::{Note, Noted, Purpose, Stepper, describe};
+use super::pass::PassState;
+use super::spans::{PendingSpan, SpanKind};
+use super::stepper::Stepper;
 use crate::backend::agree::{all_or_none, decided_by_rank_0};
-use crate::backend::{Backend, Comm, CommRecord, Device, MarkOf, Queue};
+use crate::backend::{Backend, Comm, Device};
 use crate::error::Result;
-use crate::params::{ModelSpec, UnitId};
-use crate::plan::Program;
-use crate::plan::schedule::{GatherId, Instr};
+use crate::params::ModelSpec;
+use crate::plan::schedule::GatherId;
 use crate::telemetry::Track;
 use crate::telemetry::ledger::Label;
 use crate::telemetry::trace::{self, Event};
-use crate::zero::Gathers;
 use std::path::Path;
 use std::time::Instant;
 
-/// Rounds of the clock comparison; the median of an odd number is one of them.
+/// Rounds of the clock comparison; odd, so that the median is one of them.
 const ROUNDS: usize = 15;
 
 /// Gathers every rank's events and writes `RUN/trace.json`. Collective.
@@ -37,8 +39,8 @@ pub fn write<B: Backend>(stepper: &mut Stepper<'_, B>, run_dir: &Path, host: &st
     Ok(())
 }
 
-/// How far each rank's clock is ahead of rank 0's, in ns: the median over rounds of what ranks read when they leave a
-/// barrier. Good to the time ranks take to leave one.
+/// How far each rank's clock is ahead of rank 0's, in ns: the median over rounds of what ranks read when they
+/// leave a barrier. Exact to the time that ranks take to leave one.
 fn clock_offsets_ns<B: Backend>(stepper: &Stepper<'_, B>) -> Result<Vec<i64>> {
     let n = stepper.comm.size();
     let mut rounds: Vec<Vec<i64>> = Vec::with_capacity(ROUNDS);
@@ -60,38 +62,17 @@ fn clock_offsets_ns<B: Backend>(stepper: &Stepper<'_, B>) -> Result<Vec<i64>> {
 }
 
 impl<B: Backend> Stepper<'_, B> {
-    /// Notes what lasted from `start` to now.
-    pub(super) fn note(&mut self, noted: Noted, unit: UnitId, start: &MarkOf<B>, purpose: Purpose) {
-        let (start, end) = (start.clone(), self.device.mark(Queue::Compute));
-        self.notes.push(Note { noted, unit: Some(unit), start, end, counts: purpose.trains() });
-    }
-
-    /// Notes a collective.
-    pub(super) fn note_comm(&mut self, track: Track, unit: UnitId, record: CommRecord<MarkOf<B>>, purpose: Purpose) {
-        let CommRecord { received_bytes: bytes, started: start, finished: end } = record;
-        let noted = Noted::Comm { track, bytes, live_bytes: self.memory.ledger().total_now() };
-        self.notes.push(Note { noted, unit: Some(unit), start, end, counts: purpose.trains() });
-    }
-
-    /// Notes an instruction, where the step is traced.
-    pub(super) fn note_instr(&mut self, program: &Program, instr: Instr, start: MarkOf<B>, bytes: u64) {
-        if self.trace.is_on() {
-            let (what, unit) = describe(program, instr);
-            let noted = Noted::Instr { what, bytes, live_bytes: self.memory.ledger().total_now() };
-            self.notes.push(Note { noted, unit, start, end: self.device.mark(Queue::Compute), counts: false });
-        }
-    }
-
-    /// Hands all notes on: to their units, and to the trace. Waits for the device to come to them.
+    /// Reads the times of all pending spans and adds them to their units and to the trace. Waits for the
+    /// device to reach them.
     pub(super) fn settle(&mut self) -> Result<()> {
-        for Note { noted, unit, start, end, counts } in self.notes.drain(..) {
+        for PendingSpan { kind, unit, start, end, counts } in self.spans.drain(..) {
             let span = (self.device.when(&start)?, self.device.when(&end)?);
             let ms = span.1.saturating_duration_since(span.0).as_secs_f64() * 1e3;
-            let times = unit.filter(|_| counts).map(|unit| &mut self.units[unit]);
-            match noted {
-                Noted::Comm { track, bytes, live_bytes } => {
+            let times = counts.then_some(&mut self.units[unit]);
+            match kind {
+                SpanKind::Collective { track, bytes, live_bytes } => {
                     let what = if track == Track::Reduce { "reduce_scatter" } else { "all_gather" };
-                    self.trace.span(track, what, unit, span, bytes, live_bytes);
+                    self.trace.span(track, what, Some(unit), span, bytes, live_bytes);
                     let Some(times) = times else { continue };
                     let (sum_ms, sum_bytes) = match track {
                         Track::Reduce => (&mut times.reduce_ms, &mut times.reduce_bytes),
@@ -100,41 +81,41 @@ impl<B: Backend> Stepper<'_, B> {
                     *sum_ms += ms;
                     *sum_bytes += bytes as f64;
                 }
-                Noted::Wait { on } => match (times, on) {
+                SpanKind::Wait { on } => match (times, on) {
                     (Some(times), Track::Reduce) => times.reduce_wait_ms += ms,
                     (Some(times), _) => times.gather_wait_ms += ms,
                     (None, _) => {}
                 },
-                Noted::Kept { bytes } => {
+                SpanKind::UnusedParams { bytes } => {
                     if let Some(times) = times {
                         times.late_byte_ms += bytes as f64 * ms;
                     }
                 }
-                Noted::Instr { what, bytes, live_bytes } => {
-                    self.trace.span(Track::Compute, what, unit, span, bytes, live_bytes);
+                SpanKind::Instr { what, bytes, live_bytes } => {
+                    self.trace.span(Track::Compute, what, Some(unit), span, bytes, live_bytes);
                 }
             }
         }
         Ok(())
     }
 
-    /// Says where this rank is and what it holds: the answer to SIGUSR2.
-    pub(super) fn answer(&self, program: &Program, at: usize, gathers: &Gathers<B::Comm>) {
-        let spec = &self.model.spec;
+    /// Logs where this rank is and what it holds: the answer to SIGUSR2.
+    pub(super) fn answer(&self, pass: &PassState<'_, B>) {
+        let (spec, schedule) = (&self.model.spec, &pass.program.schedule);
         let names = |ids: Vec<GatherId>| -> String {
-            let names: Vec<&str> =
-                ids.iter().map(|&g| spec.units[program.schedule.gathers[g].unit].name.as_str()).collect();
+            let names: Vec<&str> = ids.iter().map(|&g| spec.units[schedule.gathers[g].unit].name.as_str()).collect();
             if names.is_empty() { "none".into() } else { names.join(", ") }
         };
-        let (what, unit) = describe(program, program.schedule.instrs[at]);
-        let (live, on_the_way) = gathers.now();
+        let (what, unit) = pass.program.describe(pass.instr());
+        let (live, gathering) = pass.lists.gathers.now();
         log::warn!(
-            "rank {} is at instruction {at} of {}: {what} {}\nwhole now: {}; on their way: {}\n{}\npeak at {}",
+            "rank {} is at instruction {} of {}: {what} {}\nwhole now: {}; on their way: {}\n{}\npeak at {}",
             self.comm.rank(),
-            program.schedule.instrs.len(),
-            unit.map_or("", |u| spec.units[u].name.as_str()),
+            pass.at,
+            schedule.instrs.len(),
+            spec.units[unit].name,
             names(live),
-            names(on_the_way),
+            names(gathering),
             self.memory.ledger(),
             label_in_words(self.memory.ledger().peak_label(), spec)
         );

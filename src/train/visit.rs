@@ -1,38 +1,30 @@
 //! One visit of a unit: the planned buffers go in by role, the model computes, the buffers come back.
 //!
-//! Must not know: ranks, collectives, when a visit is.
+//! Must not know: ranks, collectives, when a unit is visited.
 
-use super::kept::{Live, get, put, take};
-use super::stepper::{Purpose, Stepper};
+use super::pass::{PassState, Purpose};
+use super::scratch::{get, put, take};
+use super::stepper::Stepper;
 use crate::backend::{Backend, Buf, View};
 use crate::model::{BackwardIo, Cached, ForwardIo, LossGrad, LossIo, Model};
 use crate::params::{ParamId, PerTensor, UnitId, UnitRole};
 use crate::plan::Program;
 use crate::plan::memory::SlotId;
-use crate::plan::schedule::{GatherId, Pass};
-
-/// One visit of a unit.
-#[derive(Clone, Copy)]
-pub(super) struct Visit {
-    /// Which unit.
-    pub unit: UnitId,
-    /// Forward, backward, or the head's loss.
-    pub pass: Pass,
-    /// What its parameters come from; none where they are whole anyway.
-    pub gather: Option<GatherId>,
-}
+use crate::plan::schedule::{Pass, Visit};
 
 impl<B: Backend> Stepper<'_, B> {
-    /// Computes one visit of a unit by the model that `program` was planned for; `cached` where its rows follow others.
+    /// Computes one visit of a unit by `model`, which the program was planned for; `cached` where its rows
+    /// follow earlier ones.
     pub(super) fn compute(
         &self,
         model: &Model,
-        program: &Program,
-        Visit { unit, pass, gather }: Visit,
-        purpose: Purpose,
+        visit: Visit,
         cached: Option<Cached<'_>>,
-        live: &mut Live,
+        state: &mut PassState<'_, B>,
     ) {
+        let Visit { unit, pass, gather } = visit;
+        let PassState { program, purpose, .. } = *state;
+        let live = &mut state.lists.live;
         let (dev, spec) = (self.device, &model.spec);
         let unit_params = &spec.units[unit].params;
         let whole = gather.map(|g| take(live, &program.gathered[g])).unwrap_or_default();
@@ -118,7 +110,8 @@ impl<B: Backend> Stepper<'_, B> {
         }
     }
 
-    /// The whole parameters of a unit, gathered or kept so. Padding never reaches a kernel.
+    /// The whole parameters of a unit, gathered for this visit or whole at rest. Padding never reaches a
+    /// kernel.
     fn params_of<'a>(&'a self, unit: UnitId, gathered: &[ParamId], whole: &'a [Buf]) -> PerTensor<View<'a>> {
         let spec = &self.model.spec;
         let view = |&p: &ParamId| match gathered.iter().position(|&q| q == p) {
@@ -134,7 +127,8 @@ pub(super) fn grad_ids(program: &Program, params: &[ParamId]) -> PerTensor<SlotI
     params.iter().filter_map(|&p| program.grads.get(p).copied()).collect()
 }
 
-/// What of some parameters' gradients travels: the full gradient, or its rounding where it has added up from parts.
+/// What travels of some parameters' gradients: the full gradient, or its rounded copy where it is a sum of
+/// parts.
 pub(super) fn travelling_ids(program: &Program, params: &[ParamId]) -> PerTensor<SlotId> {
     params.iter().map(|&p| program.rounded[p].unwrap_or(program.grads[p])).collect()
 }

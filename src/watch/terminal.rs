@@ -16,14 +16,14 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Between two looks at the keyboard, signals included.
 const LISTEN: Duration = Duration::from_millis(100);
 /// Signals that end a view; a raw terminal sends none for Ctrl-C.
-const ENDING: &str = "TERM, INT, HUP, QUIT";
+const ENDING: [libc::c_int; 4] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT];
 
 /// Shows the run until somebody wants to leave.
 ///
 /// # Errors
 /// Standard output is no terminal that can be drawn on.
 pub fn show(records: &mut RunFiles) -> Result<()> {
-    signals::listen(&signals::numbers_of(ENDING).expect("names of signals"));
+    signals::listen(&ENDING);
     // Its panic hook gives the terminal back before the message is printed.
     let mut terminal = ratatui::try_init()?;
     let outcome = until_left(&mut terminal, records);

@@ -1,4 +1,6 @@
 //! Whole parameters for the time of a visit: started, waited for, live, released.
+//!
+//! Must not know: what computes with them, when they are needed.
 
 use super::Shards;
 use crate::backend::{Buf, Comm, Pending, RecordOf};
@@ -11,13 +13,13 @@ use crate::plan::schedule::{Gather, GatherId};
 enum UnitState<P> {
     /// Only slices, one on each rank.
     Sharded,
-    /// On their way, in one or more calls.
+    /// Their all-gathers are in flight, in one or more calls.
     Gathering(PerTensor<P>),
-    /// Whole, in the executor's hands.
+    /// Whole: visits may use them.
     Live,
 }
 
-/// The state of every gather of a program; at first of one without any.
+/// The state of every gather of a program.
 pub struct Gathers<C: Comm> {
     states: Vec<UnitState<C::Pending>>,
 }
@@ -29,7 +31,7 @@ impl<C: Comm> Default for Gathers<C> {
 }
 
 impl<C: Comm> Gathers<C> {
-    /// Nothing is gathered of a program of `n_gathers`.
+    /// For a pass over a program of `n_gathers`: everything is sharded.
     pub fn reset(&mut self, n_gathers: usize) {
         self.states.clear();
         self.states.resize_with(n_gathers, || UnitState::Sharded);
@@ -54,28 +56,29 @@ impl<C: Comm> Gathers<C> {
         self.states[g] = UnitState::Gathering(calls.collect());
     }
 
-    /// Waits until the parameters are whole; gives them out in the order of `gather.params`, with a record per call.
+    /// Waits until the parameters are whole, in the order of `gather.params`; adds a record per call to
+    /// `landed`.
     pub fn wait(
         &mut self,
         g: GatherId,
         gather: &Gather,
         shards: &mut Shards,
-    ) -> Result<(PerTensor<Buf>, PerTensor<RecordOf<C>>)> {
+        landed: &mut PerTensor<RecordOf<C>>,
+    ) -> Result<PerTensor<Buf>> {
         let UnitState::Gathering(calls) = std::mem::replace(&mut self.states[g], UnitState::Live) else {
             panic!("gather {g} is waited for after its start, once");
         };
-        let (mut outs, mut records) =
-            (PerTensor::with_capacity(gather.params.len()), PerTensor::with_capacity(calls.len()));
+        let mut outs = PerTensor::with_capacity(gather.params.len());
         let mut params = gather.params.iter();
         for call in calls {
-            let landed = call.wait()?;
-            for (slice, &p) in landed.inputs.into_iter().zip(params.by_ref()) {
+            let done = call.wait()?;
+            for (slice, &p) in done.inputs.into_iter().zip(params.by_ref()) {
                 shards.restore(p, State::Param, slice);
             }
-            outs.extend(landed.outputs);
-            records.push(landed.record);
+            outs.extend(done.outputs);
+            landed.push(done.record);
         }
-        Ok((outs, records))
+        Ok(outs)
     }
 
     /// The parameters are used no more.
@@ -89,7 +92,7 @@ impl<C: Comm> Gathers<C> {
         matches!(self.states[g], UnitState::Live)
     }
 
-    /// Gathers whose parameters are whole now, and gathers on their way.
+    /// Gathers whose parameters are whole now, and gathers in flight.
     pub fn now(&self) -> (Vec<GatherId>, Vec<GatherId>) {
         let ids = |wanted: fn(&UnitState<C::Pending>) -> bool| {
             self.states.iter().enumerate().filter(|(_, s)| wanted(s)).map(|(g, _)| g).collect()

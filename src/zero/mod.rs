@@ -1,4 +1,5 @@
-//! ZeRO-3 itself: slices at rest, whole parameters for the time of a visit, gradients back to their owners.
+//! ZeRO-3 itself: slices at rest, whole parameters for the time of a visit, gradients to the owners of their
+//! slices.
 //!
 //! Must not know: what a unit computes, MPI, files.
 

@@ -1,5 +1,7 @@
-//! What a rank keeps: its slice of every parameter, gradient and optimizer state, or the whole of what the stage does not cut.
-//! During a step also the sums that the slices cannot hold.
+//! What a rank holds at rest: its slice of every parameter, gradient and optimizer state, or the whole tensor
+//! where the stage does not shard it. During a step also the sums that the slices cannot hold.
+//!
+//! Must not know: units, the order of a step.
 
 use crate::backend::memory::Memory;
 use crate::backend::{Buf, Device, Ops, Queue, View, ViewMut};
@@ -25,7 +27,7 @@ pub struct Shards {
 }
 
 impl Shards {
-    /// Takes the planned regions and fills them with zeros.
+    /// Takes the planned regions, filled with zeros.
     pub fn allocate<D: Device>(device: &D, memory: &mut Memory<D>, plan: &Plan, rank: usize) -> Self {
         let mut take = |slot: &Slot| {
             let mut buf = memory.take(device, slot, slot.kind, Queue::Compute);
@@ -45,7 +47,7 @@ impl Shards {
         }
     }
 
-    /// Takes what a step needs besides the state at rest.
+    /// Takes the buffers that only a step needs.
     pub fn begin_step<D: Device>(&mut self, device: &D, memory: &mut Memory<D>, step: &StepSlots) {
         for (ids, bufs) in [(&step.sums, &mut self.sums), (&step.held, &mut self.held)] {
             for (id, buf) in ids.iter().zip(bufs) {
@@ -54,7 +56,7 @@ impl Shards {
         }
     }
 
-    /// Rounds the sums into the gradients at rest and gives back what only the step needed.
+    /// Rounds the sums into the gradients at rest and gives the buffers of [`Shards::begin_step`] back.
     pub fn end_step<D: Device>(&mut self, device: &D, memory: &mut Memory<D>, step: &StepSlots) {
         for p in 0..self.sums.len() {
             if let Some(sum) = self.sums[p].take() {
@@ -73,7 +75,7 @@ impl Shards {
         self.rank
     }
 
-    /// The flat range of `param` this rank owns, without padding; may be empty.
+    /// The flat range of `param` that this rank owns, without padding; may be empty.
     pub fn range(&self, param: ParamId) -> Range<usize> {
         self.partitions[param].shard_range(self.rank)
     }
@@ -93,8 +95,8 @@ impl Shards {
         self.states[param][state.index()].is_some()
     }
 
-    /// Where the owned elements lie in the buffer: at its start, or where they belong in a whole one.
-    fn place(&self, param: ParamId, state: State) -> Range<usize> {
+    /// Where the owned elements are in the buffer: at its start, or at their own index in a whole tensor.
+    fn owned_range(&self, param: ParamId, state: State) -> Range<usize> {
         match self.hold(param, state) {
             Hold::Sharded => 0..self.range(param).len(),
             Hold::Whole => self.range(param),
@@ -107,26 +109,27 @@ impl Shards {
 
     /// The owned elements, without padding.
     pub fn owned(&self, param: ParamId, state: State) -> View<'_> {
-        self.buf(param, state).view().range(self.place(param, state))
+        self.buf(param, state).view().range(self.owned_range(param, state))
     }
 
     /// The owned elements for writing, without padding.
     pub fn owned_mut(&mut self, param: ParamId, state: State) -> ViewMut<'_> {
-        let place = self.place(param, state);
+        let place = self.owned_range(param, state);
         let buf = self.states[param][state.index()].as_mut().expect("the state exists and no collective has it");
         buf.view_mut().range(place)
     }
 
-    /// A whole parameter to compute with, without padding; only where it is kept whole.
+    /// A whole parameter to compute with, without padding; only where every rank holds it whole.
     pub fn whole(&self, param: ParamId) -> View<'_> {
-        assert_eq!(self.hold(param, State::Param), Hold::Whole, "a cut parameter has to be gathered");
+        assert_eq!(self.hold(param, State::Param), Hold::Whole, "a sharded parameter has to be gathered");
         self.buf(param, State::Param).view().range(0..self.numel(param))
     }
 
-    /// What the optimizer updates on this rank: every state of the elements it is responsible for, without padding.
+    /// What the optimizer updates on this rank: every state of the owned elements (in stage 0: of all
+    /// elements), without padding.
     pub fn updated(&mut self, param: ParamId) -> Updated<'_> {
         let whole = self.placements[param].optim == Hold::Whole;
-        let places = State::ALL.map(|state| if whole { 0..self.numel(param) } else { self.place(param, state) });
+        let places = State::ALL.map(|state| if whole { 0..self.numel(param) } else { self.owned_range(param, state) });
         let (mut weight, mut master, mut grad, mut states) = (None, None, None, OptimStates::default());
         for ((state, buf), place) in State::ALL.into_iter().zip(&mut self.states[param]).zip(places) {
             let Some(view) = buf.as_mut().map(|buf| buf.view_mut().range(place)) else { continue };
@@ -148,23 +151,23 @@ impl Shards {
 
     /// Rounds the owned master weights into the parameter.
     pub fn round_master<D: Ops>(&mut self, device: &D, param: ParamId) {
-        let (from, to) = (self.place(param, State::Master), self.place(param, State::Param));
+        let (from, to) = (self.owned_range(param, State::Master), self.owned_range(param, State::Param));
         let mut weight = self.lend(param, State::Param);
         device.cast(weight.view_mut().range(to), self.buf(param, State::Master).view().range(from));
         self.restore(param, State::Param, weight);
     }
 
-    /// Hands a state to a collective.
+    /// Lends a state to a collective.
     pub fn lend(&mut self, param: ParamId, state: State) -> Buf {
         self.states[param][state.index()].take().expect("one collective at a time has a state")
     }
 
-    /// Takes it back.
+    /// Takes a lent state back.
     pub fn restore(&mut self, param: ParamId, state: State, buf: Buf) {
         put_back(&mut self.states[param][state.index()], buf);
     }
 
-    /// Hands out the fp32 slice that a reduction adds into.
+    /// Lends the fp32 slice that a reduction adds into.
     pub fn lend_sum(&mut self, param: ParamId) -> Buf {
         match self.sums[param].take() {
             Some(sum) => sum,
@@ -172,7 +175,7 @@ impl Shards {
         }
     }
 
-    /// Takes it back.
+    /// Takes a lent sum back.
     pub fn restore_sum(&mut self, param: ParamId, buf: Buf, plan: &Plan) {
         match plan.step.sums[param] {
             Some(_) => put_back(&mut self.sums[param], buf),
@@ -180,20 +183,21 @@ impl Shards {
         }
     }
 
-    /// Adds a full gradient to what is held of it, or begins with it where `first`.
+    /// Adds a full gradient to the held one; overwrites it where `first`.
     pub fn hold_gradient<D: Ops>(&mut self, device: &D, param: ParamId, full: &Buf, first: bool) {
         let n = self.numel(param);
-        let held = self.held[param].as_mut().expect("planned where gradients are held").view_mut().range(0..n);
+        let held =
+            self.held[param].as_mut().expect("a plan that holds gradients has their slots").view_mut().range(0..n);
         let full = full.view().range(0..n);
         if first { device.cast(held, full) } else { device.accumulate(held, full) }
     }
 
-    /// Hands a held gradient to a reduction.
+    /// Lends a held gradient to a reduction.
     pub fn lend_held(&mut self, param: ParamId) -> Buf {
         self.held[param].take().expect("one collective at a time has a gradient")
     }
 
-    /// Takes it back.
+    /// Takes a lent gradient back.
     pub fn restore_held(&mut self, param: ParamId, buf: Buf) {
         put_back(&mut self.held[param], buf);
     }
@@ -212,6 +216,6 @@ pub struct Updated<'a> {
 }
 
 fn put_back(place: &mut Option<Buf>, buf: Buf) {
-    assert!(place.is_none(), "what comes back was lent");
+    assert!(place.is_none(), "only a buffer that was lent comes back");
     *place = Some(buf);
 }

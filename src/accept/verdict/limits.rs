@@ -1,8 +1,8 @@
 //! Which metric each limit of the deck applies to, as a table. Pure.
 
 use super::metric::{Metric, ReferenceSource, Status};
-use crate::config::Limit;
 use crate::config::acceptance::{Deck, LimitsSection, Section};
+use crate::config::{Limit, Written};
 
 /// A metric that the deck can limit.
 #[derive(Debug, Clone, Copy)]
@@ -13,7 +13,7 @@ pub struct LimitedMetric {
     pub name: &'static str,
     /// Its key in `[limits]`.
     pub key: &'static str,
-    text: fn(&LimitsSection) -> &String,
+    limit: fn(&LimitsSection) -> &Written<Limit>,
 }
 
 macro_rules! limited_metrics {
@@ -24,7 +24,7 @@ macro_rules! limited_metrics {
                 section: Section::$section,
                 name: $name,
                 key: stringify!($key),
-                text: |limits| &limits.$key,
+                limit: |limits| &limits.$key,
             };
         )+
         /// All of the table.
@@ -60,7 +60,7 @@ limited_metrics! {
 impl LimitedMetric {
     /// Its limit in the deck.
     pub fn limit(&self, deck: &Deck) -> Limit {
-        (self.text)(&deck.limits).parse().expect("the deck was checked")
+        **(self.limit)(&deck.limits)
     }
 }
 

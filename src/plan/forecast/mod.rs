@@ -17,9 +17,9 @@ pub mod table;
 mod tests;
 pub mod traffic;
 
+use super::order::MicroBatches;
 use super::placement::State;
-use super::schedule::{Instr, Pass, Reduce, Schedule};
-use super::volume::micro_steps;
+use super::schedule::{Instr, Pass, Reduce, Schedule, Visit};
 use super::{Knobs, Plan, Program};
 use crate::config::hardware::Hardware;
 use crate::dtype::DType;
@@ -113,11 +113,11 @@ impl Forecast {
         let n = plan.world_size;
         let machine = Machine::new(hardware, Layout::new(n, subject.per_node), subject.tf32)?;
         let mut sums = Sums::default();
-        let a = micro_steps(n_micro, n);
+        let order = MicroBatches::new(n_micro, n);
+        let a = order.micro_steps();
         // All micro-steps but the last are alike.
         for (a_i, times) in [(0, a - 1), (a - 1, 1)].into_iter().filter(|(_, times)| *times > 0) {
-            let active = n_micro.saturating_sub(a_i * n).min(n);
-            let contributors = plan.contributors(n_micro, a_i);
+            let (active, contributors) = (order.contributors(a_i), plan.contributors(n_micro, a_i));
             sums.add_micro_step(subject, &machine, plan.micro_step(a_i, a), active, contributors, times as f64);
         }
         sums.add_update(subject, &machine);
@@ -265,7 +265,9 @@ impl TimedProgram {
                     Task::Start { job: n_jobs, queue: CommQueue::Gather, seconds }
                 }
                 Instr::Wait(g) => Task::Wait(gather_jobs[g]),
-                Instr::Compute { unit, pass, .. } => Task::Compute(timed.visit(subject, machine, program, unit, pass)),
+                Instr::Compute(Visit { unit, pass, .. }) => {
+                    Task::Compute(timed.visit(subject, machine, program, unit, pass))
+                }
                 Instr::Release(_) => continue,
                 Instr::Accumulate(r) => Task::Compute(timed.passes(machine, numel_of(subject, &reduces[r]) * 12)),
                 Instr::Round(r) => Task::Compute(timed.passes(machine, numel_of(subject, &reduces[r]) * 6)),

@@ -79,7 +79,7 @@ proptest! {
         spec in any_model(), n in 1usize..12, per_node in 1usize..5, knobs in any_knobs(), n_micro in 1usize..30
     ) {
         let plan = Plan::new(&spec, n, &knobs).unwrap();
-        let (layout, a) = (Layout::new(n, per_node), micro_steps(n_micro, n));
+        let (layout, a) = (Layout::new(n, per_node), MicroBatches::new(n_micro, n).micro_steps());
         let (mut gathered, mut reduced, mut leaving) = (0, 0, 0);
         for a_i in 0..a {
             let schedule = &plan.micro_step(a_i, a).schedule;
@@ -124,7 +124,7 @@ proptest! {
                 (Instr::Reduce(r), Task::Start { job, queue: CommQueue::Reduce, .. }) => _ = jobs.insert((false, r), *job),
                 (Instr::Wait(g), Task::Wait(job)) => prop_assert_eq!(jobs[&(true, g)], *job),
                 (Instr::ReduceWait(r), Task::Wait(job)) => prop_assert_eq!(jobs[&(false, r)], *job),
-                (Instr::Compute { .. } | Instr::Accumulate(_) | Instr::Round(_), Task::Compute(seconds)) => {
+                (Instr::Compute(_) | Instr::Accumulate(_) | Instr::Round(_), Task::Compute(seconds)) => {
                     prop_assert!(*seconds > 0.0);
                 }
                 (instr, task) => prop_assert!(false, "{instr:?} became {task:?}"),

@@ -16,8 +16,8 @@ use super::run_plan::RunPlan;
 use crate::error::Result;
 use crate::figures::Figure;
 use crate::figures::ownership::{Cost, Ownership};
+use crate::plan::MicroBatches;
 use crate::plan::placement::bytes_per_param;
-use crate::plan::volume::micro_steps;
 use crate::plan::{Knobs, Plan};
 
 /// Draws both. A run of another stage is compared as if it were of stage 3, which is what the pictures are of.
@@ -48,7 +48,7 @@ fn compare(planned: &RunPlan) -> Result<Ownership> {
         }
     }
     let (whole, cut) = bytes_per_param(&plan.knobs);
-    let n_micro_steps = micro_steps(*n_micro, n);
+    let n_micro_steps = MicroBatches::new(*n_micro, n).micro_steps();
     let received = |rank: usize| -> u64 {
         let param_bytes = plan.knobs.param_dtype.bytes() as u64;
         let foreign = |a: usize| -> u64 {
@@ -110,7 +110,7 @@ mod tests {
                 .flat_map(|g| &g.params)
                 .map(|&p| 4 * planned.spec.params[p].numel() as u64)
                 .sum();
-            let a = micro_steps(planned.n_micro, n) as u64;
+            let a = MicroBatches::new(planned.n_micro, n).micro_steps() as u64;
             let reduced: u64 = (0..n)
                 .map(|rank| {
                     let runs = planned.plan.reductions(planned.n_micro);

@@ -6,7 +6,7 @@ use crate::figures::storage::{Held, Param, Unit};
 use crate::figures::{Figure, compute, stages, storage};
 use crate::params::ModelSpec;
 use crate::plan::placement::{Hold, Placement};
-use crate::plan::schedule::{Instr, Pass};
+use crate::plan::schedule::{self, Instr, Pass};
 use crate::plan::{Knobs, Plan};
 use crate::telemetry::MemKind;
 
@@ -51,7 +51,7 @@ pub fn compute(planned: &RunPlan) -> Figure {
     let mut visits: Vec<compute::Visit> = Vec::new();
     for instr in &schedule.instrs {
         match *instr {
-            Instr::Compute { unit, pass, .. } => visits.push(compute::Visit {
+            Instr::Compute(schedule::Visit { unit, pass, .. }) => visits.push(compute::Visit {
                 unit: spec.units[unit].name.clone(),
                 pass: match pass {
                     Pass::Forward => compute::Pass::Forward,

@@ -6,16 +6,15 @@ use crate::figures::compute::Pass;
 use crate::figures::loss_curve::{CurveStep, LossCurve};
 use crate::figures::memory::{Layer, Measured, Memory};
 use crate::figures::timeline::{MAX_RANKS, Span, Timeline, What};
+use crate::plan::MicroBatches;
 use crate::plan::Program;
 use crate::plan::memory::Slot;
 use crate::plan::schedule::{self, Instr};
-use crate::plan::volume::micro_steps;
 use crate::report::run_dir::{RunDir, TracedEvent};
 use crate::telemetry::MemKind;
 use crate::telemetry::run_records::RunEvent;
 use crate::telemetry::step_reader::LoggedStep;
 use crate::telemetry::trace::Track;
-use crate::train::stepper::describe;
 
 /// The first attempt at the first traced step, as far as it is this plan's.
 struct TracedStep<'a> {
@@ -33,7 +32,7 @@ fn traced_step<'a>(run: &'a RunDir, planned: &RunPlan) -> Option<TracedStep<'a>>
     let step = trace.iter().map(|e| e.step).min()?;
     let of_step = || trace.iter().filter(|e| e.step == step);
     let RunPlan { spec, plan, n_micro } = planned;
-    let n_micro_steps = micro_steps(*n_micro, plan.world_size);
+    let n_micro_steps = MicroBatches::new(*n_micro, plan.world_size).micro_steps();
     let programs: Vec<&Program> = (0..n_micro_steps).map(|a| plan.micro_step(a, n_micro_steps)).collect();
     let n_instrs: usize = programs.iter().map(|p| p.schedule.instrs.len()).sum();
     // A step that was skipped is tried again under the same number.
@@ -42,8 +41,8 @@ fn traced_step<'a>(run: &'a RunDir, planned: &RunPlan) -> Option<TracedStep<'a>>
     let first = programs[0];
     let is_planned = own.len() >= n_instrs
         && first.schedule.instrs.iter().zip(&own).all(|(&instr, event)| {
-            let (what, unit) = describe(first, instr);
-            event.what == what && unit.is_none_or(|u| spec.units[u].name == event.unit)
+            let (what, unit) = first.describe(instr);
+            event.what == what && spec.units[unit].name == event.unit
         });
     Some(TracedStep {
         step,
@@ -106,7 +105,7 @@ const LAYERS: [(&str, &[MemKind]); 7] = [
 /// The plan's memory over a micro-step, and the ledger's where the step was traced.
 pub fn memory(run: &RunDir, planned: &RunPlan) -> Figure {
     let RunPlan { spec, plan, n_micro } = planned;
-    let program = plan.micro_step(0, micro_steps(*n_micro, plan.world_size));
+    let program = plan.micro_step(0, MicroBatches::new(*n_micro, plan.world_size).micro_steps());
     let instrs = &program.schedule.instrs;
     let throughout: Vec<&Slot> = plan.resident.iter().chain(&plan.step.slots).collect();
     let held = |at: usize, kinds: &[MemKind]| -> u64 {
@@ -130,9 +129,9 @@ pub fn memory(run: &RunDir, planned: &RunPlan) -> Figure {
     let mut parts: Vec<(usize, String)> = Vec::new();
     for (at, instr) in instrs.iter().enumerate() {
         let name = match instr {
-            Instr::Compute { pass: schedule::Pass::Forward, .. } => "forward",
-            Instr::Compute { pass: schedule::Pass::Loss, .. } => "loss",
-            Instr::Compute { pass: schedule::Pass::Backward, .. } => "backward",
+            Instr::Compute(schedule::Visit { pass: schedule::Pass::Forward, .. }) => "forward",
+            Instr::Compute(schedule::Visit { pass: schedule::Pass::Loss, .. }) => "loss",
+            Instr::Compute(schedule::Visit { pass: schedule::Pass::Backward, .. }) => "backward",
             _ => continue,
         };
         if parts.last().is_none_or(|(_, last)| last != name) {
@@ -140,8 +139,8 @@ pub fn memory(run: &RunDir, planned: &RunPlan) -> Figure {
         }
     }
     let words = |&instr: &Instr| {
-        let (what, unit) = describe(program, instr);
-        format!("{what} {}", unit.map_or("", |u| spec.units[u].name.as_str())).trim_end().to_string()
+        let (what, unit) = program.describe(instr);
+        format!("{what} {}", spec.units[unit].name)
     };
     Memory {
         layers: layers.to_vec(),

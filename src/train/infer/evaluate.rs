@@ -1,17 +1,18 @@
-//! The loss of a whole file of tokens, by a window that slides: every token but the first is predicted once, from as many
-//! tokens before it as the stride leaves.
+//! The loss of a whole file of tokens, by a window that slides: every token but the first is predicted once,
+//! from as many tokens before it as the stride leaves.
 //!
-//! Micro-batch i runs on rank i mod N, and sums are added in the order of i: the same bits on every number of ranks.
+//! Micro-batches are distributed and summed as those of a step: the same bits on every number of ranks.
 
-use super::pass::{self, refuse_non_finite};
+use super::finite::refuse_non_finite;
 use crate::backend::{Backend, Comm, Device};
 use crate::data::SampleSpace;
 use crate::error::Result;
-use crate::plan::schedule::Pass;
-use crate::plan::volume::micro_steps;
+use crate::plan::MicroBatches;
+use crate::plan::schedule::{Pass, Visit};
 use crate::text::tokenizer::TextTokenizer;
-use crate::train::kept::{get, get_mut};
-use crate::train::stepper::{Purpose, Stepper};
+use crate::train::pass::{PassState, Purpose, Visitor};
+use crate::train::scratch::get;
+use crate::train::stepper::Stepper;
 use std::ops::Range;
 
 /// What an evaluation found.
@@ -60,70 +61,74 @@ impl Windows {
     }
 }
 
-/// Evaluates all tokens of `space` with windows `stride` apart, at most as many as a window has tokens. Collective.
+/// Evaluates all tokens of `space` with windows `stride` apart, at most as many as a window has tokens.
+/// Collective.
 pub fn evaluate<B: Backend>(
     stepper: &mut Stepper<'_, B>,
     space: &SampleSpace,
     stride: usize,
     tokenizer: Option<&TextTokenizer>,
 ) -> Result<Evaluated> {
-    let (rank, n) = (stepper.comm.rank(), stepper.comm.size());
     let (b, t) = (stepper.model.dims.b, stepper.model.dims.t);
     let windows = Windows { n_tokens: space.n_tokens(), t: t as u64, stride: stride as u64 };
-    let n_batches = windows.n().div_ceil(b as u64) as usize;
+    let order = MicroBatches::new(windows.n().div_ceil(b as u64) as usize, stepper.comm.size());
     let plan = stepper.plan;
     let mut own = Vec::new();
-    for a in 0..micro_steps(n_batches, n) {
-        let i = a * n + rank;
-        let mut batch = Batch { tokens: vec![0; b * t], targets: vec![0; b * t], scored: Vec::new() };
-        if i < n_batches {
-            batch.fill(space, windows, (i * b) as u64..windows.n().min(((i + 1) * b) as u64), t);
-        }
-        let mut sum = 0.0;
-        pass::run(stepper, &plan.eval, |stepper, visit, live| {
-            if i >= n_batches {
-                return Ok(());
-            }
-            if visit.unit == 0 {
-                let (program, device) = (&plan.eval, stepper.device);
-                device.upload(get_mut(live, program.tokens).view_mut(), bytemuck::cast_slice(&batch.tokens))?;
-                device.upload(get_mut(live, program.targets).view_mut(), bytemuck::cast_slice(&batch.targets))?;
-            }
-            stepper.compute(stepper.model, &plan.eval, visit, Purpose::Evaluate, None, live);
-            if visit.pass == Pass::Loss {
-                let losses = stepper.device.read(get(live, plan.eval.losses).view())?;
-                sum = batch.scored.iter().flat_map(|range| &losses[range.clone()]).map(|&x| f64::from(x)).sum();
-            }
-            Ok(())
-        })?;
-        own.push(sum);
+    for a in 0..order.micro_steps() {
+        let mut batch = order.of(a, stepper.comm.rank()).map(|i| {
+            let own = (i * b) as u64..windows.n().min(((i + 1) * b) as u64);
+            WindowBatch::read(space, windows, own, b * t)
+        });
+        stepper.execute(&plan.eval, Purpose::Evaluate, batch.as_mut())?;
+        stepper.settle()?;
+        own.push(batch.map_or(0.0, |batch| batch.sum));
     }
     let all = stepper.comm.control().all_gather_f64(&own)?;
-    let total: f64 = (0..n_batches).map(|i| all[(i % n) * own.len() + i / n]).sum();
+    let total = order.sum(|rank, a| all[rank * own.len() + a]);
     refuse_non_finite("the loss", Some(total).filter(|x| !x.is_finite()))?;
     let n_tokens = space.n_tokens() - 1;
     let n_bytes = tokenizer.map(|tokenizer| bytes_of(space, tokenizer));
     Ok(Evaluated { n_tokens, n_windows: windows.n(), loss: total / n_tokens as f64, n_bytes })
 }
 
-/// A micro-batch and which of its losses count.
-struct Batch {
+/// A micro-batch of windows, which of its losses count, and their sum once the head was visited.
+struct WindowBatch {
     tokens: Vec<u32>,
     targets: Vec<u32>,
     scored: Vec<Range<usize>>,
+    sum: f64,
 }
 
-impl Batch {
-    /// Windows `of`, in rows of `t`; rows without one stay what they are and count nothing.
-    fn fill(&mut self, space: &SampleSpace, windows: Windows, of: Range<u64>, t: usize) {
+impl WindowBatch {
+    /// Windows `of`, in rows of a micro-batch of `numel` tokens; rows without a window hold zeros and count
+    /// nothing.
+    fn read(space: &SampleSpace, windows: Windows, of: Range<u64>, numel: usize) -> Self {
+        let t = windows.t as usize;
+        let mut batch = WindowBatch { tokens: vec![0; numel], targets: vec![0; numel], scored: Vec::new(), sum: 0.0 };
         let mut window = vec![0; t + 1];
         for (row, w) in of.enumerate() {
             let (begin, new) = windows.of(w);
             space.read(begin, &mut window);
-            self.tokens[row * t..][..t].copy_from_slice(&window[..t]);
-            self.targets[row * t..][..t].copy_from_slice(&window[1..]);
-            self.scored.push(row * t + new.start..row * t + new.end);
+            batch.tokens[row * t..][..t].copy_from_slice(&window[..t]);
+            batch.targets[row * t..][..t].copy_from_slice(&window[1..]);
+            batch.scored.push(row * t + new.start..row * t + new.end);
         }
+        batch
+    }
+}
+
+impl<B: Backend> Visitor<B> for WindowBatch {
+    fn upload(&mut self, stepper: &Stepper<'_, B>, pass: &mut PassState<'_, B>) -> Result<()> {
+        pass.upload(stepper.device, &self.tokens, &self.targets)
+    }
+
+    fn visit(&mut self, stepper: &Stepper<'_, B>, visit: Visit, pass: &mut PassState<'_, B>) -> Result<()> {
+        stepper.compute(stepper.model, visit, None, pass);
+        if visit.pass == Pass::Loss {
+            let losses = stepper.device.read(get(&pass.lists.live, pass.program.losses).view())?;
+            self.sum = self.scored.iter().flat_map(|range| &losses[range.clone()]).map(|&x| f64::from(x)).sum();
+        }
+        Ok(())
     }
 }
 

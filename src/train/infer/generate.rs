@@ -1,9 +1,10 @@
-//! Text from a model, token by token: every rank computes the same, unit by unit as in training, so no token has to travel.
+//! Text from a model, token by token: every rank computes the same, unit by unit as in training, so no token
+//! has to travel.
 //!
-//! Blocks keep the projections of the rows so far, so a token costs one row, and one gather of every unit. When the context is
-//! full it starts again with its last half.
+//! Blocks cache the projections of the rows so far, so a token costs one row, and one gather of every unit.
+//! When the context is full it starts again with its last half.
 
-use super::pass::{self, refuse_non_finite};
+use super::finite::refuse_non_finite;
 use crate::backend::ops::{AttentionShape, CachedWork};
 use crate::backend::{Backend, Buf, Device, Ops, Queue};
 use crate::config::Deck;
@@ -12,9 +13,10 @@ use crate::model::{Cached, Model};
 use crate::plan::Plan;
 use crate::plan::generation::{Feed, KeptSizes, PerFeed, Ran};
 use crate::plan::memory::Slot;
-use crate::plan::schedule::Pass;
-use crate::train::kept::{get, get_mut};
-use crate::train::stepper::{Purpose, Stepper};
+use crate::plan::schedule::{Pass, Visit};
+use crate::train::pass::{PassState, Purpose, Visitor};
+use crate::train::scratch::get;
+use crate::train::stepper::Stepper;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
@@ -26,7 +28,7 @@ const PROMPT_ROWS: usize = 32;
 pub struct Choice {
     /// Divides the logits; 0 takes the largest.
     pub temperature: f64,
-    /// Tokens to draw from, the likeliest; 0 = all.
+    /// Most probable tokens to draw from; 0 = all.
     pub top_k: usize,
     /// Draw i is a function of (seed, i).
     pub seed: u64,
@@ -47,14 +49,14 @@ pub struct Generated {
 }
 
 impl Decoders {
-    /// Of a deck's model.
+    /// For the model of a deck.
     pub fn of_deck<D: Ops>(deck: &Deck) -> Self {
         let t_max = deck.model.seq_len;
         let of_rows = |rows| Model::of_rows::<D>(deck, 1, rows);
         Decoders { models: PerFeed { prompt: of_rows(PROMPT_ROWS.min(t_max)), row: of_rows(1) }, t_max }
     }
 
-    /// Plans to run them.
+    /// Adds their programs to a plan.
     pub fn plan<D: Ops>(&self, plan: &mut Plan) -> Result<()> {
         let PerFeed { prompt, row: one } = &self.models;
         let whole = AttentionShape { t: self.t_max, ..one.attention_shape() };
@@ -82,8 +84,10 @@ pub fn generate<B: Backend>(
     let generation = stepper.plan.generation.as_ref().expect("generation was planned");
     let Stepper { memory, device, .. } = stepper;
     let mut hold = |slot: &Slot| memory.take(*device, slot, slot.kind, Queue::Compute);
-    let mut kept: Vec<Buf> = generation.kept.iter().map(&mut hold).collect();
-    let mut scratch: Vec<Buf> = generation.scratch.iter().map(&mut hold).collect();
+    let mut cache = Cache {
+        projections: generation.kept.iter().map(&mut hold).collect(),
+        scratch: generation.scratch.iter().map(&mut hold).collect(),
+    };
     let mut text = prompt.to_vec();
     let (mut begin, mut done, mut ran) = (0, 0, Ran::default());
     while text.len() - prompt.len() < max_tokens {
@@ -97,8 +101,12 @@ pub fn generate<B: Backend>(
             // The last row is computed alone: its logits are wanted.
             let is_prompt = context.len() - 1 - done >= decoders.models.prompt.dims.t;
             let by = if is_prompt { Feed::Prompt } else { Feed::Row };
-            let rows = &context[done..done + decoders.models[by].dims.t];
-            logits = feed(stepper, decoders, by, rows, done, &mut kept, &mut scratch)?;
+            let model = &decoders.models[by];
+            let rows = &context[done..done + model.dims.t];
+            let mut some_rows = Rows { model, tokens: rows, first: done, cache: &mut cache, logits: Vec::new() };
+            stepper.execute(&generation.programs[by], Purpose::Evaluate, Some(&mut some_rows))?;
+            logits = some_rows.logits;
+            stepper.settle()?;
             ran.note(by);
             done += rows.len();
         }
@@ -109,48 +117,53 @@ pub fn generate<B: Backend>(
         }
         text.push(token);
     }
-    for (buf, slot) in kept.into_iter().chain(scratch).zip(generation.kept.iter().chain(&generation.scratch)) {
+    let slots = generation.kept.iter().chain(&generation.scratch);
+    for (buf, slot) in cache.projections.into_iter().chain(cache.scratch).zip(slots) {
         stepper.memory.give(stepper.device, buf, slot.kind);
     }
     Ok(Generated { tokens: text.split_off(prompt.len()), ran })
 }
 
-/// Runs rows at positions `first` on through the model; the logits of a single row.
-fn feed<B: Backend>(
-    stepper: &mut Stepper<'_, B>,
-    decoders: &Decoders,
-    by: Feed,
-    rows: &[u32],
+/// What generation holds from one pass to the next.
+struct Cache {
+    /// Projections of the rows so far, by block.
+    projections: Vec<Buf>,
+    /// Of attention over them: output, log-sum-exps, the rest.
+    scratch: Vec<Buf>,
+}
+
+/// Some rows of a text at positions `first` on, computed by a model of as many rows.
+struct Rows<'r> {
+    model: &'r Model,
+    tokens: &'r [u32],
     first: usize,
-    kept: &mut [Buf],
-    scratch: &mut [Buf],
-) -> Result<Vec<f32>> {
-    let (model, plan) = (&decoders.models[by], stepper.plan);
-    let program = &plan.generation.as_ref().expect("generation was planned").programs[by];
-    let mut logits = Vec::new();
-    pass::run(stepper, program, |stepper, visit, live| {
-        let (unit, device) = (visit.unit, stepper.device);
-        if unit == 0 {
-            // Nobody asks for the losses: targets are any tokens.
-            for id in [program.tokens, program.targets] {
-                device.upload(get_mut(live, id).view_mut(), bytemuck::cast_slice(rows))?;
-            }
-        }
-        let [out, lse, work] = &mut *scratch else { panic!("cached attention has 3 buffers") };
+    cache: &'r mut Cache,
+    /// Of a single row, once the head was visited.
+    logits: Vec<f32>,
+}
+
+impl<B: Backend> Visitor<B> for Rows<'_> {
+    fn upload(&mut self, stepper: &Stepper<'_, B>, pass: &mut PassState<'_, B>) -> Result<()> {
+        // The losses are not read: targets are any tokens.
+        pass.upload(stepper.device, self.tokens, self.tokens)
+    }
+
+    fn visit(&mut self, stepper: &Stepper<'_, B>, visit: Visit, pass: &mut PassState<'_, B>) -> Result<()> {
+        let Cache { projections, scratch } = &mut *self.cache;
+        let [out, lse, work] = &mut scratch[..] else { panic!("cached attention has 3 buffers") };
         let cached = Cached {
-            first,
-            qkv: unit.checked_sub(1).and_then(|block| kept.get_mut(block)),
+            first: self.first,
+            qkv: visit.unit.checked_sub(1).and_then(|block| projections.get_mut(block)),
             work: CachedWork { out: out.view_mut(), lse: lse.view_mut(), work: work.view_mut() },
         };
-        stepper.compute(model, program, visit, Purpose::Evaluate, Some(cached), live);
-        if visit.pass == Pass::Loss && rows.len() == 1 {
-            let at = model.spec.units[unit].backward_work.iter().position(|t| t.name == "logits");
-            let id = program.backward_work[unit][at.expect("a head has logits")];
-            logits = device.read(get(live, id).view())?.into_owned();
+        stepper.compute(self.model, visit, Some(cached), pass);
+        if visit.pass == Pass::Loss && self.tokens.len() == 1 {
+            let at = self.model.spec.units[visit.unit].backward_work.iter().position(|t| t.name == "logits");
+            let id = pass.program.backward_work[visit.unit][at.expect("a head has logits")];
+            self.logits = stepper.device.read(get(&pass.lists.live, id).view())?.into_owned();
         }
         Ok(())
-    })?;
-    Ok(logits)
+    }
 }
 
 /// Draws token number `i`. Sums are f64, in the order of the vocabulary; the exponential is a crate's.
@@ -179,7 +192,7 @@ fn choose(logits: &[f32], choice: Choice, i: usize) -> u32 {
             return c as u32;
         }
     }
-    // Rounding at the very end, or logits that are no numbers.
+    // Rounding at the very end, or logits that are NaN.
     candidates.last().map_or(0, |&c| c as u32)
 }
 

@@ -1,10 +1,11 @@
-//! A trained model at work: its loss on a text, and text of its own.
+//! Inference: the loss of a model on a text, and text that it generates.
 //!
-//! Ranks hold slices of the parameters alone, and gather unit by unit as in training.
+//! Ranks hold slices of the parameters alone, and gather unit by unit as in training. Must not know:
+//! optimizers.
 
 pub mod evaluate;
+mod finite;
 pub mod generate;
-mod pass;
 
 use crate::backend::agree::all_or_none;
 use crate::backend::{Backend, Comm, Device};
@@ -17,12 +18,12 @@ use crate::plan::generation::Ran;
 use crate::plan::{Knobs, Plan, State};
 use crate::telemetry::{Flight, Phase};
 use crate::text::tokenizer::TextTokenizer;
-use crate::train::stepper::Stepper;
+use crate::train::stepper::{Parts, Stepper};
 use generate::{Choice, Decoders, generate};
 use std::path::Path;
 use std::time::Duration;
 
-/// What a run prints of its model now and then: `train.sample_every`.
+/// Generates a text every `train.sample_every` steps of a run.
 pub struct Sampler {
     tokenizer: TextTokenizer,
     decoders: Decoders,
@@ -32,13 +33,13 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Likeliest tokens that a run's text is drawn from.
+    /// Each token is drawn from so many, the most probable ones.
     const TOP_K: usize = 50;
 
-    /// Of a deck that samples. Collective.
+    /// For a deck that samples. Collective.
     ///
     /// # Errors
-    /// There is no such tokenizer; the prompt has no tokens.
+    /// There is no such tokenizer; the prompt has no tokens, or one that the model does not have.
     pub fn open<B: Backend>(comm: &B::Comm, deck: &Deck) -> Result<Self> {
         let prompt_text = deck.train.sample_prompt.clone();
         let loaded = TextTokenizer::load(&deck.data.tokenizer, None);
@@ -63,7 +64,7 @@ impl Sampler {
     }
 }
 
-/// The tokens of a prompt, and the tokenizer that made them; a fault is every rank's. Collective.
+/// The tokens of a prompt, and the tokenizer that made them; an error is the same on every rank. Collective.
 ///
 /// # Errors
 /// The tokenizer could not be loaded; the prompt has no tokens.
@@ -82,7 +83,7 @@ pub fn with_prompt<C: Comm>(
 /// The tokens of a prompt; of an empty one the token that begins documents.
 ///
 /// # Errors
-/// It has none, one that cannot be encoded, or one that the model does not know.
+/// It has none, or some that cannot be encoded, or that are not in the model's vocabulary.
 fn prompt_tokens(tokenizer: &TextTokenizer, prompt: &str, deck: &Deck) -> Result<Vec<u32>> {
     let mut tokens = Vec::new();
     tokenizer
@@ -104,17 +105,17 @@ fn prompt_tokens(tokenizer: &TextTokenizer, prompt: &str, deck: &Deck) -> Result
     }
 }
 
-/// A recorder that writes nothing and watches nobody.
+/// A flight recorder that writes nothing and watches no rank.
 pub fn silent_flight<C: Comm>(comm: &C) -> Result<Flight> {
     Flight::start(Path::new(""), comm.rank(), Vec::new(), Vec::new(), Duration::ZERO, || {})
         .map_err(|e| Error::Internal(format!("a recorder without a file: {e}")))
 }
 
-/// Loads the weights of the step directory `dir` for the model of `deck`, cut over the ranks of `comm`, and works with them;
-/// with `decoders` memory to generate text is there. Collective.
+/// Loads the weights of the step directory `dir` for the model of `deck`, sharded over the ranks of `comm`,
+/// and calls `work`; `decoders` adds memory to generate text. Collective.
 ///
 /// # Errors
-/// The checkpoint is of another model, or damaged; memory is not to be had; what `work` says.
+/// The checkpoint is of another model, or damaged; some rank has not enough memory; errors of `work`.
 pub fn with_weights<B: Backend, T>(
     device: &B::Device,
     comm: &B::Comm,
@@ -131,7 +132,9 @@ pub fn with_weights<B: Backend, T>(
     device.release();
     let flight = silent_flight(comm)?;
     let poison = cfg!(debug_assertions);
-    let mut stepper: Stepper<'_, B> = Stepper::allocate((device, comm), &model, &plan, flight, 0, poison)?;
+    let parts = Parts { device, comm, model: &model, plan: &plan, flight, n_sums: 0, poison };
+    let mut stepper: Stepper<'_, B> = Stepper::allocate(parts)?;
+    stepper.timer.switch(Phase::Evaluation);
     let loaded = load(&mut stepper, deck, dir);
     all_or_none(comm, loaded)?;
     work(&mut stepper)

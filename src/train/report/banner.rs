@@ -1,15 +1,17 @@
-//! What a run says before its first step: ranks, model, data, and the plan in figures.
+//! What a run prints before its first step: ranks, model, data, and the plan in figures.
+//!
+//! Must not know: what is printed later.
 
 use crate::backend::{Backend, Comm, Device};
-use crate::plan::volume::micro_steps;
+use crate::plan::MicroBatches;
 use crate::telemetry::human;
-use crate::train::Job;
-use crate::train::source::Source;
+use crate::train::batches::Batches;
+use crate::train::job::Job;
 use crate::train::state::Position;
 use crate::train::stepper::Stepper;
 
 /// Logs it. Rank 0 alone.
-pub(super) fn banner<B: Backend>(job: &Job, stepper: &Stepper<'_, B>, source: &Source, start: Position) {
+pub(super) fn banner<B: Backend>(job: &Job, stepper: &Stepper<'_, B>, batches: &Batches, start: Position) {
     let (deck, plan, spec) = (&job.deck, stepper.plan, &stepper.model.spec);
     let n = stepper.comm.size();
     let t = &deck.train;
@@ -28,15 +30,15 @@ pub(super) fn banner<B: Backend>(job: &Job, stepper: &Stepper<'_, B>, source: &S
     );
     log::info!(
         "data: {} training tokens, {} validation tokens, digest {}",
-        source.train().n_tokens(),
-        source.val().map_or(0, |v| v.n_tokens()),
-        source.digest
+        batches.train().n_tokens(),
+        batches.val().map_or(0, |v| v.n_tokens()),
+        batches.digest
     );
     log::info!(
         "step: {} sequences = {n_micro} micro-batches of {}, in {} of {ranks}",
         t.global_batch_size,
         t.micro_batch_size,
-        human::counted(micro_steps(n_micro, n), "micro-step"),
+        human::counted(MicroBatches::new(n_micro, n).micro_steps(), "micro-step"),
     );
     let volume = plan.step_volume(0, n_micro);
     log::info!(

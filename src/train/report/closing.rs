@@ -1,7 +1,9 @@
-//! How a run closes: the totals of all ranks held against the plan in `summary.json`, its last words, and what the next process
-//! learns from them.
+//! How a run closes: the totals of all ranks beside the plan in `summary.json`, its last words, and what the
+//! next process reads of them.
+//!
+//! Must not know: why a run ended.
 
-use super::Report;
+use super::RunReport;
 use crate::backend::agree::all_or_none;
 use crate::backend::{Backend, Comm};
 use crate::config::Deck;
@@ -14,13 +16,13 @@ use crate::plan::placement::bytes_per_param;
 use crate::telemetry::summary::{KindBytes, PhaseTotal, Planned, RankBytes, Resident, SUMMARY_FILE, UnitRow};
 use crate::telemetry::{CommClass, Phase, RunEvent, Summary, UnitTimes, say};
 use crate::test_hooks;
+use crate::train::job::{Ending, HINTED_RANKS, Job};
 use crate::train::stepper::Stepper;
 use crate::train::tracing::label_in_words;
-use crate::train::{Ending, Job};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// What each rank tells rank 0 at the end, over all its steps.
+/// Totals of a rank over all its steps.
 #[derive(Serialize, Deserialize)]
 struct RankTotals {
     received: RankBytes,
@@ -31,15 +33,15 @@ struct RankTotals {
     units: Vec<UnitTimes>,
 }
 
-impl Report {
+impl RunReport {
     /// Gathers the totals, writes `summary.json`, prints the closing words. Collective.
     pub fn finish<B: Backend>(mut self, job: &Job, stepper: &Stepper<'_, B>, ending: Ending) -> Result<Exit> {
         let Stepper { comm, plan, .. } = stepper;
         stepper.flight.at(ending.position.step, "summary", None);
-        self.timing.finish(match ending.exit {
+        self.timing.finish(match ending.verdict.exit {
             Exit::Finished => "finished",
             Exit::StoppedEarly => "stopped early, saved",
-            _ => "ended for want of a good step or save",
+            _ => "ended: a step or a save failed",
         });
         let counts = stepper.volume.counts();
         let own = RankTotals {
@@ -54,12 +56,13 @@ impl Report {
         };
         let ranks = all_or_none(*comm, Ok(own))?;
         if comm.rank() != 0 {
-            return Ok(ending.exit);
+            return Ok(ending.verdict.exit);
         }
         let evaluated = self.last_val_loss.is_some();
         let others = [evaluated.then(|| plan.evaluation_peaks()), plan.generation_peaks(self.sampled)];
         let planned = planned_peaks(plan.training_peaks(), others);
-        // Everything the ledger holds now, the copy for asynchronous saves apart: nothing gathered, no gradient whole.
+        // What the ledger holds now but for the copy for asynchronous saves: nothing gathered, no full
+        // gradient.
         let at_rest = stepper.memory.ledger().total_now() - plan.outside_bytes();
         let n_params = stepper.model.spec.numel() as u64;
         let formula_bytes = plan.formula_bytes(n_params as usize);
@@ -75,8 +78,8 @@ impl Report {
         });
         let hints = hints(job, &ending);
         let summary = Summary {
-            exit_reason: ending.reason,
-            exit_code: ending.exit.code(),
+            exit_reason: ending.verdict.reason,
+            exit_code: ending.verdict.exit.code(),
             run_dir: job.deck.run.dir.clone(),
             deck: digest_in_words(&job.deck),
             world_size: comm.size() as u64,
@@ -133,11 +136,11 @@ impl Report {
             progress.finish();
             progress.note(&format!("\n{summary}"));
         }
-        Ok(ending.exit)
+        Ok(ending.verdict.exit)
     }
 }
 
-/// The peaks of whatever programs a run of this deck has.
+/// The peaks of all programs that a run of this deck has.
 pub fn peaks_of_run(deck: &Deck, plan: &Plan) -> Peaks {
     let (evaluates, samples) = (deck.train.eval_every > 0, deck.train.sample_every > 0);
     let others =
@@ -145,14 +148,14 @@ pub fn peaks_of_run(deck: &Deck, plan: &Plan) -> Peaks {
     planned_peaks(plan.training_peaks(), others)
 }
 
-/// The peaks of whichever programs ran.
+/// The peaks of training and of the other programs that ran.
 fn planned_peaks(mut train: Peaks, others: [Option<Peaks>; 2]) -> Peaks {
     others.iter().flatten().for_each(|other| train.raise(other));
     train
 }
 
-/// The step to which a run of this very deck went here, to its end, where the deck wants no checkpoint that would tell: from
-/// the summary it left. A run that starts over has moved that file away.
+/// The last step of a finished run of this very deck without checkpoints, from the summary that it left. A
+/// run that starts over has moved that file away.
 pub fn finished_without_checkpoint(deck: &Deck) -> Option<u64> {
     let path = Path::new(&deck.run.dir).join(SUMMARY_FILE);
     let text = (deck.checkpoint.every == 0).then(|| files::read_text(&path, files::MAX_RECORD_BYTES).ok())??;
@@ -165,7 +168,7 @@ fn digest_in_words(deck: &Deck) -> String {
     format!("{:016x}", deck.digest())
 }
 
-/// What to try next.
+/// Commands to try next.
 fn hints(job: &Job, ending: &Ending) -> Vec<String> {
     let mut hints = Vec::new();
     let program = job.relaunch.split(' ').next().unwrap_or("zero3");
@@ -173,24 +176,23 @@ fn hints(job: &Job, ending: &Ending) -> Vec<String> {
         let (step, steps) = (ending.position.step, job.deck.train.steps);
         // A run that is not over goes on as its deck says: fewer steps would bend its schedule.
         let more = if step < steps { steps } else { step + (steps / 3).max(1) };
-        hints.push("go on from this checkpoint on 3 ranks, to the same bits as on any other number:".to_string());
-        hints.push(format!("  mpirun -n 3 --oversubscribe {} train.steps={more}", job.relaunch));
-        hints.push(format!("look into it:  {program} ckpt inspect {}", dir.display()));
+        hints.push(format!(
+            "go on from this checkpoint on {HINTED_RANKS} ranks, to the same bits as on any other number:"
+        ));
+        hints.push(format!("  {} {} train.steps={more}", job.launcher, job.relaunch));
+        hints.push(format!("inspect it:  {program} ckpt inspect {}", dir.display()));
     }
-    hints.push(format!(
-        "the same run on paper, for 8 ranks:  {} --ranks 8",
-        job.relaunch.replacen(" train ", " plan ", 1)
-    ));
+    hints.push(format!("plan the same run for 8 ranks:  {} --ranks 8", job.relaunch.replacen(" train ", " plan ", 1)));
     hints
 }
 
-/// The run needs no more steps.
+/// Prints that the run needs no more steps.
 pub fn already_finished(path: &Path, step: u64, total_steps: u64) {
     let path = path.display();
     let text = format!(
         "finished: {path} holds step {step} of train.steps = {total_steps}\n\
-         raise train.steps to go on, or start over with --resume none (what is there is set aside)"
+         raise train.steps to go on, or start over with --resume none (what is there is archived)"
     );
-    // Nobody may be reading any more.
+    // A reader may be gone.
     say::out(&text).ok();
 }

@@ -1,13 +1,13 @@
-//! What a run tells: its banner (`banner.rs`), a row per step, its closing words (`closing.rs`). Collective where numbers of all
-//! ranks meet.
+//! What a run reports: its banner (`banner.rs`), a row per step, its summary (`closing.rs`). Collective where
+//! it needs numbers of all ranks.
 //!
 //! Must not know: how a step is made, what is done about a bad one.
 
 mod banner;
 pub mod closing;
 
-use super::Job;
-use super::source::Source;
+use super::batches::Batches;
+use super::job::Job;
 use super::state::Position;
 use super::step::StepOutcome;
 use super::stepper::Stepper;
@@ -28,13 +28,13 @@ use crate::telemetry::{
 };
 use banner::banner;
 
-/// Collects what the steps of one process say.
-pub struct Report {
+/// Collects the figures of the steps of one process.
+pub struct RunReport {
     /// Rank 0 shows progress.
     progress: Option<Progress>,
     start: Position,
     unigram_entropy: Option<f64>,
-    /// What one step moves on this rank, from the plan.
+    /// Bytes that one step moves on this rank, from the plan.
     planned: Volume,
     /// Counters when the current step began.
     counted: CommCounts,
@@ -49,26 +49,26 @@ pub struct Report {
     last_row: Option<StepRow>,
     last_ranks: Vec<RankStep>,
     last_val_loss: Option<f64>,
-    /// Which programs of generating text ran.
+    /// The programs of generation that ran.
     sampled: Ran,
-    /// What the newest step asked the heap for.
+    /// Heap requests of the newest step, by owner.
     allocated: Vec<Allocations>,
-    /// Tokens of all steps, and the slowest rank's times together.
+    /// Tokens of all steps, and the sum of the slowest rank's times.
     stepped_tokens: u64,
     stepped_ms: f64,
-    /// What a scheduler wants to know.
+    /// Times that a batch script asks for.
     pub timing: Timing,
-    /// Rank 0 notes what happens to the run.
+    /// Rank 0's log of events.
     records: Option<RunRecords>,
     stragglers: Stragglers,
 }
 
-impl Report {
+impl RunReport {
     /// Opens the report; rank 0 prints the banner. Collective.
     pub fn new<B: Backend>(
         job: &Job,
         stepper: &Stepper<'_, B>,
-        source: &Source,
+        batches: &Batches,
         start: Position,
         timing: Timing,
         records: Option<RunRecords>,
@@ -76,13 +76,13 @@ impl Report {
         let t = &job.deck.train;
         let rank = stepper.comm.rank();
         if rank == 0 && !job.quiet {
-            banner(job, stepper, source, start);
+            banner(job, stepper, batches, start);
         }
         let hosts = all_or_none(stepper.comm, Ok(job.host.clone()))?;
-        Ok(Report {
+        Ok(RunReport {
             progress: (rank == 0 && !job.quiet).then(|| Progress::new(t.steps, start.step, job.is_terminal)),
             start,
-            unigram_entropy: source.unigram_entropy,
+            unigram_entropy: batches.unigram_entropy,
             planned: stepper.plan.step_volume(rank, t.n_micro()),
             counted: CommCounts::default(),
             last_step: Volume::default(),
@@ -113,12 +113,12 @@ impl Report {
         Ok(())
     }
 
-    /// A text was generated, by these programs of the plan.
+    /// Text was generated, by these programs of the plan.
     pub fn sampled(&mut self, ran: Ran) {
         self.sampled.add(ran);
     }
 
-    /// The step that has just ended asked the heap for this.
+    /// Heap requests of the step that has just ended.
     pub fn allocated(&mut self, by_owner: impl Into<Vec<Allocations>>) {
         self.allocated = by_owner.into();
     }
@@ -236,7 +236,7 @@ impl Report {
         &self.last_ranks
     }
 
-    /// Times and bytes of the attempt that has just ended; the bytes are held against the plan.
+    /// Times and bytes of the attempt that has just ended; the bytes are compared with the plan.
     fn measure<B: Backend>(&mut self, stepper: &Stepper<'_, B>, at: Position) -> Result<(PhaseTimes, CommCounts)> {
         let times = stepper.timer.take()?;
         self.phases.add(&times);
@@ -262,7 +262,7 @@ impl Report {
     }
 }
 
-/// Where a step that was not finite began, in words to go on with.
+/// Where a step that was not finite began, as the end of a message.
 pub fn origin(spec: &ModelSpec, outcome: &StepOutcome) -> String {
     outcome.not_finite.map_or(String::new(), |(unit, param)| {
         format!(", first in the gradient of {} of unit {}", spec.params[param].name, spec.units[unit].name)

@@ -1,4 +1,6 @@
-//! The run's data: opened on every rank, read through once by rank 0, micro-batches by index.
+//! The run's data: opened on every rank, read once by rank 0, micro-batches by index.
+//!
+//! Must not know: which rank computes which micro-batch.
 
 use crate::backend::Comm;
 use crate::backend::agree::{all_or_none, decided_by_rank_0};
@@ -19,17 +21,17 @@ pub struct MicroBatch {
     pub targets: Vec<u32>,
 }
 
-/// Training and validation samples, and what rank 0 found when it read them.
-pub struct Source {
+/// Training and validation samples, and what rank 0 computed from them at the start.
+pub struct Batches {
     dataset: Dataset,
     /// Digest of all data, 32 hex digits.
     pub digest: String,
-    /// Entropy of the validation tokens' frequencies in nats; none without validation data.
+    /// Entropy of the frequencies of validation tokens, in nats; none without validation data.
     pub unigram_entropy: Option<f64>,
     seq_len: usize,
 }
 
-/// The part of the deck that decides what a sample is.
+/// The keys of a deck that decide what a sample is.
 pub fn data_config(deck: &Deck) -> DataConfig {
     let d = &deck.data;
     DataConfig {
@@ -47,11 +49,11 @@ pub fn data_config(deck: &Deck) -> DataConfig {
     }
 }
 
-impl Source {
-    /// Rank 0 expands the globs and reads every token once, ticking; all ranks open the same files.
+impl Batches {
+    /// Rank 0 expands the globs and reads every token once; all ranks open the same files. Collective.
     ///
     /// # Errors
-    /// What the data are refused for, the same on every rank; ranks see different files.
+    /// The data are refused, the same on every rank; ranks see different files.
     pub fn open<C: Comm>(comm: &C, deck: &Deck, is_terminal: bool, flight: &Flight) -> Result<Self> {
         flight.at(0, "data", None);
         let config = data_config(deck);
@@ -69,7 +71,7 @@ impl Source {
             )));
         }
         let dataset = dataset.expect("no rank failed");
-        // Rank 0 arrives there when it has read: until then it is the one behind.
+        // Rank 0 is there when it has read everything: until then the others wait for it.
         let arrived = || flight.at(0, "verdict on the data", None);
         if comm.rank() != 0 {
             arrived();
@@ -90,7 +92,7 @@ impl Source {
             arrived();
             Ok((report.digest, entropy))
         })?;
-        Ok(Source { dataset, digest, unigram_entropy, seq_len: deck.model.seq_len })
+        Ok(Batches { dataset, digest, unigram_entropy, seq_len: deck.model.seq_len })
     }
 
     /// Training samples.

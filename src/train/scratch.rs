@@ -1,65 +1,65 @@
-//! Lists that a rank keeps from one pass over a program to the next with the room they have, so that a step asks the heap for
+//! Lists that a rank reuses from one pass over a program to the next, so that a steady step asks the heap for
 //! nothing.
 //!
 //! Must not know: what is done with them.
 
-use super::source::MicroBatch;
-use crate::backend::{Backend, Buf, MarkOf, SumOf};
+use super::batches::MicroBatch;
+use crate::backend::{Backend, Buf, MarkOf, RecordOf, SumOf};
 use crate::params::PerTensor;
 use crate::plan::Program;
 use crate::plan::memory::SlotId;
-use crate::zero::refresh::Lists;
+use crate::zero::refresh::BucketLists;
 use crate::zero::{Gathers, Reductions};
 
-/// All of them.
-pub struct Kept<B: Backend> {
+/// The reused lists of a [`super::stepper::Stepper`].
+pub struct Scratch<B: Backend> {
     /// The micro-batch that was loaded last.
     pub(super) batch: MicroBatch,
-    /// Those of a pass.
-    pub(super) pass: InHand<B>,
-    /// Sums of the losses of this rank's micro-batches, in the order of micro-steps; none where it had no batch.
+    /// Lists of the pass that runs.
+    pub(super) pass: PassLists<B>,
+    /// Sum of the losses of this rank's micro-batch in each micro-step so far; none where it had no
+    /// micro-batch.
     pub(super) losses: Vec<Option<SumOf<B>>>,
-    /// The same, finished, and a word.
+    /// The same as numbers, and a word that travels with them.
     pub(super) own: Vec<f64>,
-    /// Those of all ranks.
+    /// `own` of every rank, in rank order.
     pub(super) all: Vec<f64>,
-    /// Those of a refresh.
-    pub(super) refresh: Lists,
+    /// Lists of a refresh.
+    pub(super) refresh: BucketLists,
 }
 
-impl<B: Backend> Default for Kept<B> {
+impl<B: Backend> Default for Scratch<B> {
     fn default() -> Self {
         let (losses, own, all) = (Vec::new(), Vec::new(), Vec::new());
-        Kept { batch: MicroBatch::default(), pass: InHand::default(), losses, own, all, refresh: Lists::default() }
+        let (batch, pass, refresh) = (MicroBatch::default(), PassLists::default(), BucketLists::default());
+        Scratch { batch, pass, losses, own, all, refresh }
     }
 }
 
 /// Where the buffers and the collectives of one pass over a program are.
-pub(super) struct InHand<B: Backend> {
-    /// Buffers in the executor's hands, by slot.
+pub(super) struct PassLists<B: Backend> {
+    /// Buffers that no collective has, by slot.
     pub live: Live,
     /// Gathers.
     pub gathers: Gathers<B::Comm>,
     /// Reductions.
     pub reductions: Reductions<B::Comm>,
-    /// The last visit of each gather's parameters so far.
+    /// When the parameters of each gather were last used.
     pub last_use: Vec<Option<MarkOf<B>>>,
+    /// The collectives that the instruction under way has waited for.
+    pub landed: PerTensor<RecordOf<B::Comm>>,
 }
 
-impl<B: Backend> Default for InHand<B> {
+impl<B: Backend> Default for PassLists<B> {
     fn default() -> Self {
-        InHand {
-            live: Live::new(),
-            gathers: Gathers::default(),
-            reductions: Reductions::default(),
-            last_use: Vec::new(),
-        }
+        let (gathers, reductions) = (Gathers::default(), Reductions::default());
+        PassLists { live: Live::new(), gathers, reductions, last_use: Vec::new(), landed: PerTensor::new() }
     }
 }
 
-impl<B: Backend> InHand<B> {
-    /// Begins a pass over `program`: nothing is live, gathered or on its way.
-    pub fn begin(&mut self, program: &Program) {
+impl<B: Backend> PassLists<B> {
+    /// For a pass over `program` from its first instruction: nothing is live, gathered or in flight.
+    pub fn reset(&mut self, program: &Program) {
         let (n_gathers, n_reduces) = (program.schedule.gathers.len(), program.schedule.reduces.len());
         self.live.clear();
         self.live.resize_with(program.slots.len(), || None);
@@ -70,7 +70,7 @@ impl<B: Backend> InHand<B> {
     }
 }
 
-/// Buffers in the executor's hands, by slot.
+/// Buffers that no collective has, by slot.
 pub(super) type Live = Vec<Option<Buf>>;
 
 pub(super) fn get(live: &Live, id: SlotId) -> &Buf {

@@ -1,0 +1,28 @@
+//! Spans of a step whose times are read at its end: a device may not have reached their marks before.
+//!
+//! Must not know: who measures what (`bookkeeping.rs`), where the times go (`tracing.rs`).
+
+use crate::params::UnitId;
+use crate::telemetry::Track;
+
+/// A span between two marks.
+pub struct PendingSpan<M> {
+    pub(super) kind: SpanKind,
+    pub(super) unit: UnitId,
+    pub(super) start: M,
+    pub(super) end: M,
+    /// It belongs to training: it counts for its unit.
+    pub(super) counts: bool,
+}
+
+/// What a [`PendingSpan`] is the time of.
+pub(super) enum SpanKind {
+    /// A collective on its queue.
+    Collective { track: Track, bytes: u64, live_bytes: u64 },
+    /// A wait of the compute queue for a collective.
+    Wait { on: Track },
+    /// Gathered parameters between their last use and their release.
+    UnusedParams { bytes: u64 },
+    /// An instruction; in traced steps alone.
+    Instr { what: &'static str, bytes: u64, live_bytes: u64 },
+}
