@@ -9,7 +9,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use zero3::telemetry::{Flight, Ledger, MemKind, Trace, Track};
+use zero3::liveness::FlightRecorder;
+use zero3::telemetry::{Ledger, MemKind, Trace, Track};
 
 /// Calls that one figure is the mean of.
 const N_CALLS: u32 = 100_000;
@@ -102,7 +103,7 @@ fn main() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let flight = |hosts: &[&str]| {
         let hosts = hosts.iter().map(|host| host.to_string()).collect();
-        Flight::start(dir.path(), 0, hosts, vec!["embed".into()], TIMEOUT, || {}).expect("a thread")
+        FlightRecorder::start(dir.path(), 0, hosts, vec!["embed".into()], TIMEOUT, || {}).expect("a thread")
     };
 
     println!("per instruction of a step, CPU time of the thread");

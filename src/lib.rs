@@ -4,8 +4,8 @@
 //!
 //! | layer | modules | knows |
 //! | --- | --- | --- |
-//! | L0 | [`error`], [`dtype`], [`params`], [`optimizers`], [`work`], [`exact_sum`], [`files`], [`foreign`], [`random`], [`clock`], [`environment`], [`limits`], [`threads`], [`test_hooks`], [`config`] | nothing above; decks |
-//! | L1 | [`plan`], [`telemetry`], [`data`], [`text`], [`figures`] | pure plans, counters, token files, text, pictures |
+//! | L0 | [`error`], [`dtype`], [`params`], [`optimizers`], [`work`], [`exact_sum`], [`files`], [`foreign`], [`random`], [`human`], [`quantile`], [`say`], [`clock`], [`environment`], [`limits`], [`threads`], [`test_hooks`], [`config`] | nothing above; decks |
+//! | L1 | [`plan`], [`telemetry`], [`liveness`], [`records`], [`batch`], [`data`], [`text`], [`figures`] | pure plans, counters, token files, text, pictures |
 //! | L2 | [`backend`], [`checkpoint`] | devices and MPI; HDF5 and host slices |
 //! | L3 | [`model`], [`zero`] | transformer math; shards, gathers, reductions (neither knows the other) |
 //! | L4 | [`optim`] | norm, clipping, schedule, update |
@@ -16,6 +16,7 @@
 
 pub mod accept;
 pub mod backend;
+pub mod batch;
 pub mod calibrate;
 pub mod checkpoint;
 pub mod cli;
@@ -32,14 +33,19 @@ pub mod files;
 pub mod foreign;
 pub mod harness;
 pub mod hf;
+pub mod human;
 pub mod limits;
+pub mod liveness;
 pub mod model;
 pub mod optim;
 pub mod optimizers;
 pub mod params;
 pub mod plan;
+pub mod quantile;
 pub mod random;
+pub mod records;
 pub mod report;
+pub mod say;
 pub mod telemetry;
 pub mod test_hooks;
 pub mod text;

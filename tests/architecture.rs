@@ -208,7 +208,7 @@ const FILE_CALLS_ELSEWHERE: [(&str, &str, &str); 10] = [
     ("accept/benchmarks/storage.rs", ".sync_all(", "measures what the file system does"),
     ("accept/benchmarks/storage.rs", "fs::rename(", "measures what the file system does"),
     (
-        "telemetry/step_log.rs",
+        "records/step_log.rs",
         ".sync_data(",
         "rows are added to an open file, and reach the disk before a checkpoint does",
     ),
@@ -220,7 +220,7 @@ const FILE_CALLS_ELSEWHERE: [(&str, &str, &str); 10] = [
     ("train/node_memory.rs", "fs::read_to_string(", "the limits of a control group, under /sys"),
     ("environment.rs", "fs::read(", "what /proc says of the processes of this user"),
     ("limits.rs", "fs::read_to_string(", "the limits of a control group, under /sys"),
-    ("telemetry/start_watch.rs", "fs::read_to_string(", "what /proc says of a rank's threads"),
+    ("liveness/start_watch.rs", "fs::read_to_string(", "what /proc says of a rank's threads"),
     ("accept/benchmarks/inventory.rs", "fs::read_to_string(", "what /proc and /sys say of the node"),
     ("test_hooks.rs", "fs::write(", "a list that a test asks for, at a path that it gives"),
 ];
@@ -290,11 +290,7 @@ fn refuse(words: &[&str], allowed: &[&str], instead: &str) {
 fn what_is_said_goes_one_way_that_escapes_what_others_wrote() {
     let ways = ["println!(", "print!(", "stdout().lock()", "stderr().lock()", "stderr(),", "stdout(),"];
     // A bar that redraws itself moves the cursor.
-    refuse(
-        &ways,
-        &["telemetry/say.rs", "telemetry/progress.rs"],
-        "telemetry::say is the way to standard output and error",
-    );
+    refuse(&ways, &["say.rs", "records/progress.rs"], "say is the way to standard output and error");
     refuse(
         &["<!doctype html", "&lt;"],
         &["figures/html.rs", "foreign/magic.rs"],

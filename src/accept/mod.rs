@@ -21,11 +21,12 @@ pub use output::RecordPaths;
 
 use crate::backend::Backend;
 use crate::backend::agree::{all_or_none, decided_by_rank_0};
+use crate::batch::signals;
+use crate::batch::signals::Stop;
 use crate::clock;
 use crate::config::acceptance::Section;
 use crate::error::{Error, Exit, Result};
 use crate::harness::Deadline;
-use crate::telemetry::signals::{self, Stop};
 use crate::test_hooks;
 use benchmarks::training::ReferenceRun;
 use benchmarks::{collectives, device, elasticity, inventory, scaling, storage, training};

@@ -11,7 +11,7 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::harness::Cluster;
 use crate::optimizers::{OptimStates, OptimizerKind, UpdateNow, UpdateStep};
-use crate::telemetry::quantile::median;
+use crate::quantile::median;
 use crate::work::{Kernel, Work};
 use std::time::{Duration, Instant};
 

@@ -5,7 +5,7 @@ use super::fit::fit;
 use crate::backend::{Backend, Comm};
 use crate::error::Result;
 use crate::harness::{Cluster, CollectiveBench, CollectiveOp};
-use crate::telemetry::quantile::median;
+use crate::quantile::median;
 use std::time::Instant;
 
 /// Bytes of the whole vector.

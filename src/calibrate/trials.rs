@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::harness::{Cluster, agreed_failure, train_on, write_tokens};
 use crate::model::{precision, work};
 use crate::plan::forecast::{Forecast, Subject};
-use crate::telemetry::quantile::median;
+use crate::quantile::median;
 use crate::train::planning;
 use crate::train::state::Start;
 use serde::Serialize;

@@ -18,8 +18,8 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::Kind;
 use crate::error::{Error, Result};
+use crate::human;
 use crate::optimizers::{OptimState, OptimizerKind};
-use crate::telemetry::human;
 
 /// The format this program writes, and the newest it reads.
 pub const FORMAT_VERSION: u32 = 1;

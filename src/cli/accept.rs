@@ -8,10 +8,12 @@ use crate::accept::verdict::baseline::Baseline;
 use crate::accept::{self, Acceptance, RecordPaths, reference_size};
 use crate::backend::agree::{all_or_none, decided_by_rank_0};
 use crate::backend::{Backend, Comm};
+use crate::batch::signals;
+use crate::cli::logging;
 use crate::config::acceptance::Deck;
 use crate::error::{Exit, Result};
 use crate::harness::{Cluster, LocalWork};
-use crate::telemetry::{StartPlace, logging, signals, start_watch};
+use crate::liveness::{StartPlace, start_watch};
 use crate::test_hooks;
 use std::time::Instant;
 

@@ -7,9 +7,11 @@ use crate::backend::cpu::{Cpu, CpuComm, CpuDevice};
 use crate::backend::mesh::ranks_by_host;
 use crate::backend::{Backend, Comm};
 use crate::calibrate::{self, Node};
+use crate::cli::logging;
 use crate::error::{Error, Exit, Result};
 use crate::harness::{Cluster, LocalWork};
-use crate::telemetry::{logging, say, start_watch};
+use crate::liveness::start_watch;
+use crate::say;
 use crate::train::node_memory::NodeMemory;
 use std::time::Instant;
 

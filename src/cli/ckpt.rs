@@ -9,7 +9,7 @@ use crate::checkpoint;
 use crate::error::{Exit, Result};
 use crate::hf;
 use crate::plan::partition::Partition;
-use crate::telemetry::progress::BytesBar;
+use crate::records::progress::BytesBar;
 use std::cell::OnceCell;
 use std::io::IsTerminal;
 

@@ -7,15 +7,16 @@ use crate::backend::agree::all_or_none;
 use crate::backend::cpu::instruction_set;
 use crate::backend::mesh::{Dim, Mesh};
 use crate::backend::mpi::{self, Group, Universe, library_version, processor_name};
+use crate::batch::job_clock::job_id;
 use crate::config::Deck;
 use crate::environment;
 use crate::error::{Error, Exit, Result};
 use crate::foreign;
 use crate::limits::{allowed_cpus, cpu_quota};
-use crate::telemetry::start_watch;
-use crate::telemetry::time_limit::job_id;
-use crate::telemetry::{Flight, StartPlace, human, say};
+use crate::liveness::start_watch;
+use crate::liveness::{FlightRecorder, StartPlace};
 use crate::test_hooks;
+use crate::{human, say};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -224,7 +225,7 @@ impl Launch {
     }
 
     /// Ends MPI, which waits for all ranks; `flight` watches meanwhile.
-    pub fn leave(self, flight: Option<Flight>) {
+    pub fn leave(self, flight: Option<FlightRecorder>) {
         if let Some(flight) = &flight {
             test_hooks::fault_point("leave", self.rank(), 0);
             flight.leave();

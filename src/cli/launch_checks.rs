@@ -3,7 +3,7 @@
 //! Pure functions of an environment and of what ranks say of themselves, tested on recorded ones. Must not know: MPI.
 
 use crate::backend::mesh::ranks_by_host;
-use crate::telemetry::human;
+use crate::human;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -14,6 +14,7 @@ mod device_choice;
 mod infer;
 mod launch;
 mod launch_checks;
+mod logging;
 mod on_backend;
 mod plan;
 mod planner;
@@ -22,14 +23,16 @@ mod screen;
 use crate::backend::Backend;
 use crate::backend::agree::decided_by_rank_0;
 use crate::backend::kind::{OnKind, on_kind};
+use crate::batch::signals;
 use crate::clock;
 use crate::config::Deck;
 use crate::data::Dataset;
 use crate::environment;
 use crate::error::{Error, Exit, Result};
 use crate::foreign::{self, shown};
+use crate::liveness::{FlightRecorder, StartPlace, start_watch};
 use crate::report;
-use crate::telemetry::{Flight, StartPlace, logging, say, signals, start_watch};
+use crate::say;
 use crate::test_hooks::{self, fault_point};
 use crate::train::batches::data_config;
 use crate::train::state::{self, Start};
@@ -222,7 +225,7 @@ fn start(resume: &Resume) -> Start {
 /// Starts MPI, works, and ends the job the right way: together where all ranks know the verdict, by abort where not.
 fn under_mpi(
     timeout: impl FnOnce() -> Option<Duration> + Send + 'static,
-    work: impl FnOnce(&Launch) -> Result<(Exit, Option<Flight>)>,
+    work: impl FnOnce(&Launch) -> Result<(Exit, Option<FlightRecorder>)>,
 ) -> Exit {
     signals::hold();
     let launch = match Launch::start(timeout) {
@@ -272,7 +275,7 @@ fn timeout_of(deck: &args::DeckArgs) -> Option<Duration> {
     }
 }
 
-fn train_on(launch: &Launch, args: &TrainArgs, started: Instant) -> Result<(Exit, Option<Flight>)> {
+fn train_on(launch: &Launch, args: &TrainArgs, started: Instant) -> Result<(Exit, Option<FlightRecorder>)> {
     let group = launch.shard_group()?;
     start_watch::at(StartPlace::Deck);
     fault_point("deck", launch.rank(), 0);
@@ -323,7 +326,7 @@ impl OnKind for LibraryVersions {
 struct Training<'a>(&'a Job);
 
 impl Work for Training<'_> {
-    type Output = (Exit, Option<Flight>);
+    type Output = (Exit, Option<FlightRecorder>);
 
     fn on<B: Backend>(self, device: &B::Device, comm: &B::Comm) -> Result<Self::Output> {
         train::run::<B>(device, comm, self.0)

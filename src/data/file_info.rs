@@ -13,7 +13,7 @@ use super::info::{Decode, FileInfo};
 use super::scan::{self, ScanProgress, entropy_nats, histogram};
 use super::token_stream::TokenStream;
 use crate::error::{Error, Result};
-use crate::telemetry::human;
+use crate::human;
 
 /// Largest token id that is counted; a larger one says that the file is read in the wrong way.
 const MAX_COUNTED_ID: u64 = 1 << 26;

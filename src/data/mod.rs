@@ -32,7 +32,7 @@ pub use scan::{DIGEST, ScanProgress};
 pub use token_stream::{StreamFile, TokenStream};
 
 use crate::error::{Error, Result};
-use crate::telemetry::human;
+use crate::human;
 use crate::threads;
 use samples::Order;
 

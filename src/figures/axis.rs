@@ -1,6 +1,6 @@
 //! Axes: what their numbers are, and where ticks stand.
 
-use crate::telemetry::human;
+use crate::human;
 
 /// What numbers of an axis are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

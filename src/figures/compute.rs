@@ -6,7 +6,7 @@ use super::Figure;
 use super::sheet::{Anchor, Fill, Frame, Key, Look, MARGIN, Sheet, WIDTH};
 use super::text;
 use super::theme::{Color, LABEL_PX, NOTE_PX, SMALL_PX, Theme};
-use crate::telemetry::human;
+use crate::human;
 
 /// What a unit is visited for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use super::Figure;
 use super::axis::Axis;
 use super::chart::{Chart, Mark, Point, Series, Spread, Stroke};
 use super::sheet::{Key, Look, MARGIN, WIDTH};
-use crate::telemetry::human;
+use crate::human;
 
 /// One step.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]

@@ -5,7 +5,7 @@ use super::axis::Axis;
 use super::chart::{Chart, Mark, Series, Stroke};
 use super::sheet::{Anchor, Key, MARGIN, WIDTH};
 use super::theme::NOTE_PX;
-use crate::telemetry::human;
+use crate::human;
 
 /// One kind of memory, or several that are drawn as one.
 #[derive(Debug, Clone, PartialEq, Eq)]

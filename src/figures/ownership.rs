@@ -7,7 +7,7 @@ use super::Figure;
 use super::sheet::{Anchor, Fill, Frame, MARGIN, Sheet, WIDTH};
 use super::text;
 use super::theme::{LABEL_PX, NOTE_PX, SMALL_PX, TITLE_PX};
-use crate::telemetry::human;
+use crate::human;
 
 /// What one way of owning costs, one number per rank.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

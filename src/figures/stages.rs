@@ -7,7 +7,7 @@ use super::compute::{gather_color, reduce_color};
 use super::sheet::{Anchor, Fill, Frame, Key, MARGIN, Sheet, WIDTH};
 use super::text;
 use super::theme::{Color, LABEL_PX, SMALL_PX, Theme};
-use crate::telemetry::human;
+use crate::human;
 
 /// One stage on one number of ranks; bytes of one rank (of movement: of the rank that receives most).
 #[derive(Debug, Clone, PartialEq, Eq)]

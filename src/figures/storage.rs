@@ -7,8 +7,8 @@ use super::Figure;
 use super::sheet::{Anchor, Fill, Frame, Key, MARGIN, Sheet, WIDTH};
 use super::text;
 use super::theme::{LABEL_PX, NOTE_PX, SMALL_PX};
+use crate::human;
 use crate::plan::partition::Partition;
-use crate::telemetry::human;
 
 /// How a parameter's states are held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -10,7 +10,7 @@ use crate::backend::{Backend, Buf, Comm, Device, Ops, Queue};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::plan::schedule::{Bucket, Piece};
-use crate::telemetry::quantile::quantile;
+use crate::quantile::quantile;
 use crate::test_hooks;
 use serde::{Deserialize, Serialize};
 use smallvec::smallvec;

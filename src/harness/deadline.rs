@@ -5,7 +5,7 @@ use super::cluster::Cluster;
 use super::local_work::LocalWork;
 use crate::backend::Backend;
 use crate::error::Exit;
-use crate::telemetry::say;
+use crate::say;
 use crate::test_hooks;
 use crate::threads;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};

@@ -18,9 +18,9 @@ use crate::config::Deck;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::files::{self, NewDir};
+use crate::human;
 use crate::model::Model;
 use crate::params::{ModelSpec, ParamSpec};
-use crate::telemetry::human;
 
 /// The file that says what the model is.
 const CONFIG: &str = "config.json";

@@ -21,10 +21,10 @@ use crate::checkpoint::{self, Kind, Manifest, SliceShape, Target, check_free_spa
 use crate::config::Locking;
 use crate::error::{Error, Result};
 use crate::files;
+use crate::human;
 use crate::model::Model;
 use crate::optimizers::BYTES_PER_STATE;
 use crate::params::ModelSpec;
-use crate::telemetry::human;
 
 /// Elements that a tied head is compared in at once.
 const BLOCK: usize = 1 << 20;

@@ -8,8 +8,8 @@ use super::partition::Partition;
 use super::placement::{Hold, Placement};
 use crate::dtype::DType;
 use crate::error::{Error, Fault, Result};
+use crate::human;
 use crate::params::{ModelSpec, ParamId, SHARED_GRAD, UnitId, UnitRole};
-use crate::telemetry::human;
 use std::ops::Range;
 use std::sync::Arc;
 

@@ -6,8 +6,8 @@ use super::placement::bytes_per_param;
 use super::schedule::{Instr, Pass, Schedule, Visit};
 use super::volume::{Bound, Saving, Volume};
 use super::{Peaks, Plan};
+use crate::human;
 use crate::params::ModelSpec;
-use crate::telemetry::human;
 use serde::Serialize;
 use std::fmt;
 

@@ -11,7 +11,7 @@ mod run_dir;
 use crate::error::{Error, Result};
 use crate::figures::{Figure, png};
 use crate::files;
-use crate::telemetry::Summary;
+use crate::records::Summary;
 use page::Page;
 use run_dir::RunDir;
 use std::path::{Path, PathBuf};
@@ -68,7 +68,7 @@ fn five_answers(run_dir: &Path) -> Result<String> {
         Some(summary) => Ok(questions::in_words(&summary)),
         None => Err(Error::Input(format!(
             "{}: no such file; a run directory with a finished or stopped run would do (a running job answers to SIGUSR2)",
-            run_dir.join(crate::telemetry::summary::SUMMARY_FILE).display()
+            run_dir.join(crate::records::summary::SUMMARY_FILE).display()
         ))),
     }
 }

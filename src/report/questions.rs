@@ -1,7 +1,9 @@
 //! The five questions a person asks when memory or time is off, answered from a run's summary.
 
-use crate::telemetry::summary::Planned;
-use crate::telemetry::{MemKind, Summary, UnitTimes, human};
+use crate::human;
+use crate::records::Summary;
+use crate::records::summary::Planned;
+use crate::telemetry::{MemKind, UnitTimes};
 
 /// Numbers side by side.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -154,7 +156,7 @@ fn table_lines(table: &AnswerTable) -> Vec<String> {
 #[cfg(test)]
 pub mod tests {
     use super::*;
-    use crate::telemetry::summary::{KindBytes, UnitRow};
+    use crate::records::summary::{KindBytes, UnitRow};
 
     pub fn summary() -> Summary {
         let times = UnitTimes { gather_ms: 10.0, gather_wait_ms: 2.5, late_byte_ms: 77.0, ..UnitTimes::default() };

@@ -5,11 +5,12 @@
 use crate::config::{BackendKind, Deck};
 use crate::error::{Error, Result};
 use crate::files;
-use crate::telemetry::run_records::{DECK_FILE, RunEvent, read_events};
-use crate::telemetry::step_log::STEPS_FILE;
-use crate::telemetry::step_reader::{LoggedStep, StepColumns};
-use crate::telemetry::summary::SUMMARY_FILE;
-use crate::telemetry::{Summary, trace::Track};
+use crate::records::Summary;
+use crate::records::run_records::{DECK_FILE, RunEvent, read_events};
+use crate::records::step_log::STEPS_FILE;
+use crate::records::step_reader::{LoggedStep, StepColumns};
+use crate::records::summary::SUMMARY_FILE;
+use crate::telemetry::trace::Track;
 use serde::Deserialize;
 use std::io::ErrorKind;
 use std::path::Path;

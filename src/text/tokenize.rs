@@ -18,7 +18,7 @@ use super::job::{
 use super::token_files::TokenFiles;
 use crate::data::ScanProgress;
 use crate::error::{Error, Result};
-use crate::telemetry::human;
+use crate::human;
 use crate::test_hooks::fault_point;
 
 /// Bytes of text in memory at once, about.

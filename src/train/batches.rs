@@ -7,8 +7,8 @@ use crate::backend::agree::{all_or_none, decided_by_rank_0};
 use crate::config::Deck;
 use crate::data::{DataConfig, Dataset, ResolvedFiles, SampleSpace, micro_batch_samples};
 use crate::error::{Error, Result};
-use crate::telemetry::Flight;
-use crate::telemetry::progress::BytesBar;
+use crate::liveness::FlightRecorder;
+use crate::records::progress::BytesBar;
 use crate::test_hooks::fault_point;
 use crate::text::job::other_tokenizer;
 
@@ -54,7 +54,7 @@ impl Batches {
     ///
     /// # Errors
     /// The data are refused, the same on every rank; ranks see different files.
-    pub fn open<C: Comm>(comm: &C, deck: &Deck, is_terminal: bool, flight: &Flight) -> Result<Self> {
+    pub fn open<C: Comm>(comm: &C, deck: &Deck, is_terminal: bool, flight: &FlightRecorder) -> Result<Self> {
         flight.at(0, "data", None);
         let config = data_config(deck);
         let files =

@@ -7,11 +7,12 @@ use super::pass::{PassState, Purpose, Visitor};
 use super::spans::{PendingSpan, SpanKind};
 use super::stepper::Stepper;
 use crate::backend::{Backend, CommRecord, Device, MarkOf, Queue};
+use crate::batch::signals;
 use crate::error::Result;
 use crate::params::UnitId;
 use crate::plan::Program;
 use crate::plan::schedule::Instr;
-use crate::telemetry::{CommClass, Track, signals};
+use crate::telemetry::{CommClass, Track};
 
 impl<B: Backend> Stepper<'_, B> {
     /// A pass over `program` before its first instruction.

@@ -8,8 +8,9 @@ use super::planning;
 use crate::backend::Device;
 use crate::config::{ActivationCheckpointing, Deck};
 use crate::error::{Error, Fault, Result};
+use crate::human;
 use crate::plan::Plan;
-use crate::telemetry::{MemKind, human};
+use crate::telemetry::MemKind;
 
 /// A change of the deck that saves memory.
 struct Change {

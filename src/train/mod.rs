@@ -31,14 +31,17 @@ mod visit;
 
 use crate::backend::agree::{all_or_none, decided_by_rank_0};
 use crate::backend::{Backend, Comm, Device};
+use crate::batch::job_clock::JobClock;
 use crate::clock;
 use crate::error::{Exit, Result};
+use crate::liveness::FlightRecorder;
+use crate::liveness::start_watch;
+use crate::liveness::start_watch::StartPlace;
 use crate::model::Model;
 use crate::plan::Plan;
-use crate::telemetry::start_watch::{self, StartPlace};
-use crate::telemetry::summary::SUMMARY_FILE;
-use crate::telemetry::time_limit::JobClock;
-use crate::telemetry::{Flight, MemKind, RunEvent, RunRecords, StepLog, Timing};
+use crate::records::summary::SUMMARY_FILE;
+use crate::records::{RunEvent, RunRecords, StepLog, Timing};
+use crate::telemetry::MemKind;
 use batches::Batches;
 use node_memory::NodeMemory;
 use report::{RunReport, closing};
@@ -55,7 +58,7 @@ pub use job::{Ending, HINTED_RANKS, Job, Verdict, Watch};
 /// Runs a job to its end on the shard group `comm`. Errors of the deck, the data or a checkpoint are the same
 /// on every rank; any other error is this rank's own, and the caller has to abort the job. The recorder comes
 /// back, where there is one, to watch over the end of MPI.
-pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<(Exit, Option<Flight>)> {
+pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<(Exit, Option<FlightRecorder>)> {
     let run = Run::<B> { device, comm, job };
     // 1. Plan every instruction and every byte, the same on every rank.
     start_watch::at(StartPlace::Plan);
@@ -109,7 +112,7 @@ struct Found {
 
 /// Station 5: the data, and this rank's recorder and watchdog.
 struct Opened {
-    flight: Flight,
+    flight: FlightRecorder,
     batches: Batches,
 }
 
@@ -191,16 +194,17 @@ impl<'r, B: Backend> Run<'r, B> {
     }
 
     /// This rank's recorder and watchdog.
-    fn start_flight(&self, model: &Model, hosts: Vec<String>) -> Result<Flight> {
+    fn start_flight(&self, model: &Model, hosts: Vec<String>) -> Result<FlightRecorder> {
         let Run { comm, job, .. } = self;
         let run_dir = Path::new(&job.deck.run.dir);
         let units = model.spec.units.iter().map(|u| u.name.clone()).collect();
         let (timeout, abort) = (Duration::from_secs(job.deck.run.timeout), job.abort);
-        let started = Flight::start(run_dir, comm.rank(), hosts, units, timeout, move || abort(Exit::CommFailure));
+        let started =
+            FlightRecorder::start(run_dir, comm.rank(), hosts, units, timeout, move || abort(Exit::CommFailure));
         agreed(*comm, started)
     }
 
-    fn allocate<'p>(&self, planned: &'p Planned, flight: Flight) -> Result<Stepper<'p, B>>
+    fn allocate<'p>(&self, planned: &'p Planned, flight: FlightRecorder) -> Result<Stepper<'p, B>>
     where
         'r: 'p,
     {

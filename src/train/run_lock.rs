@@ -5,12 +5,13 @@
 //!
 //! Must not know: MPI, checkpoints.
 
+use crate::batch::job_clock::job_id;
+use crate::batch::signals;
+use crate::batch::signals::Stop;
 use crate::config::Locking;
 use crate::error::{Error, Result};
 use crate::files;
-use crate::telemetry::signals::{self, Stop};
-use crate::telemetry::start_watch;
-use crate::telemetry::time_limit::job_id;
+use crate::liveness::start_watch;
 use crate::{clock, environment};
 use serde::{Deserialize, Serialize};
 use std::fs::{File, TryLockError};

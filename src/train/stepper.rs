@@ -8,9 +8,10 @@ use crate::backend::agree::all_or_none;
 use crate::backend::memory::Memory;
 use crate::backend::{Backend, Comm, Device, MarkOf, Queue, QueueClock};
 use crate::error::Result;
+use crate::liveness::FlightRecorder;
 use crate::model::Model;
 use crate::plan::Plan;
-use crate::telemetry::{CommVolume, Flight, PhaseTimer, Trace, UnitTimes};
+use crate::telemetry::{CommVolume, PhaseTimer, Trace, UnitTimes};
 use crate::zero::Shards;
 
 /// One rank's executor: everything it needs to run a step.
@@ -40,7 +41,7 @@ pub struct Stepper<'a, B: Backend> {
     /// Reused lists.
     pub scratch: Scratch<B>,
     /// What this rank is doing, for ranks that wait for it.
-    pub flight: Flight,
+    pub flight: FlightRecorder,
     /// The step under way.
     pub step_now: u64,
 }
@@ -56,7 +57,7 @@ pub struct Parts<'a, B: Backend> {
     /// What is executed.
     pub plan: &'a Plan,
     /// What this rank is doing, for ranks that wait for it.
-    pub flight: Flight,
+    pub flight: FlightRecorder,
     /// Sums of losses that may be pending at once.
     pub n_sums: usize,
     /// Fill released buffers with NaN.

@@ -13,7 +13,8 @@ use crate::params::ModelSpec;
 use crate::plan::schedule::GatherId;
 use crate::telemetry::Track;
 use crate::telemetry::ledger::Label;
-use crate::telemetry::trace::{self, Event};
+use crate::telemetry::trace;
+use crate::telemetry::trace::Event;
 use std::path::Path;
 use std::time::Instant;
 

@@ -5,8 +5,8 @@
 use super::text::{Columns, headline, memory_head, memory_rows, rank_in_words, speed};
 use super::view::{Counts, Mood, RankLine, View};
 use crate::foreign::on_a_line;
-use crate::telemetry::human;
-use crate::telemetry::step_reader::LoggedStep;
+use crate::human;
+use crate::records::step_reader::LoggedStep;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};

@@ -4,12 +4,12 @@
 
 use super::tail::Tail;
 use crate::files;
-use crate::telemetry::run_records::{EVENTS_FILE, Line};
-use crate::telemetry::sign_of_life::{FLIGHT_DIR, SignOfLife};
-use crate::telemetry::step_log::STEPS_FILE;
-use crate::telemetry::step_reader::{LoggedStep, StepColumns};
-use crate::telemetry::summary::SUMMARY_FILE;
-use crate::telemetry::{Summary, timing};
+use crate::liveness::heartbeat::{FLIGHT_DIR, Heartbeat};
+use crate::records::run_records::{EVENTS_FILE, Line};
+use crate::records::step_log::STEPS_FILE;
+use crate::records::step_reader::{LoggedStep, StepColumns};
+use crate::records::summary::SUMMARY_FILE;
+use crate::records::{Summary, timing};
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
@@ -23,7 +23,7 @@ const SIGNS_PER_LOOK: usize = 128;
 #[derive(Debug, Clone)]
 pub struct Sign {
     /// What it said.
-    pub said: SignOfLife,
+    pub said: Heartbeat,
     /// When it was last seen to change; None while it is as it was found.
     changed: Option<Instant>,
     /// Whether it gave signs of life when it was last read.
@@ -167,7 +167,7 @@ impl RunFiles {
         self.has_unread_signs = n_unread > SIGNS_PER_LOOK;
         for &rank in ranks.iter().take(SIGNS_PER_LOOK) {
             self.next_sign = rank + 1;
-            let Some(said) = SignOfLife::read(&dir, rank) else { continue };
+            let Some(said) = Heartbeat::read(&dir, rank) else { continue };
             let before = self.signs.get(&rank);
             let changed = match before {
                 Some(sign) if (sign.said.pid, sign.said.beat) != (said.pid, said.beat) => Some(Instant::now()),
@@ -232,7 +232,7 @@ mod tests {
     fn sign(dir: &Path, rank: usize, beat: u64, updated_unix: f64) {
         let flight = dir.join(FLIGHT_DIR);
         std::fs::create_dir_all(&flight).unwrap();
-        SignOfLife { rank, beat, updated_unix, beat_seconds: 1.0, ..SignOfLife::default() }.write(&flight).unwrap();
+        Heartbeat { rank, beat, updated_unix, beat_seconds: 1.0, ..Heartbeat::default() }.write(&flight).unwrap();
     }
 
     #[test]

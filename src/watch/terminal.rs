@@ -3,8 +3,8 @@
 use super::draw::{Colors, draw};
 use super::run_files::RunFiles;
 use super::view::View;
+use crate::batch::signals;
 use crate::clock::unix_now;
-use crate::telemetry::signals;
 use crate::test_hooks::fault_point;
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};

@@ -5,12 +5,13 @@ use super::run_files::RunFiles;
 use super::text::snapshot;
 use super::view::{Status, View};
 use crate::clock::unix_now;
+use crate::liveness::heartbeat::{FLIGHT_DIR, Heartbeat, Held, KindNow};
+use crate::liveness::stragglers::{Class, Straggler};
+use crate::records::run_records::{RunEvent, RunRecords};
+use crate::records::{StepLog, timing};
 use crate::telemetry::ledger::MemKind;
-use crate::telemetry::run_records::{RunEvent, RunRecords};
-use crate::telemetry::sign_of_life::{FLIGHT_DIR, Held, KindNow, SignOfLife};
 use crate::telemetry::step_row::combine;
-use crate::telemetry::stragglers::{Class, Straggler};
-use crate::telemetry::{RankStep, StepLog, StepRow, timing};
+use crate::telemetry::{RankStep, StepRow};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use std::path::Path;
@@ -64,7 +65,7 @@ impl Made {
         std::fs::create_dir_all(&flight).unwrap();
         let held = |now, peak| Held { now, peak, planned: 3 << 20 };
         let updated_unix = unix_now() - age;
-        let sign = SignOfLife {
+        let sign = Heartbeat {
             rank,
             world_size,
             host: format!("node{rank}"),
@@ -84,7 +85,7 @@ impl Made {
                 KindNow { kind: MemKind::Activation, held: held((1 + rank as u64) << 20, (1 + rank as u64) << 20) },
             ],
             memory_total: held(2 << 20, 3 << 20),
-            ..SignOfLife::default()
+            ..Heartbeat::default()
         };
         sign.write(&flight).unwrap();
         self

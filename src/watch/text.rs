@@ -2,8 +2,8 @@
 
 use super::view::{Memory, RankLine, View};
 use crate::foreign::on_a_line;
-use crate::telemetry::human;
-use crate::telemetry::sign_of_life::Held;
+use crate::human;
+use crate::liveness::heartbeat::Held;
 use std::fmt::Write as _;
 
 /// Ranks and events that are listed; of more there is a count.

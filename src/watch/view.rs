@@ -4,13 +4,13 @@
 
 use super::run_files::{RunFiles, Sign};
 use crate::error::Exit;
-use crate::telemetry::human;
+use crate::human;
+use crate::liveness::heartbeat::Held;
+use crate::liveness::stragglers::Class;
+use crate::quantile::quantile;
+use crate::records::run_records::{Line, RunEvent};
+use crate::records::step_reader::LoggedStep;
 use crate::telemetry::ledger::MemKind;
-use crate::telemetry::quantile::quantile;
-use crate::telemetry::run_records::{Line, RunEvent};
-use crate::telemetry::sign_of_life::Held;
-use crate::telemetry::step_reader::LoggedStep;
-use crate::telemetry::stragglers::Class;
 
 /// Steps whose median and p95 are shown.
 const N_RECENT: usize = 100;

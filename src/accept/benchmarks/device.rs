@@ -10,7 +10,7 @@ use crate::accept::verdict::outliers::slow_members;
 use crate::backend::{Backend, Comm, Ops};
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::telemetry::quantile::median;
+use crate::quantile::median;
 use std::collections::BTreeMap;
 
 /// Rows after which the values of the two operands repeat, so that there are few different results. All

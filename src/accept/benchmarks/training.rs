@@ -13,9 +13,9 @@ use crate::error::{Error, Exit, Result};
 use crate::files;
 use crate::harness::{self, Cluster, TrainedRun, agreed_failure, train_on_all, train_on_groups};
 use crate::model::Model;
-use crate::telemetry::Summary;
-use crate::telemetry::quantile::quantile;
-use crate::telemetry::summary::Planned;
+use crate::quantile::quantile;
+use crate::records::Summary;
+use crate::records::summary::Planned;
 use crate::train::state::Start;
 use std::path::Path;
 

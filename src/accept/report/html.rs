@@ -6,7 +6,7 @@ use crate::accept::facts::AcceptanceFacts;
 use crate::accept::verdict::Ending;
 use crate::accept::verdict::metric::show;
 use crate::figures::html::{self, escape};
-use crate::telemetry::human;
+use crate::human;
 use jiff::Timestamp;
 use std::collections::BTreeSet;
 use std::fmt::{Error, Write};

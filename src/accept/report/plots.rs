@@ -76,7 +76,7 @@ fn steps(facts: &AcceptanceFacts) -> Option<Figure> {
         std::iter::once((low, 0.0)).chain(steps).chain([(edge(N_BINS), 0.0)]).collect()
     };
     let mut order: Vec<usize> = (0..run.compute_ms.len()).collect();
-    let middle = |&r: &usize| crate::telemetry::quantile::median(&run.compute_ms[r]);
+    let middle = |&r: &usize| crate::quantile::median(&run.compute_ms[r]);
     let subtitle = if order.len() > N_DRAWN {
         order.sort_by(|a, b| middle(a).total_cmp(&middle(b)));
         let n = order.len();

@@ -3,7 +3,7 @@
 use crate::accept::facts::AcceptanceFacts;
 use crate::accept::verdict::metric::{Metric, show};
 use crate::accept::verdict::{Ending, SectionResult};
-use crate::telemetry::{human, say};
+use crate::{human, say};
 use std::path::Path;
 
 /// Width of the column of names.

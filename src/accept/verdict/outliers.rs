@@ -1,7 +1,7 @@
 //! Ranks, nodes and links that are slower than their peers. Pure.
 
 use crate::accept::facts::LinkTimes;
-use crate::telemetry::quantile::median;
+use crate::quantile::median;
 
 /// Indices of the `rates` that are lower than the median by more than the fraction `slow`.
 pub fn slow_members(rates: &[f64], slow: f64) -> Vec<usize> {

@@ -6,7 +6,8 @@
 //! Must not know: what a task computes.
 
 use crate::error::{Error, Result};
-use crate::telemetry::allocations::{self, Owner};
+use crate::telemetry::allocations;
+use crate::telemetry::allocations::Owner;
 use gemm::Parallelism;
 use rayon::prelude::*;
 

@@ -7,7 +7,8 @@
 
 use crate::backend::comm::{CommRecord, Landed, Pending};
 use crate::error::Result;
-use crate::telemetry::allocations::{self, Owner};
+use crate::telemetry::allocations;
+use crate::telemetry::allocations::Owner;
 use crate::{test_hooks, threads};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,9 +1,9 @@
 //! Bytes of exactly so many parameters by the published formulas, without padding: at rest for every stage
 //! (arXiv:1910.02054, figure 1), and moved in a step.
 
+use crate::human;
 use crate::plan::Knobs;
 use crate::plan::placement::bytes_per_param;
-use crate::telemetry::human;
 use serde::Serialize;
 use std::fmt;
 

@@ -5,7 +5,7 @@
 use super::Forecast;
 use crate::config::{self, hardware};
 use crate::error::{Error, Result};
-use crate::telemetry::human;
+use crate::human;
 use serde::Serialize;
 use std::fmt;
 

@@ -2,7 +2,7 @@
 
 use super::Forecast;
 use super::advice::{Advice, Turn};
-use crate::telemetry::human;
+use crate::human;
 use std::fmt;
 
 /// Changes listed, at most.

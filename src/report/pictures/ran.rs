@@ -10,10 +10,10 @@ use crate::plan::MicroBatches;
 use crate::plan::Program;
 use crate::plan::memory::Slot;
 use crate::plan::schedule::{self, Instr};
+use crate::records::run_records::RunEvent;
+use crate::records::step_reader::LoggedStep;
 use crate::report::run_dir::{RunDir, TracedEvent};
 use crate::telemetry::MemKind;
-use crate::telemetry::run_records::RunEvent;
-use crate::telemetry::step_reader::LoggedStep;
 use crate::telemetry::trace::Track;
 
 /// The first attempt at the first traced step, as far as it is this plan's.

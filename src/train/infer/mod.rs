@@ -13,10 +13,11 @@ use crate::checkpoint::{Kind, Reader};
 use crate::config::Deck;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::liveness::FlightRecorder;
 use crate::model::Model;
 use crate::plan::generation::Ran;
 use crate::plan::{Knobs, Plan, State};
-use crate::telemetry::{Flight, Phase};
+use crate::telemetry::Phase;
 use crate::text::tokenizer::TextTokenizer;
 use crate::train::stepper::{Parts, Stepper};
 use generate::{Choice, Decoders, generate};
@@ -106,8 +107,8 @@ fn prompt_tokens(tokenizer: &TextTokenizer, prompt: &str, deck: &Deck) -> Result
 }
 
 /// A flight recorder that writes nothing and watches no rank.
-pub fn silent_flight<C: Comm>(comm: &C) -> Result<Flight> {
-    Flight::start(Path::new(""), comm.rank(), Vec::new(), Vec::new(), Duration::ZERO, || {})
+pub fn silent_flight<C: Comm>(comm: &C) -> Result<FlightRecorder> {
+    FlightRecorder::start(Path::new(""), comm.rank(), Vec::new(), Vec::new(), Duration::ZERO, || {})
         .map_err(|e| Error::Internal(format!("a recorder without a file: {e}")))
 }
 

@@ -3,8 +3,8 @@
 //! Must not know: what is printed later.
 
 use crate::backend::{Backend, Comm, Device};
+use crate::human;
 use crate::plan::MicroBatches;
-use crate::telemetry::human;
 use crate::train::batches::Batches;
 use crate::train::job::Job;
 use crate::train::state::Position;

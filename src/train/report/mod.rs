@@ -16,16 +16,15 @@ use crate::backend::{Backend, Comm};
 use crate::config::Deck;
 use crate::environment;
 use crate::error::Result;
+use crate::liveness::stragglers::Stragglers;
 use crate::params::ModelSpec;
 use crate::plan::generation::Ran;
 use crate::plan::volume::Volume;
+use crate::records::{Progress, RunEvent, RunRecords, Timing};
 use crate::telemetry::allocations::Allocations;
 use crate::telemetry::comm_volume::CommCounts;
 use crate::telemetry::ledger::Label;
-use crate::telemetry::stragglers::Stragglers;
-use crate::telemetry::{
-    CommClass, MemKind, Phase, PhaseTimes, Progress, RankStep, RunEvent, RunRecords, StepRow, Timing, Usage, combine,
-};
+use crate::telemetry::{CommClass, MemKind, Phase, PhaseTimes, RankStep, StepRow, Usage, combine};
 use banner::banner;
 
 /// Collects the figures of the steps of one process.

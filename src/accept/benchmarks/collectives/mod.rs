@@ -18,7 +18,7 @@ use crate::backend::{Backend, Comm};
 use crate::error::Result;
 use crate::harness::{Calls, CollectiveOp, CollectiveTime};
 use crate::params::UnitSpec;
-use crate::telemetry::quantile::median;
+use crate::quantile::median;
 
 /// Bytes of the smallest message.
 const FIRST_BYTES: u64 = 8;

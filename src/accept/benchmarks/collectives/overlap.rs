@@ -9,7 +9,7 @@ use crate::backend::{Backend, Comm, Device, Queue};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::harness::{Cluster, CollectiveBench, CollectiveOp};
-use crate::telemetry::quantile::median;
+use crate::quantile::median;
 use smallvec::smallvec;
 use std::time::Instant;
 

@@ -8,10 +8,11 @@
 //!
 //! Must not know: MPI. How the job is ended is told.
 
-use super::say::err;
-use super::signals::{self, Stop};
+use crate::batch::signals;
+use crate::batch::signals::Stop;
 use crate::environment::{self, Launched, Sibling};
 use crate::error::{Exit, Result};
+use crate::say::err;
 use crate::{clock, threads};
 use std::fs;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

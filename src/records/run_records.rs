@@ -4,10 +4,10 @@
 //! `RUN/events.jsonl` is history: lines are added and never taken back, also where a resume makes steps again. Must not know: decks
 //! (it is handed text), MPI.
 
-use super::stragglers::Straggler;
 use crate::clock::unix_now;
 use crate::error::{Error, Result};
 use crate::files;
+use crate::liveness::stragglers::Straggler;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};

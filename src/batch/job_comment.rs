@@ -3,7 +3,7 @@
 //! A controller serves a whole cluster, so it is asked once a minute at most, from a thread that the run never waits for,
 //! the end apart.
 
-use super::scontrol::scontrol;
+use crate::batch::scontrol::scontrol;
 use crate::{environment, threads};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};

@@ -9,8 +9,8 @@ use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle, TermLike};
 
-use super::step_row::StepRow;
-use super::{human, say};
+use crate::telemetry::step_row::StepRow;
+use crate::{human, say};
 
 /// Lines after which the header comes again.
 const LINES_PER_HEADER: u64 = 50;

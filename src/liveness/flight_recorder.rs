@@ -14,18 +14,18 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::ledger::{Ledger, MemKind};
-use super::recording::{Memory, Recording, SLOWEST_BEAT, beat};
-use super::start_watch;
-use super::watchdog::{look_every, watch};
+use crate::liveness::recording::{Memory, Recording, SLOWEST_BEAT, beat};
+use crate::liveness::start_watch;
+use crate::liveness::watchdog::{look_every, watch};
+use crate::telemetry::ledger::{Ledger, MemKind};
 
 /// The recorder of this rank. Dropped, it stops watching.
-pub struct Flight {
+pub struct FlightRecorder {
     recording: Arc<Recording>,
     watchdog: Option<JoinHandle<()>>,
 }
 
-impl Flight {
+impl FlightRecorder {
     /// Starts recording for `rank`, of as many as there are `hosts`, into `RUN/flight`; nothing is written where there are none.
     /// With a `timeout` above zero it also watches over the others, and `abort` ends the job. A run directory that is not there yet
     /// is left to come, unless this rank begins to wait long: bad data leave none behind.
@@ -49,7 +49,7 @@ impl Flight {
             let run = move || watch(&watched, watches.then_some(timeout), abort);
             watchdog = Some(threads::spawn("watchdog", run)?);
         }
-        Ok(Flight { recording, watchdog })
+        Ok(FlightRecorder { recording, watchdog })
     }
 
     /// The run directory is there: this rank shows itself before the first step.
@@ -96,7 +96,7 @@ impl Flight {
     }
 }
 
-impl Drop for Flight {
+impl Drop for FlightRecorder {
     fn drop(&mut self) {
         self.recording.close();
         if let Some(watchdog) = self.watchdog.take() {
@@ -112,13 +112,13 @@ impl Drop for Flight {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::telemetry::sign_of_life::{FLIGHT_DIR, Held, KindNow, SignOfLife};
+    use crate::liveness::heartbeat::{FLIGHT_DIR, Heartbeat, Held, KindNow};
 
     #[test]
     fn a_sign_of_life_says_what_is_gathered_and_held_beside_the_plan() {
         let dir = tempfile::tempdir().unwrap();
         let units = ["embed", "h.0", "h.1"].map(String::from).into();
-        let flight = Flight::start(dir.path(), 0, vec!["here".into()], units, Duration::ZERO, || {}).unwrap();
+        let flight = FlightRecorder::start(dir.path(), 0, vec!["here".into()], units, Duration::ZERO, || {}).unwrap();
         let ledger = Arc::new(Ledger::new());
         flight.show_memory(Arc::clone(&ledger), vec![(MemKind::Gathered, 50), (MemKind::Master, 0)], 70);
         ledger.take(MemKind::Gathered, 40);
@@ -130,7 +130,7 @@ mod tests {
         flight.gathering(2);
         flight.at(7, "forward", Some(0));
         flight.appear();
-        let read = || SignOfLife::read(&dir.path().join(FLIGHT_DIR), 0).unwrap();
+        let read = || Heartbeat::read(&dir.path().join(FLIGHT_DIR), 0).unwrap();
         let sign = read();
         assert_eq!((sign.step, sign.what.as_str(), sign.world_size), (7, "forward embed", 1));
         assert_eq!((sign.gathered, sign.gathering), (vec!["embed".to_string()], vec!["h.1".to_string()]));

@@ -5,7 +5,7 @@
 
 use std::fmt::Write as _;
 
-use super::step_row::{MEASURES, Measure, StepRow};
+use crate::telemetry::step_row::{MEASURES, Measure, StepRow};
 
 /// One field of a row.
 #[derive(Debug, Clone, Copy, PartialEq)]

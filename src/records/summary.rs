@@ -10,11 +10,11 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::allocations::Allocations;
-use super::human;
-use super::ledger::MemKind;
-use super::units::UnitTimes;
 use crate::error::Result;
+use crate::human;
+use crate::telemetry::allocations::Allocations;
+use crate::telemetry::ledger::MemKind;
+use crate::telemetry::units::UnitTimes;
 
 /// Name of the file under the run directory.
 pub const SUMMARY_FILE: &str = "summary.json";

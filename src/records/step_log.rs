@@ -9,9 +9,9 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::step_columns::{Column, columns, push_csv, push_json};
-use super::step_row::StepRow;
 use crate::error::{Error, Result};
+use crate::records::step_columns::{Column, columns, push_csv, push_json};
+use crate::telemetry::step_row::StepRow;
 
 /// The rows for spreadsheets, under the run directory.
 pub const STEPS_FILE: &str = "steps.csv";

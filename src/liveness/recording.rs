@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::ledger::{Ledger, MemKind};
-use super::sign_of_life::{FLIGHT_DIR, Held, KindNow, Place, SignOfLife};
 use crate::clock::unix_now;
 use crate::files;
+use crate::liveness::heartbeat::{FLIGHT_DIR, Heartbeat, Held, KindNow, Place};
+use crate::telemetry::ledger::{Ledger, MemKind};
 
 /// Events kept.
 const N_EVENTS: usize = 256;
@@ -161,7 +161,7 @@ impl Recording {
 
     /// Removes this rank's files.
     pub(super) fn remove_files(&self) {
-        std::fs::remove_file(SignOfLife::path(&self.dir, self.rank)).ok();
+        std::fs::remove_file(Heartbeat::path(&self.dir, self.rank)).ok();
         std::fs::remove_file(self.events_path()).ok();
     }
 
@@ -217,7 +217,7 @@ impl Recording {
             units.map(|(name, _)| name.clone()).collect()
         };
         let (memory, memory_total) = self.held();
-        let sign = SignOfLife {
+        let sign = Heartbeat {
             rank: self.rank,
             world_size: self.hosts.len(),
             host: self.hosts[self.rank].clone(),
@@ -237,7 +237,7 @@ impl Recording {
             memory_total,
         };
         if let Err(error) = sign.write(&self.dir) {
-            log::debug!("{}: {error}", SignOfLife::path(&self.dir, self.rank).display());
+            log::debug!("{}: {error}", Heartbeat::path(&self.dir, self.rank).display());
         }
     }
 

@@ -3,14 +3,15 @@
 //! It outlives the process: a resumed run reads its predecessor's file and goes on adding. It also decides when there is no
 //! time for one more step. Must not know: MPI, checkpoints, steps' contents.
 
-use super::job_comment::JobComment;
-use super::quantile::quantile;
-use super::signals::{self, Limit, Stop};
-use super::step_row::RankStep;
-use super::stragglers::StepShares;
-use super::time_limit::JobClock;
+use crate::batch::job_clock::JobClock;
+use crate::batch::job_comment::JobComment;
+use crate::batch::signals;
+use crate::batch::signals::{Limit, Stop};
 use crate::clock::unix_now;
 use crate::files;
+use crate::liveness::stragglers::StepShares;
+use crate::quantile::quantile;
+use crate::telemetry::step_row::RankStep;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::io::Write;

@@ -2,8 +2,8 @@
 //!
 //! Must not know: steps, checkpoints.
 
-use super::scontrol::scontrol;
-use super::signals::Limit;
+use crate::batch::scontrol::scontrol;
+use crate::batch::signals::Limit;
 use crate::clock::unix_now;
 use crate::config::values::clock_seconds;
 use crate::environment;

@@ -85,7 +85,8 @@ impl StepColumns {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::telemetry::{RankStep, StepLog, StepRow, combine};
+    use crate::records::StepLog;
+    use crate::telemetry::{RankStep, StepRow, combine};
 
     #[test]
     fn a_row_reads_back_as_it_was_logged() {

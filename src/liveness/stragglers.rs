@@ -2,8 +2,8 @@
 //!
 //! Ranks wait for the slowest one, so step times are equal and compute times tell. Must not know: MPI, files.
 
-use super::quantile::median;
-use super::step_row::RankStep;
+use crate::quantile::median;
+use crate::telemetry::step_row::RankStep;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 

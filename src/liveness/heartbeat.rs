@@ -3,8 +3,8 @@
 //! The recorder's second thread writes it; the watchdogs of the other ranks and `zero3 watch` read it. Must not know: what an
 //! operation is.
 
-use super::ledger::MemKind;
 use crate::files::{self, MAX_RECORD_BYTES};
+use crate::telemetry::ledger::MemKind;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
@@ -19,7 +19,7 @@ const SLACK_SECONDS: f64 = 3.0;
 /// One rank, at one moment.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub struct SignOfLife {
+pub struct Heartbeat {
     /// Which rank.
     pub rank: usize,
     /// Ranks of the job.
@@ -86,7 +86,7 @@ pub struct Held {
     pub planned: u64,
 }
 
-impl SignOfLife {
+impl Heartbeat {
     /// The file of `rank`.
     pub fn path(flight_dir: &Path, rank: usize) -> PathBuf {
         flight_dir.join(format!("rank_{rank}.progress"))

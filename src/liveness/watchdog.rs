@@ -8,9 +8,9 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use super::recording::{Recording, SLOWEST_BEAT};
-use super::sign_of_life::{Place, SignOfLife};
 use crate::clock::{self, unix_now};
+use crate::liveness::heartbeat::{Heartbeat, Place};
+use crate::liveness::recording::{Recording, SLOWEST_BEAT};
 
 /// Beats between two looks at the others, after which a file that has not changed is of a rank that does not live.
 const BEATS_TO_LIVE: u32 = 3;
@@ -73,12 +73,12 @@ fn judge(recording: &Recording, beat: Duration, place: Place) -> bool {
         return false;
     }
     let after = read_all(recording);
-    let place_of = |sign: &Option<SignOfLife>| sign.as_ref().map(SignOfLife::place);
+    let place_of = |sign: &Option<Heartbeat>| sign.as_ref().map(Heartbeat::place);
     if before.iter().zip(&after).any(|(b, a)| b.is_some() && place_of(b) != place_of(a)) {
         return false;
     }
     let lives = |rank: usize| {
-        let beat_of = |all: &[Option<SignOfLife>]| all[rank].as_ref().map(|p| p.beat);
+        let beat_of = |all: &[Option<Heartbeat>]| all[rank].as_ref().map(|p| p.beat);
         rank == recording.rank || beat_of(&before) != beat_of(&after)
     };
     let lowest = (0..recording.hosts.len()).find(|&r| lives(r)).expect("this one lives");
@@ -97,13 +97,13 @@ fn judge(recording: &Recording, beat: Duration, place: Place) -> bool {
 }
 
 /// The newest sign of every rank.
-fn read_all(recording: &Recording) -> Vec<Option<SignOfLife>> {
-    (0..recording.hosts.len()).map(|rank| SignOfLife::read(&recording.dir, rank)).collect()
+fn read_all(recording: &Recording) -> Vec<Option<Heartbeat>> {
+    (0..recording.hosts.len()).map(|rank| Heartbeat::read(&recording.dir, rank)).collect()
 }
 
 /// Who has not arrived, one line per late rank: those without a sign of life; without such, those furthest behind.
 fn verdict(
-    all: &[Option<SignOfLife>],
+    all: &[Option<Heartbeat>],
     live: &[bool],
     hosts: &[String],
     own_rank: usize,
@@ -160,18 +160,18 @@ fn verdict(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::telemetry::Flight;
+    use crate::liveness::FlightRecorder;
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    fn progress(rank: usize, ordinal: u64) -> Option<SignOfLife> {
+    fn progress(rank: usize, ordinal: u64) -> Option<Heartbeat> {
         let (host, what) = (format!("n{rank}"), "forward h.0".to_string());
         let since_unix = unix_now();
-        Some(SignOfLife { rank, host, pid: 7, beat: 1, ordinal, step: 3, what, since_unix, ..SignOfLife::default() })
+        Some(Heartbeat { rank, host, pid: 7, beat: 1, ordinal, step: 3, what, since_unix, ..Heartbeat::default() })
     }
 
     #[test]
     fn the_late_rank_is_the_one_without_a_sign_of_life_else_the_one_behind() {
-        let late = |all: &[Option<SignOfLife>], live: &[bool]| {
+        let late = |all: &[Option<Heartbeat>], live: &[bool]| {
             let hosts: Vec<String> = (0..all.len()).map(|rank| format!("n{rank}")).collect();
             verdict(all, live, &hosts, 0, "wait h.1", 3, Duration::from_secs(9))[1..].join("\n")
         };
@@ -196,7 +196,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let start = |timeout| {
             let abort = || ABORTED.store(true, Ordering::SeqCst);
-            Flight::start(dir.path(), 0, vec!["here".into(); 2], vec!["embed".into()], timeout, abort).unwrap()
+            FlightRecorder::start(dir.path(), 0, vec!["here".into(); 2], vec!["embed".into()], timeout, abort).unwrap()
         };
         let flight = start(Duration::from_secs(60));
         flight.at(1, "gather", Some(0));
@@ -220,9 +220,15 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let abort = || ABORTED.store(true, Ordering::SeqCst);
         let start = |rank, timeout| {
-            let flight =
-                Flight::start(dir.path(), rank, vec!["here".into(); 2], vec![], Duration::from_millis(timeout), abort)
-                    .unwrap();
+            let flight = FlightRecorder::start(
+                dir.path(),
+                rank,
+                vec!["here".into(); 2],
+                vec![],
+                Duration::from_millis(timeout),
+                abort,
+            )
+            .unwrap();
             flight.at(0, "data", None);
             flight
         };
