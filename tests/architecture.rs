@@ -493,7 +493,7 @@ impl<'a> Tree<'a> {
             let source = self.source(&at)?;
             let here = self.file_of[&at[..]];
             let name = rest.first()?;
-            let child = [&at[..], &[name.clone()]].concat();
+            let child = [&at[..], std::slice::from_ref(name)].concat();
             if self.file_of.contains_key(&child[..]) {
                 (at, rest) = (child, &rest[1..]);
                 continue;

@@ -60,7 +60,7 @@ fn all_faults_of_a_deck_are_said_at_once_on_three_ranks() {
         "optim.lr = nan: a number from 0 to 1000",
         "optim.beta1 = -0.5: a number from 0 to below 1",
         "optim.beta2 = inf: a number from 0 to below 1",
-        "optim.eps = 1e400: a number from 1e-30 to 1",
+        "optim.eps = 1e400: a number from 0 to 1",
         "train.steps = 99999999999999999999: an integer from 1 to 1000000000",
         "train.global_batch_size = 6: a multiple of train.micro_batch_size = 4, e.g. 4 or 8",
         "train.max_skipped_steps = 0: an integer from 1",

@@ -40,7 +40,13 @@ const PATH_KEYS: [&str; 6] =
 fn is_for_a_shell(path: &str) -> bool {
     let names_variable =
         |(at, _): (usize, &str)| path[at + 1..].starts_with(|c: char| c.is_ascii_alphabetic() || c == '_' || c == '{');
-    path.starts_with('~') || path.match_indices('$').any(names_variable)
+    // `~` and `~user` alone or before a slash: `~.txt` and `~1` are files.
+    let names_home = path.strip_prefix('~').is_some_and(|rest| {
+        let user = rest.split('/').next().unwrap_or("");
+        user.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-')
+            && !user.starts_with(|c: char| c.is_ascii_digit() || c == '-')
+    });
+    names_home || path.match_indices('$').any(names_variable)
 }
 
 impl Resolver {

@@ -4,7 +4,7 @@
  *   FS_UNDER=DIR        only what lies under DIR counts and fails (default: nothing does)
  *   FS_FAIL=N:ERRNO     the N-th operation, counted from 1, fails with this errno (a name such as EIO), and every later one where
  *                       N is followed by `+`
- *   FS_COUNT=FILE       the number of operations is written to FILE when the process ends
+ *   FS_COUNT=FILE       the number of operations is written to FILE when a process with any ends
  *   FS_NO=WORD,...      what the file system has not: symlink, dirsync (EINVAL), dirsync_bad (EBADF), lock
  *   FS_RANK=R           only rank R of an Open MPI job
  *
@@ -95,9 +95,11 @@ static int has_no(const char *word) {
 
 __attribute__((destructor)) static void tell(void) {
     const char *path = getenv("FS_COUNT");
-    if (!path || !is_this_rank()) return;
+    int n = atomic_load(&n_operations);
+    /* Open MPI starts a daemon for a process without mpirun: it does none, and ends last. */
+    if (!path || n == 0 || !is_this_rank()) return;
     FILE *file = fopen(path, "w");
-    if (file) fprintf(file, "%d\n", atomic_load(&n_operations)), fclose(file);
+    if (file) fprintf(file, "%d\n", n), fclose(file);
 }
 
 #define OPEN(name, ...)                                                     \
