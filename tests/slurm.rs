@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use zero3::test_hooks::FLAG;
 
 /// One cluster at a time: the machine is small, and a job that waits for cores proves nothing.
 static ONE: Mutex<()> = Mutex::new(());
@@ -133,7 +134,7 @@ impl Cluster {
     /// The same with steps that take long enough to be interrupted.
     fn submit_slow(&self, case: &Case, run: &str, words: &[&str]) -> String {
         let mut sbatch = self.sbatch(case, "slurm/zero3.sbatch", run, &[]);
-        sbatch.args(Self::words(case, run, words)).env("ZERO3_TEST_COLLECTIVE_DELAY_US", "2000");
+        sbatch.args(Self::words(case, run, words)).arg(FLAG).env("ZERO3_TEST_COLLECTIVE_DELAY_US", "2000");
         Self::job_id(sbatch)
     }
 
@@ -320,7 +321,10 @@ fn a_killed_rank_fails_the_job_at_once() {
     let cluster = Cluster::up(2);
     let case = Case::tiny();
     let mut sbatch = cluster.sbatch(&case, "slurm/zero3.sbatch", "run", &[]);
-    sbatch.args(Cluster::words(&case, "run", &["train.steps=100000"])).env("ZERO3_TEST_FAULT", "kill@step:3:3");
+    sbatch
+        .args(Cluster::words(&case, "run", &["train.steps=100000"]))
+        .arg(FLAG)
+        .env("ZERO3_TEST_FAULT", "kill@step:3:3");
     let started = Instant::now();
     let (code, log) = cluster.ended(sbatch, &case, "run");
     assert!(code != 0 && code != 75, "{code}\n{log}");
@@ -412,7 +416,7 @@ fn a_chain_of_jobs_goes_on_until_the_run_is_done_with_the_bits_of_an_uncut_one()
     let words = ["train.steps=150", "train.eval_every=0", "log.every=0", "checkpoint.every=0"];
     // chain.sh names no output file, so sbatch takes this one; %j is the job.
     let mut chain = cluster.client(script("slurm/chain.sh").to_str().expect("a path in UTF-8"));
-    chain.arg("4").args(Cluster::words(&case, "run", &words)).current_dir(case.path(""));
+    chain.arg("4").args(Cluster::words(&case, "run", &words)).arg(FLAG).current_dir(case.path(""));
     chain.env("SBATCH_OUTPUT", case.path("%j.out")).env("SBATCH_TIMELIMIT", "5");
     // Steps that take long enough to be interrupted.
     chain.env("ZERO3_TEST_COLLECTIVE_DELAY_US", "500");
@@ -467,7 +471,7 @@ fn slurms_own_signal_the_limit_it_tells_and_the_limit_that_fires_each_leave_a_ch
     let submit = |run: &str, signal: &str, program: Option<&Path>| {
         let options = ["--nodes=1", "--ntasks-per-node=2", "--time=1", signal];
         let mut sbatch = cluster.sbatch(&case, "slurm/zero3.sbatch", run, &options);
-        sbatch.args(Cluster::words(&case, run, &words)).env("ZERO3_MAX_RESTARTS", "0");
+        sbatch.args(Cluster::words(&case, run, &words)).arg(FLAG).env("ZERO3_MAX_RESTARTS", "0");
         sbatch.env("ZERO3_TEST_COLLECTIVE_DELAY_US", "2000");
         program.map(|program| sbatch.env("ZERO3", program));
         Cluster::job_id(sbatch)
