@@ -196,7 +196,7 @@ fn a_calibration_removes_no_directory_that_it_has_not_made() {
     std::fs::create_dir(case.path("this.work")).unwrap();
     std::fs::write(&mine, "mine").unwrap();
     let run = Run::new(2).dir(&case.path("")).args(["plan", "--calibrate", "--out", "this.toml"]);
-    expect_refusal(run.timeout(Duration::from_secs(60)).output(), &["this.work: is there already"]);
+    expect_refusal(run.timeout(Duration::from_secs(60)).output(), &["this.work: exists"]);
     assert!(mine.exists() && !case.path("this.toml").exists());
 }
 

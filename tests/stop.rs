@@ -89,12 +89,9 @@ fn a_signal_before_the_deck_is_read_is_not_lost() {
     }
 }
 
-/// A deck that does not answer: nobody writes into it.
-fn deck_that_hangs(case: &Case) -> std::path::PathBuf {
-    let fifo = case.path("fifo.toml");
-    let made = std::process::Command::new("mkfifo").arg(&fifo).status().expect("mkfifo of coreutils");
-    assert!(made.success());
-    fifo
+/// A start whose rank 0 gets no further than the deck, as on a file server that does not answer.
+fn hangs_at_the_deck(case: &Case, n_ranks: usize, words: &[&str]) -> Run {
+    case.train(n_ranks, "run", words).env("ZERO3_TEST_FAULT", "hang@deck:0:0")
 }
 
 #[test]
@@ -109,17 +106,18 @@ fn a_start_that_stands_still_names_who_has_not_come() {
     assert!(named.iter().any(|words| output.text().contains(words)), "{output}");
 
     for n_ranks in [0, 2] {
-        let run = Run::new(n_ranks).arg("train").arg(deck_that_hangs(&case)).arg("run.timeout=2");
-        let output = run.output().expect_code(5).expect_text("at `read the deck` (run.timeout)");
+        let output = hangs_at_the_deck(&case, n_ranks, &["run.timeout=2"])
+            .output()
+            .expect_code(5)
+            .expect_text("at `read the deck` (run.timeout)");
         assert!(output.text().contains("rank 0 (process "), "{output}");
-        std::fs::remove_file(case.path("fifo.toml")).unwrap();
     }
 }
 
 #[test]
 fn a_signal_ends_a_start_that_gets_nowhere() {
     let case = Case::tiny();
-    let running = Run::new(1).arg("train").arg(deck_that_hangs(&case)).start();
+    let running = hangs_at_the_deck(&case, 1, &[]).start();
     let pid = running.pid_of_rank(0);
     let comm = || std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let watched =
