@@ -534,7 +534,7 @@ fn docs_deck_md_says_what_the_table_and_the_program_say() {
 fn valid_text(key: &'static Key) -> BoxedStrategy<String> {
     let quoted = |s: &str| toml::Value::String(s.to_owned()).to_string();
     match key.kind {
-        Kind::Text { .. } => "[ -~é\t\n\u{7f}]{1,12}".prop_map(move |s| quoted(&s)).boxed(),
+        Kind::Text { .. } => "[ -#%-}é\t\n\u{7f}]{1,12}".prop_map(move |s| quoted(&s)).boxed(),
         Kind::Choice(words) => proptest::sample::select(words).prop_map(str::to_owned).boxed(),
         Kind::Checkpointing => Just("none".to_owned()).boxed(),
         Kind::Tokenizer => Just("bytes".to_owned()).boxed(),
