@@ -12,7 +12,7 @@ CARGO = . scripts/env.sh && cargo
 # Private items are documented too, so links to them lead somewhere.
 DOC_LINT = -D warnings -A rustdoc::private-intra-doc-links
 
-.PHONY: help setup setup-test build run test test-slow test-perfetto test-mllog test-hf test-slurm test-cuda-orders slurm-lint gpu-pack gpu-check bench-peers figures lint doc clean
+.PHONY: help setup setup-test build run test test-slow test-perfetto test-mllog test-hf test-python test-slurm test-cuda-orders slurm-lint gpu-pack gpu-check bench-peers figures lint doc clean
 
 help: ## what can be made, and what this machine has
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,7 +35,7 @@ run: build ## train inputs/tiny.toml: make run NP=3 ARGS="train.steps=500 optim.
 test: setup-test ## all tests but those of the targets below: units, documents, many ranks under mpirun, a two-node Slurm
 	$(CARGO) test --no-fail-fast
 
-test-slow: setup-test ## fifty kills, which take minutes; and an error of a real device, which takes root
+test-slow: setup-test ## what takes minutes: fifty kills, each file operation failing in turn, predictions; and an error of a real device (root)
 	$(CARGO) test --test checkpoint_faults -- --ignored
 	$(CARGO) test --test kill_rounds -- --ignored --nocapture
 	$(CARGO) test --test plan -- --ignored
@@ -48,6 +48,11 @@ test-mllog: build ## MLPerf's own parser reads the acceptance benchmark's mllog.
 
 test-hf: build ## the transformers package loads exports, and imports what it wrote; fetches it from PyPI (HF_PYTHON: one that has it)
 	tests/hf/run.sh "$(RELEASE)"
+
+test-python: setup-test ## h5py reads every parameter of a checkpoint's model.h5; fetches it from PyPI
+	[ -x target/h5py-venv/bin/python3 ] || python3 -m venv target/h5py-venv
+	target/h5py-venv/bin/python3 -c 'import h5py' 2>/dev/null || target/h5py-venv/bin/pip install -q h5py
+	. scripts/env.sh && PATH="$$PWD/target/h5py-venv/bin:$$PATH" cargo test --test checkpoint_tools -- --ignored
 
 test-slurm: setup-test ## the tests on Slurm alone, with the one that waits a minute for its time limits
 	$(CARGO) test --test slurm -- --include-ignored

@@ -3,6 +3,7 @@
 //!
 //! Must not know: MPI, what a rank does.
 
+use crate::limits;
 use std::ffi::OsString;
 use std::fs;
 use std::path::PathBuf;
@@ -110,9 +111,9 @@ pub fn siblings(own: &Launched) -> Vec<Sibling> {
 pub fn twin() -> Option<usize> {
     let own = launched().filter(|own| own.rank > 0)?;
     let parent = std::os::unix::process::parent_id();
-    let is_launcher =
-        name_and_parent(parent).is_some_and(|(name, _)| LAUNCHERS.iter().any(|own| name.starts_with(own)));
-    if is_launcher && is_told(&command_line(parent), &command_line(std::process::id())) {
+    let is_launcher = |name: &str| LAUNCHERS.iter().any(|launcher| name.starts_with(launcher));
+    let has_launcher = name_and_parent(parent).is_some_and(|(name, _)| is_launcher(&name));
+    if has_launcher && is_told(&command_line(parent), &command_line(std::process::id())) {
         return Some(0);
     }
     siblings(&own).iter().find(|sibling| sibling.rank < own.rank && sibling.does_the_same).map(|sibling| sibling.rank)
@@ -137,9 +138,13 @@ fn command_line(pid: u32) -> Vec<Vec<u8>> {
 pub fn mpirun_grace_seconds() -> Option<f64> {
     // Open MPI's own default. It sets the variable of ranks itself, before they start, where its parameter is given.
     const DEFAULT: f64 = 1.0;
-    launched()?.local_size?;
-    let given = variable("OMPI_MCA_odls_base_sigkill_timeout").and_then(|text| text.trim().parse().ok());
-    Some(given.unwrap_or(DEFAULT))
+    // Asked after each step.
+    static GRACE: OnceLock<Option<f64>> = OnceLock::new();
+    *GRACE.get_or_init(|| {
+        launched()?.local_size?;
+        let given = variable("OMPI_MCA_odls_base_sigkill_timeout").and_then(|text| text.trim().parse().ok());
+        Some(given.unwrap_or(DEFAULT))
+    })
 }
 
 /// Whether Slurm started this process, or a process it descends from: variables alone may be those of another
@@ -154,7 +159,7 @@ pub fn descends_from_slurm() -> bool {
         }
         pid = parent;
     }
-    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let groups = limits::own_groups();
     variable("SLURM_JOB_ID").is_some_and(|id| groups.lines().any(|line| line.contains(&format!("/job_{id}"))))
 }
 

@@ -8,7 +8,7 @@
 //! Must not know: what is in the files.
 
 use crate::error::{Error, Result};
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, FileType, Metadata, OpenOptions, Permissions};
 use std::io::{self, BufWriter, ErrorKind, Read, Write};
@@ -29,7 +29,7 @@ pub const MAX_RECORD_BYTES: u64 = 64 << 20;
 /// No longer log (steps, events, a trace) is read in one piece.
 pub const MAX_LOG_BYTES: u64 = 4 << 30;
 /// Mode of new files, less the umask.
-const NEW_FILE_MODE: u32 = 0o666;
+pub const NEW_FILE_MODE: u32 = 0o666;
 
 /// Replaces `path` in one piece, durably: after a crash at any moment there is the old file or the new one. An existing file keeps
 /// its mode; a symbolic link is replaced, not followed.
@@ -37,10 +37,9 @@ const NEW_FILE_MODE: u32 = 0o666;
 /// # Errors
 /// What is there is no regular file; failures of the file system. The old file is then as it was.
 pub fn replace(path: &Path, write: impl FnOnce(&mut BufWriter<&mut File>) -> io::Result<()>) -> Result<()> {
-    let (temporary, before) = begin(path).map_err(|e| Error::io("create", path, &e))?;
-    let mut temporary = filled(temporary, write).map_err(|e| Error::io("write", path, &e))?;
-    temporary.as_file_mut().sync_all().map_err(|e| Error::io("fsync", path, &e))?;
-    keep_mode(&temporary, before).map_err(|e| Error::io("chmod", path, &e))?;
+    let temporary = begin(path).map_err(|e| Error::io("create", path, &e))?;
+    let temporary = filled(temporary, write).map_err(|e| Error::io("write", path, &e))?;
+    sync(temporary.as_file(), path)?;
     show(temporary, path).map_err(|e| Error::io("rename to", path, &e))?;
     sync_dir(parent(path))
 }
@@ -50,28 +49,27 @@ pub fn replace(path: &Path, write: impl FnOnce(&mut BufWriter<&mut File>) -> io:
 /// # Errors
 /// As of [`replace`].
 pub fn replace_unsynced(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let (temporary, before) = begin(path)?;
-    let temporary = filled(temporary, |out| out.write_all(bytes))?;
-    keep_mode(&temporary, before)?;
+    let temporary = filled(begin(path)?, |out| out.write_all(bytes))?;
     show(temporary, path)
 }
 
-/// Writes an output that a person named: links are followed, and what is no regular file, such as /dev/stdout or a FIFO, is written
-/// to as it is. A regular file is replaced in one piece.
+/// Writes an output that a person named: a link to something is followed, and what is no regular file, such as
+/// /dev/stdout or a FIFO, is written to as it is. A regular file is replaced in one piece.
 ///
 /// # Errors
 /// It is a directory; failures of the file system.
 pub fn write_output(path: &Path, bytes: &[u8]) -> Result<()> {
     match fs::metadata(path) {
-        Ok(meta) if meta.is_file() => {
+        // Of a directory, or a link to one, `replace` says so.
+        Ok(meta) if meta.is_file() || meta.is_dir() => {
             let target = path.canonicalize().map_err(|e| Error::io("look at", path, &e))?;
             replace(&target, |out| out.write_all(bytes))
         }
-        Ok(meta) if !meta.is_dir() => {
+        Ok(_) => {
             let opened = OpenOptions::new().write(true).open(path);
             opened.and_then(|mut file| file.write_all(bytes)).map_err(|e| Error::io("write", path, &e))
         }
-        _ => replace(path, |out| out.write_all(bytes)),
+        Err(_) => replace(path, |out| out.write_all(bytes)),
     }
 }
 
@@ -112,7 +110,15 @@ pub fn open_own(path: &Path, mode: u32) -> io::Result<File> {
     own(OpenOptions::new().read(true).write(true).create(true).mode(mode), path)
 }
 
-/// The same to add to its end.
+/// The same of a file that must be there.
+///
+/// # Errors
+/// As of [`open_own`], and where there is none.
+pub fn open_to_change(path: &Path) -> io::Result<File> {
+    own(OpenOptions::new().read(true).write(true), path)
+}
+
+/// Opens a file of our own to add to its end, and creates it where there is none. Links are not followed.
 ///
 /// # Errors
 /// As of [`open_own`].
@@ -313,8 +319,8 @@ fn refuse_filled(target: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A temporary file for `path`, and the mode of the file that is there.
-fn begin(path: &Path) -> io::Result<(NamedTempFile, Option<Permissions>)> {
+/// A temporary file for `path`, with the mode of the file that is there.
+fn begin(path: &Path) -> io::Result<NamedTempFile> {
     let before = match fs::symlink_metadata(path) {
         Ok(meta) if meta.is_file() => Some(meta.permissions()),
         Ok(meta) if !meta.is_symlink() => return Err(not_regular(&meta)),
@@ -329,7 +335,11 @@ fn begin(path: &Path) -> io::Result<(NamedTempFile, Option<Permissions>)> {
     let temporary = builder.tempfile_in(dir)?;
     // Where the file system has no locks, leftovers stay.
     temporary.as_file().try_lock().ok();
-    Ok((temporary, before))
+    if let Some(mode) = before {
+        // Before there is anything in it that others may not read.
+        temporary.as_file().set_permissions(mode)?;
+    }
+    Ok(temporary)
 }
 
 fn filled(
@@ -343,22 +353,19 @@ fn filled(
     Ok(temporary)
 }
 
-/// Gives a finished file its name.
+/// Gives a finished file its name. Not by `persist`, whose system call goes past the C library: tests let the
+/// renames of the C library fail.
 fn show(mut temporary: NamedTempFile, path: &Path) -> io::Result<()> {
     fs::rename(temporary.path(), path)?;
     temporary.disable_cleanup(true);
     Ok(())
 }
 
-fn keep_mode(temporary: &NamedTempFile, before: Option<Permissions>) -> io::Result<()> {
-    before.map_or(Ok(()), |mode| temporary.as_file().set_permissions(mode))
-}
-
 /// Whether this process has not replaced this path before.
 fn is_first_time(path: &Path) -> bool {
-    static REPLACED: Mutex<Option<HashSet<PathBuf>>> = Mutex::new(None);
+    static REPLACED: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
     let mut replaced = REPLACED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    replaced.get_or_insert_default().insert(path.to_path_buf())
+    replaced.insert(path.to_path_buf())
 }
 
 /// What temporary names of `path` begin with.
@@ -437,6 +444,7 @@ fn not_regular(meta: &Metadata) -> io::Error {
 
 fn kind_name(kind: FileType) -> &'static str {
     match kind {
+        _ if kind.is_file() => "a regular file",
         _ if kind.is_dir() => "a directory",
         _ if kind.is_symlink() => "a symbolic link",
         _ if kind.is_fifo() => "a FIFO",
@@ -506,6 +514,9 @@ mod tests {
             assert!(open.unwrap_err().to_string().contains("symbolic link"));
         }
         assert_eq!(create_new(&link).unwrap_err().kind(), ErrorKind::AlreadyExists);
+        let gone = dir.path().join("gone");
+        assert_eq!(open_to_change(&gone).unwrap_err().kind(), ErrorKind::NotFound);
+        assert!(!gone.exists());
         replace(&link, |w| w.write_all(b"new")).unwrap();
         assert!(fs::symlink_metadata(&link).unwrap().is_file());
         assert_eq!(fs::read(&target).unwrap(), b"precious");

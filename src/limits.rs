@@ -41,7 +41,8 @@ pub fn cpu_quota() -> Option<CpuQuota> {
     least_quota(&own_groups(), |path| fs::read_to_string(path).ok())
 }
 
-fn own_groups() -> String {
+/// The control groups of this process: `/proc/self/cgroup`.
+pub fn own_groups() -> String {
     fs::read_to_string("/proc/self/cgroup").unwrap_or_default()
 }
 
@@ -88,7 +89,7 @@ fn thread_bounds(own: &str, groups: &str, file: impl Fn(&Path) -> Option<String>
 }
 
 /// The files with one bound of a process's control groups and of those around them, innermost first; `groups`
-/// is `/proc/self/cgroup`. Version 2 has one tree, version 1 one for each controller, and another name for
+/// is [`own_groups`]. Version 2 has one tree, version 1 one for each controller, and another name for
 /// the file.
 pub fn control_files(groups: &str, controller: &str, v2_file: &str, v1_file: &str) -> Vec<PathBuf> {
     let mut files = Vec::new();

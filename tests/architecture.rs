@@ -138,11 +138,18 @@ fn every_file_that_the_page_names_is_there() {
     assert!(n_named > 30, "{n_named} files named");
 }
 
-/// The code of a file, without comments and tests.
-fn code_of(file: &str) -> String {
+/// The files under src that are not tests.
+fn program_files() -> Vec<String> {
+    let is_of_tests =
+        |file: &str| file.contains("/tests/") || file.ends_with("tests.rs") || file.ends_with("test_support.rs");
+    files().into_iter().filter(|file| !is_of_tests(file)).collect()
+}
+
+/// Lines of code of a file under src, each with its number: without comments and the tests at its end.
+fn code_lines(file: &str) -> Vec<(usize, String)> {
     let text = fs::read_to_string(src().join(file)).unwrap();
-    let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
-    code.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n")
+    let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap().lines().enumerate();
+    code.filter(|(_, line)| !line.trim_start().starts_with("//")).map(|(i, line)| (i + 1, line.to_owned())).collect()
 }
 
 /// What there is one way to do, and the file that does it: a second way would have other limits, words and tests.
@@ -158,16 +165,17 @@ const ONE_WAY: [(&str, &[&str], &[&str]); 6] = [
 #[test]
 fn there_is_one_way_to_tell_time_to_wait_to_start_a_thread_and_to_read_the_environment() {
     let mut faults = Vec::new();
-    for file in files().iter().filter(|file| !file.ends_with("tests.rs") && !file.contains("/tests/")) {
-        let code = code_of(file);
+    let has = |lines: &[(usize, String)], word: &str| lines.iter().any(|(_, line)| line.contains(word));
+    for file in program_files() {
+        let lines = code_lines(&file);
         for (what, words, places) in ONE_WAY {
-            let found = words.iter().filter(|_| !places.contains(&file.as_str())).find(|word| code.contains(**word));
+            let found = words.iter().filter(|_| !places.contains(&file.as_str())).find(|word| has(&lines, word));
             faults.extend(found.map(|word| format!("src/{file}: `{word}`: {what} comes from {}", places.join(", "))));
         }
     }
     assert!(faults.is_empty(), "{}", faults.join("\n"));
     for (what, words, places) in ONE_WAY {
-        assert!(places.iter().any(|file| words.iter().any(|word| code_of(file).contains(word))), "{what} has no place");
+        assert!(places.iter().any(|file| words.iter().any(|word| has(&code_lines(file), word))), "{what} has no place");
     }
 }
 
@@ -225,12 +233,6 @@ const FILE_CALLS_ELSEWHERE: [(&str, &str, &str); 10] = [
     ("test_hooks.rs", "fs::write(", "a list that a test asks for, at a path that it gives"),
 ];
 
-/// Lines of a file that are neither comments nor its tests.
-fn lines_of_code(text: &str) -> impl Iterator<Item = (usize, &str)> {
-    let code = text.lines().enumerate().take_while(|(_, line)| line.trim() != "#[cfg(test)]");
-    code.filter(|(_, line)| !line.trim_start().starts_with("//"))
-}
-
 /// Whether a line holds the call, and not the end of a longer name.
 fn calls(line: &str, call: &str) -> bool {
     let is_part_of_a_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
@@ -240,18 +242,15 @@ fn calls(line: &str, call: &str) -> bool {
 
 #[test]
 fn there_is_one_way_to_deal_with_files() {
-    let is_of_tests =
-        |file: &str| file.contains("/tests/") || file.ends_with("tests.rs") || file.ends_with("test_support.rs");
     let (mut faults, mut used) = (Vec::new(), BTreeSet::new());
-    for file in files().iter().filter(|file| *file != "files.rs" && !is_of_tests(file)) {
-        let text = fs::read_to_string(src().join(file)).unwrap();
-        for (i, line) in lines_of_code(&text) {
-            for call in FILE_CALLS.into_iter().filter(|call| calls(line, call)) {
+    for file in program_files().iter().filter(|file| *file != "files.rs") {
+        for (number, line) in code_lines(file) {
+            for call in FILE_CALLS.into_iter().filter(|call| calls(&line, call)) {
                 let is_of_system = ["\"/proc/", "\"/sys/"].iter().any(|dir| line.contains(dir));
                 match FILE_CALLS_ELSEWHERE.iter().position(|(name, allowed, _)| name == file && *allowed == call) {
                     Some(entry) => _ = used.insert(entry),
                     None if is_of_system => {}
-                    None => faults.push(format!("src/{file}:{}: {call} is for src/files.rs", i + 1)),
+                    None => faults.push(format!("src/{file}:{number}: {call} is for src/files.rs")),
                 }
             }
         }
@@ -260,29 +259,13 @@ fn there_is_one_way_to_deal_with_files() {
     assert_eq!(used.len(), FILE_CALLS_ELSEWHERE.len(), "an exception that nothing needs: {used:?}");
 }
 
-/// Lines of code of each file under src, without comments and without the tests at its end.
-fn code_lines() -> Vec<(String, usize, String)> {
-    let mut lines = Vec::new();
-    for file in files() {
-        let text = fs::read_to_string(src().join(&file)).unwrap();
-        let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
-        let own = text.lines().enumerate();
-        let code = own.filter(|(_, line)| !line.trim_start().starts_with("//"));
-        lines.extend(code.map(|(i, line)| (file.clone(), i + 1, line.to_owned())));
-    }
-    lines
-}
-
 /// No line but those of `allowed` files has one of these words.
 fn refuse(words: &[&str], allowed: &[&str], instead: &str) {
-    let found: Vec<String> = code_lines()
-        .into_iter()
-        .filter(|(file, ..)| {
-            !allowed.contains(&file.as_str()) && !file.ends_with("tests.rs") && !file.contains("/tests/")
-        })
-        .filter(|(.., line)| words.iter().any(|word| line.contains(word)))
-        .map(|(file, line, text)| format!("src/{file}:{line}: {}", text.trim()))
-        .collect();
+    let mut found = Vec::new();
+    for file in program_files().iter().filter(|file| !allowed.contains(&file.as_str())) {
+        let lines = code_lines(file).into_iter().filter(|(_, line)| words.iter().any(|word| line.contains(word)));
+        found.extend(lines.map(|(number, line)| format!("src/{file}:{number}: {}", line.trim())));
+    }
     assert!(found.is_empty(), "{instead}:\n{}", found.join("\n"));
 }
 

@@ -335,7 +335,7 @@ fn a_real_full_disk_inside_a_rank_file_names_the_file_and_the_bytes_needed() {
 /// A device that has promised more than it has: the file system takes the values, and the fsync learns from the device that they
 /// are not there. The kernel gives it as EIO, or as ENOSPC where it can tell the reason; nothing is left to a hook.
 #[test]
-#[ignore = "needs root and loop devices: run it with -- --ignored"]
+#[ignore = "needs root and loop devices: make test-slow runs it"]
 fn an_error_of_the_device_below_the_file_system_costs_the_save_alone() {
     let case = Case::tiny();
     let mpirun = std::env::var("MPIRUN").unwrap_or_else(|_| "mpirun".into());

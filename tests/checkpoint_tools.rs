@@ -288,7 +288,7 @@ fn h5dump_shows_every_parameter_whole_from_any_directory() {
 }
 
 #[test]
-#[ignore = "needs python3 with h5py (pip install h5py)"]
+#[ignore = "needs python3 with h5py: make test-python runs it"]
 fn h5py_shows_every_parameter_whole_from_any_directory() {
     let case = Case::tiny();
     let dir = trained(&case, 3, "run");

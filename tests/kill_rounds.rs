@@ -16,7 +16,7 @@ fn number(variable: &str, otherwise: u64) -> u64 {
 }
 
 #[test]
-#[ignore = "takes minutes: run it with -- --ignored"]
+#[ignore = "takes minutes: make test-slow runs it"]
 fn fifty_kills_at_random_moments_never_cost_the_last_checkpoint() {
     let (rounds, mut state) = (number("ZERO3_KILL_ROUNDS", 50), number("ZERO3_KILL_SEED", 0x2545_f491_4f6c_dd1d));
     let mut draw = |below: u64| {

@@ -39,7 +39,8 @@ impl JobClock {
         clock
     }
 
-    /// [`JobClock::find`] from recorded answers, and what is wrong with them: an end before this process began is another job's.
+    /// [`JobClock::find`] from recorded answers, and what is wrong with them: an end before this process began
+    /// is another job's.
     pub fn read(
         limit: Option<Duration>,
         process_start: f64,
@@ -138,6 +139,7 @@ mod tests {
         assert_eq!(unlimited.end, None);
         assert!(unlimited.seconds_left().is_infinite());
     }
+
     #[test]
     fn an_end_before_the_process_began_is_another_job_s() {
         let env = |end: &'static str, start: &'static str| {

@@ -78,9 +78,7 @@ pub fn commit(run_dir: &Path, manifest: &Manifest) -> Result<PathBuf> {
     // 4. A checkpoint of the same step steps aside under a name that still counts.
     let replaced = with_suffix(&parent, step, Suffix::Replaced);
     if present(&done) {
-        if present(&replaced) {
-            doom(&parent, step, &replaced)?;
-        }
+        doom(&parent, step, &replaced)?;
         rename(&done, &replaced)?;
         sync_dir(&parent)?;
         fault_point("commit.aside", 0, step);
@@ -210,13 +208,10 @@ fn with_suffix(parent: &Path, step: u64, suffix: Suffix) -> PathBuf {
     parent.join(format!("{}{}", step_dir_name(step), suffix.text()))
 }
 
-/// Deletes a directory of a step: first it loses its name for good, then its files go. What has no directory of this name is done.
+/// Deletes a directory of a step: first it loses its name for good, then its files go. Absent is fine.
 fn doom(parent: &Path, step: u64, path: &Path) -> Result<()> {
-    if !present(path) {
+    if !has_directory(path)? {
         return Ok(());
-    }
-    if !is_directory(path) {
-        return Err(Error::Io(format!("{} is a link or a file, and is left alone", path.display())));
     }
     // An earlier deletion of this step may not have come to its end.
     let first = with_suffix(parent, step, Suffix::Doomed);
@@ -239,16 +234,21 @@ fn present(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok()
 }
 
-/// A directory has this name, and no link to one.
-fn is_directory(path: &Path) -> bool {
-    fs::symlink_metadata(path).is_ok_and(|meta| meta.is_dir())
+/// Whether a directory has this name.
+///
+/// # Errors
+/// A link has it, or a file: somebody else's.
+fn has_directory(path: &Path) -> Result<bool> {
+    match fs::symlink_metadata(path) {
+        Ok(meta) if meta.is_dir() => Ok(true),
+        Ok(_) => Err(Error::Io(format!("{} is a link or a file, and is left alone", path.display()))),
+        Err(_) => Ok(false),
+    }
 }
 
 /// Removes a directory and what is in it. Absent is fine; a link is left alone.
 fn remove_tree(path: &Path) -> Result<()> {
-    if present(path) && !is_directory(path) {
-        return Err(Error::Io(format!("{} is a link or a file, and is left alone", path.display())));
-    }
+    has_directory(path)?;
     match fs::remove_dir_all(path) {
         Err(e) if e.kind() != ErrorKind::NotFound => Err(Error::io("remove", path, &e)),
         _ => Ok(()),

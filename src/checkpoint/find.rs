@@ -250,10 +250,10 @@ pub fn retrying<T>(
 
 /// A step directory, found before, that is no more.
 pub(super) fn is_gone(dir: &Path) -> bool {
-    !dir.join(MANIFEST_FILE).exists() && !dir.exists()
+    !dir.exists()
 }
 
-/// That in words.
+/// What to say of one that [`is_gone`].
 pub(super) fn gone(dir: &Path) -> String {
     format!(
         "{} was deleted while it was read: a run keeps its newest checkpoints (checkpoint.keep_last); name another, or the run",

@@ -97,7 +97,8 @@ impl Kind {
 
     /// The one of this name, if this program knows it.
     pub fn named(group: &str) -> Option<Kind> {
-        Kind::all(&OptimState::ALL).into_iter().find(|kind| kind.group() == group)
+        let states = OptimState::ALL.into_iter().map(Kind::Optim);
+        std::iter::once(Kind::Weight).chain(states).find(|kind| kind.group() == group)
     }
 }
 

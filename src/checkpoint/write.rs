@@ -158,7 +158,7 @@ pub fn write_file(target: &Target<'_>, slices: &[SliceShape<'_>], values: &mut d
     write_point("write.structure", rank, step).map_err(|e| failed(e.to_string()))?;
 
     // The library has closed the file.
-    let file = files::open_own(&path, 0o666).map_err(|e| failed(e.to_string()))?;
+    let file = files::open_to_change(&path).map_err(|e| failed(e.to_string()))?;
     lock::hold(&file, &path, target.locking, Access::Write)?;
     let bytes = file.metadata().map_err(|e| failed(e.to_string()))?.len();
     let mut whole = Whole { file: &file, hasher: Xxh3::new(), structure: Xxh3::new(), values: Vec::new(), at: 0 };

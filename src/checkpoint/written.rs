@@ -6,6 +6,7 @@
 use hdf5::plist::dataset_create::Layout;
 
 use super::h5;
+use super::validate::checked_numel;
 
 /// The library reads a chunk as a whole; one that is longer than this, and than all of its dataset, is not read at all.
 const MAX_CHUNK_BYTES: u64 = 64 << 20;
@@ -14,7 +15,7 @@ const MAX_CHUNK_BYTES: u64 = 64 << 20;
 pub(super) fn check(dataset: &hdf5::Dataset) -> Result<(), String> {
     let said = |e: hdf5::Error| h5::one_line(&e);
     let shape = dataset.space().map_err(said)?.shape();
-    let numel = numel_of(&shape).ok_or_else(|| format!("shape {shape:?} overflows"))?;
+    let numel = checked_numel(&shape).ok_or_else(|| format!("shape {shape:?} overflows"))?;
     if numel == 0 {
         return Ok(());
     }
@@ -54,9 +55,4 @@ pub(super) fn check(dataset: &hdf5::Dataset) -> Result<(), String> {
                 .into())
         }
     }
-}
-
-/// Elements of a shape, unless they overflow.
-fn numel_of(shape: &[usize]) -> Option<usize> {
-    shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d))
 }

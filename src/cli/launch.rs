@@ -47,8 +47,8 @@ impl Launch {
     /// memory, and turns every later panic into an abort of the whole job.
     pub fn start(timeout: impl FnOnce() -> Option<Duration> + Send + 'static) -> Result<Self> {
         // Variables of a Slurm step that this process is no task of say nothing of its start.
-        let is_task = environment::descends_from_slurm();
-        let env = |name: &str| environment::variable(name).filter(|_| is_task || name != "SLURM_STEP_NUM_TASKS");
+        let is_believed = |name: &str| name != "SLURM_STEP_NUM_TASKS" || environment::descends_from_slurm();
+        let env = |name: &str| environment::variable(name).filter(|_| is_believed(name));
         if let Some(refusal) = launch_checks::refusal_before_mpi(&env, &library_version()) {
             return Err(Error::Input(refusal));
         }
@@ -164,15 +164,16 @@ impl Launch {
         log::info!("{}, HDF5 {}, {threads} on rank 0", version("mpi"), version("hdf5"));
     }
 
-    /// Compute threads of this rank: what the deck says, or its share of the cores it may run on and of the processor time
-    /// that its control group may use. Collective.
+    /// Compute threads of this rank: what the deck says, or its share of the cores it may run on and of the
+    /// processor time that its control group may use. Collective.
     pub fn threads(&self, from_deck: usize) -> Result<usize> {
         let cpus = allowed_cpus();
         let quota = cpu_quota();
-        let sharing_cpus = self.of_node(&cpus)?.iter().filter(|other| **other == cpus).count();
+        let node = self.universe.world().on_this_node()?;
+        let sharing_cpus = of_all(&node, &cpus)?.iter().filter(|other| **other == cpus).count();
         let group: Vec<usize> =
             quota.iter().flat_map(|q| q.file.as_os_str().as_encoded_bytes()).map(|&b| b.into()).collect();
-        let sharing_quota = self.of_node(&group)?.iter().filter(|other| **other == group).count();
+        let sharing_quota = of_all(&node, &group)?.iter().filter(|other| **other == group).count();
         let share = launch_checks::threads(cpus.len(), sharing_cpus, quota.as_ref().map(|q| q.cpus), sharing_quota);
         if from_deck > cpus.len() {
             log::warn!("run.threads_per_rank = {from_deck}, but this rank may use {} cores", cpus.len());
@@ -191,25 +192,8 @@ impl Launch {
 
     /// Cores of this node that its ranks may run on together. Collective.
     pub fn cores_of_node(&self) -> Result<usize> {
-        Ok(self.of_node(&allowed_cpus())?.into_iter().flatten().collect::<BTreeSet<_>>().len())
-    }
-
-    /// The numbers of every rank of this node, however many each has. Collective.
-    fn of_node(&self, numbers: &[usize]) -> Result<Vec<Vec<usize>>> {
-        let own: Vec<u64> = numbers.iter().map(|&number| number as u64).collect();
         let node = self.universe.world().on_this_node()?;
-        let mut counts = vec![0u64; node.size()];
-        node.all_gather_into(&[own.len() as u64], &mut counts)?;
-        let longest = counts.iter().copied().max().unwrap_or(0) as usize;
-        if longest == 0 {
-            return Ok(vec![Vec::new(); counts.len()]);
-        }
-        let mut padded = own;
-        padded.resize(longest, 0);
-        let mut all = vec![0u64; longest * counts.len()];
-        node.all_gather_into(&padded, &mut all)?;
-        let rows = all.chunks_exact(longest).zip(&counts);
-        Ok(rows.map(|(row, &count)| row[..count as usize].iter().map(|&number| number as usize).collect()).collect())
+        Ok(of_all(&node, &allowed_cpus())?.into_iter().flatten().collect::<BTreeSet<_>>().len())
     }
 
     /// What ran, for the summary.
@@ -237,6 +221,22 @@ impl Launch {
     pub fn abort(&self, exit: Exit) -> ! {
         mpi::abort_job(exit)
     }
+}
+
+/// The numbers of every rank of `group`, however many each has. Collective over it.
+fn of_all(group: &Group, numbers: &[usize]) -> Result<Vec<Vec<usize>>> {
+    let mut padded: Vec<u64> = numbers.iter().map(|&number| number as u64).collect();
+    let mut counts = vec![0u64; group.size()];
+    group.all_gather_into(&[padded.len() as u64], &mut counts)?;
+    let longest = counts.iter().copied().max().unwrap_or(0) as usize;
+    if longest == 0 {
+        return Ok(vec![Vec::new(); counts.len()]);
+    }
+    padded.resize(longest, 0);
+    let mut all = vec![0u64; longest * counts.len()];
+    group.all_gather_into(&padded, &mut all)?;
+    let rows = all.chunks_exact(longest).zip(&counts);
+    Ok(rows.map(|(row, &count)| row[..count as usize].iter().map(|&number| number as usize).collect()).collect())
 }
 
 /// Ends the job on every rank, from any thread, with MPI running.

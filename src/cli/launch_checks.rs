@@ -191,6 +191,7 @@ mod tests {
         ("SLURM_STEP_ID", "1"),
         ("SLURM_STEP_NUM_TASKS", "2"),
     ];
+
     #[test]
     fn a_hint_names_the_launcher_that_was_used() {
         let of = |vars: &[(&str, &str)]| {

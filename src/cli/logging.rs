@@ -3,9 +3,8 @@
 use std::io::Write;
 
 use crate::environment;
-use log::LevelFilter;
-
 use crate::foreign::shown;
+use log::LevelFilter;
 
 /// Starts logging. `filter` is the deck's `log.level`: a level, or levels by module, as env_logger has them.
 ///

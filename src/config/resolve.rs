@@ -6,6 +6,7 @@
 use super::key::render;
 use super::{Key, Origin, Table, suggest};
 use crate::error::{Error, Fault, Result};
+use crate::human;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use toml::Spanned;
@@ -91,8 +92,7 @@ fn read_document(
                 }
             }
             DeValue::Table(fields) => {
-                let n = fields.len();
-                let value = if n == 1 { "1 key".into() } else { format!("{n} keys") };
+                let value = human::counted(fields.len(), "key");
                 let wants = suggest::for_section(table, name);
                 found.push((at, Fault { key: format!("[{}]", show(name)), value, wants }));
             }

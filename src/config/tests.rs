@@ -498,7 +498,14 @@ fn optimizers_table() -> String {
     for &kind in OptimizerKind::ALL {
         let states = kind.states(&kind.default_hyper(0.0));
         let names: Vec<String> = states.iter().map(|state| format!("`{}`", state.name())).collect();
-        let keys: Vec<String> = kind.keys().iter().map(|(key, default)| format!("`{key}` = {default:?}")).collect();
+        let of_key = |&(name, default): &(&str, f64)| {
+            let key = TABLE.keys.iter().find(|key| key.name == format!("optim.{name}")).expect("a key of the deck");
+            match key.kind {
+                Kind::Flag => format!("`{name}` = {}", default != 0.0),
+                _ => format!("`{name}` = {default:?}"),
+            }
+        };
+        let keys: Vec<String> = kind.keys().iter().map(of_key).collect();
         let of_states = BYTES_PER_STATE * states.len();
         table += &format!(
             "| `{kind}` | {} | {} | {} | {} | {} |\n",

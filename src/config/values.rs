@@ -2,7 +2,6 @@
 //!
 //! Must not know: the keys that have them (`mod.rs` says).
 
-use super::limit::Limit;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
 use std::ops::{Deref, Range};
@@ -219,9 +218,6 @@ impl FromStr for DeviceList {
 pub(super) fn is_a<T: FromStr>(text: &str) -> bool {
     text.parse::<T>().is_ok()
 }
-
-/// A limit of the acceptance deck.
-pub type WrittenLimit = Written<Limit>;
 
 #[cfg(test)]
 mod tests {

@@ -70,7 +70,8 @@ impl SampleSpace {
         }
     }
 
-    /// Epoch and window of sample `g`: `g / W`, and where `g % W` goes in that epoch. A pure function of seed and `g`.
+    /// Epoch and window of sample `g`: `g / W`, and where `g % W` goes in that epoch; W is the number of samples
+    /// where they are spread over more windows. A pure function of order and `g`.
     pub fn epoch_and_window(&self, g: u64) -> (u64, u64) {
         let n_windows = self.n_windows();
         if let Order::Spread { n_samples } = self.order

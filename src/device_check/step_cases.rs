@@ -6,7 +6,7 @@ use crate::backend::reference;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::exact_sum::ExactSum;
-use crate::optimizers::{OptimStates, OptimizerKind, UpdateNow, UpdateStep};
+use crate::optimizers::{OptimState, OptimStates, OptimizerKind, UpdateNow, UpdateStep};
 
 /// Runs all of them.
 pub fn run<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
@@ -76,17 +76,17 @@ fn sum_of_squares<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
 /// Every optimizer, without and with the rounded parameter beside the master.
 fn optimizers<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
     for &kind in OptimizerKind::ALL {
-        let now = UpdateNow { step: 3, lr: 1e-3, grad_scale: 0.5, decays: true };
-        let step = UpdateStep::new(kind, &kind.default_hyper(0.1), &now);
-        update(b, kind, step, true)?;
-        update(b, kind, step, false)?;
+        let (hyper, now) = (kind.default_hyper(0.1), UpdateNow { step: 3, lr: 1e-3, grad_scale: 0.5, decays: true });
+        let (step, kept) = (UpdateStep::new(kind, &hyper, &now), kind.states(&hyper));
+        update(b, step, kept, true)?;
+        update(b, step, kept, false)?;
     }
     Ok(())
 }
 
-fn update<D: Device>(b: &mut Bench<'_, D>, kind: OptimizerKind, step: UpdateStep, rounded: bool) -> Result<()> {
+fn update<D: Device>(b: &mut Bench<'_, D>, step: UpdateStep, kept: &[OptimState], rounded: bool) -> Result<()> {
     const N: usize = 4099;
-    let kept = kind.states(&kind.default_hyper(0.1));
+    let kind = step.kind();
     b.case(
         if rounded { format!("{kind}_rounded") } else { kind.name().into() },
         if rounded { [ONE_ROUNDING; 2] } else { [1e-6, 1e-6] },

@@ -63,22 +63,19 @@ const MAGIC: [(usize, &[u8], &str, &str); 23] = [
 
 /// What a file is that begins with `start` (up to [`START_BYTES`]); none where that is not known.
 pub fn kind_of(start: &[u8]) -> Option<FileKind> {
-    let of_text = |(name, remedy)| FileKind { name, remedy, is_text: true };
-    if let Some((.., name, remedy)) =
+    if let Some(&(.., name, remedy)) =
         MAGIC.iter().find(|(at, bytes, ..)| start.get(*at..).is_some_and(|s| s.starts_with(bytes)))
     {
         return Some(FileKind { name, remedy, is_text: false });
     }
     let text = without_bom(start).trim_ascii_start();
-    if let Some((_, name, remedy)) =
+    if let Some(&(_, name, remedy)) =
         NOT_THE_FILE.iter().find(|(bytes, ..)| text.get(..bytes.len()).is_some_and(|s| s.eq_ignore_ascii_case(bytes)))
     {
-        return Some(FileKind { is_text: *name != LFS, ..of_text((*name, *remedy)) });
+        return Some(FileKind { name, remedy, is_text: name != LFS });
     }
-    match text.first() {
-        Some(b'{' | b'[') => Some(of_text((JSON, "name the file that it belongs to"))),
-        _ => None,
-    }
+    let is_json = matches!(text.first(), Some(b'{' | b'['));
+    is_json.then_some(FileKind { name: JSON, remedy: "name the file that it belongs to", is_text: true })
 }
 
 /// What to say of bytes that a parser of JSON refused with `error`.

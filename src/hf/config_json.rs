@@ -276,7 +276,7 @@ fn brief(value: &Value) -> String {
 
 /// Keys of `transformers` that do not change what weights compute: names, versions and types, special tokens,
 /// dropout in training, how text is generated, what a call returns, heads of classifiers.
-const OF_OTHERS: [&str; 73] = [
+const OF_OTHERS: [&str; 76] = [
     "architectures",
     "attention_dropout",
     "attn_implementation",
@@ -286,6 +286,7 @@ const OF_OTHERS: [&str; 73] = [
     "begin_suppress_tokens",
     "bos_token_id",
     "chunk_size_feed_forward",
+    "cls_token_id",
     "decoder_start_token_id",
     "diversity_penalty",
     "do_sample",
@@ -306,9 +307,11 @@ const OF_OTHERS: [&str; 73] = [
     "label2id",
     "length_penalty",
     "max_length",
+    "max_sequence_length",
     "min_length",
     "model_type",
     "n_ctx",
+    "n_special",
     "no_repeat_ngram_size",
     "num_beam_groups",
     "num_beams",
@@ -319,6 +322,7 @@ const OF_OTHERS: [&str; 73] = [
     "output_past",
     "output_scores",
     "pad_token_id",
+    "predict_special_tokens",
     "prefix",
     "pretraining_tp",
     "problem_type",
@@ -349,7 +353,6 @@ const OF_OTHERS: [&str; 73] = [
     "unk_token_id",
     "use_bfloat16",
     "use_cache",
-    "cls_token_id",
 ];
 
 #[cfg(test)]
@@ -377,6 +380,7 @@ mod tests {
                 json!({ "sliding_window": null, "use_sliding_window": false, "_name_or_path": "x", "use_cache": true }),
                 1e4,
             ),
+            (json!({ "max_sequence_length": 2048 }), 1e4),
         ] {
             assert_eq!(llama(&words).unwrap().model.rope_theta, theta, "{words}");
         }
@@ -402,5 +406,15 @@ mod tests {
             let why = llama(&words).unwrap_err().to_string();
             assert!(why.contains(says), "{says:?} is not in {why}");
         }
+    }
+
+    #[test]
+    fn the_published_config_of_a_larger_gpt2_has_no_key_that_is_unknown() {
+        let config = json!({
+            "model_type": "gpt2", "vocab_size": 50257, "n_layer": 24, "n_head": 16, "n_embd": 1024, "n_positions": 1024,
+            "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "n_ctx": 1024, "n_special": 0,
+            "predict_special_tokens": true, "summary_type": "cls_index", "summary_use_proj": true,
+        });
+        to_deck(config.to_string().as_bytes(), "config.json").unwrap();
     }
 }

@@ -13,7 +13,7 @@ use crate::batch::signals::Stop;
 use crate::environment::{self, Launched, Sibling};
 use crate::error::{Exit, Result};
 use crate::say::err;
-use crate::{clock, threads};
+use crate::{clock, human, threads};
 use std::fs;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -55,7 +55,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 const TIME_TO_HEAR: Duration = Duration::from_secs(5);
 /// After which the deck is asked for `run.timeout`; starts are shorter.
 const ASK_DECK_AFTER: Duration = Duration::from_secs(1);
-/// `run.timeout` where nothing says otherwise.
+/// `run.timeout` while it is not known.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
 /// What the first rank of a node may take to speak before another one ends the job.
 const TIME_TO_SPEAK: Duration = Duration::from_secs(3);
@@ -175,10 +175,10 @@ fn place_shown(name: &str) -> Option<(StartPlace, u64)> {
     Some((PLACES.get(place)?.0, words.next()?.parse().ok()?))
 }
 
-fn watch(watched: &Watched, timeout: impl FnOnce() -> Option<Duration> + Send + 'static, ends: Ends) {
+fn watch(watched: &'static Watched, timeout: impl FnOnce() -> Option<Duration> + Send + 'static, ends: Ends) {
     let began = Instant::now();
     let mut timeout = Some(timeout);
-    let (mut shown, mut asked_to_stop) = (String::new(), None);
+    let (mut shown, mut asked_to_stop) = (thread_name(StartPlace::Mpi, 0), None);
     let mut awake = clock::Awake::now();
     loop {
         clock::rest(LOOK_EVERY);
@@ -202,10 +202,8 @@ fn watch(watched: &Watched, timeout: impl FnOnce() -> Option<Duration> + Send + 
             let asked = threads::spawn("run.timeout", move || {
                 if let Some(found) = ask() {
                     let ms = found.as_millis() as u64;
-                    let unknown = u64::MAX;
-                    WATCHED
-                        .get()
-                        .map(|w| w.timeout_ms.compare_exchange(unknown, ms, Ordering::Relaxed, Ordering::Relaxed));
+                    // Not over what the ranks have agreed on meanwhile.
+                    watched.timeout_ms.compare_exchange(u64::MAX, ms, Ordering::Relaxed, Ordering::Relaxed).ok();
                 }
             });
             if let Err(error) = asked {
@@ -248,21 +246,21 @@ struct Seen {
 /// on after all.
 fn judge(watched: &Watched, place: StartPlace, limit: Duration, waited: Duration) -> bool {
     let launched = environment::launched();
-    let (all, own_rank) = match &launched {
-        Some(own) => (environment::siblings(own).iter().map(seen).collect(), own.rank),
-        None => {
-            let ticks = watched.ticks.load(Ordering::Relaxed);
-            let own = Seen { rank: 0, pid: std::process::id(), state: 'R', place: Some((place, ticks)) };
-            (vec![own], 0)
+    let own_rank = launched.as_ref().map_or(0, |own| own.rank);
+    let look = || -> Vec<Seen> {
+        match &launched {
+            Some(own) => environment::siblings(own).iter().map(seen).collect(),
+            None => {
+                let ticks = watched.ticks.load(Ordering::Relaxed);
+                vec![Seen { rank: 0, pid: std::process::id(), state: 'R', place: Some((place, ticks)) }]
+            }
         }
     };
+    let all = look();
     // A second look after a moment: a rank that is seen to get on is waited for.
     clock::rest(LOOK_EVERY * 3);
     let is_here = || !watched.is_over() && watched.place().0 == place && watched.place().1.elapsed() > limit;
-    let again: Vec<Seen> = match &launched {
-        Some(own) => environment::siblings(own).iter().map(seen).collect(),
-        None => all.clone(),
-    };
+    let again = look();
     if !is_here() || again.iter().any(|now| all.iter().any(|then| then.rank == now.rank && then.place != now.place)) {
         return false;
     }
@@ -287,13 +285,9 @@ fn judge(watched: &Watched, place: StartPlace, limit: Duration, waited: Duration
 
 fn seen(sibling: &Sibling) -> Seen {
     let tasks = fs::read_dir(format!("/proc/{}/task", sibling.pid)).into_iter().flatten().flatten();
-    let place = tasks.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());
-    Seen {
-        rank: sibling.rank,
-        pid: sibling.pid,
-        state: sibling.state,
-        place: place.filter_map(|n| place_shown(&n)).next(),
-    }
+    let mut names = tasks.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());
+    let place = names.find_map(|name| place_shown(&name));
+    Seen { rank: sibling.rank, pid: sibling.pid, state: sibling.state, place }
 }
 
 fn is_stopped(state: char) -> bool {
@@ -303,14 +297,15 @@ fn is_stopped(state: char) -> bool {
 /// One line for each rank of this node that the others wait for; none where that is a rank of another node.
 fn late(all: &[Seen], launched: Option<&Launched>) -> Vec<String> {
     let mut lines = Vec::new();
-    let stopped: Vec<&Seen> = all.iter().filter(|seen| is_stopped(seen.state)).collect();
+    let any_stopped = all.iter().any(|seen| is_stopped(seen.state));
+    // None, which is less than every place, where the watch of a rank has not begun.
     let first = all.iter().map(|seen| seen.place.map(|(place, _)| place)).min().flatten();
     let last = all.iter().filter_map(|seen| seen.place).map(|(place, _)| place).max();
     for seen in all {
-        let is_late = if !stopped.is_empty() {
+        let is_late = if any_stopped {
             is_stopped(seen.state)
         } else if seen.place.is_none() || first < last {
-            seen.place.map(|(place, _)| place) == all.iter().map(|seen| seen.place.map(|(p, _)| p)).min().flatten()
+            seen.place.map(|(place, _)| place) == first
         } else {
             // All at one place: where rank 0 works, the others wait for it.
             seen.rank == 0 && last.is_some_and(|place| PLACES[place as usize].2)
@@ -343,9 +338,8 @@ fn late(all: &[Seen], launched: Option<&Launched>) -> Vec<String> {
 fn elsewhere(here: &[Seen], launched: Option<&Launched>) -> String {
     let of = launched.and_then(|own| own.size).map_or(String::new(), |size| format!(" of {size}"));
     format!(
-        "the {} rank{}{of} on this node wait: a rank of another node has not come, and no rank there says which",
-        here.len(),
-        if here.len() == 1 { "" } else { "s" }
+        "the {}{of} on this node wait: a rank of another node has not come, and no rank there says which",
+        human::counted(here.len(), "rank")
     )
 }
 

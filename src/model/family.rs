@@ -15,8 +15,6 @@ use crate::params::{ModelSpec, Piece, Precision};
 pub trait Family: Sized {
     /// A model of a deck whose sizes of a micro-batch are `dims`.
     fn new(model: &ModelSection, dims: Dims) -> Self;
-    /// Its sizes.
-    fn dims(&self) -> &Dims;
     /// Shape of a block's attention.
     fn attention_shape(&self) -> AttentionShape;
     /// The model as data.

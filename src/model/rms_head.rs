@@ -10,7 +10,7 @@ use crate::model::unit::{NORMAL, scratch, unit};
 use crate::model::visit::{Dims, LossIo};
 
 /// The output matrix, a parameter of its own or another name of the embedding.
-pub const OUTPUT: &str = "lm_head";
+const OUTPUT: &str = "lm_head";
 
 unit! {
     /// The head.

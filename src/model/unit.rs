@@ -45,10 +45,10 @@
 //!
 //! Must not know: which units a family has.
 
+use super::layers::Layer;
+use super::visit::Dims;
 use crate::params::{Init, ModelSpec, ParamId, ParamSpec, Piece, Precision, TensorSpec, UnitRole, UnitSpec};
 use crate::work::LinearShape;
-
-use super::visit::Dims;
 
 /// A unit, as the planner sees it.
 pub trait Unit {
@@ -178,8 +178,9 @@ macro_rules! unit {
     };
 }
 
-/// Defines the scratch of a visit: `Name(unit: Type, precision) { field: (numel, dtype), ... }`, where `numel` may ask the
-/// device type `D`. Makes a struct of views and the list that the planner lays out, in the same order.
+/// Defines the scratch of a visit: `Name<D>(sizes: &Type, precision) { field: (numel, dtype), ... }`, where
+/// `numel` may ask the device type `D`. Makes a struct of views and the list that the planner lays out, in the
+/// same order.
 macro_rules! scratch {
     (
         $(#[$meta:meta])*
@@ -212,8 +213,6 @@ macro_rules! scratch {
 }
 
 pub(in crate::model) use {scratch, unit};
-
-use super::layers::Layer;
 
 /// Adds the parameters of a layer.
 pub fn param_specs(specs: &mut Vec<ParamSpec>, prefix: &str, layer: &impl Layer) {

@@ -65,8 +65,7 @@ impl<T> OptimStates<T> {
     }
 
     /// The same states with other values.
-    pub fn map<U>(self, make: impl FnMut(T) -> U) -> OptimStates<U> {
-        let mut make = make;
+    pub fn map<U>(self, mut make: impl FnMut(T) -> U) -> OptimStates<U> {
         OptimStates(self.0.map(|value| value.map(&mut make)))
     }
 

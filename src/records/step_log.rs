@@ -132,10 +132,10 @@ impl LogFile {
 
     /// The file is still the one at its path: rows of a file that was moved or removed would be lost without a word.
     fn check_place(&self) -> Result<()> {
-        let inode = |meta: std::fs::Metadata| (meta.dev(), meta.ino());
+        let inode = |meta: &std::fs::Metadata| (meta.dev(), meta.ino());
         let own = self.file.metadata().map_err(|err| Error::io("stat", &self.path, &err))?;
         let what = match std::fs::metadata(&self.path) {
-            Ok(there) if inode(there.clone()) == inode(own) => return Ok(()),
+            Ok(there) if inode(&there) == inode(&own) => return Ok(()),
             Ok(_) => "has been replaced".to_string(),
             Err(err) if err.kind() == std::io::ErrorKind::NotFound => "has been moved or removed".into(),
             Err(err) => return Err(Error::io("stat", &self.path, &err)),

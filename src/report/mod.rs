@@ -1,7 +1,8 @@
 //! `zero3 report RUN`: what a run's own records say, as five answers, as figures, as a page.
 //!
-//! `records` reads the run directory, `pictures` turns records and plan into figures, `page` binds them. Must not know: MPI; it starts no
-//! device, and writes nothing before everything it was asked for is made.
+//! `run_dir` reads the run directory, `pictures` turns what it found and the plan into figures, `questions`
+//! answers in words, `page` binds figures and answers. Must not know: MPI; it starts no device, and writes
+//! nothing before everything it was asked for is made.
 
 mod page;
 mod pictures;

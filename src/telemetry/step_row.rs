@@ -59,7 +59,7 @@ measures! {
     reduce_scatter_bytes: "bytes", "payload a rank received in reductions of gradients in this step";
     live_peak_bytes: "bytes", "most bytes of the memory ledger held together at one moment of the step";
     resident_bytes: "bytes",
-        "model state held after the step: slices of parameters, master weights, gradients, moments";
+        "model state held after the step: slices of parameters, master weights, gradients, optimizer state";
     peak_rss_bytes: "bytes", "most memory the process has had since its start, as the system counts it";
     page_faults: "pages", "pages the system gave the process since the row before";
 }

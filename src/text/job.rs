@@ -348,7 +348,7 @@ pub(super) fn lock_path(out: &Path) -> PathBuf {
 /// Held while a process is at this output.
 pub(super) fn lock(out: &Path) -> Result<File> {
     let path = lock_path(out);
-    let file = files::open_own(&path, 0o666).map_err(|e| Error::io("create", &path, &e))?;
+    let file = files::open_own(&path, files::NEW_FILE_MODE).map_err(|e| Error::io("create", &path, &e))?;
     match file.try_lock() {
         Ok(()) => Ok(file),
         Err(fs::TryLockError::WouldBlock) => Err(Error::Input(format!(

@@ -109,7 +109,7 @@ impl TokenFiles {
     fn create(&mut self) -> Result<()> {
         let path = self.partial();
         // What is there is ours: `job.rs` has seen to it.
-        let file = files::open_own(&path, 0o666).and_then(|file| file.set_len(0).map(|()| file));
+        let file = files::open_own(&path, files::NEW_FILE_MODE).and_then(|file| file.set_len(0).map(|()| file));
         let file = file.map_err(|e| Error::io("create", &path, &e))?;
         let mut file = BufWriter::with_capacity(1 << 20, file);
         // The header is written last: a file that is not whole has no magic number.
@@ -126,7 +126,7 @@ impl TokenFiles {
             files::rename(&whole, &path)?;
         }
         let n_bytes = self.format.header_bytes() as u64 + self.at.tokens * self.format.token_bytes();
-        let opened = files::open_own(&path, 0o666).and_then(|mut file| {
+        let opened = files::open_own(&path, files::NEW_FILE_MODE).and_then(|mut file| {
             let found = file.metadata()?.len();
             if found < n_bytes {
                 return Err(std::io::Error::other(format!("it has {found} bytes and had {n_bytes}")));

@@ -1,5 +1,5 @@
-//! What happens at the begin and the end of every instruction, whatever it is: planned buffers are taken and
-//! given back, and what the rank does is recorded: flight recorder, ledger, phases, bytes received, spans.
+//! What happens at the beginning and the end of every instruction, whatever it is: planned buffers are taken
+//! and given back, and what the rank does is recorded: flight recorder, ledger, phases, bytes received, spans.
 //!
 //! Must not know: what an instruction does (`moves.rs`).
 
@@ -49,6 +49,10 @@ impl<B: Backend> Stepper<'_, B> {
         let (what, unit) = program.describe(instr);
         self.flight.at(self.step_now, what, Some(unit));
         self.memory.ledger().set_label(what, Some(unit));
+        if let Instr::Gather(_) = instr {
+            // A start may block, too.
+            self.flight.gathering(unit);
+        }
         let queue = match instr {
             Instr::Gather(_) => Queue::Gather,
             Instr::Reduce(_) => Queue::Reduce,
@@ -76,7 +80,6 @@ impl<B: Backend> Stepper<'_, B> {
         }
         let mut released_bytes = 0;
         match instr {
-            Instr::Gather(_) => self.flight.gathering(unit),
             Instr::Wait(_) => {
                 self.flight.gathered(unit);
                 self.record_landed(pass, unit, Track::Gather, pass.purpose.gather_class());
@@ -94,7 +97,7 @@ impl<B: Backend> Stepper<'_, B> {
                     self.record(SpanKind::UnusedParams { bytes: released_bytes }, unit, used, pass.purpose.trains());
                 }
             }
-            Instr::Accumulate(_) | Instr::Round(_) | Instr::Reduce(_) => {}
+            Instr::Gather(_) | Instr::Accumulate(_) | Instr::Round(_) | Instr::Reduce(_) => {}
         }
         for &id in &program.ends[at] {
             let buf = pass.lists.live[id].take().expect("no collective has a buffer whose life ends");

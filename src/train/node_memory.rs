@@ -19,8 +19,7 @@ impl NodeMemory {
     /// This node's; None where the system does not say.
     pub fn here() -> Option<Self> {
         let meminfo = fs::read_to_string("/proc/meminfo").ok()?;
-        let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-        let files = limits::control_files(&groups, "memory", "memory.max", "memory.limit_in_bytes");
+        let files = limits::control_files(&limits::own_groups(), "memory", "memory.max", "memory.limit_in_bytes");
         let limits = files.into_iter().filter_map(|file| fs::read_to_string(file).ok());
         Self::of(&meminfo, limits.filter_map(|text| text.trim().parse().ok()))
     }

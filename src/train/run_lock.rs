@@ -79,8 +79,8 @@ impl RunLock {
                 wait_a_moment(run_dir, holder, std::mem::replace(&mut said, true))?;
                 return Ok(None);
             }
-            if !decide(outcome, run_dir, locking, &Others { me, named: holder.as_ref(), holding: &holders_of(&file) })?
-            {
+            let holding = if outcome.is_err() { holders_of(&file) } else { Vec::new() };
+            if !decide(outcome, run_dir, locking, &Others { me, named: holder.as_ref(), holding: &holding })? {
                 return Ok(Some(RunLock { path: path.clone(), file: None }));
             }
             // Its former holder may have removed the file between our opening and locking it.
@@ -198,17 +198,14 @@ fn decide(
             let is_gone = |holder: &&Holder| {
                 holder.host == others.me.host && environment::state_of(holder.pid).is_none_or(|state| state == 'Z')
             };
-            if let (Some(gone), None) = (holder.filter(is_gone), other) {
+            if let Some(gone) = holder.filter(is_gone) {
+                let who = match other {
+                    Some(other) => format!("process {} ({})", other.pid, other.is),
+                    None => "another process, which this node does not show,".into(),
+                };
                 return Err(Error::Input(format!(
-                    "run.dir = {dir}: {gone} has ended, but another process, which this node does not show, has a lock on its \
-                     {LOCK_FILE}: end that process, or remove the file"
-                )));
-            }
-            if let (Some(gone), Some(other)) = (holder.filter(is_gone), other) {
-                return Err(Error::Input(format!(
-                    "run.dir = {dir}: {gone} has ended, but process {} ({}) has a lock on its {LOCK_FILE}: end that process, or \
-                     remove the file",
-                    other.pid, other.is
+                    "run.dir = {dir}: {gone} has ended, but {who} has a lock on its {LOCK_FILE}: \
+                     end that process, or remove the file"
                 )));
             }
             let who = match (holder, other) {

@@ -1,4 +1,4 @@
-//! The figures of `facts.html`, drawn by `figures/`.
+//! The figures of `report.html`, drawn by `figures/`.
 
 use crate::accept::facts::AcceptanceFacts;
 use crate::accept::verdict::Ending;

@@ -6,8 +6,7 @@
 //! Must not know: what a task computes.
 
 use crate::error::{Error, Result};
-use crate::telemetry::allocations;
-use crate::telemetry::allocations::Owner;
+use crate::telemetry::allocations::{self, Owner};
 use gemm::Parallelism;
 use rayon::prelude::*;
 

@@ -3,7 +3,7 @@
 //! Linux lets a process read another one of the same user (`process_vm_readv`, what MPI libraries call
 //! cross-memory attach). Whether it does here is found out by trying, once, and all ranks go by the same
 //! answer. The reader has to know from the owner that the bytes are there, and the owner that they have been
-//! read: [`super::collectives`] sends those words.
+//! read: [`super::collectives`] sends these messages.
 //!
 //! Must not know: buffers, which bytes are read and why.
 

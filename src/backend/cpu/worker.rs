@@ -7,8 +7,7 @@
 
 use crate::backend::comm::{CommRecord, Landed, Pending};
 use crate::error::Result;
-use crate::telemetry::allocations;
-use crate::telemetry::allocations::Owner;
+use crate::telemetry::allocations::{self, Owner};
 use crate::{test_hooks, threads};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -80,7 +79,7 @@ struct Shared<Q> {
 struct Lists<Q> {
     /// Number of the next collective.
     next: u64,
-    waiting: VecDeque<(u64, Q)>,
+    queue: VecDeque<(u64, Q)>,
     landed: Vec<(u64, Result<Landed<Instant>>)>,
     closed: bool,
 }
@@ -92,8 +91,8 @@ impl<Q: Queued> Shared<Q> {
 
     /// Waits for the next collective; none once the queue is closed and empty.
     fn next(&self) -> Option<(u64, Q)> {
-        let idle = |lists: &mut Lists<Q>| lists.waiting.is_empty() && !lists.closed;
-        self.submitted.wait_while(self.lock(), idle).expect(NOT_POISONED).waiting.pop_front()
+        let idle = |lists: &mut Lists<Q>| lists.queue.is_empty() && !lists.closed;
+        self.submitted.wait_while(self.lock(), idle).expect(NOT_POISONED).queue.pop_front()
     }
 
     /// The thread of the queue.
@@ -122,8 +121,8 @@ pub struct Worker<Q: Queued> {
 impl<Q: Queued> Worker<Q> {
     /// Starts the thread.
     pub fn start(name: &str) -> Result<Self> {
-        let (waiting, landed) = (VecDeque::with_capacity(ROOM), Vec::with_capacity(ROOM));
-        let lists = Mutex::new(Lists { next: 0, waiting, landed, closed: false });
+        let (queue, landed) = (VecDeque::with_capacity(ROOM), Vec::with_capacity(ROOM));
+        let lists = Mutex::new(Lists { next: 0, queue, landed, closed: false });
         let (submitted, landed) = (Condvar::new(), Condvar::new());
         let shared = Arc::new(Shared { lists, submitted, landed, waiting: AtomicUsize::new(0) });
         let own = Arc::clone(&shared);
@@ -136,7 +135,7 @@ impl<Q: Queued> Worker<Q> {
         let mut lists = self.shared.lock();
         let number = lists.next;
         lists.next += 1;
-        lists.waiting.push_back((number, queued));
+        lists.queue.push_back((number, queued));
         self.shared.submitted.notify_one();
         let thread = self.thread.as_ref().expect("the thread lives until the queue is dropped").thread().clone();
         InFlight { shared: Arc::clone(&self.shared), number, thread }

@@ -96,7 +96,7 @@ pub struct CkptVerifyArgs {
     pub json: bool,
 }
 
-/// Compare the weights and moments of two checkpoints, bit for bit.
+/// Compare the weights and optimizer states of two checkpoints, bit for bit.
 ///
 /// The rank counts need not be the same. Says which parameters differ, in how many elements and how far. Needs no MPI.
 #[derive(clap::Args, Debug, Clone, PartialEq, Eq)]

@@ -39,7 +39,7 @@ pub struct AcceptArgs {
     /// Write this run's figures for later runs to be held against; not where the run is INVALID.
     #[arg(long, value_name = "FILE")]
     pub record_baseline: Option<PathBuf>,
-    /// Add this run's losses to a file for training.known_answers.
+    /// Add this run's losses, as golden ones, to a file for training.known_answers.
     #[arg(long, value_name = "FILE")]
     pub record_answers: Option<PathBuf>,
 }

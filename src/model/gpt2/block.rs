@@ -66,9 +66,6 @@ scratch! {
     }
 }
 
-/// What a visit consists of.
-pub const PIECES: &[Piece] = &Piece::OF_BLOCK;
-
 impl Block {
     /// Of these sizes.
     pub fn new(dims: &Dims) -> Self {

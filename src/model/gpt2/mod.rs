@@ -29,10 +29,6 @@ impl Family for Gpt2 {
         Gpt2 { dims, embedding, block, head }
     }
 
-    fn dims(&self) -> &Dims {
-        &self.dims
-    }
-
     fn attention_shape(&self) -> AttentionShape {
         self.block.attention.shape()
     }
@@ -43,7 +39,7 @@ impl Family for Gpt2 {
         let visits = Visits { backward_work, ..Visits::default() };
         model.unit("embed", "", UnitRole::Embedding, &self.embedding, visits);
         let visits = Visits {
-            pieces: block::PIECES,
+            pieces: &Piece::OF_BLOCK,
             forward_work: block::ForwardWork::specs::<D>(&self.block, precision),
             backward_work: block::BackwardWork::specs::<D>(&self.block, precision),
         };

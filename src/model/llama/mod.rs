@@ -39,10 +39,6 @@ impl Family for Llama {
         }
     }
 
-    fn dims(&self) -> &Dims {
-        &self.dims
-    }
-
     fn attention_shape(&self) -> AttentionShape {
         self.block.attention.shape()
     }
@@ -55,7 +51,7 @@ impl Family for Llama {
         let visits = Visits { backward_work, ..Visits::default() };
         model.unit("embed", "", UnitRole::Embedding, &self.embedding, visits);
         let visits = Visits {
-            pieces: block::PIECES,
+            pieces: &Piece::OF_BLOCK,
             forward_work: block::ForwardWork::specs::<D>(block, precision),
             backward_work: block::BackwardWork::specs::<D>(block, precision),
         };

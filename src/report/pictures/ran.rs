@@ -1,4 +1,4 @@
-//! Figures of what happened: a traced step, the ledger beside the plan, the course of the whole run.
+//! Figures of what happened: a traced step, the ledger beside the plan, loss and speed of the whole run.
 
 use super::run_plan::RunPlan;
 use crate::figures::Figure;

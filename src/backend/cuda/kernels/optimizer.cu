@@ -79,9 +79,10 @@ __device__ void sum_of_squares(u64* bins, const T* inp, i64 n) {
     }
 }
 
-// One AdamW update (arXiv:1711.05101) in PyTorch's order: decay first. Updates master, m, v (n) in place; `param` (n), or
-// null, is overwritten with the rounded master. Operations in the order of backend/cpu/ops/adamw.rs; the host has worked
-// out decay = 1 - lr * weight_decay, step_size = lr / bias_correction1 and the square root of bias_correction2.
+// One AdamW update (arXiv:1711.05101) in PyTorch's order: decay first. Updates master, m, v (n) in place;
+// `param` (n), or null, is overwritten with the rounded master. Operations in the order of
+// backend/cpu/ops/update/adamw.rs; the host has computed decay = 1 - lr * weight_decay,
+// step_size = lr / bias_correction1 and the square root of bias_correction2.
 template <class G>
 __device__ void adamw(f32* master, f32* m, f32* v, const G* grad, bf16* param, i64 n, f32 grad_scale, f32 decay,
                       f32 one_minus_beta1, f32 beta2, f32 one_minus_beta2, f32 step_size, f32 bias_correction2_sqrt,

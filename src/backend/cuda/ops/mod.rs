@@ -1,5 +1,5 @@
-//! The kernels of the model on the device: each checks types and shapes, decides on a grid and launches. One file for
-//! each file of kernels.
+//! The kernels of the model on the device: each checks types and shapes, decides on a grid and launches. One
+//! file for each family of kernels; products of matrices are cuBLASLt's (`linear.rs`).
 
 mod attention;
 mod bias;
