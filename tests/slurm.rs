@@ -379,7 +379,11 @@ fn tasks_that_cannot_meet_are_refused_and_mpirun_is_a_way() {
         let out = srun.args(Cluster::words(&case, "never", &[])).output().expect("coreutils has timeout");
         let said = String::from_utf8_lossy(&out.stderr);
         assert_eq!(out.status.code(), Some(2), "{said}");
-        assert_eq!(said.matches("srun --mpi=pmix --kill-on-bad-exit=1 -n 4").count(), 1, "said once\n{said}");
+        assert_eq!(
+            said.matches("srun --mpi=pmix --kill-on-bad-exit=1 -n 4").count(),
+            1,
+            "task 0 gives the advice\n{said}"
+        );
     }
     assert!(!case.path("never").exists(), "nothing was started");
 

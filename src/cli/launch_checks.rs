@@ -14,20 +14,21 @@ pub type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
 /// may end the process in words of its own. `mpi_library` is the library's name for itself.
 pub fn refusal_before_mpi(env: Env<'_>, mpi_library: &str) -> Option<String> {
     let n_tasks = srun_tasks(env)?;
+    let task = step_task(env);
     let needs_pmix = mpi_library.contains("Open MPI");
     (needs_pmix && env("PMIX_NAMESPACE").is_none()).then(|| {
         let how = match env("SLURM_MPI_TYPE").filter(|kind| kind != "none") {
             Some(kind) => format!("srun --mpi={kind} gives no PMIx, through which {mpi_library} ranks meet"),
             None => "srun was not told of MPI".into(),
         };
-        refusal(n_tasks, &how)
+        refusal(task, n_tasks, &how)
     })
 }
 
 /// The same, once MPI has counted the ranks.
 pub fn refusal_after_mpi(env: Env<'_>, world_size: usize) -> Option<String> {
     let n_tasks = srun_tasks(env)?;
-    (world_size == 1).then(|| refusal(n_tasks, "each of them found itself alone"))
+    (world_size == 1).then(|| refusal(step_task(env), n_tasks, "each of them found itself alone"))
 }
 
 /// Tasks of the Slurm step this process is one of, when there are several and no mpirun stands between.
@@ -42,6 +43,11 @@ fn step_tasks(env: Env<'_>) -> Option<usize> {
     (!by_mpirun).then_some(n_tasks)
 }
 
+/// The number of this task in its Slurm step.
+fn step_task(env: Env<'_>) -> usize {
+    env("SLURM_PROCID").and_then(|number| number.parse().ok()).unwrap_or(0)
+}
+
 /// What starts `n_ranks` ranks as this process was started: srun, or mpirun, with `--oversubscribe` where Open MPI needs it
 /// for so many or was told so.
 pub fn launcher(env: Env<'_>, n_ranks: usize) -> String {
@@ -54,7 +60,11 @@ pub fn launcher(env: Env<'_>, n_ranks: usize) -> String {
     format!("mpirun -n {n_ranks}{}", if is_more { " --oversubscribe" } else { "" })
 }
 
-fn refusal(n_tasks: usize, how: &str) -> String {
+/// Task 0 gives the whole advice. Another task that speaks, because it sees no lower one on its node, is brief.
+fn refusal(task: usize, n_tasks: usize, how: &str) -> String {
+    if task > 0 {
+        return format!("task {task} of {n_tasks} does not start: {how} (see the message of task 0)");
+    }
     format!(
         "Slurm started {n_tasks} tasks, but {how}: they would train {n_tasks} times the same run. Start them with\n  \
          srun --mpi=pmix --kill-on-bad-exit=1 -n {n_tasks} zero3 train ...\nor, where `srun --mpi=list` names no pmix, with\n  \
@@ -223,6 +233,10 @@ mod tests {
             for part in [why, "4 tasks", "srun --mpi=pmix --kill-on-bad-exit=1 -n 4", "mpirun -n 4"] {
                 assert!(said.contains(part), "{part}: {said}");
             }
+            let of_task_3 = |name: &str| if name == "SLURM_PROCID" { Some("3".into()) } else { lookup(recorded)(name) };
+            let brief = refusal_before_mpi(&of_task_3, OPEN_MPI).expect("refused");
+            assert!(brief.starts_with("task 3 of 4 does not start: ") && brief.contains(why), "{brief}");
+            assert!(!brief.contains('\n'), "the advice is given once: {brief}");
         }
         // MPICH meets through pmi2; what it then counts decides.
         assert_eq!(refusal_before_mpi(&lookup(SRUN_PMI2), "MPICH Version: 4.0.2"), None);
