@@ -22,15 +22,12 @@ const MANY_TIMES: f64 = 4.0;
 /// stored in f32 themselves, and go through a handful of operations (clipping, moments, division) on the way out.
 const ROUNDINGS: f64 = 4.0 * f32::EPSILON as f64;
 
-fn golden_file() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/golden.h5")
-}
-
 /// A model of the golden file.
 #[derive(Clone, Copy)]
 enum Model {
     Gpt2,
     Llama,
+    Qwen3,
 }
 
 impl Model {
@@ -38,12 +35,18 @@ impl Model {
         match self {
             Model::Gpt2 => "gpt2",
             Model::Llama => "llama",
+            Model::Qwen3 => "qwen3",
         }
+    }
+
+    fn golden_file(self) -> PathBuf {
+        let name = if let Model::Qwen3 = self { "qwen3.h5" } else { "golden.h5" };
+        PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
     }
 
     /// Its group.
     fn golden(self) -> hdf5::Group {
-        let path = golden_file();
+        let path = self.golden_file();
         let file = hdf5::File::open(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         file.group(self.name()).expect("the file has the group")
     }
@@ -63,6 +66,11 @@ impl Model {
             None => (String::new(), ours),
         };
         let theirs: &[&str] = match name {
+            "self_attn.qkv_proj.weight" if self.is_qwen3() => {
+                &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]
+            }
+            "mlp.gate_up_proj.weight" if self.is_qwen3() => &["mlp.gate_proj", "mlp.up_proj"],
+            same if self.is_qwen3() => return vec![format!("{layer}{same}")],
             "embed_tokens.weight" => &["tok_embeddings"],
             "input_layernorm.weight" => &["attention_norm"],
             "self_attn.qkv_proj.weight" => &["attention.wq", "attention.wk", "attention.wv"],
@@ -75,6 +83,10 @@ impl Model {
             other => panic!("{other} has no golden name"),
         };
         theirs.iter().map(|name| format!("{layer}{name}.weight")).collect()
+    }
+
+    fn is_qwen3(self) -> bool {
+        matches!(self, Model::Qwen3)
     }
 
     /// A parameter of ours out of a group of golden tensors, and how far PyTorch's f32 run is from it.
@@ -93,14 +105,20 @@ impl Model {
     /// Where a run's initial weights are: of the Llama in a file of the case, under the names and rows of this program.
     fn init_from(self, case: &Case) -> String {
         if let Model::Gpt2 = self {
-            return format!("{}:gpt2/init", golden_file().display());
+            return format!("{}:gpt2/init", self.golden_file().display());
         }
         let (path, init) = (case.path("init.h5"), self.golden().group("init").expect("a group"));
         let file = hdf5::File::create(&path).expect("a temporary file");
         let layer = ["input_layernorm", "self_attn.qkv_proj", "self_attn.o_proj", "post_attention_layernorm"];
         let layer = layer.into_iter().chain(["mlp.gate_up_proj", "mlp.down_proj"]);
+        // The golden Qwen3 has norms of heads, and no head of its own.
+        let (norms, head) = match self.is_qwen3() {
+            true => (&["self_attn.q_norm", "self_attn.k_norm"][..], None),
+            false => (&[][..], Some("lm_head.weight")),
+        };
+        let layer = layer.chain(norms.iter().copied());
         let names = layer.flat_map(|name| [0, 1].map(|i| format!("layers.{i}.{name}.weight")));
-        for ours in names.chain(["embed_tokens.weight", "norm.weight", "lm_head.weight"].map(String::from)) {
+        for ours in names.chain(["embed_tokens.weight", "norm.weight"].into_iter().chain(head).map(String::from)) {
             let (mut values, mut shape) = (Vec::<f32>::new(), Vec::new());
             for name in self.golden_names(&ours) {
                 let dataset = init.dataset(&name).unwrap_or_else(|e| panic!("{name}: {e}"));
@@ -120,6 +138,9 @@ impl Model {
             Model::Gpt2 => "",
             Model::Llama => {
                 "family = 'llama'\nn_kv_head = 2\nd_ff = 64\nrope_theta = 10000\nnorm_eps = 1e-5\ntied = false"
+            }
+            Model::Qwen3 => {
+                "family = 'qwen3'\nn_kv_head = 2\nhead_dim = 12\nd_ff = 64\nrope_theta = 10000\nnorm_eps = 1e-6\ntied = true"
             }
         }
     }
@@ -289,10 +310,16 @@ fn a_llama_agrees_with_pytorch_in_float64() {
     training_agrees(Model::Llama, 3);
 }
 
+#[test]
+fn a_qwen3_agrees_with_pytorch_in_float64() {
+    training_agrees(Model::Qwen3, 1);
+    training_agrees(Model::Qwen3, 3);
+}
+
 /// The optimizers beside AdamW (tests/golden/optimizers.py), on three ranks of which one has no micro-batch.
 #[test]
 fn lion_and_sgd_agree_with_pytorch_in_float64() {
-    let path = golden_file().with_file_name("optimizers.h5");
+    let path = Model::Gpt2.golden_file().with_file_name("optimizers.h5");
     let file = hdf5::File::open(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     for (group, optim) in [
         ("lion", "kind = 'lion'\nlr = 1e-3\nmin_lr = 1e-3"),

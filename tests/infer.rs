@@ -8,6 +8,15 @@ use std::path::Path;
 const LLAMA: [&str; 5] =
     ["model.family=llama", "model.d_model=24", "model.n_head=6", "model.n_kv_head=2", "model.d_ff=40"];
 
+const QWEN3: [&str; 6] = [
+    "model.family=qwen3",
+    "model.d_model=24",
+    "model.n_head=3",
+    "model.n_kv_head=1",
+    "model.head_dim=10",
+    "model.d_ff=40",
+];
+
 /// A model that has learnt a little, in `run` of the case.
 fn trained(case: &Case, run: &str, words: &[&str]) {
     case.train(2, run, &[&["train.steps=30", "train.eval_every=0", "checkpoint.every=30"][..], words].concat())
@@ -23,7 +32,7 @@ fn sample(n_ranks: usize, run: &Path, words: &[&str]) -> String {
 #[test]
 fn the_same_seed_gives_the_same_text_on_any_number_of_ranks() {
     let case = Case::tiny();
-    for (run, words) in [("gpt2", &[][..]), ("llama", &LLAMA)] {
+    for (run, words) in [("gpt2", &[][..]), ("llama", &LLAMA), ("qwen3", &QWEN3)] {
         trained(&case, run, words);
         let run = case.path(run);
         // Several times the context of 16 tokens: it is begun anew now and then.

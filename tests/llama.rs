@@ -57,6 +57,22 @@ fn any_number_of_ranks_gives_the_same_bits_and_the_model_learns() {
     assert_same(&tied, &train(&case, 3, &["model.tied=true"]));
 }
 
+/// Heads that are wider than d_model / n_head and normed: the sizes that are not Llama's win.
+const QWEN3: [&str; 2] = ["model.family=qwen3", "model.head_dim=6"];
+
+#[test]
+fn a_qwen3_has_the_same_bits_on_any_number_of_ranks_whatever_is_recomputed() {
+    let case = Case::tiny();
+    let one = train(&case, 1, &QWEN3);
+    let loss = one.steps.numbers("loss");
+    assert!(loss[3] < loss[0] - 0.1, "{loss:?}");
+    assert_same(&one, &train(&case, 2, &QWEN3));
+    assert_same(&one, &train(&case, 3, &[&QWEN3[..], &["zero.activation_checkpointing=all"]].concat()));
+    assert_same(&one, &train(&case, 5, &[&QWEN3[..], &["zero.stage=1", "zero.overlap=false"]].concat()));
+    let narrow = [&QWEN3[..], &BF16].concat();
+    assert_same(&train(&case, 1, &narrow), &train(&case, 3, &narrow));
+}
+
 #[test]
 fn no_knob_changes_a_bit() {
     let case = Case::tiny();

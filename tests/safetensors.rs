@@ -410,6 +410,35 @@ fn logits_agree(golden: &str, sizes: &[&str]) {
 fn an_import_of_what_transformers_wrote_has_its_logits_in_float64() {
     logits_agree("hf_gpt2", &["model.n_head=2", "model.d_model=20"]);
     logits_agree("hf_llama", &LLAMA);
+    logits_agree("hf_qwen3", &QWEN3);
+}
+
+/// The sizes of tests/golden/hf_qwen3.
+const QWEN3: [&str; 7] = [
+    "model.family=qwen3",
+    "model.n_head=6",
+    "model.n_kv_head=2",
+    "model.head_dim=10",
+    "model.d_model=24",
+    "model.d_ff=40",
+    "model.rope_theta=10000",
+];
+
+#[test]
+fn a_qwen3_goes_out_under_its_names_and_comes_in_again_with_the_same_bits() {
+    let case = Case::tiny();
+    case.train(2, "run", &[&QWEN3[..], &["train.steps=2", "model.tied=true"]].concat()).output().expect_success();
+    ckpt(&[&"export", &case.path("run"), &case.path("hf")]).output().expect_success().expect_text("24 tensors");
+    ckpt(&[&"import", &case.path("hf"), &case.path("in"), &"--ranks", &"3"]).output().expect_success();
+    let weights = values(&case.path("run"), 2, Kind::Weight);
+    assert!(values(&case.path("in"), 0, Kind::Weight) == weights);
+    let tensors = tensors_of(&case.path("hf/model.safetensors"));
+    for (name, shape) in [("q_proj", vec![60, 24]), ("k_norm", vec![10]), ("o_proj", vec![24, 60])] {
+        assert_eq!(tensors[&format!("model.layers.1.self_attn.{name}.weight")].1, shape, "{name}");
+    }
+    let config: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(case.path("hf/config.json")).unwrap()).unwrap();
+    assert_eq!((&config["model_type"], &config["head_dim"]), (&"qwen3".into(), &10.into()));
 }
 
 /// The sizes of tests/golden/hf_llama.

@@ -1,10 +1,10 @@
-//! A device that computes nothing: it writes down which kernels it is asked for, with the FLOPs and bytes that their arguments
-//! say. What a model's code calls is what the forecast gives a time to.
+//! A device that computes nothing: it writes down which kernels it is asked for, with the FLOPs and bytes
+//! that their arguments say. What a model's code calls is what the forecast gives a time to.
 //!
 //! Must not know: models, how fast anything is.
 
 use super::buffer::{Arena, Buf, Space, View, ViewMut};
-use super::ops::{AttentionShape, LinearShape, Ops, Rotation};
+use super::ops::{AttentionShape, Columns, LinearShape, Ops, Rotation};
 use crate::dtype::DType;
 use crate::optimizers::{OptimStates, UpdateStep};
 use crate::work::{Kernel, Work};
@@ -206,6 +206,11 @@ impl Ops for Counting {
 
     fn cast(&self, out: ViewMut<'_>, inp: View<'_>) {
         self.note(Work::pass(Kernel::Stream, out.dtype(), bytes(out.as_view()) + bytes(inp)));
+    }
+
+    fn copy_columns(&self, out: ViewMut<'_>, to: Columns, _: View<'_>, _: Columns, n: usize) {
+        let numel = out.numel() / to.row.max(1) * n;
+        self.note(Work::pass(Kernel::Stream, out.dtype(), 2 * numel * out.dtype().bytes()));
     }
 
     fn attention_forward(&self, _: ViewMut<'_>, _: ViewMut<'_>, qkv: View<'_>, _: ViewMut<'_>, shape: AttentionShape) {

@@ -25,6 +25,15 @@ pub struct Rotation {
     pub inverse: bool,
 }
 
+/// Some columns of a matrix: where they begin in its rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Columns {
+    /// Elements of a row.
+    pub row: usize,
+    /// The first column.
+    pub first: usize,
+}
+
 /// Scratch of [`Ops::attention_cached`] for a sequence of up to T rows.
 pub struct CachedWork<'a> {
     /// (T, H * D), of the type of the projection.
@@ -304,6 +313,16 @@ pub trait Ops {
         &self,
         out: ViewMut<'_>, // (n)
         inp: View<'_>,    // (n)
+    );
+
+    /// Copies `n` columns of every row of one matrix to columns of another. Overwrites those.
+    fn copy_columns(
+        &self,
+        out: ViewMut<'_>, // (rows, to.row)
+        to: Columns,
+        inp: View<'_>, // (rows, from.row), of the type of out
+        from: Columns,
+        n: usize,
     );
 
     /// Causal softmax attention, scale `1/sqrt(d_head)`. Overwrites `out` and `lse`. `out` has the type of

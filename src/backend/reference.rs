@@ -240,6 +240,15 @@ fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
 }
 
+/// `out` with `n` columns of every row replaced by those of `inp`; `to` and `from` say which: (elements of a row, first column).
+pub fn copy_columns(out: &[f64], to: (usize, usize), inp: &[f64], from: (usize, usize), n: usize) -> Vec<f64> {
+    let mut out = out.to_vec();
+    for (out, inp) in out.chunks_mut(to.0).zip(inp.chunks(from.0)) {
+        out[to.1..to.1 + n].copy_from_slice(&inp[from.1..from.1 + n]);
+    }
+    out
+}
+
 pub fn swiglu_forward(gate_up: &[f64], f: usize) -> Vec<f64> {
     let row = |row: &[f64]| -> Vec<f64> { (0..f).map(|i| row[i] * sigmoid(row[i]) * row[f + i]).collect() };
     gate_up.chunks_exact(2 * f).flat_map(row).collect()

@@ -44,6 +44,8 @@ macro_rules! choice {
     };
 }
 
+pub(super) use choice;
+
 choice! {
     /// What computes: `run.backend`.
     BackendKind {
@@ -63,142 +65,6 @@ impl BackendKind {
             BackendKind::Auto | BackendKind::Cpu => DeviceKind::Cpu,
             BackendKind::Cuda => DeviceKind::Gpu,
         }
-    }
-}
-
-choice! {
-    /// The architecture: `model.family`.
-    Family {
-        /// GPT-2: LayerNorm, learned positions, GELU, biases, tied head.
-        Gpt2 = "gpt2",
-        /// Llama: RMSNorm, rotary positions, SwiGLU, grouped key/value heads, no biases.
-        Llama = "llama",
-    }
-}
-
-choice! {
-    /// A published model size: `model.preset`.
-    Preset {
-        /// Free sizes: the size keys say everything.
-        None = "none",
-        /// 12 layers, 12 heads, width 768.
-        Gpt2_124m = "gpt2-124m",
-        /// 24 layers, 16 heads, width 1024.
-        Gpt2_355m = "gpt2-355m",
-        /// 36 layers, 20 heads, width 1280.
-        Gpt2_774m = "gpt2-774m",
-        /// 48 layers, 25 heads, width 1600.
-        Gpt2_1_5b = "gpt2-1.5b",
-        /// A small Llama of this program's own, for a CPU: 4 layers, 8 heads on 4, width 128.
-        LlamaTiny = "llama-tiny",
-        /// The sizes of Llama 3.2 1B, without its scaled rotary frequencies: 16 layers, 32 heads on 8, width 2048.
-        Llama1b = "llama-1b",
-        /// The sizes of Llama 3.2 3B, without its scaled rotary frequencies: 28 layers, 24 heads on 8, width 3072.
-        Llama3b = "llama-3b",
-        /// The sizes of Llama 3 8B: 32 layers, 32 heads on 8, width 4096.
-        Llama3_8b = "llama3-8b",
-        /// The sizes of Llama 3 70B: 80 layers, 64 heads on 8, width 8192.
-        Llama3_70b = "llama3-70b",
-        /// The sizes of Llama 2 7B: 32 layers, 32 heads, width 4096.
-        Llama2_7b = "llama2-7b",
-        /// The sizes of Llama 2 13B: 40 layers, 40 heads, width 5120.
-        Llama2_13b = "llama2-13b",
-        /// The sizes of Llama 2 70B: 80 layers, 64 heads on 8, width 8192.
-        Llama2_70b = "llama2-70b",
-    }
-}
-
-/// The sizes a preset stands for.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct PresetSizes {
-    /// Architecture.
-    pub family: Family,
-    /// Transformer blocks (L).
-    pub n_layer: usize,
-    /// Attention heads.
-    pub n_head: usize,
-    /// Key/value heads.
-    pub n_kv_head: usize,
-    /// Width (C).
-    pub d_model: usize,
-    /// Width of the hidden layer (F).
-    pub d_ff: usize,
-    /// Tokens per sequence (T).
-    pub seq_len: usize,
-    /// Vocabulary (V).
-    pub vocab_size: usize,
-    /// Base of the rotary frequencies; 0 without.
-    pub rope_theta: f64,
-    /// The head is the token embedding.
-    pub tied: bool,
-}
-
-impl Preset {
-    /// The sizes, or `None` for free sizes. Sources: Radford et al. 2019, table 2; arXiv:2407.21783, table 3;
-    /// arXiv:2302.13971, table 2, and arXiv:2307.09288, table 1; config.json of Llama 3.2 1B and 3B and of Llama 2.
-    pub const fn sizes(self) -> Option<PresetSizes> {
-        Some(match self {
-            Preset::None => return None,
-            Preset::Gpt2_124m => gpt2(12, 12, 768),
-            Preset::Gpt2_355m => gpt2(24, 16, 1024),
-            Preset::Gpt2_774m => gpt2(36, 20, 1280),
-            Preset::Gpt2_1_5b => gpt2(48, 25, 1600),
-            Preset::LlamaTiny => PresetSizes {
-                n_layer: 4,
-                n_head: 8,
-                n_kv_head: 4,
-                d_model: 128,
-                d_ff: 384,
-                seq_len: 128,
-                vocab_size: 256,
-                rope_theta: 10_000.0,
-                ..LLAMA3_8B
-            },
-            Preset::Llama1b => PresetSizes { n_layer: 16, d_model: 2048, d_ff: 8192, tied: true, ..LLAMA3_8B },
-            Preset::Llama3b => {
-                PresetSizes { n_layer: 28, n_head: 24, d_model: 3072, d_ff: 8192, tied: true, ..LLAMA3_8B }
-            }
-            Preset::Llama3_8b => LLAMA3_8B,
-            Preset::Llama3_70b => PresetSizes { n_layer: 80, n_head: 64, d_model: 8192, d_ff: 28672, ..LLAMA3_8B },
-            Preset::Llama2_7b => LLAMA2_7B,
-            Preset::Llama2_13b => {
-                PresetSizes { n_layer: 40, n_head: 40, n_kv_head: 40, d_model: 5120, d_ff: 13824, ..LLAMA2_7B }
-            }
-            Preset::Llama2_70b => {
-                PresetSizes { n_layer: 80, n_head: 64, n_kv_head: 8, d_model: 8192, d_ff: 28672, ..LLAMA2_7B }
-            }
-        })
-    }
-}
-
-const LLAMA3_8B: PresetSizes = PresetSizes {
-    family: Family::Llama,
-    n_layer: 32,
-    n_head: 32,
-    n_kv_head: 8,
-    d_model: 4096,
-    d_ff: 14336,
-    seq_len: 8192,
-    vocab_size: 128_256,
-    rope_theta: 500_000.0,
-    tied: false,
-};
-
-const LLAMA2_7B: PresetSizes =
-    PresetSizes { n_kv_head: 32, d_ff: 11008, seq_len: 4096, vocab_size: 32000, rope_theta: 10_000.0, ..LLAMA3_8B };
-
-const fn gpt2(n_layer: usize, n_head: usize, d_model: usize) -> PresetSizes {
-    PresetSizes {
-        family: Family::Gpt2,
-        n_layer,
-        n_head,
-        n_kv_head: n_head,
-        d_model,
-        d_ff: 4 * d_model,
-        seq_len: 1024,
-        vocab_size: 50257,
-        rope_theta: 0.0,
-        tied: true,
     }
 }
 

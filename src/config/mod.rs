@@ -6,6 +6,7 @@
 //! Must not know: MPI, files other than the deck itself, the model's code.
 
 mod choices;
+mod family;
 mod key;
 mod limit;
 mod rate;
@@ -18,9 +19,10 @@ mod tests;
 pub mod values;
 
 pub use choices::{
-    ActivationCheckpointing, BackendKind, CONTAINERS, DataFormat, DeviceKind, Family, GatherRoute, Locking,
-    OnSaveError, Preset, PresetSizes, ReduceWhen, Tokenizer,
+    ActivationCheckpointing, BackendKind, CONTAINERS, DataFormat, DeviceKind, GatherRoute, Locking, OnSaveError,
+    ReduceWhen, Tokenizer,
 };
+pub use family::{Family, Preset, PresetSizes};
 pub use key::{Key, Kind, Origin, Table};
 pub use limit::Limit;
 pub use render::markdown_table;
@@ -208,25 +210,27 @@ deck! {
         preset: Preset = (default "none"), Kind::Choice(Preset::NAMES),
             "A published size. The size keys beat it; with `none` they say everything.";
         family: Family = (derived "the preset's, else `gpt2`"), Kind::Choice(Family::NAMES),
-            "`gpt2`: LayerNorm, learned positions, GELU, biases, tied head. `llama`: RMSNorm, rotary positions, SwiGLU, grouped key/value heads, no biases.";
+            "`gpt2`: LayerNorm, learned positions, GELU, biases, tied head. `llama`: RMSNorm, rotary positions, SwiGLU, grouped key/value heads, no biases. `qwen3`: a Llama with RMSNorm of each query and key head.";
         n_layer: usize = (derived "the preset's, else required"), integer(1, 4096),
             "Transformer blocks (L).";
         n_head: usize = (derived "the preset's, else required"), integer(1, 4096),
-            "Attention heads; divides `model.d_model`.";
+            "Attention heads; divides `model.d_model`, but where `model.head_dim` is free.";
         n_kv_head: usize = (derived "the preset's, else `model.n_head`"), integer(1, 4096),
             "Key/value heads, each shared by as many attention heads; divides `model.n_head`. `gpt2`: `model.n_head`.";
+        head_dim: usize = (derived "the preset's, else `model.d_model` / `model.n_head`"), integer(1, 1 << 20),
+            "Channels of a head (D); free for `qwen3`, whose heads are as wide as this.";
         d_model: usize = (derived "the preset's, else required"), integer(1, 1 << 20),
             "Width (C).";
-        d_ff: usize = (derived "the preset's, else 4 * `model.d_model`; `llama`: 8/3 of it, up to a multiple of 256"), integer(1, 1 << 22),
+        d_ff: usize = (derived "the preset's, else 4 * `model.d_model`; others: 8/3 of it, up to a multiple of 256"), integer(1, 1 << 22),
             "Width of the hidden layer of a block. `gpt2`: 4 * `model.d_model`.";
         seq_len: usize = (derived "the preset's (1024), else required"), integer(1, 1 << 20),
             "Tokens per sequence (T).";
         vocab_size: usize = (derived "the tokenizer's (`bytes`: 256), else the preset's (50257), else required"),
             integer(1, 1 << 31),
             "Vocabulary (V); at least the tokenizer's.";
-        rope_theta: f64 = (derived "the preset's, else 10000; `gpt2`: 0"), float(0.0, 1e12),
+        rope_theta: f64 = (derived "the preset's, else 10000; `gpt2`: 0, `qwen3`: 1000000"), float(0.0, 1e12),
             "Base of the rotary position frequencies. `gpt2`: 0, its positions are learned.";
-        norm_eps: f64 = (derived "1e-5"), float(1e-12, 1.0),
+        norm_eps: f64 = (derived "1e-5; `qwen3`: 1e-6"), float(1e-12, 1.0),
             "Added to the mean square in RMSNorm. `gpt2`: 1e-5.";
         tied: bool = (derived "the preset's, else false; `gpt2`: true"), Kind::Flag,
             "The head is the token embedding. `gpt2`: true.";

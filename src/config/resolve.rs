@@ -255,3 +255,10 @@ impl Resolver {
         sections.try_into().map_err(|err| Error::Internal(format!("the table of keys and the deck disagree: {err}")))
     }
 }
+
+/// The divisors of `n` next to `near` on both sides, as the end of "wants a divisor, ...".
+pub(super) fn near_divisors(n: i64, near: i64) -> String {
+    let divides = |d: &i64| n % d == 0;
+    let found = [(1..near).rev().find(divides), (near..=n).find(divides)];
+    format!("e.g. {}", found.iter().flatten().map(i64::to_string).collect::<Vec<_>>().join(" or "))
+}

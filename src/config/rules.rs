@@ -2,8 +2,10 @@
 //!
 //! Must not know: how a deck is read (`resolve.rs`), nor the ranges of single keys (`mod.rs`).
 
-use super::choices::{BackendKind, CONTAINERS, DataFormat, Family, Preset, PresetSizes, ReduceWhen, Tokenizer};
-use super::resolve::{Resolver, show};
+use super::choices::{BackendKind, CONTAINERS, DataFormat, ReduceWhen, Tokenizer};
+use super::family::rules::{Numbers, PresetSizes};
+use super::family::{Family, Preset};
+use super::resolve::{Resolver, near_divisors, show};
 use super::{Deck, TABLE};
 use crate::dtype::DType;
 use crate::error::Result;
@@ -12,9 +14,6 @@ use toml::Value;
 
 /// Parameters of the largest model, and elements of the largest activation, that sizes in bytes can be reckoned for.
 const MAX_NUMEL: u128 = 1 << 44;
-
-/// What both families add in their norms unless a Llama's deck says otherwise.
-const NORM_EPS: f64 = 1e-5;
 
 impl Deck {
     /// Resolves a deck's text; `origin` names it in syntax errors, e.g. `inputs/tiny.toml`.
@@ -108,7 +107,7 @@ impl Resolver {
 
     /// The family, and what it says of sizes that nobody wrote.
     fn derive_family(&mut self, preset: Preset, sizes: Option<PresetSizes>) {
-        let of_preset = sizes.map(|s| s.family);
+        let of_preset = preset.family();
         if self.is_unset("model.family") {
             self.set("model.family", Value::String(of_preset.unwrap_or_default().name().into()));
         }
@@ -118,75 +117,38 @@ impl Resolver {
             return self.refuse("model.family", wants);
         }
         // Of a preset whose width was changed the hidden layer follows the width.
-        let d_model = self.integer("model.d_model");
-        let of_width = |d: i64| {
-            if family == Family::Gpt2 { 4 * d } else { (8 * d as u64).div_ceil(3).next_multiple_of(256) as i64 }
-        };
-        let preset_d_ff = sizes.filter(|s| d_model == Some(s.d_model as i64)).map(|s| s.d_ff as i64);
-        let n_head = self.integer("model.n_head");
-        let preset_n_kv_head = sizes.filter(|s| n_head == Some(s.n_head as i64)).map(|s| s.n_kv_head as i64);
-        self.derive("model.n_kv_head", preset_n_kv_head.or(n_head).map(Value::Integer));
-        self.derive("model.d_ff", preset_d_ff.or(d_model.map(of_width)).map(Value::Integer));
-        let theta = sizes.map_or(if family == Family::Gpt2 { 0.0 } else { 10_000.0 }, |s| s.rope_theta);
+        let (rules, d_model, n_head) = (family.rules(), self.integer("model.d_model"), self.integer("model.n_head"));
+        let same_width = sizes.filter(|s| d_model == Some(s.d_model as i64));
+        let same_heads = sizes.filter(|s| n_head == Some(s.n_head as i64));
+        let d_ff = same_width.map(|s| s.d_ff as i64).or(d_model.map(rules.d_ff));
+        self.derive("model.d_ff", d_ff.map(Value::Integer));
+        let n_kv_head = same_heads.map(|s| s.n_kv_head as i64).or(n_head);
+        self.derive("model.n_kv_head", n_kv_head.map(Value::Integer));
+        let of_heads = n_head.zip(d_model).map(|(n, c)| (c / n).max(1));
+        let head_dim = same_width.and(same_heads).map(|s| s.head_dim as i64).or(of_heads);
+        self.derive("model.head_dim", head_dim.map(Value::Integer));
+        let theta = sizes.map_or(rules.rope_theta, |s| s.rope_theta);
         self.derive("model.rope_theta", Some(Value::Float(theta)));
-        self.derive("model.norm_eps", Some(Value::Float(NORM_EPS)));
-        self.derive("model.tied", Some(Value::Boolean(sizes.map_or(family == Family::Gpt2, |s| s.tied))));
+        self.derive("model.norm_eps", Some(Value::Float(rules.norm_eps)));
+        self.derive("model.tied", Some(Value::Boolean(sizes.map_or(rules.tied, |s| s.tied))));
     }
 
     /// What a family does not have is refused by name.
     fn check_family(&mut self) {
         let Some(family) = self.choice::<Family>("model.family") else { return };
-        let (n_head, d_model) = (self.integer("model.n_head"), self.integer("model.d_model"));
-        match family {
-            Family::Gpt2 => {
-                let or_llama = "or model.family = \"llama\"";
-                if let (Some(n_head), Some(n)) = (n_head, self.integer("model.n_kv_head"))
-                    && n != n_head
-                {
-                    let wants = format!("model.n_head = {n_head}, GPT-2 shares no key/value heads; {or_llama}");
-                    self.refuse("model.n_kv_head", wants);
-                }
-                if let (Some(d_model), Some(n)) = (d_model, self.integer("model.d_ff"))
-                    && n != 4 * d_model
-                {
-                    self.refuse(
-                        "model.d_ff",
-                        format!("4 * model.d_model = {}, as GPT-2 has it; {or_llama}", 4 * d_model),
-                    );
-                }
-                if self.float("model.rope_theta").is_some_and(|theta| theta != 0.0) {
-                    self.refuse("model.rope_theta", format!("0, GPT-2 learns its positions; {or_llama}"));
-                }
-                if self.float("model.norm_eps").is_some_and(|eps| eps != NORM_EPS) {
-                    self.refuse("model.norm_eps", format!("{NORM_EPS:?}, as GPT-2 has it; {or_llama}"));
-                }
-                if self.choice::<bool>("model.tied") == Some(false) {
-                    self.refuse("model.tied", format!("true, GPT-2's head is its embedding; {or_llama}"));
-                }
-            }
-            Family::Llama => {
-                if let (Some(n_head), Some(n)) = (n_head, self.integer("model.n_kv_head"))
-                    && n_head % n != 0
-                {
-                    let wants = format!("a divisor of model.n_head = {n_head}, {}", near_divisors(n_head, n));
-                    self.refuse("model.n_kv_head", wants);
-                }
-                if let (Some(n_head), Some(d_model)) = (n_head, d_model)
-                    && d_model % n_head == 0
-                    && (d_model / n_head) % 2 != 0
-                {
-                    let wants = format!(
-                        "such that a head has an even number of channels to rotate in pairs; model.d_model / model.n_head \
-                         is {}",
-                        d_model / n_head
-                    );
-                    self.refuse("model.n_head", wants);
-                }
-                if self.float("model.rope_theta") == Some(0.0) {
-                    self.refuse("model.rope_theta", "above 0, e.g. 10000, for model.family = \"llama\"".into());
-                }
+        let rules = family.rules();
+        if let (false, Some(n_head), Some(d_model)) =
+            (rules.free_head_dim, self.integer("model.n_head"), self.integer("model.d_model"))
+        {
+            if d_model % n_head != 0 {
+                let wants = format!("a divisor of model.d_model = {d_model}, {}", near_divisors(d_model, n_head));
+                self.refuse("model.n_head", wants);
+            } else if self.integer("model.head_dim").is_some_and(|d| d != d_model / n_head) {
+                let wants = format!("model.d_model / model.n_head = {}, as {family} has it", d_model / n_head);
+                self.refuse("model.head_dim", wants);
             }
         }
+        (rules.check)(self);
     }
 
     /// What `auto` stands for, by the names of all data paths; sets the key to it.
@@ -286,12 +248,6 @@ impl Resolver {
 
     fn check_consistency(&mut self) {
         self.check_sizes();
-        if let (Some(n_head), Some(d_model)) = (self.integer("model.n_head"), self.integer("model.d_model"))
-            && d_model % n_head != 0
-        {
-            let wants = format!("a divisor of model.d_model = {d_model}, {}", near_divisors(d_model, n_head));
-            self.refuse("model.n_head", wants);
-        }
         self.check_family();
         if let (Some(global), Some(micro)) =
             (self.integer("train.global_batch_size"), self.integer("train.micro_batch_size"))
@@ -353,17 +309,16 @@ impl Resolver {
         if let (Some(layers), Some(c), Some(t), Some(v)) =
             (size("model.n_layer"), size("model.d_model"), size("model.seq_len"), size("model.vocab_size"))
         {
-            let llama = self.choice::<Family>("model.family") == Some(Family::Llama);
-            let f = size("model.d_ff").unwrap_or(4 * c);
-            // Of a Llama with as many key/value heads as it has heads; its head is another (V, C).
-            let numel =
-                if llama { layers * (4 * c + 3 * f) * c + 2 * v * c } else { layers * 12 * c * c + (t + v) * c };
+            let rules = self.choice::<Family>("model.family").unwrap_or_default().rules();
+            let heads = size("model.n_head").zip(size("model.head_dim")).map_or(c, |(n, d)| n * d);
+            let numbers = Numbers { layers, c, heads, f: size("model.d_ff").unwrap_or(4 * c), t, v };
+            let numel = (rules.numel)(&numbers);
             if numel > MAX_NUMEL {
                 let wants =
                     format!("smaller: together with the other sizes it makes {numel} parameters, 2^44 would do");
                 self.refuse("model.d_model", wants);
             } else if let (Some(b), Some(n_eval)) = (size("train.micro_batch_size"), size("train.eval_batches")) {
-                let hidden = if llama { (2 * f, "2 * model.d_ff") } else { (4 * c, "4 * model.d_model") };
+                let hidden = (rules.widest)(&numbers);
                 let (widest, key) = if v > hidden.0 { (v, "model.vocab_size") } else { hidden };
                 if b * t * widest > MAX_NUMEL {
                     let wants = format!(
@@ -378,11 +333,4 @@ impl Resolver {
             }
         }
     }
-}
-
-/// The divisors of `n` next to `near` on both sides, as the end of "wants a divisor, ...".
-fn near_divisors(n: i64, near: i64) -> String {
-    let divides = |d: &i64| n % d == 0;
-    let found = [(1..near).rev().find(divides), (near..=n).find(divides)];
-    format!("e.g. {}", found.iter().flatten().map(i64::to_string).collect::<Vec<_>>().join(" or "))
 }

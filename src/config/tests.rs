@@ -578,6 +578,7 @@ fn valid_overrides() -> impl Strategy<Value = Vec<(String, String)>> {
         "model.family",
         "model.n_head",
         "model.n_kv_head",
+        "model.head_dim",
         "model.d_ff",
         "model.rope_theta",
         "model.norm_eps",

@@ -5,6 +5,7 @@
 
 use super::bench::{Bench, C, ONE_ROUNDING, ROWS, T, Timed};
 use crate::backend::Device;
+use crate::backend::ops::Columns;
 use crate::backend::reference;
 use crate::dtype::DType;
 use crate::error::Result;
@@ -270,6 +271,29 @@ pub fn elementwise<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
                 bytes: 2 * out.bytes() + inp.bytes(),
                 flops: 0.0,
                 call: Box::new(move || device.accumulate(out.view_mut(), inp.view())),
+            })
+        },
+    )?;
+    b.case(
+        "copy_columns",
+        [0.0, 0.0],
+        |b| {
+            let (to, from) = (Columns { row: 3 * C, first: C }, Columns { row: C + 16, first: 8 });
+            let ((mut out, out_is), (inp, inp_is)) =
+                (b.numbers(b.dtype, ROWS * to.row)?, b.numbers(b.dtype, ROWS * from.row)?);
+            b.device.copy_columns(out.view_mut(), to, inp.view(), from, C);
+            let want = reference::copy_columns(&out_is, (to.row, to.first), &inp_is, (from.row, from.first), C);
+            Ok(vec![(out, want)])
+        },
+        |b| {
+            let (device, s) = (b.device, b.scale);
+            let (to, from) = (Columns { row: 3 * s.c, first: s.c }, Columns { row: s.c, first: 0 });
+            let (mut out, inp) = (b.zeros(b.dtype, s.rows * to.row), b.zeros(b.dtype, s.rows * from.row));
+            Ok(Timed {
+                shape: format!("{} x {}", s.rows, s.c),
+                bytes: 2 * inp.bytes(),
+                flops: 0.0,
+                call: Box::new(move || device.copy_columns(out.view_mut(), to, inp.view(), from, s.c)),
             })
         },
     )?;

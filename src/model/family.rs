@@ -2,16 +2,17 @@
 //!
 //! Must not know: which families there are (`mod.rs` has the list).
 
+use super::transformers::{Tensor, Theirs};
 use super::visit::{BackwardIo, Dims, ForwardIo, LossIo};
 use crate::backend::ops::AttentionShape;
 use crate::backend::{Ops, View};
 use crate::config::ModelSection;
-use crate::params::{ModelSpec, Piece, Precision};
+use crate::params::{ModelSpec, ParamId, ParamSpec, Piece, Precision};
 
 /// A family of models: what its units are, and what they compute. Its kernels are those of any device.
 ///
-/// Dispatch is static: scratch is asked of a device's type, before there is a device, which no object could do. The one
-/// `match` is made by `families!`.
+/// Dispatch is static: scratch is asked of a device's type, before there is a device, which no object could
+/// do. The one `match` is made by `families!`.
 pub trait Family: Sized {
     /// A model of a deck whose sizes of a micro-batch are `dims`.
     fn new(model: &ModelSection, dims: Dims) -> Self;
@@ -29,4 +30,11 @@ pub trait Family: Sized {
     fn block_backward<D: Ops>(&self, dev: &D, pieces: &[Piece], params: &[View<'_>], io: BackwardIo<'_>);
     /// The head: losses, and in training its backward.
     fn loss<D: Ops>(&self, dev: &D, params: &[View<'_>], io: LossIo<'_>);
+    /// The tensors that parameter number `param` is in `transformers`, whose `model_type` is the family's
+    /// name in decks.
+    fn transformers_tensors(&self, param: ParamId, ours: &ParamSpec) -> Vec<Tensor>;
+    /// config.json for `transformers`, without the element type.
+    fn transformers_config(model: &ModelSection) -> serde_json::Value;
+    /// Reads a config.json of the family: sizes, and what this program's models do not have.
+    fn read_transformers_config(theirs: &mut Theirs<'_>);
 }

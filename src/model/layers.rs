@@ -1,14 +1,16 @@
-//! The layers that units are made of: each kind states its parameters and what it saves once, and computes over them.
+//! The layers that units are made of: each kind states its parameters and what it saves once, and computes
+//! over them.
 //!
-//! A unit is a struct of layers ([`unit!`](super::unit)), and a layer has a tag of its own, `L`. What a layer reads is part
-//! of its type ([`Reads`]), and its parameters, gradients and saved tensors come together and stay together
-//! ([`Forward`], [`Backward`]): weight and bias, mean and rstd, or the outputs of two norms cannot be exchanged, however
-//! alike their shapes are. In the order in which a kind names its tensors they lie in parameters, gathers and plans.
+//! A unit is a struct of layers ([`unit!`](super::unit)), and a layer has a tag of its own, `L`. What a layer
+//! reads is part of its type ([`Reads`]), and its parameters, gradients and saved tensors come together and
+//! stay together ([`Forward`], [`Backward`]): weight and bias, mean and rstd, or the outputs of two norms
+//! cannot be exchanged, however alike their shapes are. In the order in which a kind names its tensors they
+//! lie in parameters, gathers and plans.
 //!
 //! Must not know: which layers a family has, where memory comes from.
 
 use super::visit::Cached;
-use crate::backend::ops::{AttentionShape, LinearShape, Rotation};
+use crate::backend::ops::{AttentionShape, Columns, LinearShape, Rotation};
 use crate::backend::{Ops, View, ViewMut};
 use crate::dtype::DType;
 use crate::params::{Init, Precision};
@@ -681,6 +683,118 @@ impl<L: Reads> Backward<'_, Attention<L>> {
     /// Its output.
     pub fn out(&self) -> Rows<'_, L> {
         Rows::new(self.saved.out)
+    }
+}
+
+/// RMSNorm of some heads of the fused projection that it reads, each over its own channels, in place.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct HeadNorm<L> {
+    name: &'static str,
+    /// Rows of the projection.
+    rows: usize,
+    /// Where its heads are in a row.
+    columns: Columns,
+    n_heads: usize,
+    d_head: usize,
+    eps: f32,
+    of: PhantomData<L>,
+}
+
+/// What a [`HeadNorm`] saves: the heads as they were.
+pub struct HeadNormSaved<V> {
+    rstd: V,
+    heads: V,
+}
+
+impl<L> HeadNorm<L> {
+    /// Of `n_heads` heads from head number `first` on of a projection of this shape.
+    pub fn new(name: &'static str, shape: AttentionShape, first: usize, n_heads: usize, eps: f32) -> Self {
+        let columns = Columns { row: shape.qkv_row(), first: first * shape.d_head };
+        HeadNorm { name, rows: shape.rows(), columns, n_heads, d_head: shape.d_head, eps, of: PhantomData }
+    }
+
+    /// Elements of all heads.
+    pub fn numel(&self) -> usize {
+        self.rows * self.width()
+    }
+
+    /// Scratch of its backward.
+    pub fn work_numel<D: Ops>(&self) -> usize {
+        D::rms_norm_work_numel(self.rows * self.n_heads, self.d_head)
+    }
+
+    fn width(&self) -> usize {
+        self.n_heads * self.d_head
+    }
+
+    /// The heads where they lie alone.
+    fn alone(&self) -> Columns {
+        Columns { row: self.width(), first: 0 }
+    }
+}
+
+impl<L> Layer for HeadNorm<L> {
+    type Params<V> = RmsNormParams<V>;
+    type Saved<V> = HeadNormSaved<V>;
+
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn params<V>(&self, mut each: impl FnMut(Part<'_>) -> V) -> RmsNormParams<V> {
+        RmsNormParams { weight: each(Part { name: "weight", shape: &[self.d_head], init: Init::Ones }) }
+    }
+
+    fn saved<V>(&self, mut each: impl FnMut(SavedPart) -> V) -> HeadNormSaved<V> {
+        HeadNormSaved {
+            rstd: each(SavedPart::statistic("rstd", self.rows * self.n_heads)),
+            heads: each(SavedPart::activation("heads", self.numel())),
+        }
+    }
+}
+
+impl<L: Reads> Forward<'_, HeadNorm<L>> {
+    /// Normalises its heads of the projection, in place. Overwrites what it saves, and `normed`, which has
+    /// room for the heads.
+    pub fn forward<D: Ops>(&mut self, dev: &D, qkv: &mut Forward<'_, Linear<L::From>>, normed: ViewMut<'_>) {
+        let HeadNormSaved { rstd, heads } = &mut self.saved;
+        let (qkv, it) = (&mut qkv.saved.out, self.of);
+        let mut normed = normed.range(0..it.numel());
+        dev.copy_columns(heads.reborrow(), it.alone(), qkv.as_view(), it.columns, it.width());
+        dev.rms_norm_forward(normed.reborrow(), rstd.reborrow(), heads.as_view(), self.params.weight, it.eps);
+        dev.copy_columns(qkv.reborrow(), it.columns, normed.as_view(), it.alone(), it.width());
+    }
+}
+
+/// Scratch of a [`HeadNorm`]'s backward.
+pub struct HeadNormWork<'a> {
+    /// Room for the gradient of its normed heads.
+    pub dout: ViewMut<'a>,
+    /// Room for that of the heads.
+    pub dinp: ViewMut<'a>,
+    /// Scratch of the norm.
+    pub work: ViewMut<'a>,
+}
+
+impl HeadNormWork<'_> {
+    /// A shorter borrow of the same.
+    pub fn reborrow(&mut self) -> HeadNormWork<'_> {
+        HeadNormWork { dout: self.dout.reborrow(), dinp: self.dinp.reborrow(), work: self.work.reborrow() }
+    }
+}
+
+impl<L: Reads> Backward<'_, HeadNorm<L>> {
+    /// Turns the gradient of its normed heads into that of the heads, in their columns of `dqkv`. Overwrites
+    /// its parameter's gradient.
+    pub fn backward<D: Ops>(&mut self, dev: &D, mut dqkv: ViewMut<'_>, scratch: HeadNormWork<'_>) {
+        let it = self.of;
+        let (mut dout, mut dinp) = (scratch.dout.range(0..it.numel()), scratch.dinp.range(0..it.numel()));
+        dev.copy_columns(dout.reborrow(), it.alone(), dqkv.as_view(), it.columns, it.width());
+        dev.fill_bytes(dinp.reborrow(), 0);
+        let (dweight, weight) = (self.grads.weight.reborrow(), self.params.weight);
+        let HeadNormSaved { rstd, heads } = self.saved;
+        dev.rms_norm_backward(dinp.reborrow(), dweight, dout.as_view(), heads, weight, rstd, scratch.work);
+        dev.copy_columns(dqkv.reborrow(), it.columns, dinp.as_view(), it.alone(), it.width());
     }
 }
 

@@ -1,4 +1,5 @@
-//! From normed rows to losses, as the head of every family ends: the product with the output matrix and cross-entropy.
+//! From normed rows to losses, as the head of every family ends: the product with the output matrix and
+//! cross-entropy.
 //!
 //! Logits exist for a chunk of rows at a time; in training each chunk's backward follows at once, so that the
 //! parameters stay gathered from forward to backward and the logits are never whole.
@@ -42,8 +43,8 @@ pub struct Projection<'a> {
     pub work: ViewMut<'a>,
 }
 
-/// Chunk by chunk: logits, losses, and in training the gradients of the normed rows and of the output matrix. `grad` is the
-/// factor of dlogits and where the matrix's gradient goes, f32 because chunks add up in it.
+/// Chunk by chunk: logits, losses, and in training the gradients of the normed rows and of the output matrix.
+/// `grad` is the factor of dlogits and where the matrix's gradient goes, f32 because chunks add up in it.
 pub fn chunks<D: Ops>(
     dev: &D,
     dims: &Dims,

@@ -9,10 +9,12 @@ pub mod init;
 pub mod layers;
 pub mod llama;
 pub mod logits;
+pub mod qwen3;
 pub mod rms_head;
 #[cfg(test)]
 mod tests;
 pub mod token_embedding;
+pub mod transformers;
 pub mod unit;
 pub mod visit;
 pub mod work;
@@ -25,8 +27,10 @@ use crate::backend::{Ops, View};
 use crate::config::{self, Deck, ModelSection, ReduceWhen};
 use crate::dtype::DType;
 use crate::params::{ModelSpec, Precision, UnitId, UnitRole};
+use transformers::{Tensor, Theirs};
 
-/// The list of families: the enum of them, which one a deck asks for, and calls of [`Family`] for whichever it is.
+/// The list of families: the enum of them, which one a deck asks for, and calls of [`Family`] for whichever
+/// it is.
 macro_rules! families {
     ($($(#[$meta:meta])* $Name:ident($Type:ty),)+) => {
         /// A model of one of the families.
@@ -39,6 +43,18 @@ macro_rules! families {
                 match model.family {
                     $(config::Family::$Name => AnyFamily::$Name(<$Type as Family>::new(model, dims)),)+
                 }
+            }
+
+            /// config.json of a model for `transformers`, without the element type.
+            pub fn transformers_config(model: &ModelSection) -> serde_json::Value {
+                match model.family { $(config::Family::$Name => <$Type as Family>::transformers_config(model),)+ }
+            }
+
+            /// Reads a config.json of the family that has this name in decks.
+            pub fn read_transformers_config(family: &str, theirs: &mut Theirs<'_>) {
+                $(if family == config::Family::$Name.name() {
+                    <$Type as Family>::read_transformers_config(theirs);
+                })+
             }
         }
 
@@ -56,6 +72,8 @@ families! {
     Gpt2(gpt2::Gpt2),
     /// Llama.
     Llama(llama::Llama),
+    /// Qwen3.
+    Qwen3(qwen3::Qwen3),
 }
 
 /// A model for one micro-batch shape.
@@ -88,7 +106,7 @@ impl Model {
             t_max: m.seq_len,
             c: m.d_model,
             n_heads: m.n_head,
-            d_head: m.d_model / m.n_head,
+            d_head: m.head_dim,
             vocab: m.vocab_size,
             n_layer: m.n_layer,
         };
@@ -100,6 +118,12 @@ impl Model {
     /// Shape of a block's attention.
     pub fn attention_shape(&self) -> AttentionShape {
         of_family!(&self.family, family => family.attention_shape())
+    }
+
+    /// Every tensor as `transformers` saves it, in the order of our parameters; a tied head is not saved.
+    pub fn transformers_tensors(&self) -> Vec<Tensor> {
+        let params = self.spec.params.iter().enumerate();
+        of_family!(&self.family, family => params.flat_map(|(p, ours)| family.transformers_tensors(p, ours)).collect())
     }
 
     /// Runs the forward of an embedding or block.
@@ -128,8 +152,8 @@ impl Model {
     }
 }
 
-/// Element types of a deck's run. Activations are of the type that is computed with; full gradients of the type they
-/// travel in, or f32 where they are held over micro-steps.
+/// Element types of a deck's run. Activations are of the type that is computed with; full gradients of the
+/// type they travel in, or f32 where they are held over micro-steps.
 pub fn precision(deck: &Deck) -> Precision {
     let zero = &deck.zero;
     let grad = if zero.reduce == ReduceWhen::LastMicroStep { DType::F32 } else { zero.reduce_dtype };

@@ -1,5 +1,5 @@
-//! Final RMSNorm, head and loss: the last unit of families that norm so. What follows the norm is every family's
-//! (`logits.rs`).
+//! Final RMSNorm, head and loss: the last unit of families that norm so. What follows the norm is every
+//! family's (`logits.rs`).
 
 use crate::backend::{Ops, View};
 use crate::dtype::DType;

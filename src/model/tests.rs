@@ -18,10 +18,12 @@ const C: usize = 24;
 const N_LAYER: usize = 2;
 
 /// What decks of the families say beside the sizes that all have.
-const FAMILIES: [&str; 3] = [
+const FAMILIES: [&str; 5] = [
     "family = 'gpt2'",
     "family = 'llama'\nn_kv_head = 2\nd_ff = 40\nrope_theta = 100.0",
     "family = 'llama'\nn_kv_head = 6\nd_ff = 40\nrope_theta = 100.0\ntied = true",
+    "family = 'qwen3'\nn_kv_head = 2\nd_ff = 40\nrope_theta = 100.0\nhead_dim = 10",
+    "family = 'qwen3'\nn_kv_head = 6\nd_ff = 40\nrope_theta = 100.0\nhead_dim = 2\ntied = true",
 ];
 
 /// A model for `b` sequences of `t` tokens.

@@ -53,7 +53,8 @@ impl Embedding {
         dev.embedding_forward(io.out, io.tokens, tokens.weight(), None, t);
     }
 
-    /// Adds to the gradient of the embedding where the tied head has written it; else overwrites it. Needs no parameters.
+    /// Adds to the gradient of the embedding where the tied head has written it; else overwrites it. Needs no
+    /// parameters.
     pub fn differentiate<D: Ops>(&self, dev: &D, t: usize, tied: bool, io: BackwardIo<'_>) {
         let Grads { mut tokens } = self.grads(io.grads);
         let BackwardWork { token_order } = BackwardWork::of(io.work);

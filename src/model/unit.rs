@@ -1,14 +1,16 @@
-//! A unit as a struct of layers, and what follows from that: parameters by name, what forward saves, views by field.
+//! A unit as a struct of layers, and what follows from that: parameters by name, what forward saves, views by
+//! field.
 //!
-//! `unit!` states the layers of a unit once, in order, each with its tag and what it reads; `scratch!` does the same for the
-//! scratch of a visit. The planner gets lists from them ([`Unit`], `specs`), and forward and backward get structs whose
-//! fields are the same tensors.
+//! `unit!` states the layers of a unit once, in order, each with its tag and what it reads; `scratch!` does
+//! the same for the scratch of a visit. The planner gets lists from them ([`Unit`], `specs`), and forward and
+//! backward get structs whose fields are the same tensors.
 //!
 //! \[Note: roles are types\] Two tensors of one shape cannot be exchanged by mistake:
 //!
-//! - a layer's parameters, gradients and saved tensors are private to its kind ([`layers`](super::layers)), which hands them to the
-//!   kernels in one place for all families;
-//! - what a layer reads has a type that names the layer which wrote it. This is GPT-2's hidden layer, which reads `ln_2`:
+//! - a layer's parameters, gradients and saved tensors are private to its kind ([`layers`](super::layers)),
+//!   which hands them to the kernels in one place for all families;
+//! - what a layer reads has a type that names the layer which wrote it. This is GPT-2's hidden layer, which
+//!   reads `ln_2`:
 //!
 //! ```
 //! use zero3::backend::{Ops, ViewMut};
@@ -60,8 +62,8 @@ pub trait Unit {
     fn products(&self) -> Vec<LinearShape>;
 }
 
-/// Defines a unit: `Name { field: Kind<Tag reads OtherTag>, ... }`. Makes the struct of layers, the tags, and the structs
-/// `Forward`, `Backward` and `Grads` with a field for each layer; one unit to a module.
+/// Defines a unit: `Name { field: Kind<Tag reads OtherTag>, ... }`. Makes the struct of layers, the tags, and
+/// the structs `Forward`, `Backward` and `Grads` with a field for each layer; one unit to a module.
 macro_rules! unit {
     (
         $(#[$meta:meta])*
@@ -281,8 +283,9 @@ impl<'a> SpecBuilder<'a> {
 
     /// The model, whose attention writes rows of `out_row` elements. `alias` is another name of a parameter.
     ///
-    /// `flops_per_token` is 6 FLOPs per weight of a matrix multiplication, and 12 L T (H D) for attention scores and values
-    /// (forward and backward, without the causal discount), as in arXiv:2204.02311, appendix B. Looking rows up is no product.
+    /// `flops_per_token` is 6 FLOPs per weight of a matrix multiplication, and 12 L T (H D) for attention
+    /// scores and values (forward and backward, without the causal discount), as in arXiv:2204.02311,
+    /// appendix B. Looking rows up is no product.
     pub fn finish(self, out_row: usize, alias: Option<(&str, &str)>) -> ModelSpec {
         let SpecBuilder { dims, precision, params, units, multiplied } = self;
         let multiplied = multiplied + dims.vocab * dims.c;
@@ -305,7 +308,8 @@ const STD: f64 = 0.02;
 /// How matrices begin.
 pub const NORMAL: Init = Init::Normal { std: STD };
 
-/// How the projections begin whose outputs are added to the residual stream, of a model of `n_layer` blocks (Radford et al. 2019).
+/// How the projections begin whose outputs are added to the residual stream, of a model of `n_layer` blocks
+/// (Radford et al. 2019).
 pub fn residual_init(n_layer: usize) -> Init {
     Init::Normal { std: STD / ((2 * n_layer) as f64).sqrt() }
 }

@@ -37,7 +37,8 @@ impl Dims {
 pub struct Cached<'a> {
     /// Position of the first of the new rows.
     pub first: usize,
-    /// Projections of all rows so far, (T_max, (H + 2 Hkv) * D); those of the new rows are added. None for the embedding.
+    /// Projections of all rows so far, (T_max, (H + 2 Hkv) * D); those of the new rows are added. None for
+    /// the embedding.
     pub qkv: Option<&'a mut Buf>,
     /// Scratch of attention.
     pub work: CachedWork<'a>,
@@ -71,8 +72,8 @@ pub struct BackwardIo<'a> {
     pub work: &'a mut [Buf],
     /// Gradient of the unit's output in, of its input out, (B, T, C).
     pub dresidual: ViewMut<'a>,
-    /// Full gradients, one per parameter of the unit, padded; overwritten, or accumulated into where another unit
-    /// that uses the same parameter has been there before.
+    /// Full gradients, one per parameter of the unit, padded; overwritten, or accumulated into where another
+    /// unit that uses the same parameter has been there before.
     pub grads: &'a mut [Buf],
 }
 

@@ -1,5 +1,6 @@
-//! The kernels of every visit, with FLOPs and bytes: what `plan/forecast/` gives a time to. The model's own forward and backward
-//! run on a device that only counts, so there is nothing here that could differ from what a step computes.
+//! The kernels of every visit, with FLOPs and bytes: what `plan/forecast/` gives a time to. The model's own
+//! forward and backward run on a device that only counts, so there is nothing here that could differ from
+//! what a step computes.
 //!
 //! Must not know: how fast anything is, which families there are.
 
@@ -70,7 +71,7 @@ mod tests {
 
     #[test]
     fn products_are_those_of_flops_per_token_and_attention_is_half_of_what_that_counts() {
-        for family in ["gpt2", "llama"] {
+        for family in ["gpt2", "llama", "qwen3"] {
             let deck = format!(
                 "run.dir = 'r'\ndata.train = ['a.u16']\n[train]\nsteps = 1\nmicro_batch_size = 3\n[model]\nfamily = '{family}'\n\
                  n_layer = 3\nn_head = 4\nd_model = 32\nseq_len = 40\nvocab_size = 500"
@@ -80,7 +81,8 @@ mod tests {
             let tokens = model.spec.tokens_per_micro_batch as f64;
             let attention_as_counted = 12.0 * (3 * 40 * 32) as f64;
             assert_eq!(products(&works) / tokens, model.spec.flops_per_token - attention_as_counted, "{family}");
-            // Seven products over half the square (and the diagonal), where flops_per_token has six over all of it.
+            // Seven products over half the square (and the diagonal), where flops_per_token has six over all
+            // of it.
             let computed: f64 = works
                 .iter()
                 .flat_map(|u| u.forward.iter().chain(&u.backward))

@@ -1,6 +1,6 @@
 """Drives the program and transformers against each other: `make test-hf`. The first argument is the program.
 
-For a GPT-2, a Llama with grouped heads, and a Llama with a tied head:
+For a GPT-2, a Llama with grouped heads, one with a tied head, and a Qwen3 with wide heads:
 
 1. A model that zero3 trained, exported in f32, in bf16 and in shards, loads in transformers without a complaint, and its loss on the
    validation windows is the one that zero3 reported.
@@ -16,7 +16,8 @@ import sys
 import tempfile
 
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen3Config,
+                          Qwen3ForCausalLM)
 
 ZERO3 = str(pathlib.Path(sys.argv[1]).resolve())
 torch.set_num_threads(1)
@@ -51,7 +52,7 @@ def same(name, a, b, tolerance):
     print(f"{name}: zero3 {a:.7f}, transformers {b:.7f}")
 
 
-T, B, L, H, C, KV, F = 24, 2, 3, 4, 48, 2, 80
+T, B, L, H, C, KV, F, D = 24, 2, 3, 4, 48, 2, 80, 20
 
 
 def gpt2():
@@ -65,11 +66,19 @@ def llama(tied):
                                         tie_word_embeddings=tied, bos_token_id=None, eos_token_id=None))
 
 
+def qwen3():
+    return Qwen3ForCausalLM(Qwen3Config(vocab_size=256, max_position_embeddings=T, hidden_size=C, intermediate_size=F, head_dim=D,
+                                        num_hidden_layers=L, num_attention_heads=H, num_key_value_heads=KV, rms_norm_eps=1e-6,
+                                        tie_word_embeddings=True, bos_token_id=None, eos_token_id=None,
+                                        rope_parameters={"rope_type": "default", "rope_theta": 1e6}))
+
+
 GROUPED = ["model.family=llama", f"model.n_kv_head={KV}", f"model.d_ff={F}"]
 FAMILIES = {
     "GPT-2": (gpt2, []),
     "Llama": (lambda: llama(False), GROUPED),
     "tied Llama": (lambda: llama(True), [*GROUPED, "model.tied=true"]),
+    "Qwen3": (qwen3, [*GROUPED[1:], "model.family=qwen3", f"model.head_dim={D}", "model.tied=true"]),
 }
 
 

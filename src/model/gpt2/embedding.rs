@@ -42,7 +42,8 @@ impl Embedding {
         dev.embedding_forward(io.out, io.tokens, wte.weight(), Some(positions), dims.t);
     }
 
-    /// Adds to the gradient of wte (the tied head has written it) and writes that of wpe. Needs no parameters.
+    /// Adds to the gradient of wte (the tied head has written it) and writes that of wpe. Needs no
+    /// parameters.
     pub fn differentiate<D: Ops>(&self, dev: &D, dims: &Dims, io: BackwardIo<'_>) {
         let Grads { wte, wpe } = self.grads(io.grads);
         let BackwardWork { token_order } = BackwardWork::of(io.work);

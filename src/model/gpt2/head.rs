@@ -1,4 +1,5 @@
-//! Final LayerNorm, tied head and loss of GPT-2: the last unit. What follows the norm is every family's (`logits.rs`).
+//! Final LayerNorm, tied head and loss of GPT-2: the last unit. What follows the norm is every family's
+//! (`logits.rs`).
 
 use crate::backend::{Ops, View};
 use crate::dtype::DType;

@@ -4,6 +4,7 @@
 pub mod block;
 pub mod embedding;
 pub mod head;
+mod transformers;
 
 use super::family::Family;
 use super::unit::{SpecBuilder, Visits};
@@ -11,7 +12,9 @@ use super::visit::{BackwardIo, Dims, ForwardIo, LossIo};
 use crate::backend::ops::AttentionShape;
 use crate::backend::{Ops, View};
 use crate::config::ModelSection;
-use crate::params::{ModelSpec, Piece, Precision, UnitRole};
+use crate::model::transformers::{Tensor, Theirs};
+use crate::params::{ModelSpec, ParamId, ParamSpec, Piece, Precision, UnitRole};
+use serde_json::Value;
 
 /// A GPT-2, head tied to the token embedding.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -70,6 +73,18 @@ impl Family for Gpt2 {
 
     fn loss<D: Ops>(&self, dev: &D, params: &[View<'_>], io: LossIo<'_>) {
         self.head.loss(dev, &self.dims, params, io);
+    }
+
+    fn transformers_tensors(&self, param: ParamId, ours: &ParamSpec) -> Vec<Tensor> {
+        vec![transformers::tensor(param, ours)]
+    }
+
+    fn transformers_config(model: &ModelSection) -> Value {
+        transformers::config(model)
+    }
+
+    fn read_transformers_config(theirs: &mut Theirs<'_>) {
+        transformers::read_config(theirs);
     }
 }
 

@@ -57,7 +57,8 @@ scratch! {
 scratch! {
     /// Scratch of a backward visit.
     BackwardWork<D>(block: &Block, precision) {
-        /// (B * T, the wider of 2 F and (H + 2 Hkv) * D): the gradient of gate and up, then of queries, keys and values.
+        /// (B * T, the wider of 2 F and (H + 2 Hkv) * D): the gradient of gate and up, then of queries, keys
+        /// and values.
         dwide: (
             block.rows() * block.attention.shape().qkv_row().max(block.gate_up.shape().n_out),
             precision.activation

@@ -1,10 +1,11 @@
-//! Llama as data: parameters, units and initial values (arXiv:2302.13971, arXiv:2407.21783). Projections that read the same
-//! rows are one parameter, `qkv_proj` and `gate_up_proj`, so that one product does each.
+//! Llama as data: parameters, units and initial values (arXiv:2302.13971, arXiv:2407.21783). Projections that
+//! read the same rows are one parameter, `qkv_proj` and `gate_up_proj`, so that one product does each.
 //!
 //! Residual projections begin scaled by 1/sqrt(2 L), as this program's GPT-2 has them.
 
 pub mod block;
 pub mod shape;
+mod transformers;
 
 use shape::Shape;
 
@@ -15,7 +16,9 @@ use super::{rms_head, token_embedding};
 use crate::backend::ops::AttentionShape;
 use crate::backend::{Ops, View};
 use crate::config::ModelSection;
-use crate::params::{ModelSpec, Piece, Precision, UnitRole};
+use crate::model::transformers::{Tensor, Theirs, of_gated};
+use crate::params::{ModelSpec, ParamId, ParamSpec, Piece, Precision, UnitRole};
+use serde_json::Value;
 
 /// A Llama.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -83,6 +86,19 @@ impl Family for Llama {
 
     fn loss<D: Ops>(&self, dev: &D, params: &[View<'_>], io: LossIo<'_>) {
         self.head.loss(dev, &self.dims, params, io);
+    }
+
+    fn transformers_tensors(&self, param: ParamId, ours: &ParamSpec) -> Vec<Tensor> {
+        let AttentionShape { n_heads, n_kv_heads, d_head, .. } = self.attention_shape();
+        of_gated(param, ours, n_heads * d_head, n_kv_heads * d_head)
+    }
+
+    fn transformers_config(model: &ModelSection) -> Value {
+        transformers::config(model)
+    }
+
+    fn read_transformers_config(theirs: &mut Theirs<'_>) {
+        transformers::read_config(theirs);
     }
 }
 

@@ -106,6 +106,32 @@ TEST(swiglu_and_its_gradient_are_the_definition) {
 }
 
 template <class T>
+void check_copy_columns(size_t rows, int n, size_t skip) {
+    const int to_row = 3 * n + 8, from_row = n + 16, to_first = 8, from_first = 16;
+    const Array<T> inp(rows * from_row, skip, 1), before(rows * to_row, skip, 2);
+    const auto out = same_in_every_order([&](unsigned order) {
+        Array<T> y(before);
+        launch("copy_columns", OF_TYPE(T, copy_columns), FEW_BLOCKS, FEW_THREADS, 0, order, y.data() + to_first,
+               inp.data() + from_first, rows, n, to_row, from_row);
+        return y;
+    });
+    for (size_t row = 0; row < rows; row++)
+        for (int i = 0; i < to_row; i++) {
+            const bool copied = i >= to_first && i < to_first + n;
+            const double want = copied ? inp.at(row * from_row + from_first + i - to_first) : before.at(row * to_row + i);
+            REQUIRE(out.at(row * to_row + i) == want);
+        }
+}
+
+TEST(columns_are_copied_and_all_others_stay) {
+    for (const int n : {1, 8, 31, 64, 300})
+        for (const size_t skip : skips()) {
+            check_copy_columns<f32>(5, n, skip);
+            check_copy_columns<bf16>(5, n, skip);
+        }
+}
+
+template <class T>
 void check_additions(size_t n, size_t skip) {
     const Array<T> a(n, skip, 1), b(n, skip, 2, 3.0);
     const Array<f32> before(n, skip, 3);

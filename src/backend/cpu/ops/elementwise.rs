@@ -5,6 +5,7 @@ use crate::backend::cpu::element::Element;
 use crate::backend::cpu::host::Shared;
 use crate::backend::cpu::math::exp;
 use crate::backend::cpu::simd::{convert, simd};
+use crate::backend::ops::Columns;
 
 /// Elements of one task.
 const TASK_NUMEL: usize = 16 * 1024;
@@ -38,6 +39,22 @@ pub fn accumulate<I: Element>(device: &CpuDevice, out: &mut [f32], inp: &[I]) {
 
 pub fn cast<O: Element, I: Element>(device: &CpuDevice, out: &mut [O], inp: &[I]) {
     for_each_chunk(device, out, |out, start| convert(out, &inp[start..][..out.len()]), inp.len());
+}
+
+/// Copies `n` columns of every row of `inp` to columns of `out`.
+pub fn copy_columns<T: Element>(device: &CpuDevice, out: &mut [T], to: Columns, inp: &[T], from: Columns, n: usize) {
+    let rows = out.len() / to.row.max(1);
+    assert_eq!((out.len(), inp.len()), (rows * to.row, rows * from.row), "columns of {rows} rows, {to:?}, {from:?}");
+    assert!(to.first + n <= to.row && from.first + n <= from.row, "{n} columns, {to:?}, {from:?}");
+    let task_rows = (TASK_NUMEL / n.max(1)).max(1);
+    let out = Shared::new(out);
+    device.for_each_task(rows.div_ceil(task_rows), |task| {
+        for row in task * task_rows..rows.min((task + 1) * task_rows) {
+            // SAFETY: rows belong to one task each.
+            let out = unsafe { out.part(row * to.row + to.first, n) };
+            out.copy_from_slice(&inp[row * from.row + from.first..][..n]);
+        }
+    });
 }
 
 /// Runs `chunk(part of out, its first element)` over all of `out`.
@@ -111,7 +128,23 @@ mod tests {
     use crate::backend::Ops;
     use crate::backend::cpu::host::test_memory::{buf_f32, read};
     use crate::backend::cpu::ops::test_support::*;
+    use crate::backend::ops::Columns;
     use crate::backend::reference;
+
+    #[test]
+    fn columns_are_copied_and_all_others_stay_on_any_number_of_threads() {
+        for (rows, to, from, n) in [(5, (7, 2), (4, 1), 3), (1300, (96, 64), (32, 0), 32), (3, (4, 0), (4, 0), 4)] {
+            let (before, inp) = (random(rows * to.0, 1), random(rows * from.0, 2));
+            let got = same_bits_on_1_2_3_threads(|device| {
+                let mut out = buf_f32(&before);
+                let columns = |(row, first)| Columns { row, first };
+                device.copy_columns(out.view_mut(), columns(to), buf_f32(&inp).view(), columns(from), n);
+                vec![read(&out)]
+            });
+            let want = reference::copy_columns(&wide(&before), to, &wide(&inp), from, n);
+            assert_close("columns", &got[0], &want, 0.0);
+        }
+    }
 
     fn run_gelu(inp: &[f32], dout: &[f32]) -> Vec<Vec<f32>> {
         same_bits_on_1_2_3_threads(|device| {

@@ -22,7 +22,7 @@ use super::CpuDevice;
 use super::host::{bytes_mut, elements, elements_mut, f32s, f32s_mut, u32s, u32s_mut};
 use super::product;
 use crate::backend::buffer::{View, ViewMut};
-use crate::backend::ops::{AttentionShape, CachedWork, LinearShape, Ops, Rotation};
+use crate::backend::ops::{AttentionShape, CachedWork, Columns, LinearShape, Ops, Rotation};
 use crate::dtype::DType;
 use crate::optimizers::{OptimStates, UpdateStep};
 use half::bf16;
@@ -262,6 +262,12 @@ impl Ops for CpuDevice {
     fn cast(&self, out: ViewMut<'_>, inp: View<'_>) {
         typed!([O = out.dtype(), I = inp.dtype()] {
             elementwise::cast(self, elements_mut::<O>(out), elements::<I>(inp));
+        });
+    }
+
+    fn copy_columns(&self, out: ViewMut<'_>, to: Columns, inp: View<'_>, from: Columns, n: usize) {
+        typed!([T = out.dtype()] {
+            elementwise::copy_columns(self, elements_mut::<T>(out), to, elements::<T>(inp), from, n);
         });
     }
 

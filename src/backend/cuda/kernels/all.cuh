@@ -21,6 +21,7 @@
     X(add_layer_norm_forward_##T)         \
     X(attention_delta_##T)                \
     X(column_sums_##T)                    \
+    X(copy_columns_##T)                   \
     X(embedding_forward_##T)              \
     X(fold_chunks_##T)                    \
     X(gelu_backward_##T)                  \

@@ -110,6 +110,21 @@ __device__ void swiglu_backward(T* dgate_up, const T* dout, const T* gate_up, i6
     }
 }
 
+// n columns of each of `rows` rows, which are to_row elements apart in out and from_row in inp. Overwrites; numbers stay as they are.
+template <class T>
+__device__ void copy_columns(T* out, const T* inp, i64 rows, int n, int to_row, int from_row) {
+    const bool in_words =
+        aligned(address(out) | address(inp) | u64(to_row) * sizeof(T) | u64(from_row) * sizeof(T));
+    const int chunks = (n + CHUNK - 1) / CHUNK;
+    for (i64 k = i64(blockIdx.x) * blockDim.x + threadIdx.x; k < rows * chunks; k += i64(gridDim.x) * blockDim.x) {
+        const i64 row = k / chunks;
+        const int i = int(k % chunks) * CHUNK;
+        f32 x[CHUNK];
+        load(x, inp + row * from_row + i, n - i, in_words);
+        store(out + row * to_row + i, x, n - i, in_words);
+    }
+}
+
 #define ELEMENTWISE_KERNELS(T)                                                                                        \
     KERNEL gelu_forward_##T(T* out, const T* inp, i64 n) { map(out, inp, n, Gelu()); }                                \
     KERNEL gelu_backward_##T(T* dout_to_dinp, const T* inp, i64 n) {                                                  \
@@ -117,6 +132,9 @@ __device__ void swiglu_backward(T* dgate_up, const T* dout, const T* gate_up, i6
     }                                                                                                                 \
     KERNEL add_##T(T* out, const T* a, const T* b, i64 n) { map2(out, a, b, n, Add()); }                              \
     KERNEL accumulate_##T(f32* out, const T* inp, i64 n) { map2(out, out, inp, n, Add()); }                           \
+    KERNEL copy_columns_##T(T* out, const T* inp, i64 rows, int n, int to_row, int from_row) {                        \
+        copy_columns(out, inp, rows, n, to_row, from_row);                                                            \
+    }                                                                                                                 \
     KERNEL swiglu_forward_##T(T* out, const T* gate_up, i64 rows, int f) {                                            \
         swiglu_forward(out, gate_up, rows, f);                                                                        \
     }                                                                                                                 \

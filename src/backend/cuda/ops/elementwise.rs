@@ -3,6 +3,7 @@
 use crate::backend::cuda::CudaDevice;
 use crate::backend::cuda::grid::int;
 use crate::backend::cuda::kernels::Kernel;
+use crate::backend::ops::Columns;
 use crate::backend::{View, ViewMut};
 use crate::dtype::DType;
 
@@ -45,6 +46,26 @@ pub fn cast(device: &CudaDevice, out: ViewMut<'_>, inp: View<'_>) {
     assert_eq!(inp.numel(), n, "elements of output and input");
     let kernel = Kernel::new("cast").of(out.dtype()).of(inp.dtype());
     device.launch(kernel, device.grid_over(n)).write(out).read(inp).long(n as i64).go();
+}
+
+/// Overwrites `n` columns of `out` (rows, to.row) with columns of `inp` (rows, from.row).
+pub fn copy_columns(device: &CudaDevice, out: ViewMut<'_>, to: Columns, inp: View<'_>, from: Columns, n: usize) {
+    let rows = rows_of(out.numel(), to.row);
+    assert_eq!((inp.numel(), inp.dtype()), (rows * from.row, out.dtype()), "columns of {rows} rows");
+    assert!(to.first + n <= to.row && from.first + n <= from.row, "{n} columns, {to:?}, {from:?}");
+    if rows == 0 {
+        return;
+    }
+    let (out_numel, inp_numel) = (out.numel(), inp.numel());
+    device
+        .launch(Kernel::new("copy_columns").of(out.dtype()), device.blocks_over_rows(rows, n))
+        .write(out.range(to.first..out_numel))
+        .read(inp.range(from.first..inp_numel))
+        .long(rows as i64)
+        .int(int(n))
+        .int(int(to.row))
+        .int(int(from.row))
+        .go();
 }
 
 /// Overwrites `out` (rows, F); `gate_up` (rows, 2F).

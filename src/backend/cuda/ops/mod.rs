@@ -14,7 +14,7 @@ pub(super) mod tiles;
 mod update;
 
 use super::device::CudaDevice;
-use crate::backend::ops::{AttentionShape, LinearShape, Ops, Rotation};
+use crate::backend::ops::{AttentionShape, Columns, LinearShape, Ops, Rotation};
 use crate::backend::{Queue, View, ViewMut};
 use crate::dtype::DType;
 use crate::optimizers::{OptimStates, UpdateStep};
@@ -217,6 +217,10 @@ impl Ops for CudaDevice {
 
     fn cast(&self, out: ViewMut<'_>, inp: View<'_>) {
         elementwise::cast(self, out, inp);
+    }
+
+    fn copy_columns(&self, out: ViewMut<'_>, to: Columns, inp: View<'_>, from: Columns, n: usize) {
+        elementwise::copy_columns(self, out, to, inp, from, n);
     }
 
     fn attention_forward(

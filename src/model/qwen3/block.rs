@@ -1,0 +1,229 @@
+//! A pre-RMSNorm transformer block of Qwen3, forward and backward by hand. Query and key heads are normed
+//! over their own channels before they are turned.
+//!
+//! ```text
+//! sum = x   + o_proj(attention(rope(norm_heads(qkv_proj(norm_1(x))))))
+//! out = sum + down_proj(swiglu(gate_up_proj(norm_2(sum))))
+//! ```
+
+use crate::backend::ops::{AttentionShape, LinearShape, Rotation};
+use crate::backend::{Ops, View};
+use crate::dtype::DType;
+use crate::model::layers::{
+    Attention, HeadNorm, HeadNormWork, Linear, LinearBranch, Residual, RmsNorm, Rows, Sum, Swiglu,
+    linear_backward_work, linear_forward_work,
+};
+use crate::model::llama::shape::Shape;
+use crate::model::unit::{NORMAL, Unit, residual_init, scratch, unit};
+use crate::model::visit::{BackwardIo, Dims, ForwardIo};
+use crate::params::Piece;
+
+unit! {
+    /// A block, its layers in the order of their parameters and of what they save.
+    Block {
+        /// RMSNorm before attention.
+        norm_1: RmsNorm<Norm1 reads Residual>,
+        /// Queries, keys and values; what it saves is normed and rotated.
+        qkv: Linear<Qkv reads Norm1>,
+        /// RMSNorm of each query head.
+        q_norm: HeadNorm<QNorm reads Qkv>,
+        /// RMSNorm of each key head.
+        k_norm: HeadNorm<KNorm reads Qkv>,
+        /// Attention.
+        attention: Attention<Attended reads Qkv>,
+        /// The projection of attention's output.
+        o_proj: LinearBranch<OProj reads Attended>,
+        /// The residual stream after attention.
+        sum: Sum<AfterAttention>,
+        /// RMSNorm before the hidden layer.
+        norm_2: RmsNorm<Norm2 reads AfterAttention>,
+        /// The hidden layer, rows of gate and of up.
+        gate_up: Linear<GateUp reads Norm2>,
+        /// Its activation.
+        swiglu: Swiglu<Activated reads GateUp>,
+        /// Its projection.
+        down: LinearBranch<Down reads Activated>,
+    }
+}
+
+scratch! {
+    /// Scratch of a forward visit.
+    ForwardWork<D>(block: &Block, precision) {
+        /// (B * T, C): what a branch adds to the residual stream.
+        branch: (block.rows() * block.c(), precision.activation),
+        /// (B * T, H * D): heads that are being normed.
+        normed: (block.q_norm.numel(), precision.activation),
+        /// Of the rotation.
+        rope_work: (D::rope_work_numel(block.attention.shape()), DType::F32),
+        /// Of attention.
+        attention_work: (D::attention_forward_work_numel(block.attention.shape(), precision.activation), DType::F32),
+        /// Of products.
+        linear_work: (linear_forward_work::<D>(&block.products(), precision), DType::F32),
+    }
+}
+
+scratch! {
+    /// Scratch of a backward visit.
+    BackwardWork<D>(block: &Block, precision) {
+        /// (B * T, the wider of 2 F and (H + 2 Hkv) * D): the gradient of gate and up, then of queries, keys
+        /// and values.
+        dwide: (
+            block.rows() * block.attention.shape().qkv_row().max(block.gate_up.shape().n_out),
+            precision.activation
+        ),
+        /// (B * T, F): the gradient of the activated hidden layer.
+        dswiglu: (block.rows() * block.down.shape().n_in, precision.activation),
+        /// (B * T, C): the gradient of normed rows.
+        dnarrow: (block.rows() * block.c(), precision.activation),
+        /// (B * T, H * D): the gradient of attention's output, then of normed heads.
+        dheads: (block.q_norm.numel(), precision.activation),
+        /// (B * T, H * D): the gradient of heads before their norm.
+        dheads_in: (block.q_norm.numel(), precision.activation),
+        /// Of the rotation.
+        rope_work: (D::rope_work_numel(block.attention.shape()), DType::F32),
+        /// Of attention.
+        attention_work: (D::attention_backward_work_numel(block.attention.shape(), precision.activation), DType::F32),
+        /// Of norms.
+        rms_norm_work: (
+            block.norm_1.work_numel::<D>().max(block.q_norm.work_numel::<D>()).max(block.k_norm.work_numel::<D>()),
+            DType::F32
+        ),
+        /// Of products.
+        linear_work: (linear_backward_work::<D>(&block.products(), precision), DType::F32),
+    }
+}
+
+/// What a visit consists of.
+pub const PIECES: &[Piece] = &Piece::OF_BLOCK;
+
+impl Block {
+    /// Of these sizes.
+    pub fn new(dims: &Dims, shape: &Shape) -> Self {
+        let (rows, c, residual) = (dims.rows(), dims.c, residual_init(dims.n_layer));
+        let &Shape { n_kv_heads, d_ff, norm_eps, .. } = shape;
+        let Dims { b, t, n_heads, d_head, .. } = *dims;
+        let attention = AttentionShape { b, t, n_heads, n_kv_heads, d_head };
+        let linear = |n_in, n_out| LinearShape { rows, n_in, n_out };
+        Block {
+            norm_1: RmsNorm::new("input_layernorm", rows, c, norm_eps),
+            qkv: Linear::new("self_attn.qkv_proj", linear(c, attention.qkv_row()), NORMAL, false),
+            q_norm: HeadNorm::new("self_attn.q_norm", attention, 0, n_heads, norm_eps),
+            k_norm: HeadNorm::new("self_attn.k_norm", attention, n_heads, n_kv_heads, norm_eps),
+            attention: Attention::new(attention),
+            o_proj: LinearBranch::new("self_attn.o_proj", linear(attention.out_row(), c), residual, false),
+            sum: Sum::new(rows * c),
+            norm_2: RmsNorm::new("post_attention_layernorm", rows, c, norm_eps),
+            gate_up: Linear::new("mlp.gate_up_proj", linear(c, 2 * d_ff), NORMAL, false),
+            swiglu: Swiglu::new(rows, d_ff),
+            down: LinearBranch::new("mlp.down_proj", linear(d_ff, c), residual, false),
+        }
+    }
+
+    fn rows(&self) -> usize {
+        self.down.shape().rows
+    }
+
+    fn c(&self) -> usize {
+        self.down.shape().n_out
+    }
+
+    /// Reads the residual stream and writes it anew; rotary frequencies have the base `theta`.
+    pub fn compute<D: Ops>(&self, dev: &D, theta: f32, pieces: &[Piece], params: &[View<'_>], mut io: ForwardIo<'_>) {
+        let Forward { norm_1, qkv, q_norm, k_norm, attention, o_proj, sum, norm_2, gate_up, swiglu, down } =
+            &mut self.forward(params, io.saved);
+        let mut work = ForwardWork::of(io.work);
+        let x = Rows::input(io.input.expect("a block has an input"));
+        for piece in pieces {
+            let linear_work = work.linear_work.reborrow();
+            match piece {
+                Piece::Enter => norm_1.forward(dev, x),
+                Piece::Project => {
+                    qkv.forward(dev, norm_1.out(), linear_work);
+                    q_norm.forward(dev, qkv, work.normed.reborrow());
+                    k_norm.forward(dev, qkv, work.normed.reborrow());
+                    let first = io.cached.as_ref().map_or(0, |cached| cached.first);
+                    let rotation = Rotation { first, theta, inverse: false };
+                    qkv.rotate(dev, work.rope_work.reborrow(), self.attention.shape(), rotation);
+                }
+                Piece::Attend => attention.forward(dev, qkv.out(), work.attention_work.reborrow(), io.cached.take()),
+                Piece::Out => o_proj.forward(dev, work.branch.reborrow(), attention.out(), linear_work),
+                Piece::Middle => {
+                    sum.forward(dev, x, work.branch.as_view());
+                    norm_2.forward(dev, sum.out());
+                }
+                Piece::Mlp => {
+                    gate_up.forward(dev, norm_2.out(), linear_work);
+                    swiglu.forward(dev, gate_up.out());
+                    down.forward(dev, work.branch.reborrow(), swiglu.out(), work.linear_work.reborrow());
+                }
+                Piece::Leave => dev.add(io.out.reborrow(), sum.out().view(), work.branch.as_view()),
+            }
+        }
+    }
+
+    /// Turns the gradient of the output into that of the input and writes every parameter's gradient.
+    pub fn differentiate<D: Ops>(
+        &self,
+        dev: &D,
+        theta: f32,
+        pieces: &[Piece],
+        params: &[View<'_>],
+        io: BackwardIo<'_>,
+    ) {
+        let Backward { norm_1, qkv, q_norm, k_norm, attention, o_proj, sum, norm_2, gate_up, swiglu, down } =
+            &mut self.backward(params, io.saved, io.grads);
+        let mut work = BackwardWork::of(io.work);
+        let x = Rows::input(io.input.expect("a block has an input"));
+        let mut dres = io.dresidual;
+        let dgate_up = 0..self.rows() * self.gate_up.shape().n_out;
+        let dqkv = 0..self.rows() * self.attention.shape().qkv_row();
+        for piece in pieces.iter().rev() {
+            match piece {
+                // The residual path keeps dres.
+                Piece::Leave => {}
+                Piece::Mlp => {
+                    down.backward_weight(dev, dres.as_view(), swiglu.out(), work.linear_work.reborrow());
+                    down.backward_input(dev, work.dswiglu.reborrow(), dres.as_view(), work.linear_work.reborrow());
+                    let dwide = work.dwide.reborrow().range(dgate_up.clone());
+                    swiglu.backward(dev, dwide, work.dswiglu.as_view(), gate_up.out());
+                    let dgate_up = work.dwide.as_view().range(dgate_up.clone());
+                    gate_up.backward_weight(dev, dgate_up, norm_2.out(), work.linear_work.reborrow());
+                    gate_up.backward_input(dev, work.dnarrow.reborrow(), dgate_up, work.linear_work.reborrow());
+                }
+                Piece::Middle => {
+                    let norm_work = work.rms_norm_work.reborrow();
+                    norm_2.backward(dev, dres.reborrow(), work.dnarrow.as_view(), sum.out(), norm_work);
+                }
+                Piece::Out => {
+                    o_proj.backward_weight(dev, dres.as_view(), attention.out(), work.linear_work.reborrow());
+                    o_proj.backward_input(dev, work.dheads.reborrow(), dres.as_view(), work.linear_work.reborrow());
+                }
+                Piece::Attend => {
+                    let (dqkv, attention_work) =
+                        (work.dwide.reborrow().range(dqkv.clone()), work.attention_work.reborrow());
+                    attention.backward(dev, dqkv, work.dheads.as_view(), qkv.out(), attention_work);
+                }
+                Piece::Project => {
+                    let back = Rotation { first: 0, theta, inverse: true };
+                    let rotated = work.dwide.reborrow().range(dqkv.clone());
+                    dev.rope(rotated, work.rope_work.reborrow(), self.attention.shape(), back);
+                    let BackwardWork { dwide, dheads, dheads_in, rms_norm_work, .. } = &mut work;
+                    let mut scratch = HeadNormWork {
+                        dout: dheads.reborrow(),
+                        dinp: dheads_in.reborrow(),
+                        work: rms_norm_work.reborrow(),
+                    };
+                    q_norm.backward(dev, dwide.reborrow().range(dqkv.clone()), scratch.reborrow());
+                    k_norm.backward(dev, dwide.reborrow().range(dqkv.clone()), scratch);
+                    let dqkv = work.dwide.as_view().range(dqkv.clone());
+                    qkv.backward_weight(dev, dqkv, norm_1.out(), work.linear_work.reborrow());
+                    qkv.backward_input(dev, work.dnarrow.reborrow(), dqkv, work.linear_work.reborrow());
+                }
+                Piece::Enter => {
+                    let norm_work = work.rms_norm_work.reborrow();
+                    norm_1.backward(dev, dres.reborrow(), work.dnarrow.as_view(), x, norm_work);
+                }
+            }
+        }
+    }
+}
