@@ -1,5 +1,6 @@
-# zero3: build, run, test. `make` lists the targets and what was found on this machine.
-# Variables: NP ranks, DECK and ARGS (key=value overrides, flags) of `make run`; PROFILE=dev for a quick build; MPICC, MPIRUN, HDF5_DIR of the machine.
+# zero3: build, run, test. `make` lists the targets and what was found on this machine. Variables: NP ranks,
+# DECK and ARGS (key=value overrides, flags) of `make run`; PROFILE=dev for a quick build; MPICC, MPIRUN,
+# HDF5_DIR of the machine.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 NP ?= 2

@@ -9,9 +9,11 @@ fn git(args: &[&str]) -> Option<String> {
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
-    // Written at each commit and checkout. In a source archive inside another repository this is not ours to follow.
+    // Written at each commit and checkout. In a source archive inside another repository this is not ours to
+    // follow.
     let ours = git(&["rev-parse", "--show-prefix"]).is_none();
-    let revision = if ours { git(&["describe", "--always", "--dirty=-modified", "--abbrev=12"]) } else { None };
+    let revision =
+        if ours { git(&["describe", "--always", "--dirty=-modified", "--abbrev=12"]) } else { None };
     if let (true, Some(log)) = (ours, git(&["rev-parse", "--git-path", "logs/HEAD"])) {
         println!("cargo:rerun-if-changed={log}");
     }

@@ -1,8 +1,10 @@
-//! How fast a checkpoint is written and read, against plain writes and reads of the same bytes on the same disk.
+//! How fast a checkpoint is written and read, against plain writes and reads of the same bytes on the same
+//! disk.
 //!
-//! `cargo bench --bench checkpoint`; `ZERO3_BENCH_MB` (512) is the size of one rank's state, `ZERO3_BENCH_DIR` where it goes (the
-//! temporary directory), `ZERO3_BENCH_ROUNDS` (5) how often. The contestants take turns, so that a disk that is busy with
-//! something else is busy for both; medians are printed, and the median of the ratio of each round.
+//! `cargo bench --bench checkpoint`; `ZERO3_BENCH_MB` (512) is the size of one rank's state,
+//! `ZERO3_BENCH_DIR` where it goes (the temporary directory), `ZERO3_BENCH_ROUNDS` (5) how often. The
+//! contestants take turns, so that a disk that is busy with something else is busy for both; medians are
+//! printed, and the median of the ratio of each round.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -35,7 +37,9 @@ fn params(numel: usize) -> Vec<(String, usize)> {
     let large = numel / (n_blocks * 4);
     let block = |l: usize| {
         let names = ["attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"];
-        names.map(|name| [(format!("h.{l}.{name}.weight"), large), (format!("h.{l}.{name}.bias"), 768)]).concat()
+        names
+            .map(|name| [(format!("h.{l}.{name}.weight"), large), (format!("h.{l}.{name}.bias"), 768)])
+            .concat()
     };
     (0..n_blocks).flat_map(block).collect()
 }
@@ -123,7 +127,12 @@ fn main() {
     let longest = params.iter().map(|p| p.1).max().unwrap();
     let values: Vec<f32> = (0..longest).map(|i| (i as f32 * 0.001).sin()).collect();
     let bytes = 12.0 * params.iter().map(|p| p.1).sum::<usize>() as f64;
-    println!("{:.0} MB in {} parameters, in {}, median of {rounds} rounds", bytes / 1e6, params.len(), place.display());
+    println!(
+        "{:.0} MB in {} parameters, in {}, median of {rounds} rounds",
+        bytes / 1e6,
+        params.len(),
+        place.display()
+    );
 
     let (raw, run) = (dir.path().join("raw"), dir.path().join("run"));
     let (mut written_raw, mut saved) = (Vec::new(), Vec::new());

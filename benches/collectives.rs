@@ -1,8 +1,9 @@
-//! The collectives of `zero3 accept` beside a plain C loop over MPI on the same machine: `cargo bench --bench collectives`.
+//! The collectives of `zero3 accept` beside a plain C loop over MPI on the same machine: `cargo bench --bench
+//! collectives`.
 //!
-//! NP ranks (2), ROUNDS rounds (3) in turn, so that both see the same neighbours; the best of each counts. AllGather is the training
-//! step's own, on its helper thread, against the blocking MPI_Allgather; the others are the same calls. The training step's own
-//! ReduceScatter has no plain sibling and is left out.
+//! NP ranks (2), ROUNDS rounds (3) in turn, so that both see the same neighbours; the best of each counts.
+//! AllGather is the training step's own, on its helper thread, against the blocking MPI_Allgather; the others
+//! are the same calls. The training step's own ReduceScatter has no plain sibling and is left out.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -37,7 +38,10 @@ fn main() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let program = dir.path().join("loop");
     let mut compile = Command::new(variable("MPICC", "mpicc"));
-    compile.args(["-O2", "-Wall", "-Wextra", "-o"]).arg(&program).arg(root.join("benches/collectives/loop.c"));
+    compile
+        .args(["-O2", "-Wall", "-Wextra", "-o"])
+        .arg(&program)
+        .arg(root.join("benches/collectives/loop.c"));
     output(compile);
 
     let (mut plain, mut own): (Best, Best) = Default::default();
@@ -69,7 +73,12 @@ fn main() {
         let report: serde_json::Value = serde_json::from_slice(&report).expect("JSON");
         for point in report["collectives"]["points"].as_array().expect("points") {
             let busbw = point["busbw"].as_f64().expect("a number");
-            keep(&mut own, point["op"].as_str().expect("text"), point["bytes"].as_u64().expect("bytes"), busbw);
+            keep(
+                &mut own,
+                point["op"].as_str().expect("text"),
+                point["bytes"].as_u64().expect("bytes"),
+                busbw,
+            );
         }
     }
     println!("{n_ranks} ranks, best of {n_rounds} rounds of {ITERATIONS} calls; bus bandwidth in GB/s");

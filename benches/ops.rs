@@ -1,10 +1,11 @@
-//! How fast the CPU kernels are: `cargo bench --bench ops -- --quick linear` for those that have "linear" in their name.
+//! How fast the CPU kernels are: `cargo bench --bench ops -- --quick linear` for those that have "linear" in
+//! their name.
 //!
-//! Names are kernel/layer/model/type; the models are those of benches/peers/README.md, with the micro-batch of one rank. `THREADS` (1)
-//! compute. Products and attention count floating-point operations, so what criterion prints as Gelem/s is GFLOP/s: 2 rows n_in n_out
-//! for a linear layer, 4 d_head for each head and pair of a token and one it sees (backward 10: it computes the scores again). The
-//! others count elements of what they write, and sum_of_squares and embedding_backward of what they read; 1 / (Gelem/s) is
-//! ns/element.
+//! Names are kernel/layer/model/type; the models are those of benches/peers/README.md, with the micro-batch
+//! of one rank. `THREADS` (1) compute. Products and attention count floating-point operations, so what
+//! criterion prints as Gelem/s is GFLOP/s: 2 rows n_in n_out for a linear layer, 4 d_head for each head and
+//! pair of a token and one it sees (backward 10: it computes the scores again). The others count elements of
+//! what they write, and sum_of_squares and embedding_backward of what they read; 1 / (Gelem/s) is ns/element.
 
 use Operand::{Numbers, Tokens, Zeros};
 use criterion::{Criterion, Throughput};
@@ -43,7 +44,8 @@ struct Suite {
 }
 
 impl Suite {
-    /// Measures one kernel on operands that are made once, and only if the case is wanted; a call counts as `n`.
+    /// Measures one kernel on operands that are made once, and only if the case is wanted; a call counts as
+    /// `n`.
     fn case<const N: usize>(
         &mut self,
         name: &str,
@@ -90,7 +92,9 @@ fn buffers<const N: usize>(device: &CpuDevice, arena: &Arc<Arena>, operands: [Op
             Zeros(..) => vec![0; buf.bytes()],
             Numbers(Bf16, _) => (0..numel).flat_map(|_| bf16::from_f32(number()).to_ne_bytes()).collect(),
             Numbers(..) => (0..numel).flat_map(|_| number().to_ne_bytes()).collect(),
-            Tokens(_, vocab) => (0..numel).flat_map(|_| (rng.next_u32() % vocab as u32).to_ne_bytes()).collect(),
+            Tokens(_, vocab) => {
+                (0..numel).flat_map(|_| (rng.next_u32() % vocab as u32).to_ne_bytes()).collect()
+            }
         };
         device.upload(buf.view_mut(), &bytes).expect("a copy");
         buf
@@ -116,15 +120,25 @@ fn linear(suite: &mut Suite) {
         });
         let work = Zeros(F32, CpuDevice::linear_backward_input_work_numel(shape, a, o, a));
         let operands = [Zeros(a, i), Numbers(o, rows * n_out), Numbers(a, w), work];
-        suite.case(&format!("linear_backward_input/{layer}"), flops, operands, |d, [dinp, dout, weight, work]| {
-            d.linear_backward_input(dinp.view_mut(), dout.view(), weight.view(), work.view_mut(), shape);
-        });
+        suite.case(
+            &format!("linear_backward_input/{layer}"),
+            flops,
+            operands,
+            |d, [dinp, dout, weight, work]| {
+                d.linear_backward_input(dinp.view_mut(), dout.view(), weight.view(), work.view_mut(), shape);
+            },
+        );
         let work = Zeros(F32, CpuDevice::linear_backward_weight_work_numel(shape, o, o, a));
         let operands = [Zeros(o, w), Numbers(o, rows * n_out), Numbers(a, i), work];
-        suite.case(&format!("linear_backward_weight/{layer}"), flops, operands, |d, [dweight, dout, inp, work]| {
-            let (dweight, work) = (dweight.view_mut(), work.view_mut());
-            d.linear_backward_weight(dweight, None, dout.view(), inp.view(), work, shape, false);
-        });
+        suite.case(
+            &format!("linear_backward_weight/{layer}"),
+            flops,
+            operands,
+            |d, [dweight, dout, inp, work]| {
+                let (dweight, work) = (dweight.view_mut(), work.view_mut());
+                d.linear_backward_weight(dweight, None, dout.view(), inp.view(), work, shape, false);
+            },
+        );
     }
 }
 
@@ -140,10 +154,15 @@ fn attention(suite: &mut Suite) {
     });
     let work = Zeros(F32, CpuDevice::attention_backward_work_numel(shape, a));
     let operands = [Zeros(a, 3 * n), Numbers(a, n), qkv, Numbers(a, n), lse, work];
-    suite.case("attention_backward", 5 * flops_per_product, operands, |d, [dqkv, dout, qkv, out, lse, work]| {
-        let (dqkv, work) = (dqkv.view_mut(), work.view_mut());
-        d.attention_backward(dqkv, dout.view(), qkv.view(), out.view(), lse.view(), work, shape);
-    });
+    suite.case(
+        "attention_backward",
+        5 * flops_per_product,
+        operands,
+        |d, [dqkv, dout, qkv, out, lse, work]| {
+            let (dqkv, work) = (dqkv.view_mut(), work.view_mut());
+            d.attention_backward(dqkv, dout.view(), qkv.view(), out.view(), lse.view(), work, shape);
+        },
+    );
     let rotation = Rotation { first: 0, theta: 10_000.0, inverse: false };
     suite.case("rope", 2 * n, [qkv, Zeros(F32, CpuDevice::rope_work_numel(shape))], |d, [qkv, work]| {
         d.rope(qkv.view_mut(), work.view_mut(), shape, rotation);
@@ -160,11 +179,17 @@ fn norms(suite: &mut Suite) {
     });
     let work = Zeros(F32, CpuDevice::layer_norm_work_numel(rows, c));
     let operands = [Zeros(a, n), Zeros(a, c), Zeros(a, c), inp, inp, weight, rstd, rstd, work];
-    suite.case("layer_norm_backward", n, operands, |d, [dinp, dweight, dbias, dout, inp, weight, mean, rstd, work]| {
-        let (dinp, dweight, dbias) = (dinp.view_mut(), dweight.view_mut(), dbias.view_mut());
-        let (dout, inp, weight, mean, rstd) = (dout.view(), inp.view(), weight.view(), mean.view(), rstd.view());
-        d.layer_norm_backward(dinp, dweight, dbias, dout, inp, weight, mean, rstd, work.view_mut());
-    });
+    suite.case(
+        "layer_norm_backward",
+        n,
+        operands,
+        |d, [dinp, dweight, dbias, dout, inp, weight, mean, rstd, work]| {
+            let (dinp, dweight, dbias) = (dinp.view_mut(), dweight.view_mut(), dbias.view_mut());
+            let (dout, inp, weight, mean, rstd) =
+                (dout.view(), inp.view(), weight.view(), mean.view(), rstd.view());
+            d.layer_norm_backward(dinp, dweight, dbias, dout, inp, weight, mean, rstd, work.view_mut());
+        },
+    );
     suite.case("rms_norm_forward", n, [Zeros(a, n), rstd, inp, weight], |d, [out, rstd, inp, weight]| {
         d.rms_norm_forward(out.view_mut(), rstd.view_mut(), inp.view(), weight.view(), 1e-5);
     });
@@ -180,9 +205,14 @@ fn norms(suite: &mut Suite) {
 fn elementwise(suite: &mut Suite) {
     let (a, n, f) = (suite.dtype, suite.dims.rows() * 4 * suite.dims.c, 4 * suite.dims.c);
     let (inp, gate_up) = (Numbers(a, n), Numbers(a, 2 * n));
-    suite.case("gelu_forward", n, [Zeros(a, n), inp], |d, [out, inp]| d.gelu_forward(out.view_mut(), inp.view()));
-    // Zeros, because call after call multiplies them in place: other numbers would soon be subnormal, which are slow.
-    suite.case("gelu_backward", n, [Zeros(a, n), inp], |d, [dout, inp]| d.gelu_backward(dout.view_mut(), inp.view()));
+    suite.case("gelu_forward", n, [Zeros(a, n), inp], |d, [out, inp]| {
+        d.gelu_forward(out.view_mut(), inp.view())
+    });
+    // Zeros, because call after call multiplies them in place: other numbers would soon be subnormal, which
+    // are slow.
+    suite.case("gelu_backward", n, [Zeros(a, n), inp], |d, [dout, inp]| {
+        d.gelu_backward(dout.view_mut(), inp.view())
+    });
     suite.case("swiglu_forward", n, [Zeros(a, n), gate_up], |d, [out, gate_up]| {
         d.swiglu_forward(out.view_mut(), gate_up.view(), f);
     });
@@ -190,7 +220,9 @@ fn elementwise(suite: &mut Suite) {
         d.swiglu_backward(dgate_up.view_mut(), dout.view(), gate_up.view(), f);
     });
     suite.case("add", n, [Zeros(a, n), inp, inp], |d, [out, a, b]| d.add(out.view_mut(), a.view(), b.view()));
-    suite.case("accumulate", n, [Zeros(F32, n), inp], |d, [out, inp]| d.accumulate(out.view_mut(), inp.view()));
+    suite.case("accumulate", n, [Zeros(F32, n), inp], |d, [out, inp]| {
+        d.accumulate(out.view_mut(), inp.view())
+    });
     let other = if a == F32 { Bf16 } else { F32 };
     suite.case("cast", n, [Zeros(other, n), inp], |d, [out, inp]| d.cast(out.view_mut(), inp.view()));
     suite.case("sum_of_squares", n, [inp], |d, [inp]| {
@@ -215,19 +247,26 @@ fn ends(suite: &mut Suite) {
     if a == F32 {
         let rows = chunk_rows(&dims);
         let (logits, losses, targets) = (Numbers(F32, rows * vocab), Zeros(F32, rows), Tokens(rows, vocab));
-        suite.case("cross_entropy", rows * vocab, [logits, losses, targets], |d, [logits, losses, targets]| {
-            d.cross_entropy(logits.view_mut(), losses.view_mut(), targets.view(), Some(1.0));
-        });
+        suite.case(
+            "cross_entropy",
+            rows * vocab,
+            [logits, losses, targets],
+            |d, [logits, losses, targets]| {
+                d.cross_entropy(logits.view_mut(), losses.view_mut(), targets.view(), Some(1.0));
+            },
+        );
     }
     let n = 12 * c * c;
     for &kind in OptimizerKind::ALL {
         let hyper = kind.default_hyper(0.1);
-        let step = UpdateStep::new(kind, &hyper, &UpdateNow { step: 1, lr: 1e-3, grad_scale: 1.0, decays: true });
+        let step =
+            UpdateStep::new(kind, &hyper, &UpdateNow { step: 1, lr: 1e-3, grad_scale: 1.0, decays: true });
         let param = Zeros(Bf16, if a == Bf16 { n } else { 0 });
         let operands = [Numbers(F32, n), Zeros(F32, n), Zeros(F32, n), Numbers(a, n), param];
         suite.case(kind.name(), n, operands, |d, [master, s0, s1, grad, param]| {
             let mut all = [s0, s1].into_iter();
-            let states = OptimStates::of(kind.states(&hyper), |_| all.next().expect("two at most").view_mut());
+            let states =
+                OptimStates::of(kind.states(&hyper), |_| all.next().expect("two at most").view_mut());
             d.update(master.view_mut(), states, grad.view(), &step, (a == Bf16).then(|| param.view_mut()));
         });
     }
@@ -237,7 +276,8 @@ fn main() {
     let threads = std::env::var("THREADS").map_or(1, |text| text.parse().expect("THREADS is a whole number"));
     let device = CpuDevice::new(threads).expect("threads start");
     println!("{}", device.describe());
-    let criterion = Criterion::default().sample_size(20).measurement_time(Duration::from_secs(2)).configure_from_args();
+    let criterion =
+        Criterion::default().sample_size(20).measurement_time(Duration::from_secs(2)).configure_from_args();
     let arena = host_arena(ARENA_BYTES).expect("memory");
     let mut suite = Suite { criterion, device, arena, model: "", dims: MODELS[0].1, dtype: F32 };
     for (model, dims) in MODELS {

@@ -1,8 +1,9 @@
-//! What the records of a run cost: `cargo bench --bench telemetry`; `ROUNDS` (9) is how often each contestant is run.
+//! What the records of a run cost: `cargo bench --bench telemetry`; `ROUNDS` (9) is how often each contestant
+//! is run.
 //!
-//! Three measurements, all in CPU time, which other work on the machine does not lengthen as it does wall time: what `Stepper::execute`
-//! pays for each instruction, with a trace and without; what the watchdog's thread takes for a beat; and whole runs of one rank,
-//! in turns without a trace and with every step traced.
+//! Three measurements, all in CPU time, which other work on the machine does not lengthen as it does wall
+//! time: what `Stepper::execute` pays for each instruction, with a trace and without; what the watchdog's
+//! thread takes for a beat; and whole runs of one rank, in turns without a trace and with every step traced.
 
 use std::hint::black_box;
 use std::path::Path;
@@ -14,7 +15,8 @@ use zero3::telemetry::{Ledger, MemKind, Trace, Track};
 
 /// Calls that one figure is the mean of.
 const N_CALLS: u32 = 100_000;
-/// Beats of the watchdog that one figure is the mean of. At a timeout of 12 s it beats as often as it ever does.
+/// Beats of the watchdog that one figure is the mean of. At a timeout of 12 s it beats as often as it ever
+/// does.
 const N_BEATS: u32 = 20;
 const BEAT: Duration = Duration::from_millis(200);
 const TIMEOUT: Duration = Duration::from_secs(12);
@@ -64,7 +66,8 @@ fn per_call(n_rounds: usize, contestants: &mut [(&str, &mut dyn FnMut())]) {
     }
 }
 
-/// CPU seconds of one rank that trains, per step, without start and end: a run of twice the steps less one of the steps.
+/// CPU seconds of one rank that trains, per step, without start and end: a run of twice the steps less one of
+/// the steps.
 fn per_step(dir: &Path, trace: &str) -> f64 {
     let run = |n_steps: u32| {
         let before = cpu_time_of_children();
@@ -83,7 +86,11 @@ fn per_step(dir: &Path, trace: &str) -> f64 {
             format!("log.trace={trace}"),
         ];
         let mut command = Command::new(env!("CARGO_BIN_EXE_zero3"));
-        command.args(words).current_dir(env!("CARGO_MANIFEST_DIR")).stdout(Stdio::null()).stderr(Stdio::null());
+        command
+            .args(words)
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
         let status = command.status().expect("the program starts");
         assert!(status.success(), "{command:?}: {status}");
         (cpu_time_of_children() - before).as_secs_f64()
@@ -112,7 +119,8 @@ fn main() {
     let (mut off, mut on) = (Trace::default(), Trace::default());
     on.set_step(Some(1));
     let now = Instant::now();
-    let span = |trace: &mut Trace| black_box(trace).span(Track::Compute, "forward", Some(0), (now, now), 0, 0);
+    let span =
+        |trace: &mut Trace| black_box(trace).span(Track::Compute, "forward", Some(0), (now, now), 0, 0);
     per_call(
         n_rounds,
         &mut [

@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# fuzz/run.sh [SECONDS] [TARGET...]: builds the fuzz targets with the stable compiler and runs each for so long (60).
+# fuzz/run.sh [SECONDS] [TARGET...]: builds the fuzz targets with the stable compiler and runs each for so
+# long (60).
 #
-# libFuzzer is built from source by its crate; the flags below are those of cargo-fuzz for coverage, which the stable compiler takes.
-# Sanitizers need a nightly one. What was found stays in fuzz/artifacts; corpora grow in fuzz/corpus (both untracked).
+# libFuzzer is built from source by its crate; the flags below are those of cargo-fuzz for coverage, which the
+# stable compiler takes. Sanitizers need a nightly one. What was found stays in fuzz/artifacts; corpora grow
+# in fuzz/corpus (both untracked).
 set -euo pipefail
 cd "$(dirname "$0")"
 # shellcheck source=scripts/env.sh

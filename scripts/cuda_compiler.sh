@@ -1,6 +1,6 @@
 #!/bin/bash
-# The CUDA compiler that the tests of the kernels use: nvcc, ptxas, headers and libnvrtc, from wheels. Needs no GPU and no
-# driver; building and running zero3 need none of it.
+# The CUDA compiler that the tests of the kernels use: nvcc, ptxas, headers and libnvrtc, from wheels. Needs
+# no GPU and no driver; building and running zero3 need none of it.
 #   scripts/cuda_compiler.sh           fetches it into target/cuda-toolkit (about 160 MB); does nothing where it is there
 #   scripts/cuda_compiler.sh where     prints that directory, or fails
 # Where it cannot be fetched it says so and exits with 1.
@@ -25,7 +25,8 @@ TEXT
     exit 1
 }
 
-# Prints a command that is pip: this machine's, or one of an environment of our own (Debian's python3 has none).
+# Prints a command that is pip: this machine's, or one of an environment of our own (Debian's python3 has
+# none).
 pip_command() {
     if python3 -m pip --version >/dev/null 2>&1; then
         echo python3 -m pip

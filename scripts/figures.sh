@@ -1,7 +1,8 @@
 #!/bin/bash
 # Draws docs/figures/ anew, from a run of inputs/tiny.toml on 3 ranks that it makes for the purpose:
 #   scripts/figures.sh PATH/TO/zero3
-# storage, compute, ownership and stages come out the same on every machine; timeline, memory and loss_curve show this one.
+# storage, compute, ownership and stages come out the same on every machine; timeline, memory and loss_curve
+# show this one.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 program=$1

@@ -2,11 +2,11 @@
 # Proves zero3 on a node with a GPU: kernels, training against the CPU, throughput, two ranks.
 #   scripts/gpu_check.sh [OUT]        on the node, in a checkout that was built or in what `pack` made; OUT is gpu-check-out
 #   scripts/gpu_check.sh pack FILE    on the build machine: program, its libraries and Open MPI in one archive
-# Prints a line for each check, a table last; OUT/gpu_check.json has the figures. Ends with 0 where all passed (VALID), 1 where a
-# check failed (INVALID), 2 where none did and some were skipped (INCOMPLETE).
-# Variables: GPU_CHECK_SECONDS, the budget of all checks together (450); GPU_CHECK_GPUS, where nvidia-smi does not say how many;
-# GPU_CHECK_PEAK_TFLOPS, dense bf16, of a device that is not in the table; GPU_CHECK_SMALL=1, shapes that prove this script and no device.
-# Functions are called through `check`, which shellcheck does not see.
+# Prints a line for each check, a table last; OUT/gpu_check.json has the figures. Ends with 0 where all passed
+# (VALID), 1 where a check failed (INVALID), 2 where none did and some were skipped (INCOMPLETE). Variables:
+# GPU_CHECK_SECONDS, the budget of all checks together (450); GPU_CHECK_GPUS, where nvidia-smi does not say
+# how many; GPU_CHECK_PEAK_TFLOPS, dense bf16, of a device that is not in the table; GPU_CHECK_SMALL=1, shapes
+# that prove this script and no device. Functions are called through `check`, which shellcheck does not see.
 # shellcheck disable=SC2317
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
@@ -90,7 +90,8 @@ if [ -x bin/zero3 ]; then
 else
     zero3=${CARGO_TARGET_DIR:-target}/release/zero3
 fi
-# All ranks are on this node: mpirun needs neither ssh nor Slurm, and without this refuses to start where there is none.
+# All ranks are on this node: mpirun needs neither ssh nor Slurm, and without this refuses to start where
+# there is none.
 export OMPI_MCA_plm=isolated OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 # Kernels are compiled once, and nothing is left outside OUT.
 export XDG_CACHE_HOME=$out/cache
@@ -125,8 +126,9 @@ record() {
     echo "${rows[-1]}"
 }
 
-# check NAME LIMIT NEEDED COMMAND...: runs it into OUT/NAME.log, if the checks NEEDED (with commas between, or -) have passed and the
-# budget is not used up. The command keeps to $limit: LIMIT seconds, or what is left of the budget.
+# check NAME LIMIT NEEDED COMMAND...: runs it into OUT/NAME.log, if the checks NEEDED (with commas between, or
+# -) have passed and the budget is not used up. The command keeps to $limit: LIMIT seconds, or what is left of
+# the budget.
 check() {
     local name=$1 own=$2 needed=$3 began=$SECONDS left=$((budget - SECONDS)) code
     shift 3
@@ -204,8 +206,8 @@ check tiny_losses 10 tiny_cpu,tiny_gpu losses_agree "$out/cpu" "$out/gpu" 1e-4 &
 n_gpus=${GPU_CHECK_GPUS:-$( (nvidia-smi -L 2>/dev/null || true) | grep -c '^GPU')}
 two=(run.backend=cuda)
 if [ "$n_gpus" -lt 2 ]; then
-    # Two ranks on one device, which says nothing of speed. NCCL refuses it before 2.30 unless it takes each rank for a host of its own;
-    # from 2.30 on a switch allows it.
+    # Two ranks on one device, which says nothing of speed. NCCL refuses it before 2.30 unless it takes each
+    # rank for a host of its own; from 2.30 on a switch allows it.
     export NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1 NCCL_NET=Socket NCCL_SOCKET_IFNAME=lo
     # shellcheck disable=SC2016 # for each rank's shell
     wrapper=(bash -c 'NCCL_HOSTID=rank$OMPI_COMM_WORLD_RANK exec "$0" "$@"')
@@ -240,7 +242,8 @@ if check gpt2_124m 180 - train 1 inputs/gpt2-124m.toml "$out/gpt2" run.backend=c
     fi
 fi
 
-# Bus bandwidth where there are links to measure: the sections of the acceptance benchmark that need no training.
+# Bus bandwidth where there are links to measure: the sections of the acceptance benchmark that need no
+# training.
 collectives() {
     local sizes=(collectives.max_bytes=268435456 collectives.iterations=20 device.seconds=1 device.gemm_n=8192 device.memory_bytes=1073741824)
     [ -z "$small" ] || sizes=(collectives.max_bytes=4096 collectives.iterations=3 collectives.slow_link=0.9999 device.seconds=0.02 device.gemm_n=64

@@ -14,8 +14,8 @@ n_ranks=$1
 shift
 launch=("${MPIRUN:-mpirun}" -n "$n_ranks")
 if "${launch[0]}" --version 2>/dev/null | grep -q 'Open MPI'; then
-    # Not bound, because two ranks would get one core each; zero3 divides the cores that its ranks share. More ranks than
-    # cores are slow and otherwise fine.
+    # Not bound, because two ranks would get one core each; zero3 divides the cores that its ranks share. More
+    # ranks than cores are slow and otherwise fine.
     launch+=(--bind-to none --oversubscribe)
 fi
 echo "+ ${launch[*]} $*" >&2

@@ -28,7 +28,8 @@ const RANK_OF: [(&str, &[&str]); 4] = [
 ];
 
 /// What tells the processes of one start from those of another.
-const START_OF: [&str; 5] = ["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID", "SLURM_JOB_ID", "SLURM_STEP_ID"];
+const START_OF: [&str; 5] =
+    ["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID", "SLURM_JOB_ID", "SLURM_STEP_ID"];
 
 /// What the variables of a process say of its start by a launcher.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -116,10 +117,14 @@ pub fn twin() -> Option<usize> {
     if has_launcher && is_told(&command_line(parent), &command_line(std::process::id())) {
         return Some(0);
     }
-    siblings(&own).iter().find(|sibling| sibling.rank < own.rank && sibling.does_the_same).map(|sibling| sibling.rank)
+    siblings(&own)
+        .iter()
+        .find(|sibling| sibling.rank < own.rank && sibling.does_the_same)
+        .map(|sibling| sibling.rank)
 }
 
-/// How the programs that start ranks of their own command line call themselves: others, such as `timeout`, start one process.
+/// How the programs that start ranks of their own command line call themselves: others, such as `timeout`,
+/// start one process.
 const LAUNCHERS: [&str; 5] = ["mpirun", "mpiexec", "orterun", "prterun", "prun"];
 
 /// Whether a launcher's command line gives all its processes the command `own`.
@@ -134,9 +139,11 @@ fn command_line(pid: u32) -> Vec<Vec<u8>> {
     words.split(|&b| b == 0).map(<[u8]>::to_vec).collect()
 }
 
-/// Seconds that mpirun leaves its ranks after it has passed SIGTERM on to them; None where none started this process.
+/// Seconds that mpirun leaves its ranks after it has passed SIGTERM on to them; None where none started this
+/// process.
 pub fn mpirun_grace_seconds() -> Option<f64> {
-    // Open MPI's own default. It sets the variable of ranks itself, before they start, where its parameter is given.
+    // Open MPI's own default. It sets the variable of ranks itself, before they start, where its parameter is
+    // given.
     const DEFAULT: f64 = 1.0;
     // Asked after each step.
     static GRACE: OnceLock<Option<f64>> = OnceLock::new();
@@ -200,7 +207,8 @@ mod tests {
     use super::*;
 
     fn launched(variables: &[(&str, &str)]) -> Option<(usize, Option<usize>)> {
-        let env = |name: &str| variables.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_string());
+        let env =
+            |name: &str| variables.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_string());
         Launched::of(env).map(|l| (l.rank, l.size))
     }
 

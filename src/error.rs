@@ -54,11 +54,16 @@ impl fmt::Display for Fault {
 /// All faults of a file, one a line: `the deck has 2 faults:` and what they are.
 pub fn all_faults(file: &str, faults: &[Fault]) -> String {
     let lines: Vec<String> = faults.iter().map(|fault| format!("  {fault}")).collect();
-    format!("{file} has {} fault{}:\n{}", faults.len(), if faults.len() == 1 { "" } else { "s" }, lines.join("\n"))
+    format!(
+        "{file} has {} fault{}:\n{}",
+        faults.len(),
+        if faults.len() == 1 { "" } else { "s" },
+        lines.join("\n")
+    )
 }
 
-/// Every way the program can fail; the variant decides the exit code. It travels between ranks, so that all learn the
-/// verdict of one.
+/// Every way the program can fail; the variant decides the exit code. It travels between ranks, so that all
+/// learn the verdict of one.
 #[derive(Debug, Clone, thiserror::Error, Serialize, Deserialize)]
 pub enum Error {
     /// All faults of a deck at once. Exit code 2.
@@ -108,8 +113,8 @@ impl Error {
         }
     }
 
-    /// Ends the work at a place that returns nothing, such as the launch of a kernel on a device that has failed: by a panic that
-    /// carries the error. `cli` says it as any other error, with its exit code.
+    /// Ends the work at a place that returns nothing, such as the launch of a kernel on a device that has
+    /// failed: by a panic that carries the error. `cli` says it as any other error, with its exit code.
     pub fn raise(self) -> ! {
         std::panic::panic_any(self)
     }

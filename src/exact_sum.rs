@@ -1,9 +1,9 @@
 //! An exact sum of squares of f32 numbers: the same value for every order and every grouping of the addends.
 //!
 //! The gradient norm needs it (rule 8): ranks add up different slices, so any rounding on the way would show
-//! the rank count. A square of an f32 is `m^2 * 2^(2e)` with a 24-bit integer `m`, so all squares fit one fixed-point
-//! number of 640 bits; it is kept as 32-bit digits in i64, which leaves room for two thousand million
-//! deferred carries and lets ranks add digits with an ordinary integer all-reduce.
+//! the rank count. A square of an f32 is `m^2 * 2^(2e)` with a 24-bit integer `m`, so all squares fit one
+//! fixed-point number of 640 bits; it is kept as 32-bit digits in i64, which leaves room for two thousand
+//! million deferred carries and lets ranks add digits with an ordinary integer all-reduce.
 //!
 //! Must not know: ranks, buffers.
 
@@ -34,11 +34,12 @@ impl Default for ExactSum {
 impl ExactSum {
     /// The exact sum of the squares of `xs`.
     pub fn of_squares(xs: &[f32]) -> Self {
-        // One integer bin per exponent: m^2 < 2^48, so a u64 bin holds 2^16 squares and a u128 bin all that fit memory.
+        // One integer bin per exponent: m^2 < 2^48, so a u64 bin holds 2^16 squares and a u128 bin all that
+        // fit memory.
         let mut bins = [0u128; 256];
         for chunk in xs.chunks(WAYS << 16) {
-            // Neighbours have the same exponent more often than not: in turn they go to bins of their own, so that
-            // an addition need not wait for the one before.
+            // Neighbours have the same exponent more often than not: in turn they go to bins of their own, so
+            // that an addition need not wait for the one before.
             let mut ways = [[0u64; 256]; WAYS];
             let (groups, rest) = chunk.as_chunks::<WAYS>();
             let mut add = |way: usize, x: f32| {
@@ -56,7 +57,8 @@ impl ExactSum {
         Self::of_bins(&bins)
     }
 
-    /// The sum of `bins[e] * 2^(2 * MIN_EXP + 2 * max(e, 1) - 2)`: squared mantissas, hidden bit included, by exponent field.
+    /// The sum of `bins[e] * 2^(2 * MIN_EXP + 2 * max(e, 1) - 2)`: squared mantissas, hidden bit included, by
+    /// exponent field.
     pub fn of_bins(bins: &[u128; 256]) -> Self {
         let mut sum = ExactSum::default();
         if bins[255] != 0 {
@@ -115,7 +117,8 @@ impl ExactSum {
 
     /// The sum that the added words stand for.
     pub fn from_words(words: &[i64; DIGITS + 1]) -> Self {
-        let mut sum = ExactSum { digits: words[..DIGITS].try_into().expect("DIGITS words"), non_finite: words[DIGITS] };
+        let mut sum =
+            ExactSum { digits: words[..DIGITS].try_into().expect("DIGITS words"), non_finite: words[DIGITS] };
         sum.carry();
         sum
     }
@@ -129,7 +132,8 @@ impl ExactSum {
         carried.carry();
         let d = &carried.digits;
         let Some(top) = d.iter().rposition(|&x| x != 0) else { return 0.0 };
-        // The leading 96 bits or so exactly, everything below folded into a sticky bit: one rounding in the u128 cast.
+        // The leading 96 bits or so exactly, everything below folded into a sticky bit: one rounding in the
+        // u128 cast.
         let mut lead: u128 = 0;
         for i in (top.saturating_sub(3)..=top).rev() {
             lead = (lead << 32) | d[i] as u128;
@@ -189,7 +193,8 @@ mod tests {
 
     #[test]
     fn any_split_and_any_order_give_the_same_bits() {
-        let xs: Vec<f32> = (0..5000).map(|i| ((i * 7919 % 5003) as f32 - 2500.0) * 1.37e-3f32.powi(i % 7)).collect();
+        let xs: Vec<f32> =
+            (0..5000).map(|i| ((i * 7919 % 5003) as f32 - 2500.0) * 1.37e-3f32.powi(i % 7)).collect();
         let whole = ExactSum::of_squares(&xs).to_f64();
         for parts in [2, 3, 5, 7, 999] {
             let mut words = [0i64; DIGITS + 1];

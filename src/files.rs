@@ -1,9 +1,11 @@
-//! How this program deals with files, once for all: a file or a directory is replaced in one piece, a directory is synced where the
-//! file system can do that, and what is read is a regular file of bounded size. `tests/architecture.rs` keeps other ways out.
+//! How this program deals with files, once for all: a file or a directory is replaced in one piece, a
+//! directory is synced where the file system can do that, and what is read is a regular file of bounded size.
+//! `tests/architecture.rs` keeps other ways out.
 //!
-//! \[Note: temporary names\] A temporary name is `.NAME.zero3-XXXXXX`, drawn at random and made with O_EXCL: it never follows a link,
-//! and what is there already is never touched. It is locked while it is in use. A process that was killed leaves it behind; the next
-//! one that replaces NAME removes it where nobody holds the lock.
+//! \[Note: temporary names\] A temporary name is `.NAME.zero3-XXXXXX`, drawn at random and made with O_EXCL:
+//! it never follows a link, and what is there already is never touched. It is locked while it is in use. A
+//! process that was killed leaves it behind; the next one that replaces NAME removes it where nobody holds
+//! the lock.
 //!
 //! Must not know: what is in the files.
 
@@ -31,8 +33,8 @@ pub const MAX_LOG_BYTES: u64 = 4 << 30;
 /// Mode of new files, less the umask.
 pub const NEW_FILE_MODE: u32 = 0o666;
 
-/// Replaces `path` in one piece, durably: after a crash at any moment there is the old file or the new one. An existing file keeps
-/// its mode; a symbolic link is replaced, not followed.
+/// Replaces `path` in one piece, durably: after a crash at any moment there is the old file or the new one.
+/// An existing file keeps its mode; a symbolic link is replaced, not followed.
 ///
 /// # Errors
 /// What is there is no regular file; failures of the file system. The old file is then as it was.
@@ -53,8 +55,8 @@ pub fn replace_unsynced(path: &Path, bytes: &[u8]) -> io::Result<()> {
     show(temporary, path)
 }
 
-/// Writes an output that a person named: a link to something is followed, and what is no regular file, such as
-/// /dev/stdout or a FIFO, is written to as it is. A regular file is replaced in one piece.
+/// Writes an output that a person named: a link to something is followed, and what is no regular file, such
+/// as /dev/stdout or a FIFO, is written to as it is. A regular file is replaced in one piece.
 ///
 /// # Errors
 /// It is a directory; failures of the file system.
@@ -73,7 +75,8 @@ pub fn write_output(path: &Path, bytes: &[u8]) -> Result<()> {
     }
 }
 
-/// Makes `link` a symbolic link to `target`, in one rename from what it was before; `made` is called just before that.
+/// Makes `link` a symbolic link to `target`, in one rename from what it was before; `made` is called just
+/// before that.
 ///
 /// # Errors
 /// Something else than a link has this name; the file system has no links, or fails.
@@ -102,7 +105,8 @@ pub fn create_new(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).create_new(true).mode(NEW_FILE_MODE).open(path)
 }
 
-/// Opens a file of our own to read and change it, and creates it with `mode` where there is none. Links are not followed.
+/// Opens a file of our own to read and change it, and creates it with `mode` where there is none. Links are
+/// not followed.
 ///
 /// # Errors
 /// It is no regular file; failures of the file system.
@@ -126,7 +130,8 @@ pub fn open_to_append(path: &Path) -> io::Result<File> {
     own(OpenOptions::new().read(true).append(true).create(true).mode(NEW_FILE_MODE), path)
 }
 
-/// Opens a regular file for reading; links are followed. Nothing else is waited for: a FIFO or a device is refused at once.
+/// Opens a regular file for reading; links are followed. Nothing else is waited for: a FIFO or a device is
+/// refused at once.
 ///
 /// # Errors
 /// It is no regular file; failures of the file system.
@@ -134,8 +139,8 @@ pub fn open(path: &Path) -> io::Result<File> {
     regular(OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path))
 }
 
-/// The same of what a person names to be read from front to back: it may also be a pipe, by a name such as /dev/stdin or a
-/// shell's /dev/fd/63.
+/// The same of what a person names to be read from front to back: it may also be a pipe, by a name such as
+/// /dev/stdin or a shell's /dev/fd/63.
 ///
 /// # Errors
 /// As of [`open`].
@@ -188,8 +193,8 @@ pub fn rename(from: &Path, to: &Path) -> Result<()> {
     fs::rename(from, to).map_err(|e| Error::io(&format!("rename {} to", from.display()), to, &e))
 }
 
-/// Makes the names in a directory durable. A file system that cannot sync a directory (some network ones answer EINVAL) makes
-/// renames durable on its own terms; there is nothing more to ask of it.
+/// Makes the names in a directory durable. A file system that cannot sync a directory (some network ones
+/// answer EINVAL) makes renames durable on its own terms; there is nothing more to ask of it.
 ///
 /// # Errors
 /// The disk failed.
@@ -223,13 +228,15 @@ pub fn sync(file: &File, path: &Path) -> Result<()> {
 pub struct NewDir {
     target: PathBuf,
     work: TempDir,
-    /// The target is there, and empty: it is filled from a directory within it, since it may be a mount point or a link.
+    /// The target is there, and empty: it is filled from a directory within it, since it may be a mount point
+    /// or a link.
     is_within: bool,
     _lock: Option<File>,
 }
 
 impl NewDir {
-    /// Begins `target`, which is not there, or an empty directory (`lost+found` of a fresh file system counts for nothing).
+    /// Begins `target`, which is not there, or an empty directory (`lost+found` of a fresh file system counts
+    /// for nothing).
     ///
     /// # Errors
     /// Something is in it, or it is no directory ([`Error::Input`]); it cannot be written.
@@ -269,7 +276,8 @@ impl NewDir {
     /// Shows it, durably; `last` is the file without which the others are nothing.
     ///
     /// # Errors
-    /// Failures of the file system; something has come to be at the target meanwhile. The target is then as it was.
+    /// Failures of the file system; something has come to be at the target meanwhile. The target is then as
+    /// it was.
     pub fn finish(self, last: &str) -> Result<()> {
         let NewDir { target, work, is_within, .. } = self;
         sync_dir(work.path())?;
@@ -303,8 +311,9 @@ impl NewDir {
 
 /// Fails where a directory holds something, or is none.
 fn refuse_filled(target: &Path) -> Result<()> {
-    let no =
-        |why: &str| Error::Input(format!("{} {why}; name a directory that is empty, or not there", target.display()));
+    let no = |why: &str| {
+        Error::Input(format!("{} {why}; name a directory that is empty, or not there", target.display()))
+    };
     let meta = fs::metadata(target).map_err(|e| Error::io("look at", target, &e))?;
     if !meta.is_dir() {
         return Err(no("is not a directory"));
@@ -331,7 +340,8 @@ fn begin(path: &Path) -> io::Result<NamedTempFile> {
         remove_leftovers(dir, &prefix, Leftover::File);
     }
     let mut builder = tempfile::Builder::new();
-    let builder = builder.prefix(&prefix).rand_bytes(N_RANDOM).permissions(Permissions::from_mode(NEW_FILE_MODE));
+    let builder =
+        builder.prefix(&prefix).rand_bytes(N_RANDOM).permissions(Permissions::from_mode(NEW_FILE_MODE));
     let temporary = builder.tempfile_in(dir)?;
     // Where the file system has no locks, leftovers stay.
     temporary.as_file().try_lock().ok();
@@ -390,8 +400,8 @@ enum Leftover {
     Link,
 }
 
-/// Removes what killed processes left: entries of this kind and of such a name that nobody has locked. What cannot be removed
-/// stays, and does no harm.
+/// Removes what killed processes left: entries of this kind and of such a name that nobody has locked. What
+/// cannot be removed stays, and does no harm.
 fn remove_leftovers(dir: &Path, prefix: &OsStr, wanted: Leftover) {
     let Ok(entries) = fs::read_dir(dir) else { return };
     for entry in entries.flatten().filter(|entry| is_temporary(&entry.file_name(), prefix)) {
@@ -430,7 +440,10 @@ fn regular(opened: io::Result<File>) -> io::Result<File> {
     let file = match opened {
         // What a socket answers, and a FIFO that nobody reads where it is to be written.
         Err(e) if e.raw_os_error() == Some(libc::ENXIO) => {
-            return Err(io::Error::new(ErrorKind::InvalidInput, "it is a socket or a FIFO, not a regular file"));
+            return Err(io::Error::new(
+                ErrorKind::InvalidInput,
+                "it is a socket or a FIFO, not a regular file",
+            ));
         }
         opened => opened?,
     };
@@ -439,7 +452,10 @@ fn regular(opened: io::Result<File>) -> io::Result<File> {
 }
 
 fn not_regular(meta: &Metadata) -> io::Error {
-    io::Error::new(ErrorKind::InvalidInput, format!("it is {}, not a regular file", kind_name(meta.file_type())))
+    io::Error::new(
+        ErrorKind::InvalidInput,
+        format!("it is {}, not a regular file", kind_name(meta.file_type())),
+    )
 }
 
 fn kind_name(kind: FileType) -> &'static str {
@@ -490,8 +506,13 @@ mod tests {
     fn leftovers_go_and_what_is_somebody_elses_or_in_use_stays() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.json");
-        let of_others =
-            [".a.json.tmp", ".a.json.zero3-abc", ".a.json.zero3-abc-ef", ".b.json.zero3-abcdef", "a.json.partial"];
+        let of_others = [
+            ".a.json.tmp",
+            ".a.json.zero3-abc",
+            ".a.json.zero3-abc-ef",
+            ".b.json.zero3-abcdef",
+            "a.json.partial",
+        ];
         of_others.iter().for_each(|name| fs::write(dir.path().join(name), "precious").unwrap());
         symlink("a.json.partial", dir.path().join(".a.json.zero3-LINKED")).unwrap();
         fs::write(dir.path().join(".a.json.zero3-KILLED"), "torn").unwrap();
@@ -536,7 +557,9 @@ mod tests {
         let _socket = UnixListener::bind(at("socket")).unwrap();
         fs::create_dir(at("dir")).unwrap();
         symlink(at("fifo"), at("link")).unwrap();
-        for (name, what) in [("fifo", "a FIFO"), ("socket", "a socket"), ("dir", "a directory"), ("link", "a FIFO")] {
+        for (name, what) in
+            [("fifo", "a FIFO"), ("socket", "a socket"), ("dir", "a directory"), ("link", "a FIFO")]
+        {
             let why = read(&at(name), 10).unwrap_err().to_string();
             assert!(why.contains(what) && why.contains("not a regular file"), "{name}: {why}");
             let why = open_own(&at(name), 0o600).map(drop).map_err(|e| e.to_string());
@@ -594,7 +617,8 @@ mod tests {
         drop(NewDir::begin(&at("given/up")).unwrap());
         assert_eq!(names(&at("given")), [] as [&str; 0]);
 
-        for (name, why) in [("m", "is not empty"), ("m/model", "is not a directory"), ("nothing", "a link to nothing")]
+        for (name, why) in
+            [("m", "is not empty"), ("m/model", "is not a directory"), ("nothing", "a link to nothing")]
         {
             if name == "nothing" {
                 symlink("nowhere", at(name)).unwrap();

@@ -50,11 +50,12 @@ pub fn of_number(n: usize, word: &str) -> String {
     format!("{word}{}", if n == 1 { "" } else { "s" })
 }
 
-/// A stage's bytes at rest for `psi` parameters on `n` ranks, `2 x 100 + 14 x 100 / 3 = 666.7`: of each parameter every rank
-/// holds `whole` bytes, and its share of `cut`. Terms that are 0 are left out.
+/// A stage's bytes at rest for `psi` parameters on `n` ranks, `2 x 100 + 14 x 100 / 3 = 666.7`: of each
+/// parameter every rank holds `whole` bytes, and its share of `cut`. Terms that are 0 are left out.
 pub fn stage_formula((whole, cut): (usize, usize), psi: u64, n: u64) -> String {
     let terms = [(whole, format!("{whole} x {psi}")), (cut, format!("{cut} x {psi} / {n}"))];
-    let terms: Vec<String> = terms.into_iter().filter(|(bytes, _)| *bytes > 0).map(|(_, term)| term).collect();
+    let terms: Vec<String> =
+        terms.into_iter().filter(|(bytes, _)| *bytes > 0).map(|(_, term)| term).collect();
     let sum = whole as f64 * psi as f64 + cut as f64 * psi as f64 / n as f64;
     format!("{} = {sum:.1}", terms.join(" + "))
 }

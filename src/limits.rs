@@ -98,7 +98,9 @@ pub fn control_files(groups: &str, controller: &str, v2_file: &str, v1_file: &st
         let (Some(controllers), Some(group)) = (parts.next(), parts.next()) else { continue };
         let (root, file) = match controllers {
             "" => ("/sys/fs/cgroup".into(), v2_file),
-            _ if controllers.split(',').any(|c| c == controller) => (format!("/sys/fs/cgroup/{controller}"), v1_file),
+            _ if controllers.split(',').any(|c| c == controller) => {
+                (format!("/sys/fs/cgroup/{controller}"), v1_file)
+            }
             _ => continue,
         };
         let group = group.trim_start_matches('/');
@@ -148,7 +150,10 @@ mod tests {
         };
         assert_eq!(
             thread_bounds(own, "0::/slurm/job_1\n", file),
-            ["2 threads of this user (ulimit -u)", "512 threads of this control group (/sys/fs/cgroup/slurm/pids.max)"]
+            [
+                "2 threads of this user (ulimit -u)",
+                "512 threads of this control group (/sys/fs/cgroup/slurm/pids.max)"
+            ]
         );
         assert!(thread_bounds("", "nonsense", |_| None).is_empty());
     }
@@ -159,9 +164,11 @@ mod tests {
             let files = control_files(groups, "memory", "memory.max", "memory.limit_in_bytes");
             files.iter().map(|f| f.display().to_string()).collect::<Vec<_>>()
         };
-        let v2 = ["slurm/job_1/memory.max", "slurm/memory.max", "memory.max"].map(|f| format!("/sys/fs/cgroup/{f}"));
+        let v2 = ["slurm/job_1/memory.max", "slurm/memory.max", "memory.max"]
+            .map(|f| format!("/sys/fs/cgroup/{f}"));
         assert_eq!(files("0::/slurm/job_1\n"), v2);
-        let v1 = ["a/memory.limit_in_bytes", "memory.limit_in_bytes"].map(|f| format!("/sys/fs/cgroup/memory/{f}"));
+        let v1 = ["a/memory.limit_in_bytes", "memory.limit_in_bytes"]
+            .map(|f| format!("/sys/fs/cgroup/memory/{f}"));
         assert_eq!(files("5:devices:/x\n4:cpu,memory:/a\n"), v1);
         assert!(files("nonsense").is_empty());
     }

@@ -12,8 +12,8 @@ pub type ParamId = usize;
 /// Index into [`ModelSpec::units`].
 pub type UnitId = usize;
 
-/// One thing for each of a unit's parameters, gradients or other tensors. No family has more than sixteen, so that a step hands
-/// such lists about without asking the heap for any; longer ones work too.
+/// One thing for each of a unit's parameters, gradients or other tensors. No family has more than sixteen, so
+/// that a step hands such lists about without asking the heap for any; longer ones work too.
 pub type PerTensor<T> = SmallVec<[T; 16]>;
 
 /// How a parameter starts. Values are a function of (seed, name, element), never of the rank count.
@@ -89,7 +89,8 @@ pub struct Precision {
     pub grad: DType,
 }
 
-/// Element type of a full gradient that adds up from parts ([`ModelSpec::is_summed`]): rounded once, when it travels.
+/// Element type of a full gradient that adds up from parts ([`ModelSpec::is_summed`]): rounded once, when it
+/// travels.
 pub const SHARED_GRAD: DType = DType::F32;
 
 impl Precision {
@@ -108,8 +109,8 @@ pub enum UnitRole {
     Head,
 }
 
-/// A part of a block's visit. On one rank a visit runs all of them one after the other; they are cut where ranks that share a
-/// block would have to exchange rows, keys or partial sums.
+/// A part of a block's visit. On one rank a visit runs all of them one after the other; they are cut where
+/// ranks that share a block would have to exchange rows, keys or partial sums.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Piece {
     /// The norm before attention, on the rows of the residual stream.
@@ -178,15 +179,16 @@ impl ModelSpec {
         self.params.iter().map(ParamSpec::numel).sum()
     }
 
-    /// Whether a parameter's full gradient adds up from parts: of several units, or, of the head's matrix, of chunks of rows.
+    /// Whether a parameter's full gradient adds up from parts: of several units, or, of the head's matrix, of
+    /// chunks of rows.
     pub fn is_summed(&self, param: ParamId) -> bool {
         let n_users = self.units.iter().filter(|unit| unit.params.contains(&param)).count();
         let of_head = |unit: &UnitSpec| unit.role == UnitRole::Head && unit.params.contains(&param);
         n_users > 1 || self.params[param].shape.len() >= 2 && self.units.iter().any(of_head)
     }
 
-    /// The units that use each parameter, in forward order: one, or several where it is tied. In backward the last one
-    /// begins the gradient and the first one completes it.
+    /// The units that use each parameter, in forward order: one, or several where it is tied. In backward the
+    /// last one begins the gradient and the first one completes it.
     pub fn users(&self) -> Vec<Vec<UnitId>> {
         let mut users = vec![Vec::new(); self.params.len()];
         for (u, unit) in self.units.iter().enumerate() {

@@ -11,7 +11,10 @@ use std::thread::{Builder, JoinHandle};
 ///
 /// # Errors
 /// The system starts none: the limits of this process are named, exit code 5.
-pub fn spawn<T: Send + 'static>(name: &str, work: impl FnOnce() -> T + Send + 'static) -> Result<JoinHandle<T>> {
+pub fn spawn<T: Send + 'static>(
+    name: &str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<JoinHandle<T>> {
     Builder::new().name(name.into()).spawn(work).map_err(|e| refused(&format!("the thread `{name}`"), &e))
 }
 
@@ -116,6 +119,9 @@ mod tests {
     fn a_thread_that_cannot_start_is_an_io_error_with_the_system_s_words() {
         let error = refused("the thread `x`", &std::io::Error::from_raw_os_error(libc::EAGAIN));
         assert_eq!(error.exit().code(), 5);
-        assert!(error.to_string().starts_with("cannot start the thread `x`: Resource temporarily"), "{error}");
+        assert!(
+            error.to_string().starts_with("cannot start the thread `x`: Resource temporarily"),
+            "{error}"
+        );
     }
 }

@@ -1,7 +1,7 @@
 //! What a visit of a unit computes, as data: kernels with their FLOPs and the bytes they have to move.
 //!
-//! `model/work.rs` finds it out from the model's own code, `plan/forecast/` gives it a time, `calibrate/` measures the same kernels.
-//! Must not know: how fast anything is.
+//! `model/work.rs` finds it out from the model's own code, `plan/forecast/` gives it a time, `calibrate/`
+//! measures the same kernels. Must not know: how fast anything is.
 
 use crate::dtype::DType;
 use crate::optimizers::{BYTES_PER_STATE, OptimizerKind};
@@ -117,20 +117,25 @@ pub struct LinearShape {
 }
 
 impl LinearShape {
-    /// One of the three linear kernels on operands of `dtype`; rows of `n_out` columns have `wide_bytes` an element, and a
-    /// gradient of the weight that is added to what is there is read and written in f32.
+    /// One of the three linear kernels on operands of `dtype`; rows of `n_out` columns have `wide_bytes` an
+    /// element, and a gradient of the weight that is added to what is there is read and written in f32.
     pub fn work(self, kernel: Kernel, dtype: DType, wide_bytes: usize, accumulates: bool) -> Work {
         let (m, k, n) = (self.rows as f64, self.n_in as f64, self.n_out as f64);
         let size = dtype.bytes() as f64;
         let weight = n * k * if accumulates { 8.0 } else { size };
-        Work { kernel, dtype, flops: 2.0 * m * n * k, bytes: m * k * size + weight + m * n * wide_bytes as f64 }
+        Work {
+            kernel,
+            dtype,
+            flops: 2.0 * m * n * k,
+            bytes: m * k * size + weight + m * n * wide_bytes as f64,
+        }
     }
 }
 
 /// Shape of causal self-attention over a fused projection.
 ///
-/// A row of `qkv` is `[q: n_heads * d_head | k: n_kv_heads * d_head | v: n_kv_heads * d_head]`; query head `i` uses
-/// kv head `i / (n_heads / n_kv_heads)`.
+/// A row of `qkv` is `[q: n_heads * d_head | k: n_kv_heads * d_head | v: n_kv_heads * d_head]`; query head
+/// `i` uses kv head `i / (n_heads / n_kv_heads)`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AttentionShape {
     /// Sequences.
@@ -161,8 +166,8 @@ impl AttentionShape {
         self.n_heads * self.d_head
     }
 
-    /// Forward (two products over the pairs of a query and a key not after it) or backward (five). Rows of projections and
-    /// output are moved once; scores stay where they are computed.
+    /// Forward (two products over the pairs of a query and a key not after it) or backward (five). Rows of
+    /// projections and output are moved once; scores stay where they are computed.
     pub fn work(self, kernel: Kernel, dtype: DType) -> Work {
         let AttentionShape { b, t, n_heads, d_head, .. } = self;
         let pairs = (b * n_heads) as f64 * (t as f64 * (t + 1) as f64 / 2.0);
@@ -217,6 +222,9 @@ mod tests {
         let shape = LinearShape { rows: 2, n_in: 3, n_out: 5 };
         let plain = shape.work(Kernel::LinearBackwardWeight, DType::Bf16, 4, false);
         assert_eq!((plain.flops, plain.bytes), (60.0, (2 * 3 * 2 + 15 * 2 + 10 * 4) as f64));
-        assert_eq!(shape.work(Kernel::LinearBackwardWeight, DType::Bf16, 4, true).bytes - plain.bytes, 15.0 * 6.0);
+        assert_eq!(
+            shape.work(Kernel::LinearBackwardWeight, DType::Bf16, 4, true).bytes - plain.bytes,
+            15.0 * 6.0
+        );
     }
 }

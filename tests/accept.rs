@@ -134,7 +134,8 @@ fn three_ranks_of_a_healthy_machine_are_accepted_and_every_report_is_there() {
 
     let report = case.report();
     let points = report["collectives"]["points"].as_array().expect("points");
-    let sizes_of = |op: &str| points.iter().filter(|p| p["op"] == op).map(|p| p["bytes"].as_u64()).collect::<Vec<_>>();
+    let sizes_of =
+        |op: &str| points.iter().filter(|p| p["op"] == op).map(|p| p["bytes"].as_u64()).collect::<Vec<_>>();
     assert_eq!(sizes_of("point_to_point"), [8, 64, 512, 4096].map(Some));
     for section in ["device", "storage"] {
         assert_eq!(report[section].as_array().map(Vec::len), Some(3), "the rates of each rank: {section}");
@@ -142,7 +143,8 @@ fn three_ranks_of_a_healthy_machine_are_accepted_and_every_report_is_there() {
     let (_, reason) = case.metric("storage.write");
     assert!(reason.contains("slowest: rank "), "{reason}");
 
-    // The same again, held against the first, whichever of its files is named: any speed will do, a known one will not.
+    // The same again, held against the first, whichever of its files is named: any speed will do, a known one
+    // will not.
     let any = ["limits.gemm_f32_gflops=-99.9%", "limits.gemm_bf16_gflops=-99.9%"];
     let first = case.path("first.json").display().to_string();
     std::fs::copy(case.path("run/report.json"), &first).expect("a copy");
@@ -196,19 +198,23 @@ fn a_rank_that_computes_slowly_is_named() {
     let case = Accepted::alone();
     let words = ["run.sections=inventory,device"];
     // A hundred times slower than it is.
-    case.run(3, &words, Some(("ZERO3_TEST_DRAG", "1:10000"))).expect_code(3).expect_text("VALID  NOT ACCEPTED");
+    case.run(3, &words, Some(("ZERO3_TEST_DRAG", "1:10000")))
+        .expect_code(3)
+        .expect_text("VALID  NOT ACCEPTED");
     let (status, reason) = case.metric("device.slow_ranks");
     assert_eq!(status, "FAIL");
     assert!(reason.contains("rank 1 on ") && reason.contains("gemm_f32"), "{reason}");
     assert!(!reason.contains("rank 0 on") && !reason.contains("rank 2 on"), "{reason}");
 }
 
-/// Programs that keep core 0 busy until they are dropped; of sessions of their own, which the scheduler weighs one by one.
+/// Programs that keep core 0 busy until they are dropped; of sessions of their own, which the scheduler
+/// weighs one by one.
 struct Hogs(Vec<Child>);
 
 impl Hogs {
     fn start(n: usize) -> Self {
-        let hog = || Command::new("setsid").args(["taskset", "-c", "0", "sh", "-c", "while :; do :; done"]).spawn();
+        let hog =
+            || Command::new("setsid").args(["taskset", "-c", "0", "sh", "-c", "while :; do :; done"]).spawn();
         Hogs((0..n).map(|_| hog().expect("taskset")).collect())
     }
 }
@@ -232,7 +238,10 @@ fn a_rank_whose_core_others_use_is_named() {
     let run = Run::new(2).program("sh").args(["-c", script, env!("CARGO_BIN_EXE_zero3")]).args(words);
     run.output().expect_code(3).expect_text("VALID  NOT ACCEPTED");
     let (status, reason) = case.metric("device.slow_ranks");
-    assert!(status == "FAIL" && reason.contains("rank 1 on ") && !reason.contains("rank 0 on "), "{status}: {reason}");
+    assert!(
+        status == "FAIL" && reason.contains("rank 1 on ") && !reason.contains("rank 0 on "),
+        "{status}: {reason}"
+    );
 }
 
 #[test]
@@ -240,7 +249,9 @@ fn a_slow_link_is_named_by_both_its_ends() {
     let _machine = MACHINE.write().unwrap_or_else(PoisonError::into_inner);
     let case = Accepted::alone();
     let words = ["run.sections=inventory,collectives", "collectives.iterations=10", "collectives.warmup=0"];
-    case.run(4, &words, Some(("ZERO3_TEST_SLOW_LINK", "1-3:300000"))).expect_code(3).expect_text("VALID  NOT ACCEPTED");
+    case.run(4, &words, Some(("ZERO3_TEST_SLOW_LINK", "1-3:300000")))
+        .expect_code(3)
+        .expect_text("VALID  NOT ACCEPTED");
     let (status, reason) = case.metric("collectives.slow_links");
     assert_eq!(status, "FAIL");
     assert!(reason.starts_with("link rank 1 on ") && reason.contains(" - rank 3 on "), "{reason}");
@@ -251,7 +262,9 @@ fn a_slow_link_is_named_by_both_its_ends() {
 fn a_full_disk_is_named_with_the_rank_that_met_it() {
     let case = Accepted::new();
     let words = ["run.sections=inventory,storage,device"];
-    case.run(2, &words, Some(("ZERO3_TEST_FAULT", "enospc@storage.write:1:0"))).expect_code(3).expect_text("INVALID");
+    case.run(2, &words, Some(("ZERO3_TEST_FAULT", "enospc@storage.write:1:0")))
+        .expect_code(3)
+        .expect_text("INVALID");
     let (status, reason) = case.metric("storage.n_failed_ranks");
     assert_eq!(status, "FAIL");
     assert!(reason.contains("rank 1 on ") && reason.contains("No space left on device"), "{reason}");
@@ -268,7 +281,10 @@ fn a_file_system_that_is_really_full_fails_the_section_and_not_the_job() {
     case.run_with_small(&small, "1m", &words).expect_code(3).expect_text("INVALID");
     let (status, reason) = case.metric("storage.n_failed_ranks");
     assert_eq!(status, "FAIL");
-    assert!(reason.contains("No space left on device") && reason.contains(&small.display().to_string()), "{reason}");
+    assert!(
+        reason.contains("No space left on device") && reason.contains(&small.display().to_string()),
+        "{reason}"
+    );
 }
 
 #[test]
@@ -277,10 +293,15 @@ fn a_training_run_that_cannot_write_ends_the_job_with_a_report_that_says_where()
     let small = case.path("small");
     let checkpoints = format!("run.checkpoint_dir={}", small.display());
     // Room for the tokens and for some of the files of the runs.
-    case.run_with_small(&small, "300k", &["run.sections=inventory,training,scaling", &checkpoints]).expect_code(5);
+    case.run_with_small(&small, "300k", &["run.sections=inventory,training,scaling", &checkpoints])
+        .expect_code(5);
     let report = case.report();
     let last = report["sections"].as_array().and_then(|s| s.last()).expect("sections");
-    assert_eq!((last["ending"].as_str(), &report["verdict"]["valid"]), (Some("failed"), &Value::Bool(false)), "{last}");
+    assert_eq!(
+        (last["ending"].as_str(), &report["verdict"]["valid"]),
+        (Some("failed"), &Value::Bool(false)),
+        "{last}"
+    );
     let reason = last["reason"].as_str().expect("text");
     assert!(reason.starts_with("rank 0 on ") && reason.contains("No space left on device"), "{reason}");
 }
@@ -312,18 +333,31 @@ fn a_loss_just_within_its_band_passes_and_just_outside_fails() {
     case.run(1, &[sections, &known, "limits.loss=-0.101% +0.1%"], None).expect_success();
     case.run(1, &[sections, &known, "limits.loss=-0.099% +0.1%"], None).expect_code(3).expect_text("INVALID");
     let (_, reason) = case.metric("training.losses");
-    assert!(reason.contains("another processor") && reason.contains("below the lowest good value"), "{reason}");
+    assert!(
+        reason.contains("another processor") && reason.contains("below the lowest good value"),
+        "{reason}"
+    );
 }
 
 #[test]
 fn a_figure_that_the_deck_has_a_reference_for_and_that_is_not_measured_fails() {
     let case = Accepted::new();
-    let words =
-        ["run.sections=inventory,collectives", "limits.all_reduce_busbw=1 -50%", "limits.weak_efficiency=1 -50%"];
+    let words = [
+        "run.sections=inventory,collectives",
+        "limits.all_reduce_busbw=1 -50%",
+        "limits.weak_efficiency=1 -50%",
+    ];
     case.run(1, &words, None).expect_code(3).expect_text("VALID  NOT ACCEPTED");
     let (status, reason) = case.metric("collectives.all_reduce.busbw");
-    assert!(status == "FAIL" && reason.contains("limits.all_reduce_busbw has a reference"), "{status}: {reason}");
-    assert_eq!(case.report()["verdict"]["reasons"].as_array().map(Vec::len), Some(1), "scaling was not asked for");
+    assert!(
+        status == "FAIL" && reason.contains("limits.all_reduce_busbw has a reference"),
+        "{status}: {reason}"
+    );
+    assert_eq!(
+        case.report()["verdict"]["reasons"].as_array().map(Vec::len),
+        Some(1),
+        "scaling was not asked for"
+    );
 }
 
 #[test]
@@ -341,18 +375,24 @@ fn what_hangs_ends_with_the_section_named_and_what_comes_too_late_does_not_run()
     let case = Accepted::new();
     // An hour passes at once, so no limit has to be short, nor met by another section on a busy machine.
     let words = ["run.sections=inventory,storage", "run.time_limit=30m"];
-    let output = case.run(2, &words, Some(("ZERO3_TEST_FAULT", "late_hang@storage.write:1:0"))).expect_code(5);
+    let output =
+        case.run(2, &words, Some(("ZERO3_TEST_FAULT", "late_hang@storage.write:1:0"))).expect_code(5);
     output
         .expect_text("`storage` is not over after 2700 s")
         .expect_text(": rank 1 on ")
         .expect_text("is busy with local work");
     // What was found until then is not lost.
-    assert_eq!((case.section("inventory").0.as_str(), case.section("storage").0.as_str()), ("completed", "under_way"));
+    assert_eq!(
+        (case.section("inventory").0.as_str(), case.section("storage").0.as_str()),
+        ("completed", "under_way")
+    );
     assert_eq!(case.report()["verdict"]["valid"], false);
 
     // Over the limit, under half as much again.
     let words = ["run.sections=inventory,storage,training", "run.time_limit=50m"];
-    case.run(2, &words, Some(("ZERO3_TEST_FAULT", "late@storage.write:0:0"))).expect_code(3).expect_text("INVALID");
+    case.run(2, &words, Some(("ZERO3_TEST_FAULT", "late@storage.write:0:0")))
+        .expect_code(3)
+        .expect_text("INVALID");
     assert_eq!(case.section("storage").0, "completed");
     let (ending, reason) = case.section("training");
     assert!(ending == "skipped" && reason.contains("run.time_limit = 3000 s"), "{ending}: {reason}");

@@ -10,7 +10,8 @@ const LIB: &str = include_str!("../src/lib.rs");
 
 /// Cargo says where the package is; a compiler by itself only when the test runs.
 fn src() -> PathBuf {
-    let package = std::env::var_os("CARGO_MANIFEST_DIR").or(option_env!("CARGO_MANIFEST_DIR").map(Into::into));
+    let package =
+        std::env::var_os("CARGO_MANIFEST_DIR").or(option_env!("CARGO_MANIFEST_DIR").map(Into::into));
     Path::new(&package.expect("CARGO_MANIFEST_DIR is set")).join("src")
 }
 
@@ -62,7 +63,8 @@ fn layers(text: &str) -> BTreeMap<String, usize> {
 
 /// Modules at the root that a line of code names: `crate::a::b`, `crate::{a, b}`.
 fn named(line: &str) -> BTreeSet<&str> {
-    let word = |text: &'_ str| text.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(text.len());
+    let word =
+        |text: &'_ str| text.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(text.len());
     let mut found = BTreeSet::new();
     for (at, head) in line.match_indices("crate::") {
         let rest = &line[at + head.len()..];
@@ -71,7 +73,9 @@ fn named(line: &str) -> BTreeSet<&str> {
             continue;
         }
         match rest.strip_prefix('{') {
-            Some(group) => found.extend(group.split(',').map(|part| part.trim()).map(|part| &part[..word(part)])),
+            Some(group) => {
+                found.extend(group.split(',').map(|part| part.trim()).map(|part| &part[..word(part)]))
+            }
             None => _ = found.insert(&rest[..word(rest)]),
         }
     }
@@ -84,8 +88,10 @@ fn every_module_has_one_layer_and_both_tables_say_the_same() {
     let page = layers(PAGE);
     let modules: BTreeSet<String> = files().iter().map(|file| module(file).to_owned()).collect();
     assert_eq!(page.keys().cloned().collect::<BTreeSet<_>>(), modules, "the page, the tree");
-    let mut lib: BTreeMap<String, usize> =
-        layers(LIB).into_iter().map(|(name, layer)| (name.trim_matches(['[', ']']).to_owned(), layer)).collect();
+    let mut lib: BTreeMap<String, usize> = layers(LIB)
+        .into_iter()
+        .map(|(name, layer)| (name.trim_matches(['[', ']']).to_owned(), layer))
+        .collect();
     // The crate's own page does not list itself.
     lib.insert("lib".into(), page["lib"]);
     assert_eq!(lib, page, "src/lib.rs, the page");
@@ -107,13 +113,20 @@ fn a_file_imports_from_its_own_layer_or_lower_ones() {
                 };
                 let apart = [own, other].iter().all(|name| ["model", "zero"].contains(name)) && own != other;
                 if layer > layers[own] || apart {
-                    faults.push(format!("src/{file}:{}: {own} (L{}) imports {other} (L{layer})", i + 1, layers[own]));
+                    faults.push(format!(
+                        "src/{file}:{}: {own} (L{}) imports {other} (L{layer})",
+                        i + 1,
+                        layers[own]
+                    ));
                 }
             }
         }
     }
     assert!(faults.is_empty(), "{}", faults.join("\n"));
-    assert!(n_imports > 500, "{n_imports} imports found: they are written in a way that this test does not read");
+    assert!(
+        n_imports > 500,
+        "{n_imports} imports found: they are written in a way that this test does not read"
+    );
 }
 
 #[test]
@@ -140,8 +153,9 @@ fn every_file_that_the_page_names_is_there() {
 
 /// The files under src that are not tests.
 fn program_files() -> Vec<String> {
-    let is_of_tests =
-        |file: &str| file.contains("/tests/") || file.ends_with("tests.rs") || file.ends_with("test_support.rs");
+    let is_of_tests = |file: &str| {
+        file.contains("/tests/") || file.ends_with("tests.rs") || file.ends_with("test_support.rs")
+    };
     files().into_iter().filter(|file| !is_of_tests(file)).collect()
 }
 
@@ -149,16 +163,27 @@ fn program_files() -> Vec<String> {
 fn code_lines(file: &str) -> Vec<(usize, String)> {
     let text = fs::read_to_string(src().join(file)).unwrap();
     let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap().lines().enumerate();
-    code.filter(|(_, line)| !line.trim_start().starts_with("//")).map(|(i, line)| (i + 1, line.to_owned())).collect()
+    code.filter(|(_, line)| !line.trim_start().starts_with("//"))
+        .map(|(i, line)| (i + 1, line.to_owned()))
+        .collect()
 }
 
-/// What there is one way to do, and the file that does it: a second way would have other limits, words and tests.
+/// What there is one way to do, and the file that does it: a second way would have other limits, words and
+/// tests.
 const ONE_WAY: [(&str, &[&str], &[&str]); 6] = [
-    ("the calendar", &["SystemTime::now", "UNIX_EPOCH.elapsed", "Timestamp::now", "Zoned::now"], &["clock.rs"]),
+    (
+        "the calendar",
+        &["SystemTime::now", "UNIX_EPOCH.elapsed", "Timestamp::now", "Zoned::now"],
+        &["clock.rs"],
+    ),
     ("a rest", &["thread::sleep"], &["clock.rs"]),
     ("a thread", &["thread::spawn", "thread::Builder", "build_global"], &["threads.rs"]),
     ("a variable of the environment", &["env::var"], &["environment.rs"]),
-    ("the processors of this process", &["available_parallelism", "sched_getaffinity", "cpu_set_t"], &["limits.rs"]),
+    (
+        "the processors of this process",
+        &["available_parallelism", "sched_getaffinity", "cpu_set_t"],
+        &["limits.rs"],
+    ),
     ("the bounds of a control group", &["/sys/fs/cgroup"], &["limits.rs"]),
 ];
 
@@ -169,13 +194,19 @@ fn there_is_one_way_to_tell_time_to_wait_to_start_a_thread_and_to_read_the_envir
     for file in program_files() {
         let lines = code_lines(&file);
         for (what, words, places) in ONE_WAY {
-            let found = words.iter().filter(|_| !places.contains(&file.as_str())).find(|word| has(&lines, word));
-            faults.extend(found.map(|word| format!("src/{file}: `{word}`: {what} comes from {}", places.join(", "))));
+            let found =
+                words.iter().filter(|_| !places.contains(&file.as_str())).find(|word| has(&lines, word));
+            faults.extend(
+                found.map(|word| format!("src/{file}: `{word}`: {what} comes from {}", places.join(", "))),
+            );
         }
     }
     assert!(faults.is_empty(), "{}", faults.join("\n"));
     for (what, words, places) in ONE_WAY {
-        assert!(places.iter().any(|file| words.iter().any(|word| has(&code_lines(file), word))), "{what} has no place");
+        assert!(
+            places.iter().any(|file| words.iter().any(|word| has(&code_lines(file), word))),
+            "{what} has no place"
+        );
     }
 }
 
@@ -185,11 +216,14 @@ fn unsafe_code_stands_where_the_page_says() {
     for file in files() {
         let text = fs::read_to_string(src().join(&file)).unwrap();
         let mut lines = text.lines().filter(|line| !line.trim_start().starts_with("//"));
-        let is_unsafe =
-            lines.any(|line| ["unsafe {", "unsafe impl", "unsafe fn"].iter().any(|words| line.contains(words)));
+        let is_unsafe = lines
+            .any(|line| ["unsafe {", "unsafe impl", "unsafe fn"].iter().any(|words| line.contains(words)));
         let dir = file.rsplit_once('/').map_or("", |(dir, _)| dir);
         let is_listed = code(&list.replace('\n', " ")).any(|name| name == file || dir.starts_with(name));
-        assert!(!is_unsafe || is_listed, "src/{file} has unsafe code, and docs/architecture.md does not list it");
+        assert!(
+            !is_unsafe || is_listed,
+            "src/{file} has unsafe code, and docs/architecture.md does not list it"
+        );
     }
 }
 
@@ -247,7 +281,10 @@ fn there_is_one_way_to_deal_with_files() {
         for (number, line) in code_lines(file) {
             for call in FILE_CALLS.into_iter().filter(|call| calls(&line, call)) {
                 let is_of_system = ["\"/proc/", "\"/sys/"].iter().any(|dir| line.contains(dir));
-                match FILE_CALLS_ELSEWHERE.iter().position(|(name, allowed, _)| name == file && *allowed == call) {
+                match FILE_CALLS_ELSEWHERE
+                    .iter()
+                    .position(|(name, allowed, _)| name == file && *allowed == call)
+                {
                     Some(entry) => _ = used.insert(entry),
                     None if is_of_system => {}
                     None => faults.push(format!("src/{file}:{number}: {call} is for src/files.rs")),
@@ -263,7 +300,8 @@ fn there_is_one_way_to_deal_with_files() {
 fn refuse(words: &[&str], allowed: &[&str], instead: &str) {
     let mut found = Vec::new();
     for file in program_files().iter().filter(|file| !allowed.contains(&file.as_str())) {
-        let lines = code_lines(file).into_iter().filter(|(_, line)| words.iter().any(|word| line.contains(word)));
+        let lines =
+            code_lines(file).into_iter().filter(|(_, line)| words.iter().any(|word| line.contains(word)));
         found.extend(lines.map(|(number, line)| format!("src/{file}:{number}: {}", line.trim())));
     }
     assert!(found.is_empty(), "{instead}:\n{}", found.join("\n"));
@@ -283,9 +321,11 @@ fn what_is_said_goes_one_way_that_escapes_what_others_wrote() {
 
 #[test]
 fn parsers_that_may_panic_are_called_where_they_are_guarded() {
-    for (parser, file) in
-        [("tokenizers::", "text/tokenizer.rs"), ("tiktoken_rs::", "text/tokenizer.rs"), ("glob::", "data/globs.rs")]
-    {
+    for (parser, file) in [
+        ("tokenizers::", "text/tokenizer.rs"),
+        ("tiktoken_rs::", "text/tokenizer.rs"),
+        ("glob::", "data/globs.rs"),
+    ] {
         refuse(&[parser], &[file], &format!("{file} calls that crate"));
     }
     refuse(
@@ -320,7 +360,8 @@ fn without_comments_and_strings(text: &str) -> String {
     let bytes = text.as_bytes();
     let (mut out, mut i) = (Vec::with_capacity(bytes.len()), 0);
     let is_word = |b: u8| b.is_ascii_alphanumeric() || b == b'_';
-    let skip_to = |from: usize, end: &str| text[from..].find(end).map_or(bytes.len(), |at| from + at + end.len());
+    let skip_to =
+        |from: usize, end: &str| text[from..].find(end).map_or(bytes.len(), |at| from + at + end.len());
     while i < bytes.len() {
         let rest = &text.as_bytes()[i..];
         if rest.starts_with(b"//") {
@@ -363,7 +404,12 @@ fn paths(tree: &str, before: &[String], found: &mut Vec<(Vec<String>, String)>) 
     if let Some(open) = open {
         let mut path = before.to_vec();
         path.extend(
-            tree[..open].trim_end_matches("::").split("::").map(str::trim).filter(|s| !s.is_empty()).map(String::from),
+            tree[..open]
+                .trim_end_matches("::")
+                .split("::")
+                .map(str::trim)
+                .filter(|s| !s.is_empty())
+                .map(String::from),
         );
         let inner = &tree[open + 1..tree.rfind('}').expect("braces are closed")];
         let (mut depth, mut start) = (0, 0);
@@ -380,7 +426,8 @@ fn paths(tree: &str, before: &[String], found: &mut Vec<(Vec<String>, String)>) 
         }
         return paths(&inner[start..], &path, found);
     }
-    let (tree, alias) = tree.split_once(" as ").map_or((tree, None), |(tree, alias)| (tree, Some(alias.trim())));
+    let (tree, alias) =
+        tree.split_once(" as ").map_or((tree, None), |(tree, alias)| (tree, Some(alias.trim())));
     let mut path = before.to_vec();
     path.extend(tree.split("::").map(str::trim).filter(|s| !s.is_empty()).map(String::from));
     if path.len() > 1 && path.last().is_some_and(|last| last == "self") {
@@ -519,7 +566,9 @@ impl<'a> Tree<'a> {
         for brought in source.uses.iter().filter(|b| !b.is_public || words.contains(b.name.as_str())) {
             found.extend(self.file(&source.module, &brought.path, 0));
         }
-        for chain in source.code.split(|c| !is_word(c) && c != ':' && c != '$').filter(|chain| chain.contains("::")) {
+        for chain in
+            source.code.split(|c| !is_word(c) && c != ':' && c != '$').filter(|chain| chain.contains("::"))
+        {
             let path: Vec<String> = chain.split("::").map(|word| word.trim_matches(':').to_owned()).collect();
             if !chain.contains('$') && path.iter().all(|word| !word.is_empty()) {
                 found.extend(self.file(&source.module, &path, 0));
@@ -547,7 +596,8 @@ fn circles(imports: &BTreeMap<String, BTreeSet<String>>) -> BTreeSet<BTreeSet<St
         }
         reached
     };
-    let reached: BTreeMap<&String, BTreeSet<String>> = imports.keys().map(|file| (file, reached(file))).collect();
+    let reached: BTreeMap<&String, BTreeSet<String>> =
+        imports.keys().map(|file| (file, reached(file))).collect();
     let circle = |file: &String| -> BTreeSet<String> {
         reached[file].iter().filter(|other| reached[other].contains(file)).cloned().collect()
     };
@@ -582,7 +632,10 @@ const CIRCLES: &[&[&str]] = &[
 fn files_that_need_each_other_in_a_circle_are_those_of_the_list_and_no_more() {
     let imports = imports();
     let n_imports: usize = imports.values().map(BTreeSet::len).sum();
-    assert!(n_imports > 1000, "{n_imports} imports found: they are written in a way that this test does not read");
+    assert!(
+        n_imports > 1000,
+        "{n_imports} imports found: they are written in a way that this test does not read"
+    );
     let found = circles(&imports);
     let listed: Vec<BTreeSet<String>> =
         CIRCLES.iter().map(|files| files.iter().map(|file| file.to_string()).collect()).collect();
@@ -592,10 +645,14 @@ fn files_that_need_each_other_in_a_circle_are_those_of_the_list_and_no_more() {
             format!("  src/{file} needs {others:?}")
         };
         let text = circle.iter().map(arrows).collect::<Vec<_>>().join("\n");
-        assert!(listed.iter().any(|listed| circle.is_subset(listed)), "a circle of files that is not listed:\n{text}");
+        assert!(
+            listed.iter().any(|listed| circle.is_subset(listed)),
+            "a circle of files that is not listed:\n{text}"
+        );
     }
     let gone = |file: &&&String| !found.iter().any(|circle| circle.contains(**file));
-    let gone: Vec<&String> = listed.iter().flatten().collect::<Vec<_>>().iter().filter(gone).copied().collect();
+    let gone: Vec<&String> =
+        listed.iter().flatten().collect::<Vec<_>>().iter().filter(gone).copied().collect();
     assert!(gone.is_empty(), "in no circle any more, strike them off the list: {gone:?}");
 }
 
@@ -606,7 +663,8 @@ fn no_file_of_the_backends_imports_upward() {
     let arrows = imports.iter().flat_map(|(file, others)| others.iter().map(move |other| (file, other)));
     let is_upward = |(file, other): &(&String, &String)| {
         let above = other.strip_suffix("mod.rs");
-        file.starts_with("backend/") && above.is_some_and(|dir| file.starts_with(dir) && dir.starts_with("backend/"))
+        file.starts_with("backend/")
+            && above.is_some_and(|dir| file.starts_with(dir) && dir.starts_with("backend/"))
     };
     let upward: Vec<_> = arrows.filter(is_upward).collect();
     assert!(upward.is_empty(), "a file imports from a mod.rs above it: {upward:?}");
@@ -616,7 +674,8 @@ fn no_file_of_the_backends_imports_upward() {
 /// them.
 #[test]
 fn neither_the_seam_nor_the_other_backend_names_a_file_of_one_backend() {
-    let kind_of = |file: &str| ["backend/cpu/", "backend/cuda/"].into_iter().find(|dir| file.starts_with(dir));
+    let kind_of =
+        |file: &str| ["backend/cpu/", "backend/cuda/"].into_iter().find(|dir| file.starts_with(dir));
     for (file, others) in imports() {
         let joins = ["backend/kind.rs"].contains(&file.as_str());
         let in_seam = file.starts_with("backend/") && !joins;
@@ -628,13 +687,18 @@ fn neither_the_seam_nor_the_other_backend_names_a_file_of_one_backend() {
 
 #[test]
 fn mpi_is_called_by_its_own_room_and_the_cpu_backend_alone() {
-    for file in
-        files().into_iter().filter(|file| !file.starts_with("backend/mpi/") && !file.starts_with("backend/cpu/"))
+    for file in files()
+        .into_iter()
+        .filter(|file| !file.starts_with("backend/mpi/") && !file.starts_with("backend/cpu/"))
     {
         let text = without_comments_and_strings(&fs::read_to_string(src().join(&file)).unwrap());
-        let names = ["use mpi::", "::mpi::ffi", "::mpi::topology", "::mpi::traits", " mpi::ffi", "mpi::initialize"];
+        let names =
+            ["use mpi::", "::mpi::ffi", "::mpi::topology", "::mpi::traits", " mpi::ffi", "mpi::initialize"];
         let named = names.into_iter().find(|name| text.contains(name));
-        assert_eq!(named, None, "src/{file} calls MPI; backend/mpi has groups and the start and end of the library");
+        assert_eq!(
+            named, None,
+            "src/{file} calls MPI; backend/mpi has groups and the start and end of the library"
+        );
     }
 }
 

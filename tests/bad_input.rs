@@ -1,5 +1,5 @@
-//! Bad decks, data and checkpoints: one message that names key, file and remedy, exit code 2 on every rank, soon, and
-//! nothing started.
+//! Bad decks, data and checkpoints: one message that names key, file and remedy, exit code 2 on every rank,
+//! soon, and nothing started.
 
 mod common;
 
@@ -8,7 +8,8 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-/// A bad input is found in a second; a hang lasts for ever. The limit is for a machine on which much else runs.
+/// A bad input is found in a second; a hang lasts for ever. The limit is for a machine on which much else
+/// runs.
 const SOON: Duration = Duration::from_secs(90);
 
 /// The run was refused: code 2, each of `parts` said once by all ranks together, no run directory.
@@ -75,7 +76,12 @@ fn all_faults_of_a_deck_are_said_at_once_on_three_ranks() {
 
 #[test]
 fn a_knob_of_the_other_backend_is_refused_with_the_backend_that_has_it() {
-    refuse(&Case::tiny(), 2, &["zero.deterministic=false"], &["zero.deterministic = false", "run.backend = \"cuda\""]);
+    refuse(
+        &Case::tiny(),
+        2,
+        &["zero.deterministic=false"],
+        &["zero.deterministic = false", "run.backend = \"cuda\""],
+    );
 }
 
 #[test]
@@ -85,7 +91,12 @@ fn sizes_that_overflow_are_refused_before_anything_is_reckoned() {
     refuse(&case, 2, &huge, &["model.d_model = 1048576: smaller", "2^44 would do"]);
     let wide = ["model.seq_len=1048576", "train.micro_batch_size=1048576", "train.global_batch_size=1048576"];
     refuse(&case, 0, &wide, &["train.micro_batch_size = 1048576: smaller"]);
-    refuse(&case, 0, &["train.eval_batches=9223372036854775807"], &["train.eval_batches = 9223372036854775807"]);
+    refuse(
+        &case,
+        0,
+        &["train.eval_batches=9223372036854775807"],
+        &["train.eval_batches = 9223372036854775807"],
+    );
     let steps = ["train.steps=1000000000", "train.global_batch_size=1073741824", "model.seq_len=1048576"];
     refuse(&case, 0, &steps, &["train.steps = 1000000000: so few that"]);
 }
@@ -115,7 +126,8 @@ fn a_file_that_is_no_deck_is_refused() {
     }
     expect_refusal(Run::new(0).args(["train", "/dev/zero"]).output(), &["more than 16777216 bytes"]);
     write("empty.toml", b"");
-    let missing = ["the deck has 7 faults", "run.dir = missing", "data.train = missing", "train.steps = missing"];
+    let missing =
+        ["the deck has 7 faults", "run.dir = missing", "data.train = missing", "train.steps = missing"];
     expect_refusal(Run::new(2).arg("train").arg(case.path("empty.toml")).output(), &missing);
 }
 
@@ -146,7 +158,10 @@ fn wrong_words_on_the_command_line_are_refused_once_for_all_ranks() {
     refuse(&case, 0, &["=3"], &["section.key=value"]);
     refuse(&case, 0, &["--resume", ""], &["say auto, none or a directory"]);
     expect_refusal(Run::new(2).arg("train").output(), &["required arguments were not provided"]);
-    expect_refusal(Run::new(0).arg("plan").arg(case.deck()).args(["--ranks", "0"]).output(), &["0 is not in 1..="]);
+    expect_refusal(
+        Run::new(0).arg("plan").arg(case.deck()).args(["--ranks", "0"]).output(),
+        &["0 is not in 1..="],
+    );
     expect_refusal(
         Run::new(0).arg("plan").arg(case.deck()).args(["--ranks", "5000000000"]).output(),
         &["5000000000 is not in 1..="],
@@ -185,11 +200,16 @@ fn bad_data_is_found_before_step_0_with_file_offset_and_value() {
             &["data.train=lies.bin", "data.format=llmc", vocab],
             &["lies.bin says in its header (byte offset 8) that it holds 5000 tokens, and holds 4000"],
         ),
-        (0, &["data.train=torn.bin", "data.format=llmc", vocab], &["torn.bin begins with 117901063 (byte offset 0)"]),
+        (
+            0,
+            &["data.train=torn.bin", "data.format=llmc", vocab],
+            &["torn.bin begins with 117901063 (byte offset 0)"],
+        ),
         (
             0,
             &["data.train=large.bin", "data.format=llmc", vocab],
-            &["large.bin: token 0 (byte offset 1024) is 257, outside the vocabulary of 100 (4000 such tokens"],
+            &["large.bin: token 0 (byte offset 1024) is 257, outside the vocabulary of 100 (4000 such \
+                 tokens"],
         ),
         (
             3,
@@ -201,14 +221,25 @@ fn bad_data_is_found_before_step_0_with_file_offset_and_value() {
         (
             2,
             &["data.train=short.txt"],
-            &["data.train: short.txt: 9 tokens are too few", "of the 9 tokens in short.txt it leaves 0 for validation"],
+            &[
+                "data.train: short.txt: 9 tokens are too few",
+                "of the 9 tokens in short.txt it leaves 0 for validation",
+            ],
         ),
-        (0, &["data.val=short.txt"], &["data.val: short.txt: 9 tokens are too few", "model.seq_len + 1 = 17"]),
+        (
+            0,
+            &["data.val=short.txt"],
+            &["data.val: short.txt: 9 tokens are too few", "model.seq_len + 1 = 17"],
+        ),
         (2, &["model.seq_len=100000"], &["18000 for training", "2000 for validation"]),
         (0, &["data.train=empty.txt"], &["empty.txt: 0 bytes"]),
         (3, &["data.train=nothing/*.txt"], &["no file matches nothing/*.txt; relative paths start from"]),
         (2, &["data.train=missing.txt,gone.txt"], &["cannot read missing.txt", "cannot read gone.txt"]),
-        (0, &["data.train=folder"], &["folder is a directory; name its files with a glob, e.g. folder/**/*.txt"]),
+        (
+            0,
+            &["data.train=folder"],
+            &["folder is a directory; name its files with a glob, e.g. folder/**/*.txt"],
+        ),
         (0, &["data.train=["], &["[ is not a glob"]),
         (0, &["data.train=loop.txt"], &["cannot read loop.txt"]),
         (2, &["data.train=pipe"], &["pipe is not a regular file"]),
@@ -228,9 +259,17 @@ fn bad_data_is_found_before_step_0_with_file_offset_and_value() {
         refuse(&case, n_ranks, words, parts);
     }
     // A dry run finds them too.
-    refuse(&case, 0, &["data.train=beyond.bin", vocab, "--dry-run"], &["token 1234 (byte offset 2468) is 999"]);
+    refuse(
+        &case,
+        0,
+        &["data.train=beyond.bin", vocab, "--dry-run"],
+        &["token 1234 (byte offset 2468) is 999"],
+    );
     expect_refusal(
-        Run::new(0).dir(&case.path("")).args(["data", "info", "deck.toml", "data.train=torn.bin", vocab]).output(),
+        Run::new(0)
+            .dir(&case.path(""))
+            .args(["data", "info", "deck.toml", "data.train=torn.bin", vocab])
+            .output(),
         &["torn.bin has 8001 bytes"],
     );
 }
@@ -240,7 +279,10 @@ fn a_run_directory_that_cannot_be_is_refused_before_step_0() {
     let case = Case::tiny();
     let remedy = "set run.dir to a directory";
     expect_refusal(case.train(3, "text.txt", &[]).output(), &["text.txt is not a directory", remedy]);
-    expect_refusal(case.train(0, "text.txt/deeper", &["--dry-run"]).output(), &["text.txt is not a directory", remedy]);
+    expect_refusal(
+        case.train(0, "text.txt/deeper", &["--dry-run"]).output(),
+        &["text.txt is not a directory", remedy],
+    );
     fs::create_dir(case.path("odd")).unwrap();
     fs::write(case.path("odd/checkpoints"), "a file").unwrap();
     expect_refusal(case.train(2, "odd", &[]).output(), &["checkpoints is not a directory", remedy]);
@@ -286,14 +328,27 @@ fn a_bad_checkpoint_is_refused_and_an_older_one_is_named() {
     let case = Case::tiny();
     case.train(2, "good", &[]).output().expect_success();
     type Damage = fn(&Path);
-    // What is done to step 4, and what is said. Values lie before the last structures of a file: the middle is a value.
+    // What is done to step 4, and what is said. Values lie before the last structures of a file: the middle
+    // is a value.
     let damages: [(usize, Damage, &[&str]); 7] = [
-        (3, |dir| fs::remove_file(dir.join("rank_0001_of_0002.h5")).unwrap(), &["rank_0001_of_0002.h5 is missing"]),
-        (2, |dir| fs::write(dir.join("rank_0000_of_0002.h5"), "short").unwrap(), &["rank_0000_of_0002.h5 has 5 bytes"]),
+        (
+            3,
+            |dir| fs::remove_file(dir.join("rank_0001_of_0002.h5")).unwrap(),
+            &["rank_0001_of_0002.h5 is missing"],
+        ),
+        (
+            2,
+            |dir| fs::write(dir.join("rank_0000_of_0002.h5"), "short").unwrap(),
+            &["rank_0000_of_0002.h5 has 5 bytes"],
+        ),
         (3, |dir| fs::remove_file(dir.join("manifest.json")).unwrap(), &["manifest.json is missing"]),
         (2, |dir| fs::write(dir.join("manifest.json"), "{").unwrap(), &["manifest.json is damaged"]),
         (0, |dir| spoil(&dir.join("manifest.json"), 300), &["manifest.json is damaged"]),
-        (3, |dir| spoil(&dir.join("rank_0001_of_0002.h5"), 60_000), &["rank_0001_of_0002.h5: dataset", "is damaged"]),
+        (
+            3,
+            |dir| spoil(&dir.join("rank_0001_of_0002.h5"), 60_000),
+            &["rank_0001_of_0002.h5: dataset", "is damaged"],
+        ),
         (
             2,
             |dir| fs::rename(dir.join("rank_0000_of_0002.h5"), dir.join("rank_0001_of_0002.h5")).unwrap(),
@@ -308,7 +363,11 @@ fn a_bad_checkpoint_is_refused_and_an_older_one_is_named() {
         let log = fs::read(case.path(&name).join("steps.csv")).unwrap();
         let output = case.train(n_ranks, &name, &["train.steps=6"]).output();
         expect_refusal(output, &[parts, &[older.as_str()]].concat());
-        assert_eq!(fs::read(case.path(&name).join("steps.csv")).unwrap(), log, "a refused resume changes nothing");
+        assert_eq!(
+            fs::read(case.path(&name).join("steps.csv")).unwrap(),
+            log,
+            "a refused resume changes nothing"
+        );
         let entries = fs::read_dir(case.path(&name).join("checkpoints")).unwrap();
         let n_checkpoints = entries.filter(|e| e.as_ref().unwrap().file_name() != "latest").count();
         assert_eq!(n_checkpoints, 2, "a refused resume deletes nothing");
@@ -319,14 +378,18 @@ fn a_bad_checkpoint_is_refused_and_an_older_one_is_named() {
 
     // Sound, but of another model or other data.
     let deep = ["train.steps=6", "model.n_layer=3"];
-    expect_refusal(case.train(2, "good", &deep).output(), &["does not fit this run", "h.2.ln_1.weight is not in the"]);
+    expect_refusal(
+        case.train(2, "good", &deep).output(),
+        &["does not fit this run", "h.2.ln_1.weight is not in the"],
+    );
     let wide = ["train.steps=6", "model.d_model=40", "--dry-run"];
     let parts = ["wte.weight is [256, 20] in the checkpoint and [256, 40] in the deck"];
     expect_refusal(case.train(0, "good", &wide).output(), &parts);
     fs::write(case.path("text.txt"), text(20_001)).unwrap();
     let parts = ["the data differ", "data.allow_changed=true"];
     expect_refusal(case.train(3, "good", &["train.steps=6"]).output(), &parts);
-    let output = case.train(3, "good", &["train.steps=6", "data.allow_changed=true"]).output().expect_success();
+    let output =
+        case.train(3, "good", &["train.steps=6", "data.allow_changed=true"]).output().expect_success();
     assert_eq!(output.text().matches("the data are not those").count(), 1, "{output}");
 }
 
@@ -339,7 +402,10 @@ fn a_resume_from_nothing_is_an_error_never_a_fresh_start() {
     refuse(&case, 2, &["--resume", "text.txt"], &["text.txt: not a directory"]);
     refuse(&case, 0, &["--resume", "bare"], &["bare: holds no complete checkpoint"]);
     refuse(&case, 0, &["--resume", "nowhere", "--dry-run"], &["nowhere: no such directory"]);
-    expect_refusal(Run::new(0).args(["ckpt", "inspect"]).arg(case.path("bare")).output(), &["no complete checkpoint"]);
+    expect_refusal(
+        Run::new(0).args(["ckpt", "inspect"]).arg(case.path("bare")).output(),
+        &["no complete checkpoint"],
+    );
 }
 
 #[test]
@@ -354,7 +420,8 @@ fn a_dry_run_prints_the_resolved_deck_and_starts_nothing() {
     assert_eq!(table["model"]["vocab_size"].as_integer(), Some(256), "the tokenizer's");
 
     fs::write(case.path("resolved.toml"), &output.stdout).unwrap();
-    let again = Run::new(0).args(["train", "--dry-run"]).arg(case.path("resolved.toml")).output().expect_success();
+    let again =
+        Run::new(0).args(["train", "--dry-run"]).arg(case.path("resolved.toml")).output().expect_success();
     // Open MPI's terminal may have turned line ends into \r\n.
     assert_eq!(output.stdout.lines().collect::<Vec<_>>(), again.stdout.lines().collect::<Vec<_>>());
 }

@@ -1,5 +1,5 @@
-//! What a save leaves when it dies or fails at any of its steps: always a checkpoint that restores, and a run that goes on to the
-//! same bits.
+//! What a save leaves when it dies or fails at any of its steps: always a checkpoint that restores, and a run
+//! that goes on to the same bits.
 
 mod common;
 
@@ -20,7 +20,8 @@ fn undisturbed(case: &Case) -> Steps {
     Steps::read(&case.path("undisturbed"))
 }
 
-/// Kills at `place`; the newest checkpoint is then of `newest_step` and whole, and the next start ends like an undisturbed run.
+/// Kills at `place`; the newest checkpoint is then of `newest_step` and whole, and the next start ends like
+/// an undisturbed run.
 fn dies_and_goes_on(case: &Case, reference: &Steps, place: &str, words: &[&str], newest_step: u64) {
     let run = format!("{}-{}", place.replace([':', '*'], "_"), words.len());
     let run_dir = case.path(&run);
@@ -56,7 +57,8 @@ fn dies_and_goes_on(case: &Case, reference: &Steps, place: &str, words: &[&str],
 fn death_of_a_rank_at_any_point_of_a_save_leaves_the_older_checkpoint_or_the_new_one() {
     let case = Case::tiny();
     let reference = undisturbed(&case);
-    let committed = SAVE_POINTS.iter().position(|(name, _)| *name == "commit.renamed").expect("a save is committed");
+    let committed =
+        SAVE_POINTS.iter().position(|(name, _)| *name == "commit.renamed").expect("a save is committed");
     for (i, (name, passes)) in SAVE_POINTS.into_iter().enumerate() {
         let newest_step = if i < committed { 2 } else { 4 };
         let ranks: &[usize] = if passes == Passes::EachRank { &[0, 1] } else { &[0] };
@@ -68,14 +70,17 @@ fn death_of_a_rank_at_any_point_of_a_save_leaves_the_older_checkpoint_or_the_new
                         dies_and_goes_on(&case, &reference, &format!("{name}:{rank}:4"), &[], newest_step);
                     }
                 }
-                Passes::Rank0Deleting => dies_and_goes_on(&case, &reference, &format!("{name}:0:2"), &[], newest_step),
+                Passes::Rank0Deleting => {
+                    dies_and_goes_on(&case, &reference, &format!("{name}:0:2"), &[], newest_step)
+                }
                 Passes::Rank0Again => dies_in_a_re_save(&case, &reference, name),
             }
         }
     }
 }
 
-/// A run saves step 4 where a checkpoint of step 4 has come to be behind its back: the other one steps aside, and is what is left.
+/// A run saves step 4 where a checkpoint of step 4 has come to be behind its back: the other one steps aside,
+/// and is what is left.
 fn dies_in_a_re_save(case: &Case, reference: &Steps, point: &str) {
     let run_dir = case.path(point);
     let fault = format!("slow@step:0:4,slow@step:1:4,kill@{point}:0:4");
@@ -100,7 +105,8 @@ fn dies_in_a_re_save(case: &Case, reference: &Steps, point: &str) {
         .output()
         .expect_success()
         .expect_text("restored step 4");
-    let first: Vec<String> = Steps::read(&run_dir).column("loss")[..4].iter().map(|loss| loss.to_string()).collect();
+    let first: Vec<String> =
+        Steps::read(&run_dir).column("loss")[..4].iter().map(|loss| loss.to_string()).collect();
     assert_eq!(first, reference.column("loss"));
 }
 
@@ -137,7 +143,8 @@ fn death_while_a_save_runs_beside_training_leaves_a_checkpoint() {
     }
 }
 
-/// The writer of rank 1 hangs in the middle of step 2's file. Training goes on to step 3; the save of step 4 waits for it.
+/// The writer of rank 1 hangs in the middle of step 2's file. Training goes on to step 3; the save of step 4
+/// waits for it.
 #[test]
 fn an_asynchronous_save_lets_training_go_on_and_holds_the_next_save_back() {
     let case = Case::tiny();
@@ -182,7 +189,8 @@ fn asynchronous_saves_hold_the_same_bits_at_every_stage_where_slices_are_padded_
         (5, &["zero.stage=0", "checkpoint.keep_last=1"]),
     ] {
         let run = format!("{n_ranks}-{}", more.join("-"));
-        let words: Vec<&str> = narrow.iter().chain(more).chain(&["checkpoint.async_save=true"]).copied().collect();
+        let words: Vec<&str> =
+            narrow.iter().chain(more).chain(&["checkpoint.async_save=true"]).copied().collect();
         case.train(n_ranks, &run, &words).output().expect_success();
         let same = checkpoint::diff(&case.path(&run), &case.path("one")).unwrap();
         assert!(same.is_equal(), "{n_ranks} ranks, {more:?}: {same}");
@@ -203,15 +211,20 @@ fn entries(run_dir: &Path) -> usize {
 #[test]
 fn an_error_of_the_disk_ends_the_run_with_five_and_leaves_the_older_checkpoint() {
     let case = Case::tiny();
-    for (i, fault) in
-        ["eio@write.half:1:4", "enospc@write.values:0:4", "enospc@master.written:0:4", "eio@commit.manifest:0:4"]
-            .into_iter()
-            .enumerate()
+    for (i, fault) in [
+        "eio@write.half:1:4",
+        "enospc@write.values:0:4",
+        "enospc@master.written:0:4",
+        "eio@commit.manifest:0:4",
+    ]
+    .into_iter()
+    .enumerate()
     {
         for mode in ["false", "true"] {
             let run = format!("{i}-{mode}");
             let asynchronous = format!("checkpoint.async_save={mode}");
-            let said = train(&case, &run, &[&asynchronous]).env("ZERO3_TEST_FAULT", fault).output().expect_code(5);
+            let said =
+                train(&case, &run, &[&asynchronous]).env("ZERO3_TEST_FAULT", fault).output().expect_code(5);
             let said = said.expect_text("the checkpoint of step 4 failed").expect_text("os error");
             let named = if fault.contains("@write") {
                 "rank_000"
@@ -223,7 +236,11 @@ fn an_error_of_the_disk_ends_the_run_with_five_and_leaves_the_older_checkpoint()
             let said = said.expect_text(named);
             // What the disk has to have room for.
             said.expect_text("bytes)");
-            assert_eq!((steps_of(&case.path(&run)), entries(&case.path(&run))), (vec![2], 1), "{fault}, async {mode}");
+            assert_eq!(
+                (steps_of(&case.path(&run)), entries(&case.path(&run))),
+                (vec![2], 1),
+                "{fault}, async {mode}"
+            );
         }
     }
 }
@@ -235,15 +252,20 @@ fn with_on_error_continue_the_run_goes_on_and_the_next_save_counts() {
     for mode in ["false", "true"] {
         let words = [&format!("checkpoint.async_save={mode}") as &str, "checkpoint.on_error=continue"];
         let run = format!("middle-{mode}");
-        let said = train(&case, &run, &words).env("ZERO3_TEST_FAULT", "eio@write.half:1:2").output().expect_success();
+        let said = train(&case, &run, &words)
+            .env("ZERO3_TEST_FAULT", "eio@write.half:1:2")
+            .output()
+            .expect_success();
         said.expect_text("the checkpoint of step 2 failed").expect_text("the run goes on");
         assert_eq!((steps_of(&case.path(&run)), entries(&case.path(&run))), (vec![4], 1));
         assert_same_curve(&Steps::read(&case.path(&run)), &reference);
 
         // The last one: the steps are done, and nobody may take the run for finished.
         let run = format!("last-{mode}");
-        let said =
-            train(&case, &run, &words).env("ZERO3_TEST_FAULT", "enospc@write.values:0:4").output().expect_code(5);
+        let said = train(&case, &run, &words)
+            .env("ZERO3_TEST_FAULT", "enospc@write.values:0:4")
+            .output()
+            .expect_code(5);
         said.expect_text("could not be saved");
         assert_eq!((steps_of(&case.path(&run)), entries(&case.path(&run))), (vec![2], 1));
         train(&case, &run, &words).output().expect_success();
@@ -261,7 +283,8 @@ fn on_small_disk(case: &Case, mount_options: &str, words: &str) -> Output {
         env!("CARGO_BIN_EXE_zero3")
     );
     // A user namespace, so that it needs no root; a mount namespace, so that it leaves nothing behind.
-    let run = Run::new(0).program("unshare").args(["--user", "--map-root-user", "--mount", "sh", "-c", &script]);
+    let run =
+        Run::new(0).program("unshare").args(["--user", "--map-root-user", "--mount", "sh", "-c", &script]);
     run.dir(&case.path(".")).output()
 }
 
@@ -281,8 +304,9 @@ fn a_disk_that_fills_up_is_seen_before_anything_is_written() {
 #[test]
 fn a_full_disk_in_the_middle_of_a_save_leaves_the_older_checkpoint_and_the_run_goes_on() {
     let case = Case::tiny();
-    // Files run out while bytes do not: what `statvfs` says of the free space holds nobody back. Root, two logs, timing.json, events.jsonl, deck.toml,
-    // two flight records in their directory, the checkpoints directory, a step directory with four files, the link; the second step directory takes the rest.
+    // Files run out while bytes do not: what `statvfs` says of the free space holds nobody back. Root, two
+    // logs, timing.json, events.jsonl, deck.toml, two flight records in their directory, the checkpoints
+    // directory, a step directory with four files, the link; the second step directory takes the rest.
     let said = on_small_disk(&case, "size=8m,nr_inodes=19", "checkpoint.on_error=continue").expect_code(5);
     let said = said.expect_text("the checkpoint of step 4 failed").expect_text("No space left on device");
     said.expect_text("could not be saved");
@@ -328,12 +352,14 @@ fn a_real_full_disk_inside_a_rank_file_names_the_file_and_the_bytes_needed() {
         this.display(),
         "a_real_full_disk_inside_a_rank_file_names_the_file_and_the_bytes_needed"
     );
-    let run = Run::new(0).program("unshare").args(["--user", "--map-root-user", "--mount", "sh", "-c", &script]);
+    let run =
+        Run::new(0).program("unshare").args(["--user", "--map-root-user", "--mount", "sh", "-c", &script]);
     run.output().expect_success().expect_text("1 passed");
 }
 
-/// A device that has promised more than it has: the file system takes the values, and the fsync learns from the device that they
-/// are not there. The kernel gives it as EIO, or as ENOSPC where it can tell the reason; nothing is left to a hook.
+/// A device that has promised more than it has: the file system takes the values, and the fsync learns from
+/// the device that they are not there. The kernel gives it as EIO, or as ENOSPC where it can tell the reason;
+/// nothing is left to a hook.
 #[test]
 #[ignore = "needs root and loop devices: make test-slow runs it"]
 fn an_error_of_the_device_below_the_file_system_costs_the_save_alone() {
@@ -341,11 +367,10 @@ fn an_error_of_the_device_below_the_file_system_costs_the_save_alone() {
     let mpirun = std::env::var("MPIRUN").unwrap_or_else(|_| "mpirun".into());
     // 300 kB are the empty file system, as much is a checkpoint.
     let script = format!(
-        "mkdir backing device kept && mount -t tmpfs -o size=800k tmpfs backing && truncate -s 64M backing/image || exit 99\n\
-         mkfs.ext4 -q -m 0 -O ^has_journal -E nodiscard,lazy_itable_init=1 backing/image || exit 99\n\
-         mount -o loop backing/image device || exit 99\n\
-         {mpirun} --oversubscribe --bind-to none -n 2 {} train deck.toml run.dir=device\n\
-         code=$?; cp -a device/. kept; exit $code",
+        "mkdir backing device kept && mount -t tmpfs -o size=800k tmpfs backing && truncate -s 64M \
+         backing/image || exit 99\nmkfs.ext4 -q -m 0 -O ^has_journal -E nodiscard,lazy_itable_init=1 \
+         backing/image || exit 99\nmount -o loop backing/image device || exit 99\n{mpirun} --oversubscribe \
+         --bind-to none -n 2 {} train deck.toml run.dir=device\ncode=$?; cp -a device/. kept; exit $code",
         env!("CARGO_BIN_EXE_zero3")
     );
     let run = Run::new(0).program("unshare").args(["--mount", "sh", "-c", &script]).dir(&case.path("."));
@@ -403,10 +428,12 @@ fn an_old_checkpoint_that_cannot_be_removed_stops_neither_the_run_nor_the_next_s
 fn a_file_that_may_not_grow_so_large_is_an_error_of_the_save_and_no_signal() {
     let case = Case::tiny();
     let limited = |run: &str, words: &[&str]| {
-        // 512 bytes each: less than a rank's file, more than a log. Under mpirun, whose daemon needs larger files.
+        // 512 bytes each: less than a rank's file, more than a log. Under mpirun, whose daemon needs larger
+        // files.
         let script = "ulimit -f 80 && exec \"$0\" \"$@\"";
         let run_dir = format!("run.dir={}", case.path(run).display());
-        let run = Run::new(1).program("sh").args(["-c", script, env!("CARGO_BIN_EXE_zero3"), "train", "deck.toml"]);
+        let run =
+            Run::new(1).program("sh").args(["-c", script, env!("CARGO_BIN_EXE_zero3"), "train", "deck.toml"]);
         run.arg(run_dir).args(words).dir(&case.path(".")).output()
     };
     let said = limited("stop", &[]).expect_code(5).expect_text("the checkpoint of step 2 failed");
@@ -416,15 +443,24 @@ fn a_file_that_may_not_grow_so_large_is_an_error_of_the_save_and_no_signal() {
     assert_eq!(Steps::n_rows(&case.path("go")), 4);
 }
 
-/// Whatever file operation of a command fails: no panic, no signal, the documented code, a sentence, and nothing of anybody's lost.
-fn at_each_operation(n_operations: usize, each: usize, run: impl Fn(usize, &str) -> Output, check: impl Fn(&str)) {
+/// Whatever file operation of a command fails: no panic, no signal, the documented code, a sentence, and
+/// nothing of anybody's lost.
+fn at_each_operation(
+    n_operations: usize,
+    each: usize,
+    run: impl Fn(usize, &str) -> Output,
+    check: impl Fn(&str),
+) {
     let mut codes = std::collections::BTreeMap::<i32, usize>::new();
     for n in (1..=n_operations).step_by(each) {
         let errno = ["EIO", "ENOSPC", "EACCES"][n / each % 3];
         let said = run(n, errno);
         let what = format!("operation {n} of {n_operations} failed with {errno}");
         assert!([0, 2, 5].contains(&said.code), "{what}: code {}\n{said}", said.code);
-        assert!(!said.text().contains("panicked") && !said.text().contains("internal error"), "{what}\n{said}");
+        assert!(
+            !said.text().contains("panicked") && !said.text().contains("internal error"),
+            "{what}\n{said}"
+        );
         // HDF5 gives the system's words without a number.
         let words = ["os error", "Input/output error", "No space left", "Permission denied"];
         let has_words = words.iter().any(|words| said.text().contains(words));
@@ -457,7 +493,8 @@ fn operations_of_an_export_a_reshard_and_an_import(each: impl Fn(usize) -> usize
     let hf = case.path("hf");
     let here = case.path("");
     let command = |words: &[&std::ffi::OsStr], faults: &[(&str, &str)]| {
-        let run = Run::new(0).arg("ckpt").args(words).env("LD_PRELOAD", faulty_files()).env("FS_UNDER", &here);
+        let run =
+            Run::new(0).arg("ckpt").args(words).env("LD_PRELOAD", faulty_files()).env("FS_UNDER", &here);
         faults.iter().fold(run, |run, (name, value)| run.env(name, value)).output()
     };
     let (run, count) = (case.path("run"), case.path("count"));
@@ -466,7 +503,8 @@ fn operations_of_an_export_a_reshard_and_an_import(each: impl Fn(usize) -> usize
     let all: [(&str, &Path); 3] = [("export", &run), ("reshard", &run), ("import", &hf)];
     for (name, source) in all {
         let out = case.path(&format!("{name}ed"));
-        let ranks: &[&std::ffi::OsStr] = if name == "export" { &[] } else { &["--ranks".as_ref(), "3".as_ref()] };
+        let ranks: &[&std::ffi::OsStr] =
+            if name == "export" { &[] } else { &["--ranks".as_ref(), "3".as_ref()] };
         let words = [&[name.as_ref(), source.as_ref(), out.as_ref()], ranks].concat();
         command(&words, &counting).expect_success();
         let n_operations = count_of(&count);
@@ -479,7 +517,8 @@ fn operations_of_an_export_a_reshard_and_an_import(each: impl Fn(usize) -> usize
             assert!(checkpoint::verify(&run, &|_| ()).unwrap().damage.is_empty(), "{name}, {what}");
             let is_model = out.join("config.json").exists() && out.join("model.safetensors").exists();
             let is_empty = !out.join("checkpoints").exists() && !is_model;
-            let is_whole = is_model || checkpoint::verify(&out, &|_| ()).is_ok_and(|found| found.damage.is_empty());
+            let is_whole =
+                is_model || checkpoint::verify(&out, &|_| ()).is_ok_and(|found| found.damage.is_empty());
             let is_none = checkpoint::newest(&out).is_ok_and(|found| found.is_none());
             assert!(is_empty || is_whole || is_none, "{name}, {what}: half of one is left");
         });
@@ -488,11 +527,18 @@ fn operations_of_an_export_a_reshard_and_an_import(each: impl Fn(usize) -> usize
 
 fn each_operation_of_a_run(each: usize) {
     let case = Case::tiny();
-    let words =
-        ["train.steps=3", "checkpoint.every=1", "checkpoint.keep_last=1", "optim.decay_steps=4", "train.eval_every=0"];
+    let words = [
+        "train.steps=3",
+        "checkpoint.every=1",
+        "checkpoint.keep_last=1",
+        "optim.decay_steps=4",
+        "train.eval_every=0",
+    ];
     let count = case.path("count");
     let run_dir = case.path("run");
-    spoilt(&case, "run", &words, &run_dir, &[("FS_COUNT", count.to_str().unwrap())]).output().expect_success();
+    spoilt(&case, "run", &words, &run_dir, &[("FS_COUNT", count.to_str().unwrap())])
+        .output()
+        .expect_success();
     let n_operations = count_of(&count);
     assert!(n_operations > 100, "{n_operations}");
     let attempt = |n: usize, errno: &str| {

@@ -134,7 +134,8 @@ fn a_resharded_checkpoint_is_byte_for_byte_what_those_ranks_would_have_saved() {
         for (our, their) in ours.iter().zip(&theirs) {
             let differs = our.1.iter().zip(&their.1).position(|(a, b)| a != b).unwrap_or(0);
             let near = |bytes: &[u8]| {
-                String::from_utf8_lossy(&bytes[differs.saturating_sub(80)..bytes.len().min(differs + 80)]).into_owned()
+                String::from_utf8_lossy(&bytes[differs.saturating_sub(80)..bytes.len().min(differs + 80)])
+                    .into_owned()
             };
             let (near_ours, near_theirs) = (near(&our.1), near(&their.1));
             assert!(our.1 == their.1, "{} of {m} ranks differs: {near_ours}\n{near_theirs}", our.0);
@@ -241,8 +242,13 @@ fn a_resume_with_another_deck_says_what_differs_and_refuses_another_model_or_seq
     let said = again(&["model.n_head=4", "data.seed=9"]).expect_code(2);
     let said = said.expect_text("model.n_head: 2 -> 4").expect_text("another model");
     said.expect_text("data.seed: 1 -> 9").expect_text("data.allow_changed=true");
-    let said =
-        again(&["optim.lr=3e-3", "log.level=info", "zero.prefetch_units=0", "data.seed=9", "data.allow_changed=true"]);
+    let said = again(&[
+        "optim.lr=3e-3",
+        "log.level=info",
+        "zero.prefetch_units=0",
+        "data.seed=9",
+        "data.allow_changed=true",
+    ]);
     let said = said.expect_success().expect_text("the run goes on the new way: optim.lr: 0.01 -> 0.003");
     let said = said.expect_text("no effect on the result: zero.prefetch_units: 1 -> 0");
     said.expect_text("as data.allow_changed lets it: data.seed: 1 -> 9");
@@ -292,8 +298,8 @@ fn h5dump_shows_every_parameter_whole_from_any_directory() {
 fn h5py_shows_every_parameter_whole_from_any_directory() {
     let case = Case::tiny();
     let dir = trained(&case, 3, "run");
-    let script =
-        "import h5py, sys\nf = h5py.File(sys.argv[1], 'r')\nsys.stdout.buffer.write(f[sys.argv[2]][...].tobytes())";
+    let script = "import h5py, sys\nf = h5py.File(sys.argv[1], \
+                  'r')\nsys.stdout.buffer.write(f[sys.argv[2]][...].tobytes())";
     for (dataset, values) in whole(&dir) {
         let out = Command::new("python3")
             .args(["-c", script, "run/checkpoints/step_00000002/model.h5", &dataset])

@@ -1,4 +1,5 @@
-//! The command line as people and scripts meet it: help, codes, what each command prints, and that it prints it once.
+//! The command line as people and scripts meet it: help, codes, what each command prints, and that it prints
+//! it once.
 
 mod common;
 
@@ -51,7 +52,8 @@ fn a_rank_in_the_environment_alone_does_its_work_and_a_second_rank_of_one_comman
         run.output().expect_code(2).expect_text("/nothing: no such directory");
     }
     let case = Case::tiny();
-    let plan = Run::new(3).arg("plan").arg(case.deck()).args(["--ranks", "2", "--json"]).output().expect_success();
+    let plan =
+        Run::new(3).arg("plan").arg(case.deck()).args(["--ranks", "2", "--json"]).output().expect_success();
     // Of two or three copies no JSON would be made.
     assert!(serde_json::from_str::<serde_json::Value>(&plan.stdout).is_ok(), "{plan}");
     assert_eq!(plan.stderr.matches("stands aside: rank 0 was told the same").count(), 2, "{plan}");
@@ -65,14 +67,17 @@ fn a_rank_in_the_environment_alone_does_its_work_and_a_second_rank_of_one_comman
 #[test]
 fn every_exit_code_is_documented_in_the_help() {
     let help = Run::new(0).arg("--help").output().expect_success().stdout;
-    for code in ["0  finished", "2  bad deck", "4  training", "5  communication", "70  internal", "75  stopped early"] {
+    for code in
+        ["0  finished", "2  bad deck", "4  training", "5  communication", "70  internal", "75  stopped early"]
+    {
         assert!(help.contains(code), "{code:?} is not in\n{help}");
     }
 }
 
 #[test]
 fn usage_faults_give_code_2() {
-    let wrong: [&[&str]; 6] = [&[], &["frobnicate"], &["train"], &["plan", "x.toml"], &["data"], &["ckpt", "inspect"]];
+    let wrong: [&[&str]; 6] =
+        [&[], &["frobnicate"], &["train"], &["plan", "x.toml"], &["data"], &["ckpt", "inspect"]];
     for args in wrong {
         let output = Run::new(0).args(args).output().expect_code(2);
         assert!(output.stdout.is_empty() && !output.stderr.is_empty(), "{output}");
@@ -81,23 +86,28 @@ fn usage_faults_give_code_2() {
 
 #[test]
 fn a_tiny_plan_agrees_with_arithmetic_by_hand() {
-    // One block, C = 4, T = 4, V = 256, one head; 3 ranks, 3 micro-batches of one sequence, so one micro-step (A = 1).
-    //   parameter        numel   slice = ceil(numel / 3)   padded = 3 * slice
-    //   wte  256 x 4      1024   342                       1026
-    //   wpe    4 x 4        16     6                         18
-    //   c_attn 12 x 4       48    16                         48
-    //   c_attn bias         12     4                         12
-    //   c_proj 4 x 4        16     6                         18
-    //   c_fc  16 x 4        64    22                         66
-    //   c_fc bias           16     6                         18
-    //   mlp c_proj 4 x 16   64    22                         66
-    //   8 vectors of 4      32    8 * 2                      48    (ln_1, ln_2, ln_f: 2 each; two c_proj biases)
-    //   together          1292   440                       1320
+    // One block, C = 4, T = 4, V = 256, one head; 3 ranks, 3 micro-batches of one sequence, so one micro-step
+    // (A = 1).
+    //   parameter        numel   slice = ceil(numel / 3)   padded = 3 * slice wte  256 x 4      1024   342
+    //   1026 wpe    4 x 4        16     6                         18 c_attn 12 x 4       48    16
+    //   48 c_attn bias         12     4                         12 c_proj 4 x 4        16     6
+    //   18 c_fc  16 x 4        64    22                         66 c_fc bias           16     6
+    //   18 mlp c_proj 4 x 16   64    22                         66 8 vectors of 4      32    8 * 2
+    //   48    (ln_1, ln_2, ln_f: 2 each; two c_proj biases) together          1292   440
+    //   1320
     let case = Case::tiny();
-    let words =
-        ["model.n_layer=1", "model.n_head=1", "model.d_model=4", "model.seq_len=4", "train.global_batch_size=3"];
-    let plan =
-        Run::new(0).dir(&case.path("")).args(["plan", "deck.toml", "--ranks", "3", "--json"]).args(words).output();
+    let words = [
+        "model.n_layer=1",
+        "model.n_head=1",
+        "model.d_model=4",
+        "model.seq_len=4",
+        "train.global_batch_size=3",
+    ];
+    let plan = Run::new(0)
+        .dir(&case.path(""))
+        .args(["plan", "deck.toml", "--ranks", "3", "--json"])
+        .args(words)
+        .output();
     let plan = json(&plan.expect_success());
     let expected = [
         ("world_size", 3),
@@ -117,9 +127,10 @@ fn a_tiny_plan_agrees_with_arithmetic_by_hand() {
     let formula = plan["formula_bytes"].as_f64().unwrap();
     assert!((formula - 16.0 * 1292.0 / 3.0).abs() < 1e-9, "{formula}");
 
-    // Received per step: one reduction of everything, 4 * 1320 * 2/3 = 3520; gathered twice, 7040, less what is gathered
-    // once only: wpe, whose backward needs no weights (18 * 4 * 2/3 = 48), and ln_f, kept from forward to backward in
-    // the last unit (twice 6 * 4 * 2/3 = 16). wte is gathered twice: by the embedding and by the tied head.
+    // Received per step: one reduction of everything, 4 * 1320 * 2/3 = 3520; gathered twice, 7040, less what
+    // is gathered once only: wpe, whose backward needs no weights (18 * 4 * 2/3 = 48), and ln_f, kept from
+    // forward to backward in the last unit (twice 6 * 4 * 2/3 = 16). wte is gathered twice: by the embedding
+    // and by the tied head.
     let volume = plan["step_volume"].as_array().unwrap();
     assert_eq!(volume.len(), 1, "the same on every rank");
     assert_eq!(volume[0]["reduce_scatter_bytes"], 3520);
@@ -130,16 +141,31 @@ fn a_tiny_plan_agrees_with_arithmetic_by_hand() {
     // And the run moves what the plan says.
     case.train(3, "run", &words).output().expect_success();
     let steps = Steps::read(&case.path("run"));
-    assert!(steps.numbers("all_gather_bytes").iter().all(|b| *b == 6960.0), "{:?}", steps.column("all_gather_bytes"));
+    assert!(
+        steps.numbers("all_gather_bytes").iter().all(|b| *b == 6960.0),
+        "{:?}",
+        steps.column("all_gather_bytes")
+    );
     assert!(steps.numbers("reduce_scatter_bytes").iter().all(|b| *b == 3520.0));
-    assert!(steps.numbers("resident_bytes").iter().all(|b| *b == 7040.0), "{:?}", steps.column("resident_bytes"));
+    assert!(
+        steps.numbers("resident_bytes").iter().all(|b| *b == 7040.0),
+        "{:?}",
+        steps.column("resident_bytes")
+    );
 }
 
 #[test]
 fn plans_of_1_to_1024_ranks_are_made_at_once() {
     for n_ranks in [1, 3, 8, 1024] {
         let plan = |json: &[&str]| {
-            let words = ["plan", "inputs/gpt2-124m.toml", "model.preset=gpt2-1.5b", "--ranks-per-node", "8", "--ranks"];
+            let words = [
+                "plan",
+                "inputs/gpt2-124m.toml",
+                "model.preset=gpt2-1.5b",
+                "--ranks-per-node",
+                "8",
+                "--ranks",
+            ];
             let run = Run::new(0).dir(repository()).args(words).arg(n_ranks.to_string()).args(json);
             // It takes some 30 ms. The fastest of five counts: much else may run on the machine.
             let quick = |output: &Output| output.elapsed < Duration::from_secs(2);
@@ -148,7 +174,11 @@ fn plans_of_1_to_1024_ranks_are_made_at_once() {
         };
         let text = plan(&[]);
         let parts = [
-            if n_ranks == 1 { "plan for 1 rank, 1 on a node".to_string() } else { format!("plan for {n_ranks} ranks") },
+            if n_ranks == 1 {
+                "plan for 1 rank, 1 on a node".to_string()
+            } else {
+                format!("plan for {n_ranks} ranks")
+            },
             "partition: 1557611200 parameters".into(),
             "schedule:".into(),
             "memory of one rank, at peak".into(),
@@ -191,7 +221,8 @@ fn commands_of_one_process_print_once_under_mpirun() {
 fn a_checkpoint_is_inspected_as_text_and_json() {
     let case = Case::tiny();
     case.train(3, "run", &[]).output().expect_success();
-    let inspect = |args: &[&str]| Run::new(0).dir(&case.path("")).args(["ckpt", "inspect"]).args(args).output();
+    let inspect =
+        |args: &[&str]| Run::new(0).dir(&case.path("")).args(["ckpt", "inspect"]).args(args).output();
     let text = inspect(&["run"]).expect_success();
     let parts = [
         "step         4 (4 attempts)",
@@ -218,8 +249,11 @@ fn a_checkpoint_is_inspected_as_text_and_json() {
 #[test]
 fn data_info_says_what_a_run_would_read() {
     let case = Case::tiny();
-    let output = Run::new(0).dir(&case.path("")).args(["data", "info", "deck.toml"]).output().expect_success();
-    for part in ["training: 18000 tokens, text", "validation: 2000 tokens, text", "text.txt", "unigram entropy"] {
+    let output =
+        Run::new(0).dir(&case.path("")).args(["data", "info", "deck.toml"]).output().expect_success();
+    for part in
+        ["training: 18000 tokens, text", "validation: 2000 tokens, text", "text.txt", "unigram entropy"]
+    {
         assert!(output.stdout.contains(part), "{part:?} is not in\n{output}");
     }
 }
@@ -236,11 +270,16 @@ fn every_input_of_the_repository_is_a_valid_deck() {
         n_decks += 1;
         // Those of `zero3 accept` have keys of their own.
         if entry.file_name().to_string_lossy().starts_with("acceptance") {
-            zero3::config::acceptance::Deck::load(&entry.path(), &[]).unwrap_or_else(|error| panic!("{error}"));
+            zero3::config::acceptance::Deck::load(&entry.path(), &[])
+                .unwrap_or_else(|error| panic!("{error}"));
             continue;
         }
-        let output =
-            Run::new(0).dir(repository()).args(["train", "--dry-run"]).arg(entry.path()).arg(&run_dir).output();
+        let output = Run::new(0)
+            .dir(repository())
+            .args(["train", "--dry-run"])
+            .arg(entry.path())
+            .arg(&run_dir)
+            .output();
         // Data that a person has to prepare may be missing, and that is all that may be wrong.
         let data_missing = output.code == 2 && output.stderr.starts_with("zero3: data.train: ");
         assert!(output.code == 0 || data_missing, "{output}");
@@ -260,7 +299,8 @@ fn without_a_terminal_progress_is_plain_aligned_lines() {
         for text in [&stdout, &output.stderr] {
             assert!(!text.chars().any(|c| c.is_control() && c != '\n'), "a control character in\n{output}");
         }
-        let header = stdout.lines().position(|line| line.trim_start().starts_with("step ")).expect("a header");
+        let header =
+            stdout.lines().position(|line| line.trim_start().starts_with("step ")).expect("a header");
         let table: Vec<&str> = stdout.lines().skip(header).take(5).collect();
         assert_eq!(table.len(), 5, "{output}");
         for (step, line) in table.iter().enumerate() {
@@ -284,7 +324,8 @@ fn a_closed_or_full_standard_output_does_not_end_a_run() {
     ];
     for script in scripts {
         let script = format!("set -o pipefail; {script}");
-        let program = Run::new(0).program("bash").dir(&case.path("")).args(["-c", &script, "bash", zero3, "train"]);
+        let program =
+            Run::new(0).program("bash").dir(&case.path("")).args(["-c", &script, "bash", zero3, "train"]);
         program.arg(case.deck()).arg(&run).output().expect_success();
     }
     // What was asked for and could not be written was not done.
@@ -314,7 +355,10 @@ fn started_twice_a_run_says_that_it_is_finished() {
 #[test]
 fn a_filter_of_log_levels_is_taken() {
     let case = Case::tiny();
-    let quiet = case.train(2, "quiet", &["log.level=error,zero3::data=debug", "log.every=0"]).output().expect_success();
+    let quiet = case
+        .train(2, "quiet", &["log.level=error,zero3::data=debug", "log.every=0"])
+        .output()
+        .expect_success();
     assert!(!quiet.stderr.contains("INFO"), "{quiet}");
     let loud = case.train(2, "loud", &["log.level=info"]).output().expect_success();
     assert!(loud.stderr.contains("[rank 0]") && !loud.stderr.contains("[rank 1]"), "{loud}");
@@ -327,7 +371,8 @@ fn a_bar_is_drawn_where_the_launcher_has_a_terminal_and_lines_are_plain_elsewher
     let run = |script: bool, run: &str| {
         let train = format!("train {} run.dir={}", case.deck().display(), case.path(run).display());
         let line = format!("mpirun -n 2 --oversubscribe {} {train}", env!("CARGO_BIN_EXE_zero3"));
-        let mut shell = if script { std::process::Command::new("script") } else { std::process::Command::new("sh") };
+        let mut shell =
+            if script { std::process::Command::new("script") } else { std::process::Command::new("sh") };
         match script {
             true => shell.args(["-qec", &line, "/dev/null"]),
             false => shell.args(["-c", &line]),

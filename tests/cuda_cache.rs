@@ -1,5 +1,5 @@
-//! Compiled kernels are kept from one run to the next, on doubles of NVIDIA's libraries: the double of the compiler can be told to fail,
-//! which shows who calls it.
+//! Compiled kernels are kept from one run to the next, on doubles of NVIDIA's libraries: the double of the
+//! compiler can be told to fail, which shows who calls it.
 
 mod common;
 
@@ -20,7 +20,8 @@ fn train(case: &Case, n_ranks: usize, name: &str, cache: &Path) -> Run {
 /// The only file of a directory.
 #[track_caller]
 fn only_file(dir: &Path) -> PathBuf {
-    let files: Vec<PathBuf> = fs::read_dir(dir).expect("a cache").map(|entry| entry.expect("a file").path()).collect();
+    let files: Vec<PathBuf> =
+        fs::read_dir(dir).expect("a cache").map(|entry| entry.expect("a file").path()).collect();
     assert_eq!(files.len(), 1, "{files:?}");
     files.into_iter().next().expect("one")
 }
@@ -40,7 +41,8 @@ fn what_one_run_compiles_later_ones_read() {
     expect_once(&first, &format!("cached in {}", cache.display()));
     let name = only_file(&cache).file_name().expect("a name").to_string_lossy().into_owned();
     assert!(name.starts_with("kernels-sm_90-") && name.len() == "kernels-sm_90-".len() + 32, "{name}");
-    let second = train(&case, 3, "second", &cache).env("CUDA_DOUBLE_FAIL", NO_COMPILER).output().expect_success();
+    let second =
+        train(&case, 3, "second", &cache).env("CUDA_DOUBLE_FAIL", NO_COMPILER).output().expect_success();
     expect_once(&second, &format!("kernels for sm_90: read from {} in ", cache.display()));
     // Another architecture, or version of the compiler, is another file.
     for (variable, value) in [("CUDA_DOUBLE_COMPUTE", "80"), ("CUDA_DOUBLE_NVRTC_VERSION", "12090")] {

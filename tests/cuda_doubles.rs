@@ -1,8 +1,9 @@
-//! The real binary on doubles of NVIDIA's libraries (tests/cuda/doubles): what runs on CUDA streams and NCCL communicators, on a
-//! machine that has neither.
+//! The real binary on doubles of NVIDIA's libraries (tests/cuda/doubles): what runs on CUDA streams and NCCL
+//! communicators, on a machine that has neither.
 //!
-//! This proves orchestration: which operation waits for which, what is sent to whom, what is said when something fails. It proves
-//! nothing about speed, about NCCL and cuBLASLt themselves, or about a GPU's memory.
+//! This proves orchestration: which operation waits for which, what is sent to whom, what is said when
+//! something fails. It proves nothing about speed, about NCCL and cuBLASLt themselves, or about a GPU's
+//! memory.
 
 mod common;
 
@@ -41,7 +42,12 @@ fn the_doubles_do_what_the_tests_rely_on() {
     ];
     for case in cases {
         let output = self_test(case, &[]);
-        assert!(output.status.success(), "{case}: {}\n{}", output.status, String::from_utf8_lossy(&output.stderr));
+        assert!(
+            output.status.success(),
+            "{case}: {}\n{}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        );
     }
 }
 
@@ -72,7 +78,8 @@ fn a_missing_wait_is_a_wrong_number_in_some_order_and_a_wait_a_right_one_in_ever
 }
 
 /// Of every run on CUDA here: shorter than the tiny deck, gradients added in one order.
-const CUDA: [&str; 4] = ["run.backend=cuda", "zero.deterministic=true", "train.steps=3", "train.eval_every=3"];
+const CUDA: [&str; 4] =
+    ["run.backend=cuda", "zero.deterministic=true", "train.steps=3", "train.eval_every=3"];
 
 /// What a run left.
 struct Trained {
@@ -127,8 +134,8 @@ fn assert_near(one: &Trained, other: &Trained, tolerance: f64) {
     }
 }
 
-/// The same numbers in another order of sums: a few units in the last place of f32 in the first loss. Steps make more of
-/// it: where a gradient is almost nothing, AdamW divides noise by noise.
+/// The same numbers in another order of sums: a few units in the last place of f32 in the first loss. Steps
+/// make more of it: where a gradient is almost nothing, AdamW divides noise by noise.
 const F32_TOLERANCE: f64 = 1e-4;
 /// bf16 has 8 bits, and kernels round at other places than the CPU's.
 const BF16_TOLERANCE: f64 = 2e-2;
@@ -178,8 +185,10 @@ fn bf16_has_the_same_bits_on_one_two_and_four_ranks_and_is_near_the_cpu() {
 #[test]
 fn a_llama_has_the_same_bits_on_one_and_three_ranks_is_near_the_cpu_and_writes_the_same_text() {
     let case = Case::tiny();
-    let f32 = ["model.family=llama", "model.d_model=24", "model.n_head=6", "model.n_kv_head=2", "model.d_ff=40"];
-    let bf16 = [&f32[..], &["zero.param_dtype=bf16", "zero.grad_dtype=bf16", "zero.reduce_dtype=bf16"]].concat();
+    let f32 =
+        ["model.family=llama", "model.d_model=24", "model.n_head=6", "model.n_kv_head=2", "model.d_ff=40"];
+    let bf16 =
+        [&f32[..], &["zero.param_dtype=bf16", "zero.grad_dtype=bf16", "zero.reduce_dtype=bf16"]].concat();
     for (words, tolerance) in [(&f32[..], F32_TOLERANCE), (&bf16, BF16_TOLERANCE)] {
         let first = train(&case, 1, "demand", words);
         assert_near(&first, &train_on_cpu(&case, words), tolerance);
@@ -190,7 +199,8 @@ fn a_llama_has_the_same_bits_on_one_and_three_ranks_is_near_the_cpu_and_writes_t
                 let sampling = ["train.sample_every=3", "train.sample_tokens=30"];
                 let words = [&CUDA[..], words, &sampling].concat();
                 let run = format!("text {n_ranks} {}", words.len());
-                let said = case.train(n_ranks, &run, &words).on_doubles(n_ranks, "1").output().expect_success();
+                let said =
+                    case.train(n_ranks, &run, &words).on_doubles(n_ranks, "1").output().expect_success();
                 let text = said.text();
                 let from = text.find("sample at step 3: The").unwrap_or_else(|| panic!("no text in {said}"));
                 text[from..].lines().next().expect("a line").to_string()
@@ -227,7 +237,10 @@ fn heads_of_every_width_train_on_devices_of_little_shared_memory() {
                 for kernel in ["attention_forward_", "attention_backward_q_", "attention_backward_kv_"] {
                     let launched: BTreeSet<&str> =
                         log.split_whitespace().filter(|word| word.starts_with(kernel)).collect();
-                    assert!(launched.len() == 1 && launched.iter().all(|k| k.ends_with(rows)), "{run}: {launched:?}");
+                    assert!(
+                        launched.len() == 1 && launched.iter().all(|k| k.ends_with(rows)),
+                        "{run}: {launched:?}"
+                    );
                 }
             }
         }
@@ -243,7 +256,8 @@ fn a_steady_step_asks_the_heap_for_nothing() {
         let words: Vec<&str> = CUDA.into_iter().chain(["train.eval_every=0", "checkpoint.every=0"]).collect();
         case.train(n_ranks, &run, &words).on_doubles(n_ranks, "demand").output().expect_success();
         let of = &summary(&case.path(&run))["step_allocations"];
-        let program = of.as_array().expect("a list").iter().find(|a| a["owner"] == "program").expect("counted");
+        let program =
+            of.as_array().expect("a list").iter().find(|a| a["owner"] == "program").expect("counted");
         assert_eq!(program["count"], 0, "{n_ranks} ranks: {program}");
     }
 }
@@ -320,27 +334,32 @@ fn checkpoints_of_one_backend_go_on_with_the_other() {
         let loss = steps.numbers("loss")[0];
         let whole = if to == "cuda" { &cuda } else { &cpu };
         let expected = whole.steps.numbers("loss")[2];
-        assert!((loss - expected).abs() <= F32_TOLERANCE * expected, "{run}: loss {loss}, without a break {expected}");
+        assert!(
+            (loss - expected).abs() <= F32_TOLERANCE * expected,
+            "{run}: loss {loss}, without a break {expected}"
+        );
         if from == to {
             assert_same_state(&state, &whole.state);
         }
     }
 }
 
-/// Runs that between them need every wait: stage 2 gathers what the update has just written; a lone rank has no staging,
-/// whose reuse would make its reductions wait for the backward too.
+/// Runs that between them need every wait: stage 2 gathers what the update has just written; a lone rank has
+/// no staging, whose reuse would make its reductions wait for the backward too.
 const NEEDING_WAITS: [(usize, &str); 3] = [(2, "zero.stage=3"), (2, "zero.stage=2"), (1, "zero.stage=3")];
 
-/// Waits that order nothing which another wait does not order too, with the place of that one; None where the stream itself does.
+/// Waits that order nothing which another wait does not order too, with the place of that one; None where the
+/// stream itself does.
 ///
-/// A region is given back when the compute stream has come past its last use. So later work there comes after that by itself;
-/// and a collective waits for all that the compute stream has been given before it starts.
+/// A region is given back when the compute stream has come past its last use. So later work there comes after
+/// that by itself; and a collective waits for all that the compute stream has been given before it starts.
 fn covered_by<'a>(place: &str, places: &'a BTreeSet<String>) -> Option<Option<&'a str>> {
     let (source, queue) = place.split_once(' ').expect("SOURCE:LINE QUEUE");
     if !source.starts_with("src/backend/memory.rs:") {
         return None;
     }
-    let collective = |other: &&String| other.starts_with("src/backend/cuda/comm.rs:") && other.ends_with(queue);
+    let collective =
+        |other: &&String| other.starts_with("src/backend/cuda/comm.rs:") && other.ends_with(queue);
     Some(if queue == "Compute" { None } else { places.iter().find(collective).map(String::as_str) })
 }
 
@@ -350,7 +369,8 @@ const LIBRARY: &str = "src/backend/cuda/library.rs:";
 /// Every place in the sources that makes a stream or the host wait for an event, as `SOURCE:LINE`.
 fn waits_in_the_sources() -> Vec<String> {
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/");
-    let files = ["src/backend/cuda/*.rs", "src/backend/*.rs", "src/train/*.rs", "src/zero/*.rs", "src/optim/*.rs"];
+    let files =
+        ["src/backend/cuda/*.rs", "src/backend/*.rs", "src/train/*.rs", "src/zero/*.rs", "src/optim/*.rs"];
     let paths = files.iter().flat_map(|files| glob::glob(&format!("{root}{files}")).expect("a pattern"));
     let mut places = Vec::new();
     for path in paths {
@@ -358,7 +378,8 @@ fn waits_in_the_sources() -> Vec<String> {
         let name = path.strip_prefix(root).expect("below the root").display().to_string();
         // What passes calls on is none of them.
         for (line, text) in (1..).zip(fs::read_to_string(&path).expect("a source").lines()) {
-            let waits = ["device.wait(", "streams.wait(", "streams.sync("].iter().any(|call| text.contains(call));
+            let waits =
+                ["device.wait(", "streams.wait(", "streams.sync("].iter().any(|call| text.contains(call));
             if waits && !text.contains("self.streams.wait(queue, event)") {
                 places.push(format!("{name}:{line}"));
             }
@@ -390,9 +411,14 @@ fn each_wait_of_the_librarys_collectives_is_missed_where_it_is_left_out() {
     let list = dir.path().join("waits");
     run("whole", "demand").env("ZERO3_TEST_LIST_WAITS", &list).output().expect_success();
     let text = fs::read_to_string(&list).expect("the program lists its waits");
-    let places: BTreeSet<String> = text.lines().filter(|place| place.starts_with(LIBRARY)).map(String::from).collect();
-    let written: Vec<_> = waits_in_the_sources().into_iter().filter(|place| place.starts_with(LIBRARY)).collect();
-    assert!(!written.is_empty() && written.iter().all(|place| listed(&places, place)), "{written:?}: {places:?}");
+    let places: BTreeSet<String> =
+        text.lines().filter(|place| place.starts_with(LIBRARY)).map(String::from).collect();
+    let written: Vec<_> =
+        waits_in_the_sources().into_iter().filter(|place| place.starts_with(LIBRARY)).collect();
+    assert!(
+        !written.is_empty() && written.iter().all(|place| listed(&places, place)),
+        "{written:?}: {places:?}"
+    );
     for (at, place) in places.iter().enumerate() {
         let is_missed = cuda::orders(20).iter().any(|order| {
             let name = format!("without {at} {order}");
@@ -454,7 +480,8 @@ fn each_wait_between_streams_is_missed_where_it_is_left_out() {
     assert!(quiet.is_empty(), "no order of streams shows that these are missing: {quiet:?}; all: {places:?}");
 }
 
-/// The acceptance benchmark on GPUs: every section on NCCL's groups of all ranks, of pairs, and of some. Speed means nothing here.
+/// The acceptance benchmark on GPUs: every section on NCCL's groups of all ranks, of pairs, and of some.
+/// Speed means nothing here.
 #[test]
 fn the_acceptance_benchmark_runs_every_section_on_gpus() {
     let dir = tempfile::tempdir().expect("a temporary directory");
@@ -495,7 +522,10 @@ fn the_acceptance_benchmark_runs_every_section_on_gpus() {
         ] {
             assert_eq!(rank[fact], says, "{rank}");
         }
-        assert!(rank["cuda_driver"].is_string() && rank["device bus id"].as_str().is_some_and(|id| id.contains(':')));
+        assert!(
+            rank["cuda_driver"].is_string()
+                && rank["device bus id"].as_str().is_some_and(|id| id.contains(':'))
+        );
     }
     for exact in [
         "inventory.odd_ones_out",

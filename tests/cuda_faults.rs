@@ -1,5 +1,6 @@
-//! What CUDA lacks or does wrong is said in a sentence, with an exit code, on every rank and without a hang. On doubles of
-//! NVIDIA's libraries (tests/cuda/doubles), and on the real ones as far as they go without a GPU.
+//! What CUDA lacks or does wrong is said in a sentence, with an exit code, on every rank and without a hang.
+//! On doubles of NVIDIA's libraries (tests/cuda/doubles), and on the real ones as far as they go without a
+//! GPU.
 
 mod common;
 
@@ -68,12 +69,14 @@ fn one_rank_alone_that_lacks_something_is_named_on_three_and_five_ranks() {
         let (lacking, odd) = (cuda::doubles_without(library), n_ranks - 2);
         let program = case.path("on_other_libraries.sh");
         let text = format!(
-            "#!/bin/bash\n[ \"$OMPI_COMM_WORLD_RANK\" = {odd} ] && export LD_LIBRARY_PATH={}:$LD_LIBRARY_PATH\nexec {} \"$@\"\n",
+            "#!/bin/bash\n[ \"$OMPI_COMM_WORLD_RANK\" = {odd} ] && export \
+             LD_LIBRARY_PATH={}:$LD_LIBRARY_PATH\nexec {} \"$@\"\n",
             lacking.path().display(),
             env!("CARGO_BIN_EXE_zero3")
         );
         std::fs::write(&program, text).expect("a temporary file");
-        std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("a mode");
+        std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755))
+            .expect("a mode");
         let run = case.train(n_ranks, library, &[CUDA]).program(&program).on_doubles(n_ranks, "demand");
         let name = library.split(".so").next().expect("a name");
         expect_refusal(run, 5, &[&format!("rank {odd} cannot compute on a GPU"), "cannot be loaded", name]);
@@ -83,14 +86,16 @@ fn one_rank_alone_that_lacks_something_is_named_on_three_and_five_ranks() {
 #[test]
 fn a_device_without_the_shared_memory_of_attention_is_refused_before_the_first_step() {
     let case = Case::tiny();
-    let run = case.train(2, "shared", &[CUDA]).on_doubles(2, "demand").env("CUDA_DOUBLE_SHARED_MEMORY", "65536");
+    let run =
+        case.train(2, "shared", &[CUDA]).on_doubles(2, "demand").env("CUDA_DOUBLE_SHARED_MEMORY", "65536");
     expect_refusal(run, 5, &["gives a block 65536 bytes of shared memory, and attention needs"]);
 }
 
 #[test]
 fn libraries_of_a_newer_cuda_than_the_drivers_are_named() {
     let case = Case::tiny();
-    let run = case.train(2, "newer", &[CUDA]).on_doubles(2, "demand").env("CUDA_DOUBLE_DRIVER_VERSION", "12080");
+    let run =
+        case.train(2, "newer", &[CUDA]).on_doubles(2, "demand").env("CUDA_DOUBLE_DRIVER_VERSION", "12080");
     expect_refusal(
         run,
         5,
@@ -116,7 +121,8 @@ fn auto_takes_the_cpu_where_no_rank_has_a_gpu_and_refuses_where_some_have() {
     let auto = "run.backend=auto";
     let dir = cuda::doubles_without("libcuda.so.1");
     case.train(2, "none", &[auto, "train.steps=1"]).on_libraries(dir.path(), 2).output().expect_success();
-    let run = case.train(2, "some", &[auto]).on_doubles(2, "demand").env("CUDA_DOUBLE_FAIL", "cuInit:1:999@1");
+    let run =
+        case.train(2, "some", &[auto]).on_doubles(2, "demand").env("CUDA_DOUBLE_FAIL", "cuInit:1:999@1");
     expect_refusal(run, 5, &["rank 1 cannot compute on a GPU", "rank 0 could", "cuInit"]);
     let run = case.train(2, "all", &[auto, "train.steps=1"]).on_doubles(2, "demand");
     run.output().expect_success().expect_text("CPU double of an sm_90 GPU");
@@ -125,16 +131,22 @@ fn auto_takes_the_cpu_where_no_rank_has_a_gpu_and_refuses_where_some_have() {
 #[test]
 fn a_device_that_is_too_small_is_answered_with_the_kinds_of_memory_and_a_knob() {
     let case = Case::tiny();
-    let plan =
-        Run::new(0).arg("plan").arg(case.deck()).args([CUDA, "--ranks", "2", "--json"]).output().expect_success();
+    let plan = Run::new(0)
+        .arg("plan")
+        .arg(case.deck())
+        .args([CUDA, "--ranks", "2", "--json"])
+        .output()
+        .expect_success();
     let plan: serde_json::Value = serde_json::from_str(&plan.stdout).expect("a plan");
     let needed = plan["arena_bytes"].as_u64().unwrap_or_else(|| panic!("no arena_bytes in {plan:#}"));
-    // A little less than needed, which a knob can mend, and much less, which none can. The norm's bins take 4096 bytes more.
+    // A little less than needed, which a knob can mend, and much less, which none can. The norm's bins take
+    // 4096 bytes more.
     for (n_bytes, remedy) in [(needed + 4096 - 5000, "would fit"), (200_000, "a smaller model")] {
         let run = case.train(2, &n_bytes.to_string(), &[CUDA]).on_doubles(2, "demand");
         let output = run.env("CUDA_DOUBLE_MEMORY", n_bytes.to_string()).timeout(SOON).output().expect_code(5);
         let left = format!("the device has {} left", n_bytes - 4096);
-        for words in [&left[..], "peaks by kind", "optimizer state", "gathered params", "activations", remedy] {
+        for words in [&left[..], "peaks by kind", "optimizer state", "gathered params", "activations", remedy]
+        {
             assert!(output.text().contains(words), "{words:?} is nowhere in\n{output}");
         }
     }
@@ -190,8 +202,10 @@ fn failing_calls_of_the_driver_end_the_job() {
         ("cublasLtMatmulAlgoGetHeuristic:3:15", "cuBLASLt has no algorithm for"),
         ("cublasLtMatmul:5:13", "cuBLASLt fails at"),
     ] {
-        let run = case.train(3, call, &[CUDA]).on_doubles(3, "demand").env("CUDA_DOUBLE_FAIL", format!("{call}@1"));
-        let output = run.timeout(SOON).output().expect_code(5).expect_text(says).expect_text("zero3: rank 1 on ");
+        let run =
+            case.train(3, call, &[CUDA]).on_doubles(3, "demand").env("CUDA_DOUBLE_FAIL", format!("{call}@1"));
+        let output =
+            run.timeout(SOON).output().expect_code(5).expect_text(says).expect_text("zero3: rank 1 on ");
         assert!(!output.stderr.contains("internal error") && !output.stderr.contains("panicked"), "{output}");
     }
 }
@@ -224,7 +238,8 @@ fn nvidias_nccl_makes_ids_that_reach_three_ranks_whole() {
     // It goes on to look for what only a real device has.
     let output = run.timeout(SOON).output().expect_code(5).expect_text("ncclCommInitRankConfig failed");
     let text = output.text();
-    let ids: Vec<&str> = text.lines().filter_map(|line| line.split_once("NCCL ids of ").map(|(_, ids)| ids)).collect();
+    let ids: Vec<&str> =
+        text.lines().filter_map(|line| line.split_once("NCCL ids of ").map(|(_, ids)| ids)).collect();
     assert_eq!(ids.len(), 3, "one line of each rank\n{output}");
     assert_eq!(ids.iter().collect::<BTreeSet<_>>().len(), 1, "{ids:?}");
     let digests: Vec<&str> = ids[0].split([' ', ',']).filter(|word| word.len() == 16).collect();
@@ -237,8 +252,10 @@ fn nvidias_compiler_takes_the_embedded_kernels_with_the_options_of_the_program()
     let toolkit = cuda::fetched("scripts/cuda_compiler.sh");
     let (dir, lib) = (cuda::doubles_beside("libnvrtc.so.13"), toolkit.join("lib"));
     // The double of the driver knows machine code when it sees it, and cannot run it.
-    let run =
-        case.train(1, "real", &[CUDA]).on_doubles(1, "demand").env("LD_LIBRARY_PATH", path_of(&[dir.path(), &lib]));
+    let run = case
+        .train(1, "real", &[CUDA])
+        .on_doubles(1, "demand")
+        .env("LD_LIBRARY_PATH", path_of(&[dir.path(), &lib]));
     let output = run.output().expect_code(5).expect_text("real machine code cannot run here");
     output.expect_text("cuModuleLoadData");
 }

@@ -1,8 +1,9 @@
-//! The CUDA kernels on a machine without a GPU: they compile for every architecture without spills, with nvcc and as a node
-//! compiles them; they give the right numbers on the host shim (tests/cuda/shim), in several orders of threads and under
-//! AddressSanitizer; and these tests notice when something is wrong with them.
+//! The CUDA kernels on a machine without a GPU: they compile for every architecture without spills, with nvcc
+//! and as a node compiles them; they give the right numbers on the host shim (tests/cuda/shim), in several
+//! orders of threads and under AddressSanitizer; and these tests notice when something is wrong with them.
 //!
-//! nvcc comes from scripts/cuda_compiler.sh, which `make setup-test` runs. Where it is missing the tests fail.
+//! nvcc comes from scripts/cuda_compiler.sh, which `make setup-test` runs. Where it is missing the tests
+//! fail.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -16,7 +17,8 @@ use zero3::backend::cuda::kernels;
 /// A100, H100 and H200, B200.
 const ARCHITECTURES: [&str; 3] = ["sm_80", "sm_90", "sm_100"];
 
-/// What the numbers need: no contraction that the kernels do not ask for, and access to memory by words of other types.
+/// What the numbers need: no contraction that the kernels do not ask for, and access to memory by words of
+/// other types.
 const HOST_FLAGS: [&str; 6] =
     ["-std=c++17", "-ffp-contract=off", "-fno-strict-aliasing", "-Wall", "-Wextra", "-Wno-unknown-pragmas"];
 
@@ -25,9 +27,11 @@ fn root() -> &'static Path {
 }
 
 fn output_of(command: &mut Command) -> (Output, String) {
-    let output =
-        command.output().unwrap_or_else(|e| panic!("{command:?}: {e}. `make setup-test` installs what the tests need"));
-    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let output = command
+        .output()
+        .unwrap_or_else(|e| panic!("{command:?}: {e}. `make setup-test` installs what the tests need"));
+    let text =
+        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     (output, text)
 }
 
@@ -97,7 +101,9 @@ struct Usage {
 /// The number before `unit`, 0 where there is none.
 fn number_before(line: &str, unit: &str) -> usize {
     let words = line.find(unit).map(|end| line[..end].trim_end());
-    words.and_then(|words| words.rsplit([' ', ',']).next()).map_or(0, |number| number.parse().expect("ptxas counts"))
+    words
+        .and_then(|words| words.rsplit([' ', ',']).next())
+        .map_or(0, |number| number.parse().expect("ptxas counts"))
 }
 
 fn usages(log: &str) -> BTreeMap<String, Usage> {
@@ -107,8 +113,8 @@ fn usages(log: &str) -> BTreeMap<String, Usage> {
         if let Some((_, rest)) = line.split_once("Compiling entry function '") {
             name = rest.split('\'').next().expect("a name in quotes").into();
         } else if line.contains("bytes stack frame") {
-            let stack =
-                ["bytes stack frame", "bytes spill stores", "bytes spill loads"].map(|unit| number_before(line, unit));
+            let stack = ["bytes stack frame", "bytes spill stores", "bytes spill loads"]
+                .map(|unit| number_before(line, unit));
             usages.entry(name.clone()).or_default().stack = stack;
         } else if line.contains(" registers") {
             let usage = usages.entry(name.clone()).or_default();
@@ -151,11 +157,16 @@ fn kernels_compile_for_three_architectures_and_none_spills() {
     std::fs::write(scratch("nvcc").join("registers.txt"), &table).expect("the directory is there");
     for (usages, architecture) in compiled.iter().zip(ARCHITECTURES) {
         assert_eq!(spilled(usages, architecture), "", "kernels that use the stack");
-        assert_eq!(usages.keys().cloned().collect::<BTreeSet<_>>(), listed_kernels(), "kernels for {architecture}");
+        assert_eq!(
+            usages.keys().cloned().collect::<BTreeSet<_>>(),
+            listed_kernels(),
+            "kernels for {architecture}"
+        );
     }
 }
 
-/// Devices of little shared memory, which have architectures of their own: RTX 30 and A10, RTX 40 and L40S, RTX 50.
+/// Devices of little shared memory, which have architectures of their own: RTX 30 and A10, RTX 40 and L40S,
+/// RTX 50.
 #[test]
 fn kernels_compile_for_smaller_devices_and_none_spills() {
     let architectures = ["sm_86", "sm_89", "sm_120"];
@@ -213,7 +224,9 @@ fn kernels_move_words_of_16_bytes() {
     for entry in ptx.split(".visible .entry ").skip(1) {
         n_entries += 1;
         let name = entry.split('(').next().expect("a name");
-        let of = |exceptions: &[(&str, &str)]| !exceptions.iter().any(|(exception, _)| name.starts_with(exception));
+        let of = |exceptions: &[(&str, &str)]| {
+            !exceptions.iter().any(|(exception, _)| name.starts_with(exception))
+        };
         assert_eq!(entry.contains("ld.global.v4.u32"), of(&READS_NO_WORDS), "{name} reads words");
         assert_eq!(entry.contains("st.global.v4.u32"), of(&WRITES_NO_WORDS), "{name} writes words");
         // Tiles in shared memory as well.
@@ -231,7 +244,10 @@ fn kernels_compile_as_on_a_node_with_nvrtc_and_without_headers() {
     for (name, text) in kernels::FILES.iter().chain(&[("all.cuh", kernels::MAIN)]) {
         std::fs::write(texts.join(name), text).expect("the directory is there");
         for line in text.lines().filter(|line| line.trim_start().starts_with("#include")) {
-            assert!(kernels::FILES.iter().any(|(file, _)| line.contains(&format!("\"{file}\""))), "{name}: {line}");
+            assert!(
+                kernels::FILES.iter().any(|(file, _)| line.contains(&format!("\"{file}\""))),
+                "{name}: {line}"
+            );
         }
     }
     let (program, lib) = (dir.join("nvrtc"), toolkit().join("lib"));

@@ -1,5 +1,5 @@
-//! Ranks that die, disks that fill and numbers that blow up: the job ends soon with the right code, and nothing that was
-//! saved is lost.
+//! Ranks that die, disks that fill and numbers that blow up: the job ends soon with the right code, and
+//! nothing that was saved is lost.
 
 mod common;
 
@@ -10,7 +10,8 @@ use std::process::Command;
 use std::time::Duration;
 use zero3::checkpoint::{self, Manifest};
 
-/// A dead rank ends its job in a second; a hang lasts for ever. The limit is for a machine on which much else runs.
+/// A dead rank ends its job in a second; a hang lasts for ever. The limit is for a machine on which much else
+/// runs.
 const SOON: Duration = Duration::from_secs(90);
 
 #[track_caller]
@@ -92,7 +93,8 @@ fn killed_again_and_again_a_run_still_ends_with_the_same_bits() {
         let pid = running.pid_of_rank(i % 2);
         std::thread::sleep(Duration::from_millis(delay_ms));
         // It may be gone already, the run at its end.
-        let killed = Command::new("sh").args(["-c", "kill -9 \"$1\" 2>/dev/null", "sh", &pid.to_string()]).status();
+        let killed =
+            Command::new("sh").args(["-c", "kill -9 \"$1\" 2>/dev/null", "sh", &pid.to_string()]).status();
         n_killed += usize::from(killed.unwrap().success());
         let output = running.output();
         assert!(output.elapsed < SOON, "{output}");
@@ -105,25 +107,31 @@ fn killed_again_and_again_a_run_still_ends_with_the_same_bits() {
     assert_same_state(&case.path("whole"), &case.path("run"));
 }
 
-/// Text that repeats after a sequence: every sample is the same, so that which ones a run has seen does not matter.
+/// Text that repeats after a sequence: every sample is the same, so that which ones a run has seen does not
+/// matter.
 fn every_sample_the_same(case: &Case) {
     fs::write(case.path("text.txt"), "sixteen letters.".repeat(1000)).unwrap();
 }
 
-/// DeepSpeed #8415, #8432: an overflow on one rank poisons the moments, or the schedule moves on while all is skipped.
+/// DeepSpeed #8415, #8432: an overflow on one rank poisons the moments, or the schedule moves on while all is
+/// skipped.
 #[test]
 fn a_skipped_step_leaves_state_and_schedule_untouched_and_moves_on_in_the_data() {
     let case = Case::tiny();
     every_sample_the_same(&case);
     case.train(3, "calm", &[]).output().expect_success();
     let calm = Steps::read(&case.path("calm"));
-    // One rank each time, the last one and the first, two attempts in a row: attempts 1 and 2 (from 0) of six.
+    // One rank each time, the last one and the first, two attempts in a row: attempts 1 and 2 (from 0) of
+    // six.
     let spoilt = case.train(3, "spoilt", &[]).env("ZERO3_TEST_SPOIL", "2:1,0:2").output().expect_success();
-    assert!(spoilt.text().contains("attempt 2 skipped") && spoilt.text().contains("attempt 3 skipped"), "{spoilt}");
+    assert!(
+        spoilt.text().contains("attempt 2 skipped") && spoilt.text().contains("attempt 3 skipped"),
+        "{spoilt}"
+    );
     assert!(spoilt.text().contains("step 1 stands, 2 skipped in a row"), "{spoilt}");
 
-    // On data that are the same everywhere the run with skips must go exactly as the one without: had a skip touched a
-    // weight, a moment, the step or the learning rate, it would show.
+    // On data that are the same everywhere the run with skips must go exactly as the one without: had a skip
+    // touched a weight, a moment, the step or the learning rate, it would show.
     assert_same_curve(&calm, &Steps::read(&case.path("spoilt")));
     assert_same_state(&case.path("calm"), &case.path("spoilt"));
     let (before, after) = (newest_manifest(&case.path("calm")), newest_manifest(&case.path("spoilt")));
@@ -137,9 +145,13 @@ fn the_data_position_after_a_skip_survives_a_resume_on_another_rank_count() {
     let case = Case::tiny();
     case.train(2, "whole", &[]).env("ZERO3_TEST_SPOIL", "1:1").output().expect_success();
     // The same skip, then a death after the save of step 2, which is attempt 3.
-    let dies = case.train(2, "run", &[]).env("ZERO3_TEST_SPOIL", "1:1").env("ZERO3_TEST_FAULT", "kill@step:0:4");
+    let dies =
+        case.train(2, "run", &[]).env("ZERO3_TEST_SPOIL", "1:1").env("ZERO3_TEST_FAULT", "kill@step:0:4");
     expect_failure_soon(&dies.output());
-    assert_eq!((newest_manifest(&case.path("run")).attempts, newest_manifest(&case.path("run")).samples), (3, 18));
+    assert_eq!(
+        (newest_manifest(&case.path("run")).attempts, newest_manifest(&case.path("run")).samples),
+        (3, 18)
+    );
     case.train(3, "run", &[]).output().expect_success();
     assert_same_curve(&Steps::read(&case.path("whole")), &Steps::read(&case.path("run")));
     assert_same_state(&case.path("whole"), &case.path("run"));
@@ -171,9 +183,15 @@ fn too_many_skips_in_a_row_end_the_run_with_code_4() {
 #[test]
 fn a_learning_rate_that_blows_up_ends_with_code_4_not_with_nan_weights() {
     let case = Case::tiny();
-    let words =
-        ["optim.lr=1000", "optim.weight_decay=1000", "optim.grad_clip=0", "train.steps=60", "train.eval_every=0"];
-    let output = case.train(2, "run", &[&words[..], &["train.max_skipped_steps=3", "log.every=0"]].concat()).output();
+    let words = [
+        "optim.lr=1000",
+        "optim.weight_decay=1000",
+        "optim.grad_clip=0",
+        "train.steps=60",
+        "train.eval_every=0",
+    ];
+    let output =
+        case.train(2, "run", &[&words[..], &["train.max_skipped_steps=3", "log.every=0"]].concat()).output();
     let output = output.expect_code(4).expect_text("3 steps in a row were not finite");
     assert!(output.elapsed < SOON, "{output}");
     let (_, dir) = checkpoint::newest(&case.path("run")).unwrap().expect("a checkpoint from before");
@@ -195,7 +213,9 @@ impl Tmpfs {
             Ok(out) => String::from_utf8_lossy(&out.stderr).into_owned(),
             Err(e) => e.to_string(),
         };
-        panic!("the tests of full and read-only disks mount a tmpfs, which takes root (or `unshare -rm`): {said}");
+        panic!(
+            "the tests of full and read-only disks mount a tmpfs, which takes root (or `unshare -rm`): {said}"
+        );
     }
 }
 
@@ -235,7 +255,8 @@ fn a_full_disk_ends_with_code_5_and_the_earlier_checkpoints_restore() {
         fs::remove_dir_all(run.join("checkpoints").join(old)).unwrap();
     }
 
-    // With room again, and old checkpoints going, the same run ends with the same bits, on another rank count.
+    // With room again, and old checkpoints going, the same run ends with the same bits, on another rank
+    // count.
     case.train(3, "disk/run", &["train.steps=12", "checkpoint.keep_last=1"]).output().expect_success();
     assert_same_curve(&Steps::read(&case.path("whole")), &Steps::read(&run));
     assert_same_state(&case.path("whole"), &run);
@@ -254,7 +275,8 @@ fn a_run_directory_has_one_job_at_a_time_and_a_killed_one_leaves_no_lock() {
     for part in [&who, " (job 41): wait for its end, stop it, or set another run.dir"] {
         assert_eq!(refused.text().matches(part).count(), 1, "{part:?} is not said once\n{refused}");
     }
-    // Where the deck says so there is no lock to be refused by; that two jobs then share a directory is its author's affair.
+    // Where the deck says so there is no lock to be refused by; that two jobs then share a directory is its
+    // author's affair.
     case.train(1, "other", &["run.locking=off"]).output().expect_success();
     assert!(!case.path("other/job.lock").exists());
 

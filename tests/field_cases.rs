@@ -1,5 +1,5 @@
-//! What went wrong for people who run other ZeRO-3 programs, and is right here: cases that no other test shows by itself.
-//! docs/field_cases.md lists all of them with the tests that show them.
+//! What went wrong for people who run other ZeRO-3 programs, and is right here: cases that no other test
+//! shows by itself. docs/field_cases.md lists all of them with the tests that show them.
 
 mod common;
 
@@ -34,38 +34,47 @@ fn case_8_the_gradient_norm_is_the_same_on_any_ranks_with_any_persistence_thresh
 #[test]
 fn case_10_one_micro_batch_of_eight_is_four_of_two_and_the_loss_is_a_mean_over_tokens() {
     let case = Case::tiny();
-    let with =
-        |micro: &str, n_ranks| train(&case, n_ranks, &["train.global_batch_size=8", "train.eval_every=0", micro]);
+    let with = |micro: &str, n_ranks| {
+        train(&case, n_ranks, &["train.global_batch_size=8", "train.eval_every=0", micro])
+    };
     let whole = with("train.micro_batch_size=8", 1);
     for (micro, n_ranks) in
         [("train.micro_batch_size=2", 1), ("train.micro_batch_size=2", 3), ("train.micro_batch_size=1", 5)]
     {
         let parts = with(micro, n_ranks);
-        // Other shapes are other orders of f32 sums: 128 tokens of some 5 nats at 6e-8 each, and four updates on top.
+        // Other shapes are other orders of f32 sums: 128 tokens of some 5 nats at 6e-8 each, and four updates
+        // on top.
         for (name, tolerance) in [("loss", 1e-5), ("grad_norm", 1e-4)] {
             for (step, (a, b)) in whole.numbers(name).into_iter().zip(parts.numbers(name)).enumerate() {
-                assert!((a - b).abs() <= tolerance * a.abs(), "{name} of step {step}: {a} in one, {b} with {micro}");
+                assert!(
+                    (a - b).abs() <= tolerance * a.abs(),
+                    "{name} of step {step}: {a} in one, {b} with {micro}"
+                );
             }
         }
     }
-    // On 4 ranks two of them have two of the six micro-batches and two have one: a mean of the ranks' means would be another.
+    // On 4 ranks two of them have two of the six micro-batches and two have one: a mean of the ranks' means
+    // would be another.
     assert_same_curve(&train(&case, 1, &[]), &train(&case, 4, &[]));
 }
 
-/// PyTorch #106395: sums of many ranks in bf16 are unstable. Gradients travel in f32 unless the deck says otherwise, whatever
-/// the parameters are.
+/// PyTorch #106395: sums of many ranks in bf16 are unstable. Gradients travel in f32 unless the deck says
+/// otherwise, whatever the parameters are.
 #[test]
 fn case_12_gradients_travel_and_add_up_in_f32_by_default() {
     let case = Case::tiny();
     let words = ["zero.param_dtype=bf16", "optim.beta1=0", "optim.grad_clip=0", "train.eval_every=0"];
-    let deck = Run::new(0).arg("train").arg(case.deck()).args(words).arg("--dry-run").output().expect_success();
-    let line = deck.stdout.lines().find(|line| line.starts_with("reduce_dtype")).expect("the deck has every key");
+    let deck =
+        Run::new(0).arg("train").arg(case.deck()).args(words).arg("--dry-run").output().expect_success();
+    let line =
+        deck.stdout.lines().find(|line| line.starts_with("reduce_dtype")).expect("the deck has every key");
     assert!(line.contains("\"f32\""), "{line}");
 
     let by_default = train(&case, 3, &words);
     let asked_for = train(&case, 3, &[&words[..], &["zero.reduce_dtype=f32"]].concat());
     assert_same_curve(&by_default, &asked_for);
-    // With no first-moment decay the saved first moment is the gradient: a mean over 6 micro-batches that bf16 could not hold.
+    // With no first-moment decay the saved first moment is the gradient: a mean over 6 micro-batches that
+    // bf16 could not hold.
     let state = State::read(&case.path(&format!("run_3 {}", words.join(" "))), 4);
     let gradient = state.get("wpe.weight", Kind::Optim(OptimState::ExpAvg));
     let finer = gradient.iter().filter(|g| g.to_bits() & 0xffff != 0).count();
@@ -86,12 +95,17 @@ fn case_14_train_evaluate_train_resume_keeps_the_order_of_prefetches() {
         let computes = |e: &Value| e["name"] == "thread_name" && e["args"]["name"] == "compute";
         let threads: Vec<&Value> = events().filter(|e| computes(e)).map(|e| &e["tid"]).collect();
         let spans = || events().filter(|e| e["ph"] == "X" && threads.contains(&&e["tid"]));
-        let steps: std::collections::BTreeSet<u64> = spans().map(|e| e["args"]["step"].as_u64().unwrap()).collect();
+        let steps: std::collections::BTreeSet<u64> =
+            spans().map(|e| e["args"]["step"].as_u64().unwrap()).collect();
         let of = |pid: u64, step: u64| {
             let own = spans().filter(|e| e["pid"] == pid && e["args"]["step"] == step);
             own.map(|e| e["name"].as_str().unwrap().to_string()).collect()
         };
-        steps.iter().flat_map(|&step| (0..3).map(move |pid| (pid, step))).map(|(pid, step)| of(pid, step)).collect()
+        steps
+            .iter()
+            .flat_map(|&step| (0..3).map(move |pid| (pid, step)))
+            .map(|(pid, step)| of(pid, step))
+            .collect()
     };
     let before = orders(&[&words[..], &["train.steps=4", "log.trace=1..=4"]].concat());
     let after = orders(&[&words[..], &["train.steps=6", "log.trace=5..=6"]].concat());
@@ -102,8 +116,13 @@ fn case_14_train_evaluate_train_resume_keeps_the_order_of_prefetches() {
         assert_eq!(order, &before[0]);
     }
     // And the numbers are those of a run that was neither evaluated nor interrupted.
-    let whole =
-        ["model.n_layer=3", "zero.prefetch_units=2", "train.eval_every=0", "train.steps=6", "optim.decay_steps=6"];
+    let whole = [
+        "model.n_layer=3",
+        "zero.prefetch_units=2",
+        "train.eval_every=0",
+        "train.steps=6",
+        "optim.decay_steps=6",
+    ];
     let whole = train(&case, 2, &whole);
     for name in ["loss", "grad_norm"] {
         assert_eq!(Steps::read(&case.path("run")).column(name), whole.column(name));
@@ -114,7 +133,8 @@ fn case_14_train_evaluate_train_resume_keeps_the_order_of_prefetches() {
 #[test]
 fn case_18_ranks_pass_from_one_epoch_to_the_next_together() {
     let case = Case::tiny();
-    // 67 samples of 16 tokens, 6 a step: the epoch ends in the middle of step 12, in the middle of a micro-step on 4 ranks.
+    // 67 samples of 16 tokens, 6 a step: the epoch ends in the middle of step 12, in the middle of a
+    // micro-step on 4 ranks.
     std::fs::write(case.path("text.txt"), common::text(1200)).unwrap();
     let words = ["train.steps=14", "checkpoint.every=14"];
     let alone = train(&case, 1, &words);

@@ -13,13 +13,15 @@ const STEPS: u64 = 5;
 
 /// How many times PyTorch's own f32-to-f64 distance ours may be.
 ///
-/// Both programs round in f32 at every operation, but add in other orders, so ours is another draw of the same noise, not
-/// the same draw. The yardstick is the largest of few draws in a small tensor; that of others may well be twice as large (here
-/// up to 2.4 times), hardly ever four times. A mistake in a formula shows in the third digit, thousands of times the yardstick.
+/// Both programs round in f32 at every operation, but add in other orders, so ours is another draw of the
+/// same noise, not the same draw. The yardstick is the largest of few draws in a small tensor; that of others
+/// may well be twice as large (here up to 2.4 times), hardly ever four times. A mistake in a formula shows in
+/// the third digit, thousands of times the yardstick.
 const MANY_TIMES: f64 = 4.0;
 
-/// Relative rounding of one f32 operation. Added to the yardstick, which is 0 where PyTorch was lucky: the values compared are
-/// stored in f32 themselves, and go through a handful of operations (clipping, moments, division) on the way out.
+/// Relative rounding of one f32 operation. Added to the yardstick, which is 0 where PyTorch was lucky: the
+/// values compared are stored in f32 themselves, and go through a handful of operations (clipping, moments,
+/// division) on the way out.
 const ROUNDINGS: f64 = 4.0 * f32::EPSILON as f64;
 
 /// A model of the golden file.
@@ -102,7 +104,8 @@ impl Model {
         (values, yardstick)
     }
 
-    /// Where a run's initial weights are: of the Llama in a file of the case, under the names and rows of this program.
+    /// Where a run's initial weights are: of the Llama in a file of the case, under the names and rows of
+    /// this program.
     fn init_from(self, case: &Case) -> String {
         if let Model::Gpt2 = self {
             return format!("{}:gpt2/init", self.golden_file().display());
@@ -118,7 +121,9 @@ impl Model {
         };
         let layer = layer.chain(norms.iter().copied());
         let names = layer.flat_map(|name| [0, 1].map(|i| format!("layers.{i}.{name}.weight")));
-        for ours in names.chain(["embed_tokens.weight", "norm.weight"].into_iter().chain(head).map(String::from)) {
+        for ours in
+            names.chain(["embed_tokens.weight", "norm.weight"].into_iter().chain(head).map(String::from))
+        {
             let (mut values, mut shape) = (Vec::<f32>::new(), Vec::new());
             for name in self.golden_names(&ours) {
                 let dataset = init.dataset(&name).unwrap_or_else(|e| panic!("{name}: {e}"));
@@ -137,10 +142,12 @@ impl Model {
         match self {
             Model::Gpt2 => "",
             Model::Llama => {
-                "family = 'llama'\nn_kv_head = 2\nd_ff = 64\nrope_theta = 10000\nnorm_eps = 1e-5\ntied = false"
+                "family = 'llama'\nn_kv_head = 2\nd_ff = 64\nrope_theta = 10000\nnorm_eps = 1e-5\ntied = \
+                 false"
             }
             Model::Qwen3 => {
-                "family = 'qwen3'\nn_kv_head = 2\nhead_dim = 12\nd_ff = 64\nrope_theta = 10000\nnorm_eps = 1e-6\ntied = true"
+                "family = 'qwen3'\nn_kv_head = 2\nhead_dim = 12\nd_ff = 64\nrope_theta = 10000\nnorm_eps = \
+                 1e-6\ntied = true"
             }
         }
     }
@@ -168,7 +175,9 @@ fn assert_close(what: &str, ours: &[f64], golden: &[f64], yardstick: f64, left_o
 
 /// The golden batches as a file of tokens: a sample is its inputs and the last target.
 fn write_tokens(model: Model, case: &Case) {
-    let ints = |name: &str| model.golden().dataset(name).and_then(|d| d.read_raw::<i32>()).expect("int32 (5, 2, 16)");
+    let ints = |name: &str| {
+        model.golden().dataset(name).and_then(|d| d.read_raw::<i32>()).expect("int32 (5, 2, 16)")
+    };
     let (tokens, targets) = (ints("tokens"), ints("targets"));
     let samples = tokens.chunks(16).zip(targets.chunks(16));
     let stream = samples.flat_map(|(x, y)| x.iter().chain(y.last()));
@@ -252,8 +261,10 @@ fn first_gradient_agrees(model: Model, case: &Case) {
     let per_gradient = (1.0 - 0.9) * (1.0 / (norm + 1e-6)).min(1.0);
     let state = State::read(&case.path("run"), 1);
     for param in &state.manifest.params {
-        let ours: Vec<f64> =
-            widened(state.get(&param.name, Kind::Optim(OptimState::ExpAvg))).iter().map(|m| m / per_gradient).collect();
+        let ours: Vec<f64> = widened(state.get(&param.name, Kind::Optim(OptimState::ExpAvg)))
+            .iter()
+            .map(|m| m / per_gradient)
+            .collect();
         let (exact, yardstick) = model.tensor("f64/grad1", &param.name);
         assert_close(&format!("gradient of {}", param.name), &ours, &exact, yardstick, |_| false);
     }
@@ -261,9 +272,11 @@ fn first_gradient_agrees(model: Model, case: &Case) {
 
 fn last_weights_agree(model: Model, case: &Case) {
     let state = State::read(&case.path("run"), STEPS);
-    let mut in_golden = model.golden().group("f64/after5").and_then(|group| group.member_names()).expect("a group");
+    let mut in_golden =
+        model.golden().group("f64/after5").and_then(|group| group.member_names()).expect("a group");
     in_golden.sort();
-    let mut in_state: Vec<_> = state.manifest.params.iter().flat_map(|p| model.golden_names(&p.name)).collect();
+    let mut in_state: Vec<_> =
+        state.manifest.params.iter().flat_map(|p| model.golden_names(&p.name)).collect();
     in_state.sort();
     assert_eq!(in_state, in_golden, "parameters");
     for param in &state.manifest.params {
@@ -274,12 +287,17 @@ fn last_weights_agree(model: Model, case: &Case) {
         // AdamW's first update is g / (|g| + eps): of a clipped gradient near eps its rounding shows in full.
         let vanishes = |i: usize| gradient[i] != 0.0 && gradient[i].abs() < MANY_TIMES * MANY_TIMES * noise;
         let n_vanish = (0..param.numel).filter(|i| vanishes(*i) && !key_bias.contains(i)).count();
-        assert!(50 * n_vanish <= param.numel, "{n_vanish} gradients of {} vanish: too few are compared", param.name);
+        assert!(
+            50 * n_vanish <= param.numel,
+            "{n_vanish} gradients of {} vanish: too few are compared",
+            param.name
+        );
         assert_close(&param.name, &ours, &exact, yardstick, |i| key_bias.contains(&i) || vanishes(i));
     }
 }
 
-/// One sequence per micro-batch, so that two ranks share a step and a third has nothing to do; and both in one.
+/// One sequence per micro-batch, so that two ranks share a step and a third has nothing to do; and both in
+/// one.
 fn training_agrees(model: Model, n_ranks: usize) {
     for micro_batch_size in [1, 2] {
         let case = train(model, n_ranks, micro_batch_size, ADAMW);
@@ -327,9 +345,12 @@ fn lion_and_sgd_agree_with_pytorch_in_float64() {
         ("nesterov", "kind = 'sgd'\nlr = 0.1\nmin_lr = 0.1\nmomentum = 0.9\nnesterov = true"),
     ] {
         let golden = |name: &str| -> (Vec<f64>, f64) {
-            let dataset = file.dataset(&format!("{group}/{name}")).unwrap_or_else(|e| panic!("{group}/{name}: {e}"));
-            let apart =
-                dataset.attr("f32_run_max_abs_diff").and_then(|a| a.read_scalar::<f64>()).expect("an attribute");
+            let dataset =
+                file.dataset(&format!("{group}/{name}")).unwrap_or_else(|e| panic!("{group}/{name}: {e}"));
+            let apart = dataset
+                .attr("f32_run_max_abs_diff")
+                .and_then(|a| a.read_scalar::<f64>())
+                .expect("an attribute");
             (dataset.read_raw::<f64>().expect("numbers"), apart)
         };
         let case = train(Model::Gpt2, 3, 1, optim);
@@ -344,7 +365,8 @@ fn lion_and_sgd_agree_with_pytorch_in_float64() {
             let ours = widened(state.get(&param.name, Kind::Weight));
             let (exact, mut yardstick) = golden(&format!("after5/{}", param.name));
             let key_bias = key_bias(&param.name, param.numel);
-            // Lion goes by a sign: where the direction of a step is as small as its rounding, it may be either.
+            // Lion goes by a sign: where the direction of a step is as small as its rounding, it may be
+            // either.
             let mut left_out = vec![false; param.numel];
             if group == "lion" {
                 let (margin, noise) = golden(&format!("margin/{}", param.name));
@@ -357,6 +379,9 @@ fn lion_and_sgd_agree_with_pytorch_in_float64() {
             n_compared += param.numel;
             assert_close(&format!("{group}: {}", param.name), &ours, &exact, yardstick, |i| left_out[i]);
         }
-        assert!(50 * n_vanish <= n_compared, "{group}: {n_vanish} of {n_compared} are left out: too few are compared");
+        assert!(
+            50 * n_vanish <= n_compared,
+            "{group}: {n_vanish} of {n_compared} are left out: too few are compared"
+        );
     }
 }

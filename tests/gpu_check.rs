@@ -1,4 +1,5 @@
-//! `scripts/gpu_check.sh`, which proves a node with a GPU, on doubles of NVIDIA's libraries: from the archive alone, and within its time.
+//! `scripts/gpu_check.sh`, which proves a node with a GPU, on doubles of NVIDIA's libraries: from the archive
+//! alone, and within its time.
 //!
 //! The figures it prints here say nothing; that it comes to its end, and to the right verdict, does.
 
@@ -14,9 +15,9 @@ use tempfile::TempDir;
 
 /// What a node has without Rust and MPI.
 const TOOLS: [&str; 29] = [
-    "awk", "basename", "bash", "cat", "cp", "date", "dirname", "env", "getconf", "grep", "head", "hostname", "ln",
-    "ls", "mkdir", "paste", "readlink", "realpath", "rm", "sed", "sh", "sleep", "sort", "tail", "tar", "timeout", "tr",
-    "gzip", "uname",
+    "awk", "basename", "bash", "cat", "cp", "date", "dirname", "env", "getconf", "grep", "head", "hostname",
+    "ln", "ls", "mkdir", "paste", "readlink", "realpath", "rm", "sed", "sh", "sleep", "sort", "tail", "tar",
+    "timeout", "tr", "gzip", "uname",
 ];
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
@@ -41,7 +42,9 @@ impl Check {
         let (target, out) = (target(), tempfile::tempdir().expect("a temporary directory"));
         let mut command = Command::new("timeout");
         command.args(["-k", "5", "400", "bash"]).arg(script).arg(out.path());
-        command.env("CARGO_TARGET_DIR", target.path()).env("LD_LIBRARY_PATH", cuda::library_path(cuda::doubles()));
+        command
+            .env("CARGO_TARGET_DIR", target.path())
+            .env("LD_LIBRARY_PATH", cuda::library_path(cuda::doubles()));
         command.env("GPU_CHECK_SMALL", "1").env("GPU_CHECK_GPUS", n_gpus.to_string());
         command.env("CUDA_DOUBLE_DEVICES", n_gpus.to_string());
         Check { _target: target, out, command }
@@ -62,7 +65,8 @@ impl Check {
         let output = self.command.output().expect("coreutils has timeout");
         let text = text_of(&output);
         assert_eq!(output.status.code(), Some(code), "{text}");
-        let json = fs::read_to_string(self.out.path().join("gpu_check.json")).unwrap_or_else(|e| panic!("{e}\n{text}"));
+        let json = fs::read_to_string(self.out.path().join("gpu_check.json"))
+            .unwrap_or_else(|e| panic!("{e}\n{text}"));
         let json = serde_json::from_str(&json).unwrap_or_else(|e| panic!("{e}: {json}"));
         (text, json)
     }
@@ -105,7 +109,8 @@ fn the_archive_alone_passes_on_a_node_without_rust_and_mpi() {
     let tools = dir.path().join("tools");
     fs::create_dir(&tools).expect("a temporary directory");
     for tool in TOOLS {
-        let path = ["/usr/bin", "/bin"].map(|dir| Path::new(dir).join(tool)).into_iter().find(|path| path.exists());
+        let path =
+            ["/usr/bin", "/bin"].map(|dir| Path::new(dir).join(tool)).into_iter().find(|path| path.exists());
         symlink(path.unwrap_or_else(|| panic!("no {tool}")), tools.join(tool)).expect("a link");
     }
     let timeout = tools.join("timeout");
@@ -125,8 +130,15 @@ fn the_archive_alone_passes_on_a_node_without_rust_and_mpi() {
     let (text, json) = check.run(0);
     assert!(text.trim_end().lines().last().is_some_and(|line| line.starts_with("VALID after")), "{text}");
     let names: Vec<&str> = verdicts(&json).into_iter().map(|(name, ..)| name).collect();
-    let losses =
-        ["tiny_cpu", "tiny_gpu", "tiny_losses", "two_ranks", "two_ranks_losses", "nccl_sum", "nccl_sum_losses"];
+    let losses = [
+        "tiny_cpu",
+        "tiny_gpu",
+        "tiny_losses",
+        "two_ranks",
+        "two_ranks_losses",
+        "nccl_sum",
+        "nccl_sum_losses",
+    ];
     let all = [&["kernels"], &losses[..], &["gpt2_124m", "collectives"]].concat();
     assert_eq!(names, all, "{text}");
     // A device of no known peak has no MFU.
@@ -141,7 +153,9 @@ fn the_archive_alone_passes_on_a_node_without_rust_and_mpi() {
 fn one_gpu_takes_two_ranks_and_a_known_peak_gives_an_mfu() {
     // NCCL before 2.30, which wants two hosts, and after, which has a switch.
     for version in ["22809", "23004"] {
-        let check = Check::of_checkout(1).env("CUDA_DOUBLE_NCCL_VERSION", version).env("GPU_CHECK_PEAK_TFLOPS", "0.1");
+        let check = Check::of_checkout(1)
+            .env("CUDA_DOUBLE_NCCL_VERSION", version)
+            .env("GPU_CHECK_PEAK_TFLOPS", "0.1");
         let (text, json) = check.run(0);
         for losses in ["two_ranks_losses", "nccl_sum_losses"] {
             assert!(verdicts(&json).contains(&(losses, "PASSED", "")), "{text}");

@@ -19,9 +19,13 @@ const QWEN3: [&str; 6] = [
 
 /// A model that has learnt a little, in `run` of the case.
 fn trained(case: &Case, run: &str, words: &[&str]) {
-    case.train(2, run, &[&["train.steps=30", "train.eval_every=0", "checkpoint.every=30"][..], words].concat())
-        .output()
-        .expect_success();
+    case.train(
+        2,
+        run,
+        &[&["train.steps=30", "train.eval_every=0", "checkpoint.every=30"][..], words].concat(),
+    )
+    .output()
+    .expect_success();
 }
 
 fn sample(n_ranks: usize, run: &Path, words: &[&str]) -> String {
@@ -80,7 +84,8 @@ fn a_file_s_loss_is_the_same_on_any_number_of_ranks_and_that_of_validation() {
     std::fs::write(case.path("val.txt"), &text[30_000..30_000 + 12 * 16 + 1]).expect("a temporary file");
     let val = format!("data.val={}", case.path("val.txt").display());
     for (run, family) in [("gpt2", &[][..]), ("llama", &LLAMA)] {
-        let words = ["train.steps=30", "train.eval_every=30", "train.eval_batches=12", "checkpoint.every=30", &val];
+        let words =
+            ["train.steps=30", "train.eval_every=30", "train.eval_batches=12", "checkpoint.every=30", &val];
         case.train(2, run, &[&words[..], family].concat()).output().expect_success();
         // The model is the checkpoint's: the deck has another one.
         let whole = eval(&case, 1, run, &[&val, "--stride", "16"]);
@@ -139,7 +144,11 @@ fn a_run_prints_texts_of_its_model_and_is_the_same_run() {
             assert_same_curve(&curve, &Steps::read(&case.path(&run)));
             let summary = summary(&case.path(&run));
             assert_eq!(summary["steps_off_plan"], 0, "{summary:#}");
-            for pair in summary["peak_bytes_by_kind"].as_array().expect("a list").iter().chain([&summary["peak_bytes"]])
+            for pair in summary["peak_bytes_by_kind"]
+                .as_array()
+                .expect("a list")
+                .iter()
+                .chain([&summary["peak_bytes"]])
             {
                 assert_eq!(pair["planned"], pair["measured"], "{pair} of {summary:#}");
             }

@@ -1,5 +1,5 @@
-//! Fifty random kills of a run that saves at every step. Minutes long, so it is asked for by name:
-//! `cargo test --release --test kill_rounds -- --ignored --nocapture`. `ZERO3_KILL_ROUNDS` sets the number of kills,
+//! Fifty random kills of a run that saves at every step. Minutes long, so it is asked for by name: `cargo
+//! test --release --test kill_rounds -- --ignored --nocapture`. `ZERO3_KILL_ROUNDS` sets the number of kills,
 //! `ZERO3_KILL_SEED` their times and ranks.
 
 mod common;
@@ -18,7 +18,8 @@ fn number(variable: &str, otherwise: u64) -> u64 {
 #[test]
 #[ignore = "takes minutes: make test-slow runs it"]
 fn fifty_kills_at_random_moments_never_cost_the_last_checkpoint() {
-    let (rounds, mut state) = (number("ZERO3_KILL_ROUNDS", 50), number("ZERO3_KILL_SEED", 0x2545_f491_4f6c_dd1d));
+    let (rounds, mut state) =
+        (number("ZERO3_KILL_ROUNDS", 50), number("ZERO3_KILL_SEED", 0x2545_f491_4f6c_dd1d));
     let mut draw = |below: u64| {
         // Marsaglia's xorshift64.
         state ^= state << 13;
@@ -43,8 +44,9 @@ fn fifty_kills_at_random_moments_never_cost_the_last_checkpoint() {
         let mut words = common.to_vec();
         words.push(&async_save);
         let run = case.train(n_ranks, "run", &words).start();
-        // From before the restore to some tens of saves later. Not before MPI has started: Open MPI 4.1's launcher waits for ever
-        // for a rank that dies while it reports to it. Rank 0 signs the lock when all have met.
+        // From before the restore to some tens of saves later. Not before MPI has started: Open MPI 4.1's
+        // launcher waits for ever for a rank that dies while it reports to it. Rank 0 signs the lock when all
+        // have met.
         let signed = format!("\"pid\":{},", run.pid_of_rank(0));
         let deadline = Instant::now() + Duration::from_secs(60);
         while !std::fs::read_to_string(run_dir.join("job.lock")).is_ok_and(|text| text.contains(&signed)) {
@@ -65,7 +67,8 @@ fn fifty_kills_at_random_moments_never_cost_the_last_checkpoint() {
             assert!(verified.damage.is_empty(), "round {round}: {verified}\n{output}");
         }
         println!(
-            "round {round}: {n_ranks} ranks, {async_save}, killed {victims:?}: step {newest_step} -> {step}, code {}",
+            "round {round}: {n_ranks} ranks, {async_save}, killed {victims:?}: step {newest_step} -> {step}, \
+             code {}",
             output.code
         );
         newest_step = step;

@@ -1,12 +1,13 @@
-//! A Llama under the runtime: the same bits on every number of ranks and with every knob, and what moves and is held is what
-//! the plan says.
+//! A Llama under the runtime: the same bits on every number of ranks and with every knob, and what moves and
+//! is held is what the plan says.
 
 mod common;
 
 use common::state::{State, assert_same_state};
 use common::{Case, Run, Steps, assert_same_curve, summary};
 
-/// Three query heads on each of two key/value heads, a hidden layer that no number of ranks divides, an untied head.
+/// Three query heads on each of two key/value heads, a hidden layer that no number of ranks divides, an
+/// untied head.
 const SIZES: [&str; 6] = [
     "model.family=llama",
     "model.d_model=24",
@@ -31,7 +32,9 @@ fn train(case: &Case, n_ranks: usize, words: &[&str]) -> Trained {
     let run_dir = case.path(&run);
     let summary = summary(&run_dir);
     assert_eq!(summary["steps_off_plan"], 0, "{words:?}: {summary:#}");
-    for pair in summary["peak_bytes_by_kind"].as_array().expect("a list").iter().chain([&summary["peak_bytes"]]) {
+    for pair in
+        summary["peak_bytes_by_kind"].as_array().expect("a list").iter().chain([&summary["peak_bytes"]])
+    {
         assert_eq!(pair["planned"], pair["measured"], "{words:?}: {pair} of {summary:#}");
     }
     Trained { steps: Steps::read(&run_dir), state: State::read(&run_dir, 4) }
@@ -96,7 +99,10 @@ fn mixed_precision_gives_the_same_bits_on_any_number_of_ranks_and_stays_near_f32
     let case = Case::tiny();
     let exact = train(&case, 1, &[]);
     for (words, others) in [
-        (&BF16[..], [&["zero.stage=1"][..], &["zero.activation_checkpointing=all", "run.threads_per_rank=2"]]),
+        (
+            &BF16[..],
+            [&["zero.stage=1"][..], &["zero.activation_checkpointing=all", "run.threads_per_rank=2"]],
+        ),
         (&["zero.reduce_dtype=bf16"], [&["zero.stage=0"], &["zero.overlap=false"]]),
     ] {
         let one = train(&case, 1, words);

@@ -27,7 +27,9 @@ fn first_gradient(case: &Case, n_ranks: usize, words: &[&str]) -> State {
     case.train(n_ranks, &run, &[&ONE_GRADIENT[..], words].concat()).output().expect_success();
     let summary = summary(&case.path(&run));
     assert_eq!(summary["steps_off_plan"], 0, "{summary:#}");
-    for pair in summary["peak_bytes_by_kind"].as_array().expect("a list").iter().chain([&summary["peak_bytes"]]) {
+    for pair in
+        summary["peak_bytes_by_kind"].as_array().expect("a list").iter().chain([&summary["peak_bytes"]])
+    {
         assert_eq!(pair["planned"], pair["measured"], "{pair} of {summary:#}");
     }
     State::read(&case.path(&run), 1)
@@ -42,8 +44,9 @@ fn rounded(x: f32) -> f32 {
     if to_down < to_up || (to_down == to_up && down_is_even) { down } else { up }
 }
 
-/// The gradient of the tied embedding is the head's and the embedding's together, rounded once: what arrives in bf16 is the
-/// rounding of what arrives in f32. Two roundings, one after each use, would be off in the last bit here and there.
+/// The gradient of the tied embedding is the head's and the embedding's together, rounded once: what arrives
+/// in bf16 is the rounding of what arrives in f32. Two roundings, one after each use, would be off in the
+/// last bit here and there.
 #[test]
 fn a_tied_parameter_s_gradient_is_rounded_once_before_it_travels() {
     let case = Case::tiny();
@@ -62,20 +65,29 @@ fn a_tied_parameter_s_gradient_is_rounded_once_before_it_travels() {
                 n_inexact += usize::from(exact != got);
                 if param.name == "wte.weight" {
                     let want = rounded(exact);
-                    assert_eq!(got.to_bits(), want.to_bits(), "{i} of wte: {got:e} for {exact:e}, {params} parameters");
+                    assert_eq!(
+                        got.to_bits(),
+                        want.to_bits(),
+                        "{i} of wte: {got:e} for {exact:e}, {params} parameters"
+                    );
                 }
                 // A kernel that stores bf16 may add in another order: one rounding of 2^-8, and f32's on top.
                 let error = (got as f64 - exact as f64).abs();
                 let bound = exact.abs() as f64 * (1.0 / 256.0) * 1.01 + 1e-9;
                 assert!(error <= bound, "{i} of {}: {got:e} for {exact:e}, {params} parameters", param.name);
             }
-            assert!(n_inexact > 0 || param.numel < 100, "nothing of {} was rounded: nothing was tested", param.name);
+            assert!(
+                n_inexact > 0 || param.numel < 100,
+                "nothing of {} was rounded: nothing was tested",
+                param.name
+            );
         }
         for n_ranks in [2, 3, 5] {
             assert_same_state(&alone, &first_gradient(&case, n_ranks, &travels));
         }
         // Held over micro-steps gradients are f32 throughout; one micro-batch leaves nothing to add.
-        let held = [&param_dtype, "zero.grad_dtype=f32", "zero.reduce_dtype=f32", "zero.reduce=last_micro_step"];
+        let held =
+            [&param_dtype, "zero.grad_dtype=f32", "zero.reduce_dtype=f32", "zero.reduce=last_micro_step"];
         for n_ranks in [1, 2, 3, 5] {
             assert_same_state(&exact, &first_gradient(&case, n_ranks, &held));
         }
@@ -100,10 +112,10 @@ fn gradients_in_bf16_give_the_same_bits_on_any_number_of_ranks() {
 
 /// Ten million parameters, thirty steps, in f32 and in bf16: twenty seconds on two cores.
 ///
-/// The first loss is one forward pass, off by some roundings of 2^-9 in each logit, averaged over tokens. From there the two
-/// walk apart as two runs with other roundings do: 0.0037 nats in the mean and 0.0078 at most were seen over these 30 steps,
-/// 0.0056 and 0.034 over 60, while the loss itself moves by a tenth of a nat from batch to batch. A lost term or a wrong scale
-/// costs whole nats.
+/// The first loss is one forward pass, off by some roundings of 2^-9 in each logit, averaged over tokens.
+/// From there the two walk apart as two runs with other roundings do: 0.0037 nats in the mean and 0.0078 at
+/// most were seen over these 30 steps, 0.0056 and 0.034 over 60, while the loss itself moves by a tenth of a
+/// nat from batch to batch. A lost term or a wrong scale costs whole nats.
 #[test]
 fn ten_million_parameters_learn_in_bf16_as_in_f32() {
     let case = Case::tiny();
@@ -130,8 +142,12 @@ fn ten_million_parameters_learn_in_bf16_as_in_f32() {
     };
     let (exact, mixed) = (losses("f32", &[]), losses("bf16", &BF16));
     let apart: Vec<f64> = exact.iter().zip(&mixed).map(|(a, b)| (a - b).abs()).collect();
-    let (mean, most) = (apart.iter().sum::<f64>() / apart.len() as f64, apart.iter().copied().fold(0.0, f64::max));
-    println!("losses from {:.3} to {:.3}; apart {mean:.4} in the mean, {most:.4} at most", exact[0], exact[29]);
+    let (mean, most) =
+        (apart.iter().sum::<f64>() / apart.len() as f64, apart.iter().copied().fold(0.0, f64::max));
+    println!(
+        "losses from {:.3} to {:.3}; apart {mean:.4} in the mean, {most:.4} at most",
+        exact[0], exact[29]
+    );
     assert!(exact[0] - exact[29] > 1.0, "it learns: {exact:?}");
     assert!(apart[0] < 5e-3, "{} apart before anything was learnt", apart[0]);
     assert!(mean < 0.02 && most < 0.1, "{mean} in the mean, {most} at most: {apart:?}");

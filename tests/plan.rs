@@ -69,14 +69,22 @@ fn a_forecast_names_its_basis_its_figures_and_the_knob_to_turn() {
     assert_eq!(number("all_gather_bytes"), json["step_volume"][0]["all_gather_bytes"].as_f64().unwrap());
     // Flat rings leave a node with all slices but one.
     assert_eq!(number("leaving_node_all_gather_bytes"), number("all_gather_bytes"));
-    let gains: Vec<f64> =
-        json["advice"]["fits"].as_array().unwrap().iter().map(|turn| turn["gain"].as_f64().unwrap()).collect();
+    let gains: Vec<f64> = json["advice"]["fits"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|turn| turn["gain"].as_f64().unwrap())
+        .collect();
     assert!(gains.len() > 8 && gains.is_sorted_by(|a, b| a >= b), "{gains:?}");
     // What is advised gives what it says: the change as a word of the command line.
     let best = &json["advice"]["fits"][0];
     let change: Vec<&str> = best["change"].as_str().unwrap().split(' ').collect();
     let base_batch = format!("train.global_batch_size={}", json["n_micro"].as_u64().unwrap());
-    let batch = if change.iter().any(|c| c.starts_with("train.global_batch_size")) { vec![] } else { vec![base_batch] };
+    let batch = if change.iter().any(|c| c.starts_with("train.global_batch_size")) {
+        vec![]
+    } else {
+        vec![base_batch]
+    };
     let batch: Vec<&str> = batch.iter().map(String::as_str).collect();
     let turned = self::json(&plan(&[&words[..], &batch, &change, &["--json"]].concat()).expect_success());
     let (told, got) = (&best["forecast"]["step_s"], &turned["forecast"]["step_s"]);
@@ -85,13 +93,15 @@ fn a_forecast_names_its_basis_its_figures_and_the_knob_to_turn() {
 
 #[test]
 fn a_model_that_is_too_large_is_answered_with_what_would_fit() {
-    let text = plan(&["--model", "llama3-70b", "--ranks", "8", "--hardware", "a100-40gb"]).expect_success().stdout;
+    let text =
+        plan(&["--model", "llama3-70b", "--ranks", "8", "--hardware", "a100-40gb"]).expect_success().stdout;
     assert!(
         text.contains("DOES NOT FIT") && text.contains("\nto fit 37.3 GiB: ") && text.contains("would fit"),
         "{text}"
     );
     // What does not fit now, and is faster, says what would make it fit.
-    let words = ["--model", "llama2-7b", "--ranks", "64", "--hardware", "h100", "zero.activation_checkpointing=all"];
+    let words =
+        ["--model", "llama2-7b", "--ranks", "64", "--hardware", "h100", "zero.activation_checkpointing=all"];
     let json = json(&plan(&[&words[..], &["train.micro_batch_size=8", "--json"]].concat()).expect_success());
     assert_eq!(json["forecast"]["fits"], true);
     let too_large = json["advice"]["too_large"].as_array().unwrap();
@@ -99,10 +109,16 @@ fn a_model_that_is_too_large_is_answered_with_what_would_fit() {
         .iter()
         .find(|turn| turn["change"] == "zero.activation_checkpointing=none")
         .expect("faster, too large");
-    assert!(plain["gain"].as_f64().unwrap() > 0.1 && plain["remedy"]["gain"].as_f64().unwrap() > 0.1, "{plain}");
+    assert!(
+        plain["gain"].as_f64().unwrap() > 0.1 && plain["remedy"]["gain"].as_f64().unwrap() > 0.1,
+        "{plain}"
+    );
     assert!(too_large.iter().all(|turn| turn["forecast"]["fits"] == false));
     let text = plan(&[&words[..], &["train.micro_batch_size=8"]].concat()).expect_success().stdout;
-    assert!(text.contains("or two together: zero.activation_checkpointing=none train.micro_batch_size=4"), "{text}");
+    assert!(
+        text.contains("or two together: zero.activation_checkpointing=none train.micro_batch_size=4"),
+        "{text}"
+    );
     assert!(json["advice"]["fits"].as_array().unwrap().iter().all(|turn| turn["forecast"]["fits"] == true));
 }
 
@@ -110,8 +126,18 @@ fn a_model_that_is_too_large_is_answered_with_what_would_fit() {
 fn a_sweep_to_4096_ranks_writes_csv_and_svg() {
     let case = Case::tiny();
     let (csv, svg) = (case.path("s.csv").display().to_string(), case.path("s.svg").display().to_string());
-    let words =
-        ["--model", "llama2-7b", "--hardware", "h100", "--sweep", "ranks=8..4096", "--csv", &csv, "--figure", &svg];
+    let words = [
+        "--model",
+        "llama2-7b",
+        "--hardware",
+        "h100",
+        "--sweep",
+        "ranks=8..4096",
+        "--csv",
+        &csv,
+        "--figure",
+        &svg,
+    ];
     let output = plan(&words).expect_success();
     assert!(output.stdout.contains("not verified"), "{output}");
     let table = std::fs::read_to_string(&csv).unwrap();
@@ -123,11 +149,16 @@ fn a_sweep_to_4096_ranks_writes_csv_and_svg() {
         ["8", "16", "32", "64", "128", "256", "512", "1024", "2048", "4096"]
     );
     let column = |name: &str| header.iter().position(|h| *h == name).unwrap();
-    let received: Vec<f64> = rows.iter().map(|row| row[column("all_gather_bytes")].parse().unwrap()).collect();
+    let received: Vec<f64> =
+        rows.iter().map(|row| row[column("all_gather_bytes")].parse().unwrap()).collect();
     assert!(received.is_sorted(), "(N-1)/N of everything: {received:?}");
     assert_eq!(rows[0][column("leaving_node_all_gather_bytes")], "0", "one node");
     let picture = std::fs::read_to_string(&svg).unwrap();
-    assert!(picture.starts_with("<svg") && picture.contains("4096") && picture.contains("H100"), "{}", &picture[..200]);
+    assert!(
+        picture.starts_with("<svg") && picture.contains("4096") && picture.contains("H100"),
+        "{}",
+        &picture[..200]
+    );
 }
 
 #[test]
@@ -163,14 +194,19 @@ fn any_key_can_be_swept_and_what_cannot_be_planned_says_why() {
 fn bad_hardware_files_are_refused_with_key_value_and_what_would_do() {
     let case = Case::tiny();
     let good =
-        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("inputs/hardware/h100.toml")).unwrap();
+        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("inputs/hardware/h100.toml"))
+            .unwrap();
     let write = |text: &str| std::fs::write(case.path("bad.toml"), text).unwrap();
     let refused = |says: &[&str]| {
         let words = ["plan", "deck.toml", "--ranks", "2", "--hardware", "bad.toml"];
         expect_refusal(Run::new(0).dir(&case.path("")).args(words).output(), says);
     };
     write(&good.replace("memory_gb = 80", "memory_gb = -80\nmemroy = 3"));
-    refused(&["bad.toml has 2 faults", "device.memory_gb = -80: a number from", "device.memroy = 3: no such key"]);
+    refused(&[
+        "bad.toml has 2 faults",
+        "device.memory_gb = -80: a number from",
+        "device.memroy = 3: no such key",
+    ]);
     write("");
     refused(&["hardware.name = missing", "network.gb_per_s = missing"]);
     write("[device\n");
@@ -179,7 +215,10 @@ fn bad_hardware_files_are_refused_with_key_value_and_what_would_do() {
         plan(&["--model", "llama-1b", "--ranks", "2", "--hardware", "tpu"]),
         &["neither a file nor one of a100-40gb"],
     );
-    expect_refusal(plan(&["--model", "llama-1b", "--ranks", "2", "node.gb_per_s=3"]), &["name one with --hardware"]);
+    expect_refusal(
+        plan(&["--model", "llama-1b", "--ranks", "2", "node.gb_per_s=3"]),
+        &["name one with --hardware"],
+    );
     expect_refusal(plan(&["--params", "1M", "--ranks", "2"]), &["the smallest model of 50257 tokens"]);
     let words = ["--model", "llama-1b", "--ranks", "32", "--ranks-per-node", "16", "--hardware", "h100"];
     expect_refusal(plan(&words), &["has 8 devices"]);
@@ -209,8 +248,14 @@ fn a_calibrated_machine_is_a_hardware_file_that_predictions_read() {
 #[track_caller]
 fn calibrates(n_ranks: usize) {
     let case = Case::tiny();
-    let run =
-        Run::new(n_ranks).dir(&case.path("")).args(["plan", "--calibrate", "--rounds", "1", "--out", "this.toml"]);
+    let run = Run::new(n_ranks).dir(&case.path("")).args([
+        "plan",
+        "--calibrate",
+        "--rounds",
+        "1",
+        "--out",
+        "this.toml",
+    ]);
     let output = run.timeout(Duration::from_secs(600)).output().expect_success();
     for part in [
         "fits: ",

@@ -87,9 +87,18 @@ fn counters_agree(n_ranks: usize, way: Way, env: &[(&str, &str)]) -> u64 {
             Way::Reading => (by_reading, by_messages),
         };
         assert_eq!((gathered, reduced), used, "rank {rank} of {n_ranks}: zero3 left, calls right");
-        assert_eq!(counted.data_queues(), (2, 2), "rank {rank} of {n_ranks}: threads and communicators of its queues");
-        assert_eq!(unused, (0, 0), "rank {rank} of {n_ranks}: bytes that travelled another way than asked for");
-        for other in ["MPI_Ireduce_scatter", "MPI_Ireduce_scatter_block", "MPI_Reduce_scatter_block", "MPI_Allgatherv"]
+        assert_eq!(
+            counted.data_queues(),
+            (2, 2),
+            "rank {rank} of {n_ranks}: threads and communicators of its queues"
+        );
+        assert_eq!(
+            unused,
+            (0, 0),
+            "rank {rank} of {n_ranks}: bytes that travelled another way than asked for"
+        );
+        for other in
+            ["MPI_Ireduce_scatter", "MPI_Ireduce_scatter_block", "MPI_Reduce_scatter_block", "MPI_Allgatherv"]
         {
             assert_eq!(counted.calls(other), 0, "{other} moves bytes that nobody counts");
         }

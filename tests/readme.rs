@@ -42,8 +42,11 @@ fn stage() -> tempfile::TempDir {
 /// Ranks and arguments of a command that starts zero3; without a launcher 0 ranks.
 fn zero3(line: &str) -> Option<(usize, Vec<&str>)> {
     let (launch, words) = line.split_once("target/release/zero3")?;
-    let n_ranks =
-        launch.split_whitespace().skip_while(|w| *w != "-n").nth(1).map_or(0, |n| n.parse().expect("a number"));
+    let n_ranks = launch
+        .split_whitespace()
+        .skip_while(|w| *w != "-n")
+        .nth(1)
+        .map_or(0, |n| n.parse().expect("a number"));
     Some((n_ranks, words.split_whitespace().collect()))
 }
 
@@ -51,7 +54,9 @@ fn zero3(line: &str) -> Option<(usize, Vec<&str>)> {
 fn every_target_of_the_makefile_is_there_once_and_says_what_it_is_for() {
     let text = std::fs::read_to_string(root().join("Makefile")).expect("a Makefile");
     let phony = text.lines().find_map(|line| line.strip_prefix(".PHONY: ")).expect("a list of targets");
-    let rules = |target: &str| text.lines().filter(|line| line.starts_with(&format!("{target}:"))).collect::<Vec<_>>();
+    let rules = |target: &str| {
+        text.lines().filter(|line| line.starts_with(&format!("{target}:"))).collect::<Vec<_>>()
+    };
     for target in phony.split_whitespace() {
         let rules = rules(target);
         assert!(rules.len() == 1 && rules[0].contains(" ## "), "{target}: {rules:?}");
@@ -87,7 +92,8 @@ fn every_command_of_the_readme_works() {
             let accepts = words[0] == "accept";
             let output = Run::new(n_ranks).args(words).dir(dir.path()).output();
             let output = if accepts {
-                // Other tests run beside this one and take cores away: that may cost the acceptance, not the validity.
+                // Other tests run beside this one and take cores away: that may cost the acceptance, not the
+                // validity.
                 assert!([0, 3].contains(&output.code), "{line}\n{output}");
                 output.expect_text("\nVALID")
             } else {

@@ -1,7 +1,8 @@
-//! `zero3 report` of real runs: figures and a page, of runs that ended well, were stopped, restored, skipped steps or were killed; and
-//! the page in a browser.
+//! `zero3 report` of real runs: figures and a page, of runs that ended well, were stopped, restored, skipped
+//! steps or were killed; and the page in a browser.
 //!
-//! The browser is Debian's `chromium` (`make setup-test`), or the program that CHROMIUM names; without one the test fails.
+//! The browser is Debian's `chromium` (`make setup-test`), or the program that CHROMIUM names; without one
+//! the test fails.
 
 mod common;
 
@@ -39,15 +40,29 @@ fn browse(page: &Path, more: &[&str]) -> (String, Vec<String>) {
     let profile = tempfile::tempdir().expect("a temporary directory");
     let program = std::env::var_os("CHROMIUM").unwrap_or_else(|| "chromium".into());
     let mut command = Command::new("timeout");
-    command.arg("60").arg(&program).args(["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]);
-    command.args(["--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"]);
+    command.arg("60").arg(&program).args([
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--hide-scrollbars",
+    ]);
+    command.args([
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+    ]);
     // Nothing outside answers, whatever asks for it.
     command.args(["--host-resolver-rules=MAP * ~NOTFOUND", "--enable-logging=stderr", "--log-level=0"]);
     command.arg(format!("--user-data-dir={}", profile.path().display())).args(more);
     command.arg(format!("file://{}", page.display()));
     let out = command.output().unwrap_or_else(|e| panic!("`timeout` of coreutils: {e}"));
     let stderr = String::from_utf8_lossy(&out.stderr).into_owned();
-    assert!(out.status.success(), "{program:?} (install chromium, or set CHROMIUM): {}\n{stderr}", out.status);
+    assert!(
+        out.status.success(),
+        "{program:?} (install chromium, or set CHROMIUM): {}\n{stderr}",
+        out.status
+    );
     let console = stderr.lines().filter(|line| line.contains(":CONSOLE")).map(String::from).collect();
     (String::from_utf8_lossy(&out.stdout).into_owned(), console)
 }
@@ -86,7 +101,9 @@ fn a_restored_run_with_a_skipped_step_has_every_figure_and_its_page_opens_in_a_b
             assert!(text(name).contains(&format!("data-rank=\"{rank}\"")), "rank {rank} in {name}");
         }
     }
-    assert!(text("timeline.svg").contains("The first 4 of 5 ranks") && text("timeline.svg").contains("Step 5 "));
+    assert!(
+        text("timeline.svg").contains("The first 4 of 5 ranks") && text("timeline.svg").contains("Step 5 ")
+    );
     let page = fs::read_to_string(run.join("report.html")).expect("a page");
     // The trace is of the plan: at each instruction the ledger held what was planned.
     assert!(page.contains("the ledger held what was planned, to the byte."), "the memory figure's caption");
@@ -102,10 +119,15 @@ fn a_restored_run_with_a_skipped_step_has_every_figure_and_its_page_opens_in_a_b
     assert_eq!(dom.matches("<section class=\"answer\">").count(), 5);
     assert_eq!(dom.matches("<figure ").count(), FIGURES.len());
     let nested = dom.matches("<g transform=\"translate").count();
-    assert_eq!(dom.matches("<svg ").count() - nested, 2 * FIGURES.len(), "in both themes, charts within them apart");
+    assert_eq!(
+        dom.matches("<svg ").count() - nested,
+        2 * FIGURES.len(),
+        "in both themes, charts within them apart"
+    );
     // A page that asks for something outside would be seen: its own policy refuses, and the console says so.
     let spoilt = case.path("spoilt.html");
-    fs::write(&spoilt, page.replace("<main>", "<main><img src=\"https://example.com/x.png\">")).expect("a page");
+    fs::write(&spoilt, page.replace("<main>", "<main><img src=\"https://example.com/x.png\">"))
+        .expect("a page");
     let (_, console) = browse(&spoilt, &["--dump-dom"]);
     assert!(console.iter().any(|line| line.contains("Content Security Policy")), "{console:?}");
 }
@@ -119,8 +141,10 @@ fn the_page_is_light_or_dark_as_the_reader_has_it_and_not_blank() {
     let mut pages = Vec::new();
     for (theme, scheme) in [("light", "1"), ("dark", "0")] {
         let shot = case.path(&format!("{theme}.png"));
-        let (screenshot, setting) =
-            (format!("--screenshot={}", shot.display()), format!("--blink-settings=preferredColorScheme={scheme}"));
+        let (screenshot, setting) = (
+            format!("--screenshot={}", shot.display()),
+            format!("--blink-settings=preferredColorScheme={scheme}"),
+        );
         browse(&page, &["--window-size=1000,3000", &screenshot, &setting]);
         let (share, color) = ink(&shot);
         assert!(share > 0.05, "{share} of the {theme} page is drawn on");
@@ -143,7 +167,8 @@ fn odd_runs_are_drawn_as_far_as_they_go() {
     for (n, name, keys) in runs {
         case.train(n, name, keys).output().expect_success();
         let (run, figures) = (case.path(name), case.path(name).join("figures"));
-        let report = Run::new(0).arg("report").arg(&run).arg("--figures").arg(&figures).arg("--html").output();
+        let report =
+            Run::new(0).arg("report").arg(&run).arg("--figures").arg(&figures).arg("--html").output();
         let said = report.expect_success().text();
         let is_traced = keys.contains(&"log.trace=2");
         assert_eq!(said.contains("log.trace"), !is_traced, "{said}");
@@ -169,8 +194,13 @@ fn what_is_no_run_directory_gives_one_error_and_no_file() {
     let (figures, html) = (case.path("out"), case.path("out.html"));
     fs::create_dir(case.path("empty")).expect("a directory");
     for run in ["empty", "missing", "text.txt"] {
-        let report =
-            Run::new(0).arg("report").arg(case.path(run)).arg("--figures").arg(&figures).arg("--html").arg(&html);
+        let report = Run::new(0)
+            .arg("report")
+            .arg(case.path(run))
+            .arg("--figures")
+            .arg(&figures)
+            .arg("--html")
+            .arg(&html);
         let output = report.output().expect_code(2);
         assert!(output.stdout.is_empty() && output.stderr.lines().count() == 1, "{output}");
         assert!(!figures.exists() && !html.exists());
@@ -185,11 +215,20 @@ fn the_committed_figures_are_what_this_program_draws() {
     let run = format!("run.dir={}", case.path("run").display());
     // As scripts/figures.sh has it, but for a shorter run: these figures are of the plan alone.
     let keys = ["train.steps=1", "train.global_batch_size=12", "train.eval_every=0", "checkpoint.every=0"];
-    Run::new(3).dir(repository).args(["train", "inputs/tiny.toml"]).arg(run).args(keys).output().expect_success();
+    Run::new(3)
+        .dir(repository)
+        .args(["train", "inputs/tiny.toml"])
+        .arg(run)
+        .args(keys)
+        .output()
+        .expect_success();
     let figures = case.path("figures");
     Run::new(0).arg("report").arg(case.path("run")).arg("--figures").arg(&figures).output().expect_success();
     for name in both(&["storage", "compute", "ownership", "stages"]) {
         let read = |dir: &Path| fs::read_to_string(dir.join(format!("{name}.svg"))).expect("a figure");
-        assert!(read(&figures) == read(&repository.join("docs/figures")), "{name}.svg is another: run `make figures`");
+        assert!(
+            read(&figures) == read(&repository.join("docs/figures")),
+            "{name}.svg is another: run `make figures`"
+        );
     }
 }

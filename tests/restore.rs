@@ -1,5 +1,5 @@
-//! A run that was interrupted goes on as if it had not been, on whatever number of ranks; what cannot go on is refused, and
-//! nothing of an earlier run is lost.
+//! A run that was interrupted goes on as if it had not been, on whatever number of ranks; what cannot go on
+//! is refused, and nothing of an earlier run is lost.
 
 mod common;
 
@@ -29,7 +29,8 @@ fn copy_dir(from: &Path, to: &Path) {
     }
 }
 
-/// The run as a machine that died after saving `step` left it: the newest checkpoint is of that step, the log may be longer.
+/// The run as a machine that died after saving `step` left it: the newest checkpoint is of that step, the log
+/// may be longer.
 fn copy_as_of(case: &Case, from: &str, to: &str, step: u64) {
     let (from, to) = (case.path(from), case.path(to));
     copy_dir(&step_dir(&from, step), &step_dir(&to, step));
@@ -45,7 +46,9 @@ fn assert_rows(run_dir: &Path, last: u64) {
     let csv: Vec<u64> = Steps::read(run_dir).numbers("step").iter().map(|&step| step as u64).collect();
     assert_eq!(csv, expected, "steps.csv");
     let json = fs::read_to_string(run_dir.join("steps.jsonl")).expect("a log");
-    let row = |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap_or_else(|e| panic!("{e}: {line:?}"));
+    let row = |line: &str| {
+        serde_json::from_str::<serde_json::Value>(line).unwrap_or_else(|e| panic!("{e}: {line:?}"))
+    };
     let json: Vec<u64> = json.lines().map(|line| row(line)["step"].as_u64().expect("a step")).collect();
     assert_eq!(json, expected, "steps.jsonl");
 }
@@ -135,7 +138,8 @@ fn saved_on_eight_ranks_goes_on_on_any_number() {
     saved_on(8);
 }
 
-/// DeepSpeed #2898, #3810: a checkpoint of one rank count is refused on another. torchtitan #811, #816: the data position is lost.
+/// DeepSpeed #2898, #3810: a checkpoint of one rank count is refused on another. torchtitan #811, #816: the
+/// data position is lost.
 #[test]
 fn a_run_that_changes_its_rank_count_at_every_step_is_the_same_run() {
     let case = Case::tiny();
@@ -152,8 +156,8 @@ fn a_run_that_changes_its_rank_count_at_every_step_is_the_same_run() {
     assert_rows(&moved, 4);
 }
 
-/// Every optimizer: the same bits on 1, 2, 3, 5 and 7 ranks and in every stage, over four restores; at rest what its row of the
-/// table says; its checkpoints go through the tools, and another optimizer refuses them.
+/// Every optimizer: the same bits on 1, 2, 3, 5 and 7 ranks and in every stage, over four restores; at rest
+/// what its row of the table says; its checkpoints go through the tools, and another optimizer refuses them.
 #[test]
 fn runs_of_lion_and_sgd_change_ranks_and_stages_at_every_step_and_are_the_same_runs() {
     const BF16: &[&str] = &["zero.param_dtype=bf16", "zero.grad_dtype=bf16", "zero.reduce_dtype=bf16"];
@@ -191,7 +195,9 @@ fn runs_of_lion_and_sgd_change_ranks_and_stages_at_every_step_and_are_the_same_r
         };
         let cut = case.path("cut");
         ckpt(&[Path::new("verify"), &moved]).expect_success();
-        ckpt(&[Path::new("inspect"), &moved]).expect_success().expect_text(&format!("{kind}, 4 updates, keeps "));
+        ckpt(&[Path::new("inspect"), &moved])
+            .expect_success()
+            .expect_text(&format!("{kind}, 4 updates, keeps "));
         ckpt(&[Path::new("reshard"), &moved, &cut, Path::new("--ranks"), Path::new("3")]).expect_success();
         ckpt(&[Path::new("diff"), &whole, &cut]).expect_success().expect_text("equal: ");
         ckpt(&[Path::new("export"), &cut, &case.path("exported")]).expect_success();
@@ -299,7 +305,11 @@ fn resume_from_an_earlier_step_sets_later_ones_aside() {
     assert_same_curve(&whole, &Steps::read(&run));
     assert_same_state(&state, &State::read(&run, 4));
     for step in [3, 4] {
-        assert_eq!(State::read(&run.join("previous_1"), step).manifest.world_size, 2, "the old step {step} is kept");
+        assert_eq!(
+            State::read(&run.join("previous_1"), step).manifest.world_size,
+            2,
+            "the old step {step} is kept"
+        );
     }
 }
 
@@ -391,7 +401,8 @@ fn changed_data_are_refused_unless_the_deck_allows_them() {
     fs::write(case.path("text.txt"), changed).expect("a temporary file");
     let on = ["train.steps=6", "optim.decay_steps=4"];
     refused(&case, 3, &on, &["the data differ", "data.allow_changed=true"]);
-    train(&case, 3, "run", &[&on[..], &["data.allow_changed=true"]].concat()).expect_text("the data are not those");
+    train(&case, 3, "run", &[&on[..], &["data.allow_changed=true"]].concat())
+        .expect_text("the data are not those");
     assert_rows(&case.path("run"), 6);
 }
 
@@ -406,8 +417,18 @@ fn another_model_is_refused_by_the_names_of_its_parameters() {
         &wider,
         &["wte.weight is [256, 20] in the checkpoint and [256, 24] in the deck", "h.1.ln_2.bias"],
     );
-    refused(&case, 1, &["train.steps=6", "model.n_layer=3"], &["h.2.attn.c_attn.weight is not in the checkpoint"]);
-    refused(&case, 2, &["train.steps=6", "model.n_layer=1"], &["h.1.mlp.c_proj.bias is in the checkpoint but not"]);
+    refused(
+        &case,
+        1,
+        &["train.steps=6", "model.n_layer=3"],
+        &["h.2.attn.c_attn.weight is not in the checkpoint"],
+    );
+    refused(
+        &case,
+        2,
+        &["train.steps=6", "model.n_layer=1"],
+        &["h.1.mlp.c_proj.bias is in the checkpoint but not"],
+    );
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Every knob of the runtime has its effect in the ledger, the counters or the trace, and, where it should, the same
-//! bits. And the program answers for what it did.
+//! Every knob of the runtime has its effect in the ledger, the counters or the trace, and, where it should,
+//! the same bits. And the program answers for what it did.
 
 mod common;
 
@@ -32,7 +32,8 @@ impl Trained {
         let s = &self.summary;
         assert_eq!(s["steps_off_plan"], 0, "{s:#}");
         let kinds = s["peak_bytes_by_kind"].as_array().expect("a list").iter();
-        let rest = ["all_gather_bytes_per_step", "reduce_scatter_bytes_per_step", "peak_bytes"].map(|name| &s[name]);
+        let rest =
+            ["all_gather_bytes_per_step", "reduce_scatter_bytes_per_step", "peak_bytes"].map(|name| &s[name]);
         for pair in kinds.chain(rest).chain([&s["resident"]["bytes"]]) {
             assert_eq!(pair["planned"], pair["measured"], "{pair} of {s:#}");
         }
@@ -81,12 +82,20 @@ fn the_stages_hold_and_move_their_published_bytes_and_give_the_same_bits() {
             let run = Trained::of(&case, n, &words);
             assert_same(&alone, &run);
             let padded = run.padded(n);
-            assert_eq!(run.resident(), whole[stage] * padded + cut[stage] * padded / n, "stage {stage} at rest");
+            assert_eq!(
+                run.resident(),
+                whole[stage] * padded + cut[stage] * padded / n,
+                "stage {stage} at rest"
+            );
             // Elements that arrive when everything is exchanged once, over all ranks.
             let once = (padded * (n - 1)) as u64;
             let n_steps = run.steps.rows.len() as u64;
             // Each of the 6 micro-batches' gradients reaches every owner but the one that computed it.
-            assert_eq!(run.received("train_reduce_scatter"), n_steps * 6 * (once / n as u64) * size, "stage {stage}");
+            assert_eq!(
+                run.received("train_reduce_scatter"),
+                n_steps * 6 * (once / n as u64) * size,
+                "stage {stage}"
+            );
             if stage < 3 {
                 assert_eq!(
                     run.received("train_all_gather"),
@@ -101,10 +110,12 @@ fn the_stages_hold_and_move_their_published_bytes_and_give_the_same_bits() {
 #[test]
 fn persistent_parameters_stay_whole_and_cost_one_gather_a_step() {
     let case = Case::tiny();
-    let (plain, kept) = (Trained::of(&case, 3, &[]), Trained::of(&case, 3, &["zero.persistence_threshold_bytes=400"]));
+    let (plain, kept) =
+        (Trained::of(&case, 3, &[]), Trained::of(&case, 3, &["zero.persistence_threshold_bytes=400"]));
     assert_same(&plain, &kept);
     let small = |p: &&zero3::checkpoint::manifest::Param| p.numel * 4 <= 400;
-    let persistent: usize = plain.state.manifest.params.iter().filter(small).map(|p| p.numel.div_ceil(3) * 3).sum();
+    let persistent: usize =
+        plain.state.manifest.params.iter().filter(small).map(|p| p.numel.div_ceil(3) * 3).sum();
     assert!(persistent > 0);
     // Two thirds of each are what a slice alone would not hold.
     assert_eq!(kept.resident() - plain.resident(), 4 * persistent / 3 * 2);
@@ -115,7 +126,8 @@ fn persistent_parameters_stay_whole_and_cost_one_gather_a_step() {
 #[test]
 fn parameters_kept_from_forward_to_backward_move_less_and_hold_more() {
     let case = Case::tiny();
-    let (plain, kept) = (Trained::of(&case, 2, &[]), Trained::of(&case, 2, &["zero.release_after_forward=false"]));
+    let (plain, kept) =
+        (Trained::of(&case, 2, &[]), Trained::of(&case, 2, &["zero.release_after_forward=false"]));
     assert_same(&plain, &kept);
     assert!(kept.received("train_all_gather") < plain.received("train_all_gather"));
     assert!(kept.peak("gathered") > plain.peak("gathered"));
@@ -133,7 +145,10 @@ fn recomputed_activations_hold_less_and_change_no_bit() {
     for other in [&all, &some] {
         assert_same(&plain, other);
     }
-    assert!(all.peak("activation") < some.peak("activation") && some.peak("activation") < plain.peak("activation"));
+    assert!(
+        all.peak("activation") < some.peak("activation")
+            && some.peak("activation") < plain.peak("activation")
+    );
     let mixed = with(&BF16, 2);
     assert_same(&mixed, &with(&[&BF16[..], &["zero.activation_checkpointing=all"]].concat(), 3));
 }
@@ -172,15 +187,18 @@ fn smaller_gather_buckets_make_more_calls_with_the_same_bytes() {
     assert!(spans(&cut_trace, "all_gather").len() > spans(&trace, "all_gather").len());
     // The trace holds every byte of the step, on every rank.
     for (run, trace) in [(&plain, &trace), (&cut, &cut_trace)] {
-        for (cat, column) in [("all_gather", "all_gather_bytes"), ("reduce_scatter", "reduce_scatter_bytes")] {
-            let bytes: f64 = spans(trace, cat).iter().map(|e| e["args"]["bytes"].as_f64().unwrap_or(0.0)).sum();
+        for (cat, column) in [("all_gather", "all_gather_bytes"), ("reduce_scatter", "reduce_scatter_bytes")]
+        {
+            let bytes: f64 =
+                spans(trace, cat).iter().map(|e| e["args"]["bytes"].as_f64().unwrap_or(0.0)).sum();
             assert_eq!(bytes, run.steps.numbers(&format!("{column}_max"))[1], "{cat}");
         }
     }
     // A release names its bytes, and the counter beside it has come down by them.
     let live = |ph: &str, ts: f64| {
         let events = trace["traceEvents"].as_array().expect("a list").iter();
-        let at = |e: &&Value| e["ph"] == ph && e["pid"] == 1 && (e["ts"].as_f64().expect("us") - ts).abs() < 1e-6;
+        let at =
+            |e: &&Value| e["ph"] == ph && e["pid"] == 1 && (e["ts"].as_f64().expect("us") - ts).abs() < 1e-6;
         events.filter(at).find_map(|e| e["args"]["bytes"].as_f64()).expect("an event there")
     };
     let counters: Vec<&Value> = {
@@ -189,7 +207,8 @@ fn smaller_gather_buckets_make_more_calls_with_the_same_bytes() {
     };
     for release in spans(&trace, "release") {
         let (start, dur) = (release["ts"].as_f64().expect("us"), release["dur"].as_f64().expect("us"));
-        let before = counters.iter().rfind(|c| c["ts"].as_f64().expect("us") <= start).expect("compute came before");
+        let before =
+            counters.iter().rfind(|c| c["ts"].as_f64().expect("us") <= start).expect("compute came before");
         let dropped = before["args"]["bytes"].as_f64().expect("bytes") - live("C", start + dur);
         assert_eq!(release["args"]["bytes"].as_f64(), Some(dropped), "{release}");
     }
@@ -208,8 +227,8 @@ fn smaller_gather_buckets_make_more_calls_with_the_same_bytes() {
 
 /// DeepSpeed #7804: overlap is on and the trace shows none.
 ///
-/// Every collective is made to take 50 ms more than it would, far above what a busy machine adds. Without overlap
-/// all of it is waited for; with it the reductions of backward run beside its gathers.
+/// Every collective is made to take 50 ms more than it would, far above what a busy machine adds. Without
+/// overlap all of it is waited for; with it the reductions of backward run beside its gathers.
 #[test]
 fn overlap_hides_communication_and_the_report_says_how_much() {
     let case = Case::tiny();
@@ -244,18 +263,21 @@ fn mixed_precision_learns_like_f32() {
     let (a, b) = (f32_run.steps.numbers("loss"), bf16_run.steps.numbers("loss"));
     let first = a[0];
     assert!(first - a[39] > 0.1, "it learns: {} to {}", first, a[39]);
-    // The first loss is one forward pass: a mean over 120 tokens of logits that are off by a few bf16 roundings of 0.4 %.
+    // The first loss is one forward pass: a mean over 120 tokens of logits that are off by a few bf16
+    // roundings of 0.4 %.
     assert!((a[0] - b[0]).abs() < 5e-3, "{} in f32, {} in bf16", a[0], b[0]);
-    // Later the two walk apart, as any two roundings do at this learning rate (2 % of what was learnt was seen). A wrong
-    // scale or a lost term costs far more than a tenth.
+    // Later the two walk apart, as any two roundings do at this learning rate (2 % of what was learnt was
+    // seen). A wrong scale or a lost term costs far more than a tenth.
     for (step, (a, b)) in a.iter().zip(&b).enumerate().skip(1) {
         assert!((a - b).abs() < 0.1 * (first - a).max(0.1), "step {step}: {a} in f32, {b} in bf16");
     }
     // It restores on another rank count to the same bits as well.
-    let more: Vec<&str> = [&["train.steps=6", "checkpoint.every=3", "train.eval_every=0"], &BF16[..]].concat();
+    let more: Vec<&str> =
+        [&["train.steps=6", "checkpoint.every=3", "train.eval_every=0"], &BF16[..]].concat();
     let whole = Trained::of(&case, 1, &more);
     let half: Vec<&str> =
-        [&["train.steps=3", "checkpoint.every=3", "optim.decay_steps=6", "train.eval_every=0"], &BF16[..]].concat();
+        [&["train.steps=3", "checkpoint.every=3", "optim.decay_steps=6", "train.eval_every=0"], &BF16[..]]
+            .concat();
     case.train(2, "half", &half).output().expect_success();
     case.train(3, "half", &more).output().expect_success();
     assert_same_curve(&whole.steps, &Steps::read(&case.path("half")));
@@ -265,19 +287,22 @@ fn mixed_precision_learns_like_f32() {
 #[test]
 fn a_plan_over_the_budget_is_refused_with_a_change_that_fits() {
     let case = Case::tiny();
-    let plan =
-        |words: &[&str]| Run::new(0).arg("plan").arg(case.deck()).args(words).args(["--ranks", "2", "--json"]).output();
+    let plan = |words: &[&str]| {
+        Run::new(0).arg("plan").arg(case.deck()).args(words).args(["--ranks", "2", "--json"]).output()
+    };
     let free: Value = serde_json::from_str(&plan(&[]).expect_success().stdout).expect("JSON");
     let arena = free["arena_bytes"].as_u64().expect("a number");
     let budget = format!("run.memory_budget_bytes={}", arena - 1);
-    let output = case.train(2, "small", &[&budget]).output().expect_code(2).expect_text("run.memory_budget_bytes");
+    let output =
+        case.train(2, "small", &[&budget]).output().expect_code(2).expect_text("run.memory_budget_bytes");
     let text = output.text();
     let change = text.split("ranks; ").nth(1).and_then(|t| t.split(" would fit").next()).expect("a change");
     let change = change.replace(" = ", "=").replace('"', "");
     plan(&[&budget, &change]).expect_success();
     assert!(!case.path("small").join("steps.csv").exists(), "nothing was started");
 
-    // A dry run does not know the ranks: a budget that some number of them keeps is right, one that none keeps is not.
+    // A dry run does not know the ranks: a budget that some number of them keeps is right, one that none
+    // keeps is not.
     let dry_run = |budget: u64| {
         let words = ["--dry-run".to_string(), format!("run.memory_budget_bytes={budget}")];
         Run::new(0).arg("train").arg(case.deck()).args(words).output()
@@ -286,7 +311,8 @@ fn a_plan_over_the_budget_is_refused_with_a_change_that_fits() {
     dry_run(1000).expect_code(2).expect_text("no knob");
 }
 
-/// DeepSpeed #7670, #3025: parameters stay gathered after the loop. 500 steps: the ledger and the process are flat.
+/// DeepSpeed #7670, #3025: parameters stay gathered after the loop. 500 steps: the ledger and the process are
+/// flat.
 #[test]
 fn a_running_job_answers_to_sigusr2_and_its_memory_is_flat() {
     let case = Case::tiny();
@@ -302,7 +328,8 @@ fn a_running_job_answers_to_sigusr2_and_its_memory_is_flat() {
     run.signal_rank(1, "USR2");
     until_row(&case.path("long"), 400);
     let late = rss_kb();
-    let output = run.output().expect_success().expect_text("rank 1 is at instruction").expect_text("params at rest");
+    let output =
+        run.output().expect_success().expect_text("rank 1 is at instruction").expect_text("params at rest");
     drop(output);
     assert!(late - early < 2048, "resident set grew from {early} to {late} kB in 340 steps");
     let steps = Steps::read(&case.path("long"));
@@ -312,14 +339,16 @@ fn a_running_job_answers_to_sigusr2_and_its_memory_is_flat() {
     }
 }
 
-/// The arena is all the memory a step computes in, whatever the knobs: the first steps make lists and packing buffers, which are kept.
+/// The arena is all the memory a step computes in, whatever the knobs: the first steps make lists and packing
+/// buffers, which are kept.
 #[test]
 fn a_step_asks_the_heap_for_nothing() {
     let case = Case::tiny();
     let allocated = |n_ranks: usize, name: &str, words: &[&str]| {
         let name = format!("{n_ranks}_{name}");
         let words =
-            [&["train.steps=4", "train.eval_every=0", "checkpoint.every=0", "run.threads_per_rank=1"], words].concat();
+            [&["train.steps=4", "train.eval_every=0", "checkpoint.every=0", "run.threads_per_rank=1"], words]
+                .concat();
         case.train(n_ranks, &name, &words).output().expect_success();
         let text = std::fs::read_to_string(case.path(&name).join("summary.json")).expect("a summary");
         let summary: Value = serde_json::from_str(&text).expect("JSON");
@@ -347,7 +376,8 @@ fn a_step_asks_the_heap_for_nothing() {
             assert_eq!(count, 0, "{name} on {n_ranks} ranks: {bytes} bytes by {owner}");
         }
     }
-    // Where several threads compute, chance decides which one first meets the largest product; the program itself has all it needs.
+    // Where several threads compute, chance decides which one first meets the largest product; the program
+    // itself has all it needs.
     let threads = allocated(2, "threads", &["run.threads_per_rank=2"]);
     assert_eq!(threads("program", "count"), 0);
     // The first step makes what the others keep: it is counted.

@@ -1,5 +1,5 @@
-//! Weights as safetensors files with Hugging Face's names: out, in, and everything that can be wrong with them.
-//! `make test-hf` asks the `transformers` package itself.
+//! Weights as safetensors files with Hugging Face's names: out, in, and everything that can be wrong with
+//! them. `make test-hf` asks the `transformers` package itself.
 
 mod common;
 
@@ -57,19 +57,29 @@ fn values(run_dir: &Path, step: u64, kind: Kind) -> BTreeMap<String, Vec<u32>> {
 #[test]
 fn what_was_exported_comes_in_again_with_the_same_bits_on_any_number_of_ranks() {
     let case = trained();
-    ckpt(&[&"export", &case.path("run"), &case.path("hf")]).output().expect_success().expect_text("28 tensors");
+    ckpt(&[&"export", &case.path("run"), &case.path("hf")])
+        .output()
+        .expect_success()
+        .expect_text("28 tensors");
     let weights = values(&case.path("run"), 2, Kind::Weight);
     // A directory, or the file in it.
     for (source, run, n_ranks) in [("hf", "a", "3"), ("hf/model.safetensors", "b", "1"), ("hf", "c", "7")] {
-        let words: [&dyn AsRef<Path>; 5] = [&"import", &case.path(source), &case.path(run), &"--ranks", &n_ranks];
+        let words: [&dyn AsRef<Path>; 5] =
+            [&"import", &case.path(source), &case.path(run), &"--ranks", &n_ranks];
         ckpt(&words).output().expect_success().expect_text("--resume");
         assert!(values(&case.path(run), 0, Kind::Weight) == weights, "{run}");
         for kind in [Kind::Optim(OptimState::ExpAvg), Kind::Optim(OptimState::ExpAvgSq)] {
-            assert!(values(&case.path(run), 0, kind).values().flatten().all(|bits| *bits == 0), "{kind} of {run}");
+            assert!(
+                values(&case.path(run), 0, kind).values().flatten().all(|bits| *bits == 0),
+                "{kind} of {run}"
+            );
         }
         Run::new(0).args(["ckpt", "verify"]).arg(case.path(run)).output().expect_success();
     }
-    ckpt(&[&"import", &case.path("hf"), &case.path("a")]).output().expect_code(2).expect_text("checkpoints already");
+    ckpt(&[&"import", &case.path("hf"), &case.path("a")])
+        .output()
+        .expect_code(2)
+        .expect_text("checkpoints already");
     ckpt(&[&"export", &case.path("run"), &case.path("hf")]).output().expect_code(2).expect_text("not empty");
 }
 
@@ -106,7 +116,10 @@ fn training_goes_on_from_an_import_by_resume_and_by_init_from_alike() {
     common::assert_same_curve(&resumed, &begun);
     assert_eq!(resumed.rows.len(), 4);
     let other = case.train(1, "other", &[&format!("model.init_from={from}"), "model.d_model=24"]);
-    other.output().expect_code(2).expect_text("wte.weight is [256, 20] in the checkpoint and [256, 24] in the deck");
+    other
+        .output()
+        .expect_code(2)
+        .expect_text("wte.weight is [256, 20] in the checkpoint and [256, 24] in the deck");
 }
 
 /// DeepSpeed #8376: tied weights twice.
@@ -131,7 +144,9 @@ fn case_6_the_tied_head_is_written_once_linear_layers_turned_round() {
     }
     let config: serde_json::Value =
         serde_json::from_slice(&std::fs::read(case.path("hf/config.json")).unwrap()).unwrap();
-    for (key, value) in [("n_layer", 2), ("n_head", 2), ("n_embd", 20), ("n_positions", 16), ("vocab_size", 256)] {
+    for (key, value) in
+        [("n_layer", 2), ("n_head", 2), ("n_embd", 20), ("n_positions", 16), ("vocab_size", 256)]
+    {
         assert_eq!(config[key], value, "{key}");
     }
 }
@@ -143,7 +158,8 @@ fn bf16_is_each_weight_rounded_and_comes_in_as_that() {
     let tensors = tensors_of(&case.path("hf/model.safetensors"));
     assert!(tensors.values().all(|(dtype, ..)| *dtype == Dtype::BF16));
     ckpt(&[&"import", &case.path("hf"), &case.path("in")]).output().expect_success();
-    let (before, after) = (values(&case.path("run"), 2, Kind::Weight), values(&case.path("in"), 0, Kind::Weight));
+    let (before, after) =
+        (values(&case.path("run"), 2, Kind::Weight), values(&case.path("in"), 0, Kind::Weight));
     for (name, ours) in &before {
         let rounded = ours.iter().map(|bits| half::bf16::from_f32(f32::from_bits(*bits)).to_f32().to_bits());
         assert!(rounded.eq(after[name].iter().copied()), "{name}");
@@ -154,7 +170,8 @@ fn bf16_is_each_weight_rounded_and_comes_in_as_that() {
 #[test]
 fn an_export_in_many_files_has_an_index_and_comes_in_the_same() {
     let case = trained();
-    let words: [&dyn AsRef<Path>; 5] = [&"export", &"--max-shard-size", &"8KB", &case.path("run"), &case.path("hf")];
+    let words: [&dyn AsRef<Path>; 5] =
+        [&"export", &"--max-shard-size", &"8KB", &case.path("run"), &case.path("hf")];
     ckpt(&words).output().expect_success();
     let index = std::fs::read(case.path("hf/model.safetensors.index.json")).expect("an index");
     let index: serde_json::Value = serde_json::from_slice(&index).unwrap();
@@ -182,7 +199,8 @@ fn an_export_in_many_files_has_an_index_and_comes_in_the_same() {
     let index_path = case.path("hf/model.safetensors.index.json");
     std::fs::copy(case.path("hf").join(&files[0]), case.path("hf/model.safetensors")).unwrap();
     let said = ckpt(&[&"import", &case.path("hf"), &case.path("no")]).output().expect_code(2);
-    said.expect_text("has model.safetensors and model.safetensors.index.json").expect_text("name one of the two");
+    said.expect_text("has model.safetensors and model.safetensors.index.json")
+        .expect_text("name one of the two");
     ckpt(&[&"import", &index_path, &case.path("in_2")]).output().expect_success();
     assert!(values(&case.path("in_2"), 0, Kind::Weight) == values(&case.path("run"), 2, Kind::Weight));
     std::fs::remove_file(case.path("hf/model.safetensors")).unwrap();
@@ -223,14 +241,18 @@ fn every_tensor_amiss_is_named_at_once_with_code_2() {
         .expect_text("transformer.ln_f.bias is missing")
         .expect_text("transformer.h.1.mlp.c_fc.weight is missing")
         .expect_text("transformer.h.2.ln_1.bias is too many")
-        .expect_text("transformer.h.0.attn.c_attn.weight is of shape [60, 20], and config.json makes it [20, 60]")
+        .expect_text(
+            "transformer.h.0.attn.c_attn.weight is of shape [60, 20], and config.json makes it [20, 60]",
+        )
         .expect_text("transformer.h.0.ln_2.weight is of type I32")
         .expect_text("lm_head.weight is not transformer.wte.weight");
     assert!(!case.path("in").exists(), "nothing was begun");
 
     // What does no harm: a head that is the embedding, masks of old versions, names without the prefix.
-    let mut old: Tensors =
-        whole.iter().map(|(name, t)| (name.trim_start_matches("transformer.").to_string(), t.clone())).collect();
+    let mut old: Tensors = whole
+        .iter()
+        .map(|(name, t)| (name.trim_start_matches("transformer.").to_string(), t.clone()))
+        .collect();
     old.insert("lm_head.weight".into(), whole["transformer.wte.weight"].clone());
     old.insert("h.0.attn.bias".into(), (Dtype::U8, vec![1, 1, 2, 2], vec![1; 4]));
     write_tensors(&file, &old);
@@ -246,13 +268,19 @@ fn a_config_of_another_model_is_refused_key_by_key() {
     let whole: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
     let refused = |config: &str| {
         std::fs::write(&path, config).unwrap();
-        ckpt(&[&"import", &case.path("hf"), &case.path("in")]).output().expect_code(2).expect_text("config.json")
+        ckpt(&[&"import", &case.path("hf"), &case.path("in")])
+            .output()
+            .expect_code(2)
+            .expect_text("config.json")
     };
     let mut config = whole.clone();
     config["activation_function"] = "relu".into();
     config["n_inner"] = 77.into();
     config["n_embd"] = "wide".into();
-    refused(&config.to_string()).expect_text("activation_function is").expect_text("n_inner").expect_text("n_embd is");
+    refused(&config.to_string())
+        .expect_text("activation_function is")
+        .expect_text("n_inner")
+        .expect_text("n_embd is");
     config = whole.clone();
     config["model_type"] = "mamba".into();
     refused(&config.to_string()).expect_text("\"gpt2\" or \"llama\" would do");
@@ -268,7 +296,10 @@ fn a_config_of_another_model_is_refused_key_by_key() {
     refused("{ not JSON");
     refused("version https://git-lfs.github.com/spec/v1\noid sha256:0\n").expect_text("a Git LFS pointer");
     std::fs::remove_file(&path).unwrap();
-    ckpt(&[&"import", &case.path("hf"), &case.path("in")]).output().expect_code(2).expect_text("has to be there");
+    ckpt(&[&"import", &case.path("hf"), &case.path("in")])
+        .output()
+        .expect_code(2)
+        .expect_text("has to be there");
 }
 
 #[test]
@@ -284,7 +315,8 @@ fn damaged_headers_and_lengths_are_errors_that_name_the_file() {
         assert_eq!(said.code, 2, "{what}: {said}");
         said.expect_text("model.safetensors");
     };
-    for wrong in [0, 1, length - 1, length + 1, whole.len() as u64, 99 << 20, 1 << 40, u64::MAX - 7, u64::MAX] {
+    for wrong in [0, 1, length - 1, length + 1, whole.len() as u64, 99 << 20, 1 << 40, u64::MAX - 7, u64::MAX]
+    {
         let mut bytes = whole.clone();
         bytes[..8].copy_from_slice(&wrong.to_le_bytes());
         refused(&format!("header length {wrong}"), &bytes);
@@ -293,7 +325,10 @@ fn damaged_headers_and_lengths_are_errors_that_name_the_file() {
         refused(&format!("{n} bytes"), &whole[..n]);
     }
     for (bytes, is) in [
-        (&b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 3\n"[..], "a Git LFS pointer; fetch"),
+        (
+            &b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 3\n"[..],
+            "a Git LFS pointer; fetch",
+        ),
         (b"\n<!DOCTYPE html><html><body>Not found", "an HTML page"),
         (b"{\"metadata\": {}, \"weight_map\": {}}", "a JSON document"),
         (b"PK\x03\x04\x14\0\0\0archive", "a zip archive"),
@@ -333,7 +368,8 @@ fn a_value_that_is_not_finite_is_named_and_weights_that_compute_none_end_with_co
         ("transformer.wte.weight", 0, f32::NEG_INFINITY),
     ] {
         set(&[(name, at, value)]);
-        let said = ckpt(&[&"import", &case.path("hf"), &case.path("in"), &"--ranks", &"3"]).output().expect_code(2);
+        let said =
+            ckpt(&[&"import", &case.path("hf"), &case.path("in"), &"--ranks", &"3"]).output().expect_code(2);
         said.expect_text(&format!("{name}: element {at} is {value}"));
         assert!(!case.path("in/checkpoints/step_00000000").exists(), "nothing is left");
     }
@@ -349,12 +385,20 @@ fn a_value_that_is_not_finite_is_named_and_weights_that_compute_none_end_with_co
             "--max-tokens",
             "4",
         ]);
-        let said = sample.output().expect_code(4).expect_text("the model's weights are not finite, or too large");
+        let said =
+            sample.output().expect_code(4).expect_text("the model's weights are not finite, or too large");
         assert_eq!(said.text().matches("zero3: ").count(), 1, "said once: {said}");
     }
-    Run::new(2).arg("eval").arg(case.path("in")).arg(case.deck()).output().expect_code(4).expect_text("the loss is ");
+    Run::new(2)
+        .arg("eval")
+        .arg(case.path("in"))
+        .arg(case.deck())
+        .output()
+        .expect_code(4)
+        .expect_text("the loss is ");
     let init = format!("model.init_from={}", case.path("in/checkpoints/step_00000000").display());
-    let said = case.train(2, "on", &["train.steps=2", "train.max_skipped_steps=1", &init]).output().expect_code(4);
+    let said =
+        case.train(2, "on", &["train.steps=2", "train.max_skipped_steps=1", &init]).output().expect_code(4);
     assert!(!said.text().contains("lower optim.lr"), "{said}");
 }
 
@@ -427,8 +471,13 @@ const QWEN3: [&str; 7] = [
 #[test]
 fn a_qwen3_goes_out_under_its_names_and_comes_in_again_with_the_same_bits() {
     let case = Case::tiny();
-    case.train(2, "run", &[&QWEN3[..], &["train.steps=2", "model.tied=true"]].concat()).output().expect_success();
-    ckpt(&[&"export", &case.path("run"), &case.path("hf")]).output().expect_success().expect_text("24 tensors");
+    case.train(2, "run", &[&QWEN3[..], &["train.steps=2", "model.tied=true"]].concat())
+        .output()
+        .expect_success();
+    ckpt(&[&"export", &case.path("run"), &case.path("hf")])
+        .output()
+        .expect_success()
+        .expect_text("24 tensors");
     ckpt(&[&"import", &case.path("hf"), &case.path("in"), &"--ranks", &"3"]).output().expect_success();
     let weights = values(&case.path("run"), 2, Kind::Weight);
     assert!(values(&case.path("in"), 0, Kind::Weight) == weights);
@@ -453,7 +502,10 @@ fn a_llama_goes_out_under_its_names_and_comes_in_again_with_the_same_bits() {
         let tied_is = format!("model.tied={tied}");
         let words = [&LLAMA[..], &["train.steps=2", tied_is.as_str()]].concat();
         case.train(2, &run, &words).output().expect_success();
-        ckpt(&[&"export", &case.path(&run), &case.path(&hf)]).output().expect_success().expect_text(n_tensors);
+        ckpt(&[&"export", &case.path(&run), &case.path(&hf)])
+            .output()
+            .expect_success()
+            .expect_text(n_tensors);
         ckpt(&[&"import", &case.path(&hf), &case.path(&back), &"--ranks", &"3"]).output().expect_success();
         let weights = values(&case.path(&run), 2, Kind::Weight);
         assert!(values(&case.path(&back), 0, Kind::Weight) == weights);
@@ -474,5 +526,7 @@ fn a_llama_goes_out_under_its_names_and_comes_in_again_with_the_same_bits() {
     config["attention_bias"] = true.into();
     std::fs::write(&path, config.to_string()).unwrap();
     let said = ckpt(&[&"import", &case.path("hf false"), &case.path("no")]).output().expect_code(2);
-    said.expect_text("rope_scaling.rope_type is").expect_text("head_dim is 8").expect_text("attention_bias is true");
+    said.expect_text("rope_scaling.rope_type is")
+        .expect_text("head_dim is 8")
+        .expect_text("attention_bias is true");
 }

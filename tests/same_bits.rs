@@ -1,5 +1,5 @@
-//! One result, whatever the rank count, the threads, the knobs: the same bits in every logged number, weight and moment.
-//! And each of these runs moves and holds exactly what its plan says.
+//! One result, whatever the rank count, the threads, the knobs: the same bits in every logged number, weight
+//! and moment. And each of these runs moves and holds exactly what its plan says.
 
 mod common;
 
@@ -32,18 +32,25 @@ impl Model {
         let tokens = common::text(3000).bytes().map(|byte| u16::from(byte % 11)).collect::<Vec<_>>();
         let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
         std::fs::write(case.path("tokens.bin"), bytes).expect("a temporary file");
-        let mut words =
-            vec![format!("data.train={}", case.path("tokens.bin").display()), format!("model.d_model={d_model}")];
-        let sizes = "data.format=raw_u16 model.vocab_size=11 model.n_head=1 model.seq_len=5 train.global_batch_size=5";
+        let mut words = vec![
+            format!("data.train={}", case.path("tokens.bin").display()),
+            format!("model.d_model={d_model}"),
+        ];
+        let sizes = "data.format=raw_u16 model.vocab_size=11 model.n_head=1 model.seq_len=5 \
+                     train.global_batch_size=5";
         words.extend(sizes.split(' ').map(String::from));
         Model { case, words, last_step: 4 }
     }
 
     /// Large enough that every kernel has several tasks for several threads.
     fn wide() -> Self {
-        let sizes = "model.d_model=72 model.n_head=3 model.seq_len=96 model.n_layer=1 train.micro_batch_size=2 \
-                     train.steps=2 optim.grad_clip=0.5";
-        Model { case: Case::tiny(), words: sizes.split_whitespace().map(String::from).collect(), last_step: 2 }
+        let sizes = "model.d_model=72 model.n_head=3 model.seq_len=96 model.n_layer=1 \
+                     train.micro_batch_size=2 train.steps=2 optim.grad_clip=0.5";
+        Model {
+            case: Case::tiny(),
+            words: sizes.split_whitespace().map(String::from).collect(),
+            last_step: 2,
+        }
     }
 
     fn words<'a>(&'a self, more: &[&'a str]) -> Vec<&'a str> {
@@ -65,7 +72,11 @@ impl Model {
         measured_is_planned(&summary(&run_dir), &steps);
         // 16 bytes per element of a slice, from nothing but the shapes.
         let slices: usize = state.manifest.params.iter().map(|param| param.numel.div_ceil(n_ranks)).sum();
-        assert_eq!(summary(&run_dir)["resident"]["bytes"]["measured"], 16 * slices, "at rest on {n_ranks} ranks");
+        assert_eq!(
+            summary(&run_dir)["resident"]["bytes"]["measured"],
+            16 * slices,
+            "at rest on {n_ranks} ranks"
+        );
         Trained { steps, state }
     }
 
@@ -211,7 +222,8 @@ fn the_tightest_cap_on_gathered_bytes_gives_the_same_bits_and_holds() {
         assert_same(&one, &model.train(n_ranks, &[&tight, "zero.prefetch_units=3"]));
         let summary = summary(&model.case.path(&format!("run_{n_ranks} {tight} zero.prefetch_units=3")));
         let kinds = summary["peak_bytes_by_kind"].as_array().expect("a list").iter();
-        let gathered = kinds.filter(|kind| ["gathered", "prefetched"].contains(&kind["kind"].as_str().unwrap_or("")));
+        let gathered =
+            kinds.filter(|kind| ["gathered", "prefetched"].contains(&kind["kind"].as_str().unwrap_or("")));
         for kind in gathered {
             assert!(kind["measured"].as_u64().is_some_and(|bytes| bytes <= cap), "cap {cap}: {kind}");
         }
@@ -291,7 +303,8 @@ fn the_plan_on_paper_is_what_the_ranks_measure() {
         assert_eq!(list(&paper, "bytes"), list(&summary, "measured"), "{context}");
 
         // At most two gathers and one reduction of everything (padded) per micro-step.
-        let numels = paper["params"].as_array().expect("a list").iter().map(|param| param["numel"].as_u64().unwrap());
+        let numels =
+            paper["params"].as_array().expect("a list").iter().map(|param| param["numel"].as_u64().unwrap());
         let slices: u64 = numels.map(|numel| numel.div_ceil(n_ranks as u64)).sum();
         let micro_steps = paper["n_micro"].as_u64().unwrap().div_ceil(n_ranks as u64);
         let bound = micro_steps * 3 * 4 * slices * (n_ranks as u64 - 1);
@@ -307,8 +320,16 @@ fn the_plan_on_paper_is_what_the_ranks_measure() {
             for rank in first..=last {
                 let of_run = |name: &str| received[rank as usize][name].as_u64();
                 let of_paper = |name: &str| rows[name].as_u64().map(|bytes| bytes * model.last_step);
-                assert_eq!(of_run("train_all_gather"), of_paper("all_gather_bytes"), "rank {rank}, {context}");
-                assert_eq!(of_run("train_reduce_scatter"), of_paper("reduce_scatter_bytes"), "rank {rank}, {context}");
+                assert_eq!(
+                    of_run("train_all_gather"),
+                    of_paper("all_gather_bytes"),
+                    "rank {rank}, {context}"
+                );
+                assert_eq!(
+                    of_run("train_reduce_scatter"),
+                    of_paper("reduce_scatter_bytes"),
+                    "rank {rank}, {context}"
+                );
             }
         }
     }

@@ -37,13 +37,15 @@ fn main() -> ExitCode {
         Wanted::List => println!("{NAME}: test"),
         Wanted::Nothing => {
             println!(
-                "\nrunning 0 tests\n\ntest result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 1 filtered out\n"
+                "\nrunning 0 tests\n\ntest result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 1 filtered \
+                 out\n"
             );
         }
         Wanted::Run => {
             println!("\nrunning 1 test");
             let passed = panic::catch_unwind(two_shard_groups_in_one_world_train_like_one_rank).is_ok();
-            let (word, result) = if passed { ("ok", "ok. 1 passed; 0") } else { ("FAILED", "FAILED. 0 passed; 1") };
+            let (word, result) =
+                if passed { ("ok", "ok. 1 passed; 0") } else { ("FAILED", "FAILED. 0 passed; 1") };
             println!("test {NAME} ... {word}");
             println!("\ntest result: {result} failed; 0 ignored; 0 measured; 0 filtered out\n");
             return ExitCode::from(if passed { 0 } else { 101 });
@@ -137,6 +139,7 @@ fn rank(case_dir: &Path) {
         watch: None,
     };
     let device = CpuDevice::new(1).expect("one thread");
-    let exit = train::run::<Cpu>(&device, &comm, &job).unwrap_or_else(|e| panic!("world rank {world_rank}: {e}"));
+    let exit =
+        train::run::<Cpu>(&device, &comm, &job).unwrap_or_else(|e| panic!("world rank {world_rank}: {e}"));
     assert_eq!(exit.0, Exit::Finished);
 }

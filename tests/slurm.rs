@@ -1,4 +1,5 @@
-//! The scripts of slurm/ on a real Slurm: slurmctld and several slurmd on this machine, brought up by tests/slurm/up.sh.
+//! The scripts of slurm/ on a real Slurm: slurmctld and several slurmd on this machine, brought up by
+//! tests/slurm/up.sh.
 
 mod common;
 
@@ -31,7 +32,11 @@ impl Cluster {
     fn up_with_gpus(n_nodes: usize, n_gpus: usize) -> Self {
         let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
         // Under /tmp, because the paths of sockets must be short.
-        let dir = tempfile::Builder::new().prefix("zero3-slurm-").tempdir_in("/tmp").expect("/tmp is writable").keep();
+        let dir = tempfile::Builder::new()
+            .prefix("zero3-slurm-")
+            .tempdir_in("/tmp")
+            .expect("/tmp is writable")
+            .keep();
         let cluster = Cluster { dir, _one: one };
         let sizes = [n_nodes, n_gpus].map(|n| n.to_string());
         let up = Command::new(script("tests/slurm/up.sh")).arg(&cluster.dir).args(sizes).output();
@@ -64,7 +69,8 @@ impl Cluster {
         command
             .env("ZERO3", env!("CARGO_BIN_EXE_zero3"))
             .env("ZERO3_SBATCH", script("slurm/zero3.sbatch"))
-            // The nodes claim more cores than the machine has: without it ranks spin on cores that others need.
+            // The nodes claim more cores than the machine has: without it ranks spin on cores that others
+            // need.
             .env("OMPI_MCA_mpi_yield_when_idle", "1")
             .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
             .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
@@ -78,7 +84,8 @@ impl Cluster {
     }
 
     /// Submits, waits for the job (of an array: for each), and returns its worst exit code and what it
-    /// printed. Not by `sbatch --wait`, which looks after 2, 10, 42, 74 s: a job of 11 s would seem to take 42.
+    /// printed. Not by `sbatch --wait`, which looks after 2, 10, 42, 74 s: a job of 11 s would seem to take
+    /// 42.
     fn ended(&self, sbatch: Command, case: &Case, run: &str) -> (i32, String) {
         let job = Self::job_id(sbatch);
         let code = self.exit_code(&job, case, run);
@@ -114,7 +121,8 @@ impl Cluster {
         }
         let shown = self.ask("scontrol", &["--oneliner", "show", "job", job]);
         let codes = shown.split_whitespace().filter_map(|word| word.strip_prefix("ExitCode="));
-        let codes = codes.map(|code| code.split(':').next().and_then(|n| n.parse().ok()).expect("CODE:SIGNAL"));
+        let codes =
+            codes.map(|code| code.split(':').next().and_then(|n| n.parse().ok()).expect("CODE:SIGNAL"));
         codes.max().unwrap_or_else(|| panic!("no exit code in {shown}"))
     }
 
@@ -141,7 +149,8 @@ impl Cluster {
     /// A field of `scontrol show job`.
     fn field(&self, job: &str, name: &str) -> String {
         let text = self.ask("scontrol", &["--oneliner", "show", "job", job]);
-        let found = text.split_whitespace().filter_map(|word| word.split_once('=')).find(|(key, _)| *key == name);
+        let found =
+            text.split_whitespace().filter_map(|word| word.split_once('=')).find(|(key, _)| *key == name);
         found.unwrap_or_else(|| panic!("no {name} of job {job} in {text}")).1.to_string()
     }
 
@@ -218,14 +227,17 @@ fn the_acceptance_benchmark_sees_two_nodes_and_its_verdict_is_the_exit_code() {
     assert_eq!(code, 0, "{log}");
     assert!(log.contains("VALID  ACCEPTED"), "{log}");
     let report: serde_json::Value =
-        serde_json::from_slice(&std::fs::read(case.path("good/report.json")).expect("a report")).expect("JSON");
+        serde_json::from_slice(&std::fs::read(case.path("good/report.json")).expect("a report"))
+            .expect("JSON");
     let metrics: Vec<&serde_json::Value> = report["sections"]
         .as_array()
         .expect("sections")
         .iter()
         .flat_map(|s| s["metrics"].as_array().expect("metrics"))
         .collect();
-    let metric = |name: &str| *metrics.iter().find(|m| m["name"] == name).unwrap_or_else(|| panic!("no {name}\n{log}"));
+    let metric = |name: &str| {
+        *metrics.iter().find(|m| m["name"] == name).unwrap_or_else(|| panic!("no {name}\n{log}"))
+    };
     assert_eq!(metric("inventory.n_hosts")["value"], 2.0);
     assert_eq!(metric("collectives.slow_nodes")["status"], "PASS");
     // The first ranks of two nodes make one link.
@@ -257,13 +269,17 @@ fn a_signalled_job_goes_back_into_the_queue_and_ends_with_the_bits_of_an_uncut_r
     // As --signal=USR1@T does: to the tasks, not to the batch shell.
     let signalled = cluster.client("scancel").args(["--signal=USR1", &job]).status();
     assert!(signalled.expect("coreutils has timeout").success());
-    let state = cluster.until(&case, "run", &job, "JobState", &["COMPLETED", "FAILED", "TIMEOUT", "CANCELLED"]);
+    let state =
+        cluster.until(&case, "run", &job, "JobState", &["COMPLETED", "FAILED", "TIMEOUT", "CANCELLED"]);
     let log = std::fs::read_to_string(case.path("run.out")).expect("the output");
     assert_eq!((state.as_str(), cluster.field(&job, "Restarts").as_str()), ("COMPLETED", "1"), "{log}");
     // Both lives are in the one output.
-    for part in
-        ["stopped early: a rank got SIGUSR1", "back into the queue (restart 1)", "restored step", "finished: all 120"]
-    {
+    for part in [
+        "stopped early: a rank got SIGUSR1",
+        "back into the queue (restart 1)",
+        "restored step",
+        "finished: all 120",
+    ] {
         assert!(log.contains(part), "{part:?} is not in\n{log}");
     }
     assert!(summary(&case.path("run"))["start_step"].as_u64().is_some_and(|s| s >= 10), "{log}");
@@ -286,7 +302,10 @@ fn a_cancelled_job_saves_and_does_not_come_back_and_a_word_too_many_is_a_code_of
     let code = cluster.exit_code(&job, &case, "run");
     let log = Cluster::output(&case, "run");
     assert_eq!((code, cluster.field(&job, "JobState").as_str()), (75, "CANCELLED"), "{log}");
-    assert!(log.contains("cancelled, so it does not go back") && case.path("run/checkpoints/latest").exists(), "{log}");
+    assert!(
+        log.contains("cancelled, so it does not go back") && case.path("run/checkpoints/latest").exists(),
+        "{log}"
+    );
 
     // One rank complains; the others must not be ended by Slurm with a code of theirs meanwhile.
     let (code, log) = cluster.train(&case, "word", &["another.toml"]);
@@ -306,10 +325,13 @@ fn a_job_whose_node_goes_down_is_put_back_and_ends_on_the_node_that_is_left_with
     cluster.ask("scontrol", &["update", "nodename=n2", "state=drain", "reason=test"]);
     cluster.until(&case, "run", &job, "JobState", &["PENDING"]);
     cluster.ask("scontrol", &["update", &format!("jobid={job}"), "NumNodes=1", "NumTasks=2"]);
-    let state = cluster.until(&case, "run", &job, "JobState", &["COMPLETED", "FAILED", "TIMEOUT", "CANCELLED"]);
+    let state =
+        cluster.until(&case, "run", &job, "JobState", &["COMPLETED", "FAILED", "TIMEOUT", "CANCELLED"]);
     let log = std::fs::read_to_string(case.path("run.out")).expect("the output");
     assert_eq!(state, "COMPLETED", "{log}");
-    for part in ["Slurm has put it back", "on 1 node: n1 (ranks 0-1)", "(written by 4 ranks; ", "finished: all 100"] {
+    for part in
+        ["Slurm has put it back", "on 1 node: n1 (ranks 0-1)", "(written by 4 ranks; ", "finished: all 100"]
+    {
         assert!(log.contains(part), "{part:?} is not in\n{log}");
     }
     case.train(2, "local", &words).output().expect_success();
@@ -436,9 +458,12 @@ fn a_chain_of_jobs_goes_on_until_the_run_is_done_with_the_bits_of_an_uncut_one()
         assert!(signalled.expect("coreutils has timeout").success());
         assert_eq!(cluster.exit_code(job, &case, job), 0, "{}", Cluster::output(&case, job));
     }
-    for (job, said) in
-        jobs.iter().zip(["stopped early", "stopped early", "finished: all 150", "summary.json holds step 150"])
-    {
+    for (job, said) in jobs.iter().zip([
+        "stopped early",
+        "stopped early",
+        "finished: all 150",
+        "summary.json holds step 150",
+    ]) {
         assert_eq!(cluster.exit_code(job, &case, job), 0, "{}", Cluster::output(&case, job));
         assert!(Cluster::output(&case, job).contains(said), "{said}: {}", Cluster::output(&case, job));
     }
@@ -469,8 +494,13 @@ fn slurms_own_signal_the_limit_it_tells_and_the_limit_that_fires_each_leave_a_ch
         std::fs::write(&path, text).expect("a temporary file");
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("a temporary file");
     }
-    let words =
-        ["train.steps=1000000", "train.eval_every=0", "log.every=0", "checkpoint.every=0", "run.job_comment=true"];
+    let words = [
+        "train.steps=1000000",
+        "train.eval_every=0",
+        "log.every=0",
+        "checkpoint.every=0",
+        "run.job_comment=true",
+    ];
     // USR2 asks for a report, no more.
     let submit = |run: &str, signal: &str, program: Option<&Path>| {
         let options = ["--nodes=1", "--ntasks-per-node=2", "--time=1", signal];
@@ -496,7 +526,10 @@ fn slurms_own_signal_the_limit_it_tells_and_the_limit_that_fires_each_leave_a_ch
     }
     assert_eq!(cluster.field(&jobs[2].1, "JobState"), "TIMEOUT", "Slurm's limit has fired");
     let shown = cluster.ask("scontrol", &["show", "job", &jobs[0].1]);
-    assert!(shown.contains("Comment=zero3: step ") && shown.contains("of 1000000, stopped early, saved"), "{shown}");
+    assert!(
+        shown.contains("Comment=zero3: step ") && shown.contains("of 1000000, stopped early, saved"),
+        "{shown}"
+    );
     // No scontrol, no comment: one line, and nothing else.
     let log = Cluster::output(&case, "fires");
     assert_eq!(log.matches("run.job_comment: the comment of job").count(), 1, "{log}");
@@ -544,7 +577,12 @@ fn a_cluster_goes_down_without_a_trace_when_its_test_fails() {
         panic!("as a failing test does");
     });
     let panic = std::panic::catch_unwind(failing).expect_err("it panics");
-    assert_eq!(panic.downcast_ref::<&str>(), Some(&"as a failing test does"), "{:?}", panic.downcast_ref::<String>());
+    assert_eq!(
+        panic.downcast_ref::<&str>(),
+        Some(&"as a failing test does"),
+        "{:?}",
+        panic.downcast_ref::<String>()
+    );
     assert!(!dir.exists(), "{} is left", dir.display());
     assert_eq!(processes_of(&dir, ""), Vec::<String>::new(), "processes are left");
 }

@@ -1,4 +1,5 @@
-//! Runs that are told to stop, run out of time, or hang: the right code, nothing lost, and the same bits in the end.
+//! Runs that are told to stop, run out of time, or hang: the right code, nothing lost, and the same bits in
+//! the end.
 
 mod common;
 
@@ -26,7 +27,12 @@ fn a_run_cut_three_times_by_signals_has_the_bits_of_the_uncut_one() {
         until_row(&run_dir, after);
         interfere(&running);
         let output = running.output().expect_code(75).expect_text("stopped early").expect_text(said);
-        let hint = output.text().lines().find(|line| line.contains("mpirun -n 3")).expect("how to go on").to_string();
+        let hint = output
+            .text()
+            .lines()
+            .find(|line| line.contains("mpirun -n 3"))
+            .expect("how to go on")
+            .to_string();
         assert!(hint.ends_with("train.steps=240"), "to the steps of the deck: {hint}");
         let summary = summary(&run_dir);
         assert_eq!(summary["exit_code"], 75, "{output}");
@@ -43,8 +49,9 @@ fn a_run_cut_three_times_by_signals_has_the_bits_of_the_uncut_one() {
     let storm = |run: &Running| {
         let pid = run.pid_of_rank(0).to_string();
         for _ in 0..200 {
-            let sent =
-                std::process::Command::new("sh").args(["-c", "kill -USR1 \"$1\" 2>/dev/null", "sh", &pid]).status();
+            let sent = std::process::Command::new("sh")
+                .args(["-c", "kill -USR1 \"$1\" 2>/dev/null", "sh", &pid])
+                .status();
             if !sent.expect("there is a shell").success() {
                 break;
             }
@@ -83,7 +90,8 @@ fn a_signal_before_the_deck_is_read_is_not_lost() {
     }
     running.signal_rank(0, "TERM");
     let output = running.output().expect_code(75).expect_text("a rank got SIGTERM");
-    // On a machine so busy that the signal was not heard within some seconds nothing was begun, and nothing is lost.
+    // On a machine so busy that the signal was not heard within some seconds nothing was begun, and nothing
+    // is lost.
     if !output.text().contains("nothing was begun") {
         assert_eq!(summary(&case.path("run"))["step"], 1, "{output}");
     }
@@ -120,11 +128,16 @@ fn a_signal_ends_a_start_that_gets_nowhere() {
     let running = hangs_at_the_deck(&case, 1, &[]).start();
     let pid = running.pid_of_rank(0);
     let comm = || std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    let watched =
-        || comm().any(|t| std::fs::read_to_string(t.path().join("comm")).is_ok_and(|c| c.starts_with("z3 2")));
+    let watched = || {
+        comm().any(|t| std::fs::read_to_string(t.path().join("comm")).is_ok_and(|c| c.starts_with("z3 2")))
+    };
     until("the watch over the deck", watched);
     running.signal_rank(0, "TERM");
-    running.output().expect_code(75).expect_text("a rank got SIGTERM").expect_text("no further than `read the deck`");
+    running
+        .output()
+        .expect_code(75)
+        .expect_text("a rank got SIGTERM")
+        .expect_text("no further than `read the deck`");
 }
 
 #[test]
@@ -137,7 +150,8 @@ fn test_hooks_act_with_the_flag_alone_and_are_said_everywhere() {
     plain.expect_text("ZERO3_TEST_SPOIL set, and without effect");
     assert!(summary(&case.path("plain")).get("test_hooks").is_none());
 
-    let spoilt = case.train(1, "run", &["train.steps=2"]).env("ZERO3_TEST_SPOIL", "0:1").output().expect_success();
+    let spoilt =
+        case.train(1, "run", &["train.steps=2"]).env("ZERO3_TEST_SPOIL", "0:1").output().expect_success();
     spoilt.expect_text("test hooks active: ZERO3_TEST_SPOIL=0:1");
     // What goes on from its checkpoint says so too.
     case.train(1, "run", &[]).output().expect_success();
@@ -153,8 +167,13 @@ fn test_hooks_act_with_the_flag_alone_and_are_said_everywhere() {
 #[test]
 fn a_signal_the_deck_does_not_name_still_ends_the_run() {
     let case = Case::tiny();
-    let words =
-        ["train.steps=100000", "train.eval_every=0", "checkpoint.every=0", "run.stop_signals=USR1", "log.every=0"];
+    let words = [
+        "train.steps=100000",
+        "train.eval_every=0",
+        "checkpoint.every=0",
+        "run.stop_signals=USR1",
+        "log.every=0",
+    ];
     let running = case.train(2, "run", &words).start();
     until_row(&case.path("run"), 5);
     running.signal_rank(1, "TERM");
@@ -165,11 +184,17 @@ fn a_signal_the_deck_does_not_name_still_ends_the_run() {
 #[test]
 fn a_run_stops_in_time_to_save_and_goes_on_later() {
     let case = Case::tiny();
-    let words =
-        ["train.steps=1000000", "train.eval_every=0", "checkpoint.every=0", "log.every=0", "run.time_limit=12s"];
+    let words = [
+        "train.steps=1000000",
+        "train.eval_every=0",
+        "checkpoint.every=0",
+        "log.every=0",
+        "run.time_limit=12s",
+    ];
     for n_restarts in 0..2 {
         let before = Steps::n_rows(&case.path("run"));
-        let output = case.train(2, "run", &words).output().expect_code(75).expect_text("the time limit is near");
+        let output =
+            case.train(2, "run", &words).output().expect_code(75).expect_text("the time limit is near");
         assert!(output.elapsed < Duration::from_secs(14), "start {n_restarts}: {output}");
         assert!(Steps::read(&case.path("run")).rows.len() > before, "it gets on");
     }
@@ -217,7 +242,8 @@ fn useful_and_lost_time_add_up_to_wall_time_over_a_slow_rank_and_a_killed_job() 
 #[test]
 fn a_rank_that_hangs_is_named_with_its_host_and_the_job_ends_with_code_5() {
     let case = Case::tiny();
-    let words = ["train.steps=100000", "train.eval_every=0", "checkpoint.every=0", "log.every=0", "run.timeout=3"];
+    let words =
+        ["train.steps=100000", "train.eval_every=0", "checkpoint.every=0", "log.every=0", "run.timeout=3"];
     for (rank, lowest_live) in [(2, 0), (0, 1)] {
         let run = format!("stopped_{rank}");
         let running = case.train(3, &run, &words).start();
@@ -226,8 +252,11 @@ fn a_rank_that_hangs_is_named_with_its_host_and_the_job_ends_with_code_5() {
         let output = running.output().expect_code(5);
         assert!(output.elapsed < SOON, "{output}");
         let late = format!("rank {rank} on ");
-        let line =
-            output.text().lines().find(|l| l.contains(&late) && l.contains("has not arrived at")).map(String::from);
+        let line = output
+            .text()
+            .lines()
+            .find(|l| l.contains(&late) && l.contains("has not arrived at"))
+            .map(String::from);
         let line = line.unwrap_or_else(|| panic!("nobody says that rank {rank} is late\n{output}"));
         for part in [&format!("[rank {lowest_live}]")[..], "of step", "no sign of life", "last seen at"] {
             assert!(line.contains(part), "{part:?} is not in {line}\n{output}");
@@ -235,7 +264,8 @@ fn a_rank_that_hangs_is_named_with_its_host_and_the_job_ends_with_code_5() {
         for other in (0..3u64).filter(|r| *r != rank as u64) {
             let events = std::fs::read_to_string(case.path(&run).join(format!("flight/rank_{other}.jsonl")));
             let events = events.unwrap_or_else(|e| panic!("rank {other} left no events: {e}\n{output}"));
-            let last: serde_json::Value = serde_json::from_str(events.lines().last().expect("an event")).expect("JSON");
+            let last: serde_json::Value =
+                serde_json::from_str(events.lines().last().expect("an event")).expect("JSON");
             assert_eq!((&last["ended"], last["rank"].as_u64()), (&false.into(), Some(other)), "{last}");
         }
     }
@@ -244,11 +274,16 @@ fn a_rank_that_hangs_is_named_with_its_host_and_the_job_ends_with_code_5() {
     let output = running.output().expect_code(5).expect_text("rank 1 on ").expect_text("it is alive");
     assert!(output.elapsed < SOON, "{output}");
     // While the data are read, and when MPI ends.
-    for (fault, operation) in [("hang@scan:0:0", "`verdict on the data`"), ("hang@leave:1:0", "`leave MPI`")] {
+    for (fault, operation) in [("hang@scan:0:0", "`verdict on the data`"), ("hang@leave:1:0", "`leave MPI`")]
+    {
         let running = case.train(3, fault, &["run.timeout=3"]).env("ZERO3_TEST_FAULT", fault);
         let late = format!("rank {} on ", &fault[fault.len() - 3..fault.len() - 2]);
-        let output =
-            running.output().expect_code(5).expect_text(operation).expect_text("it is alive").expect_text(&late);
+        let output = running
+            .output()
+            .expect_code(5)
+            .expect_text(operation)
+            .expect_text("it is alive")
+            .expect_text(&late);
         assert!(output.elapsed < SOON, "{output}");
     }
     // And a run that ends well leaves nothing of this.

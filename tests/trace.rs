@@ -1,7 +1,8 @@
-//! `trace.json` keeps to the trace event format that Perfetto and chrome://tracing read, strictly, and says what happened.
+//! `trace.json` keeps to the trace event format that Perfetto and chrome://tracing read, strictly, and says
+//! what happened.
 //!
-//! Format: the "Trace Event Format" document of the Chromium project (complete, instant, counter and metadata events).
-//! `make test-perfetto` has Perfetto's own trace processor read the same file.
+//! Format: the "Trace Event Format" document of the Chromium project (complete, instant, counter and metadata
+//! events). `make test-perfetto` has Perfetto's own trace processor read the same file.
 
 mod common;
 
@@ -24,12 +25,18 @@ fn number(event: &Map<String, Value>, name: &str) -> f64 {
 #[test]
 fn every_event_keeps_to_the_format_and_no_two_spans_of_a_line_overlap() {
     let case = Case::tiny();
-    case.train(RANKS as usize, "run", &["log.trace=2..=3", "zero.prefetch_units=2"]).output().expect_success();
+    case.train(RANKS as usize, "run", &["log.trace=2..=3", "zero.prefetch_units=2"])
+        .output()
+        .expect_success();
     let text = std::fs::read_to_string(case.path("run/trace.json")).expect("a trace");
     let document: Value = serde_json::from_str(&text).expect("JSON");
     assert_eq!(document["displayTimeUnit"], "ms");
-    let events: Vec<&Map<String, Value>> =
-        document["traceEvents"].as_array().expect("a list").iter().map(|e| e.as_object().expect("an object")).collect();
+    let events: Vec<&Map<String, Value>> = document["traceEvents"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|e| e.as_object().expect("an object"))
+        .collect();
 
     // (pid, tid) or (pid, counter): the end of what was last there, in us.
     let mut lines: BTreeMap<(u64, String), f64> = BTreeMap::new();
@@ -100,8 +107,15 @@ fn every_event_keeps_to_the_format_and_no_two_spans_of_a_line_overlap() {
         assert!(extra.is_empty(), "{extra:?} in {event:?}");
     }
 
-    assert_eq!(processes.keys().copied().collect::<Vec<_>>(), (0..RANKS).collect::<Vec<_>>(), "each rank is a process");
-    assert!(processes.iter().all(|(rank, name)| name.starts_with(&format!("rank {rank} on "))), "{processes:?}");
+    assert_eq!(
+        processes.keys().copied().collect::<Vec<_>>(),
+        (0..RANKS).collect::<Vec<_>>(),
+        "each rank is a process"
+    );
+    assert!(
+        processes.iter().all(|(rank, name)| name.starts_with(&format!("rank {rank} on "))),
+        "{processes:?}"
+    );
     assert_eq!(threads.len(), 3 * RANKS as usize, "three lines each");
     assert_eq!(named, 4 * RANKS);
     for rank in 0..RANKS {
@@ -119,7 +133,10 @@ fn every_event_keeps_to_the_format_and_no_two_spans_of_a_line_overlap() {
             let of_rank = |rank: u64| bytes[&(rank, cat.to_string(), step)];
             let mean = (0..RANKS).map(of_rank).sum::<f64>() / RANKS as f64;
             let logged = steps.numbers(column)[step as usize - 1];
-            assert!((mean - logged).abs() < 1e-3 * logged, "{cat} of step {step}: {mean} traced, {logged} logged");
+            assert!(
+                (mean - logged).abs() < 1e-3 * logged,
+                "{cat} of step {step}: {mean} traced, {logged} logged"
+            );
         }
     }
 }

@@ -1,4 +1,5 @@
-//! `zero3 watch` as a person has it, on a terminal (a pty by `script`), and as a script has it, of runs in every state.
+//! `zero3 watch` as a person has it, on a terminal (a pty by `script`), and as a script has it, of runs in
+//! every state.
 
 mod common;
 
@@ -55,7 +56,11 @@ impl Left {
     fn expect_restored(self) -> Self {
         let (entered, left) = (self.text.rfind("\x1b[?1049h"), self.text.rfind("\x1b[?1049l"));
         assert!(entered.is_some() && entered < left, "{:?}", self.text);
-        assert!(self.text.rfind("\x1b[?25l") < self.text.rfind("\x1b[?25h"), "the cursor is hidden: {:?}", self.text);
+        assert!(
+            self.text.rfind("\x1b[?25l") < self.text.rfind("\x1b[?25h"),
+            "the cursor is hidden: {:?}",
+            self.text
+        );
         let first = self.text.lines().next().expect("the settings before");
         let last = self.text.trim_end().lines().last().expect("the settings after");
         assert_eq!(first.trim(), last.trim(), "{:?}", self.text);
@@ -124,9 +129,12 @@ fn a_snapshot_of_a_running_a_killed_and_a_resumed_job() {
     let run_dir = case.path("run");
     let running = long_run(&case, 20);
     std::thread::sleep(Duration::from_millis(2500));
-    let said = once(&run_dir).expect_success().expect_text("status      running, step ").expect_text("of 100000");
     let said =
-        said.expect_text("to the time limit (run.time_limit)").expect_text("2 ranks").expect_text("started on 2 ranks");
+        once(&run_dir).expect_success().expect_text("status      running, step ").expect_text("of 100000");
+    let said = said
+        .expect_text("to the time limit (run.time_limit)")
+        .expect_text("2 ranks")
+        .expect_text("started on 2 ranks");
     let said = said.expect_text("params at rest").expect_text("whole now: ").expect_text("all at once");
     assert!(!said.text().contains("OVER") && !said.text().contains('\x1b'), "{said}");
     for rank in 0..2 {
@@ -139,13 +147,18 @@ fn a_snapshot_of_a_running_a_killed_and_a_resumed_job() {
 
     let resumed = case.train(3, "run", &["train.steps=100000", "log.every=0"]).start();
     until("the resumed job", || once(&run_dir).text().contains("status      running"));
-    let said =
-        once(&run_dir).expect_success().expect_text("3 ranks").expect_text("1 restore,").expect_text("restored step ");
+    let said = once(&run_dir)
+        .expect_success()
+        .expect_text("3 ranks")
+        .expect_text("1 restore,")
+        .expect_text("restored step ");
     assert!(!said.text().contains("to the time limit"), "the old job's limit\n{said}");
     resumed.signal_rank(1, "USR1");
     resumed.output().expect_code(75);
-    let said =
-        once(&run_dir).expect_success().expect_text("stopped early: a rank got SIGUSR1").expect_text("(exit code 75)");
+    let said = once(&run_dir)
+        .expect_success()
+        .expect_text("stopped early: a rank got SIGUSR1")
+        .expect_text("(exit code 75)");
     let planned = summary(&run_dir)["peak_bytes"]["planned"].as_u64().expect("bytes") as f64 / 1024.0;
     said.expect_text(&format!("{planned:.1} KiB"));
 }
@@ -158,17 +171,23 @@ fn a_snapshot_writes_nothing_and_copes_with_what_is_torn_or_missing() {
     let listing = |dir: &Path| {
         let mut names: Vec<_> = std::fs::read_dir(dir).expect("a directory").flatten().collect();
         names.sort_by_key(|entry| entry.file_name());
-        let stamp = |e: std::fs::DirEntry| (e.file_name(), e.metadata().expect("a file").modified().expect("a time"));
+        let stamp =
+            |e: std::fs::DirEntry| (e.file_name(), e.metadata().expect("a file").modified().expect("a time"));
         names.into_iter().map(stamp).collect::<Vec<_>>()
     };
     let before = (listing(&run_dir), std::fs::metadata(&run_dir).expect("there").modified().expect("a time"));
     let said = once(&run_dir).expect_success().expect_text("finished: all 4 steps are done (exit code 0)");
-    let said =
-        said.expect_text("0 restores, 1 skipped step,").expect_text("attempt 2 skipped: loss").expect_text("3 ranks");
+    let said = said
+        .expect_text("0 restores, 1 skipped step,")
+        .expect_text("attempt 2 skipped: loss")
+        .expect_text("3 ranks");
     said.expect_text("validation");
     let piped = Run::new(0).arg("watch").arg(&run_dir).output().expect_success();
     assert!(piped.stdout.starts_with(&run_dir.display().to_string()), "no terminal, no escapes: {piped}");
-    assert_eq!(before, (listing(&run_dir), std::fs::metadata(&run_dir).expect("there").modified().expect("a time")));
+    assert_eq!(
+        before,
+        (listing(&run_dir), std::fs::metadata(&run_dir).expect("there").modified().expect("a time"))
+    );
 
     let append = |name: &str, text: &str| {
         let path = run_dir.join(name);

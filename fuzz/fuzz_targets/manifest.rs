@@ -1,4 +1,5 @@
-//! Any bytes as a manifest, as they are and with a digest that fits them: refused, or a manifest whose every claim holds.
+//! Any bytes as a manifest, as they are and with a digest that fits them: refused, or a manifest whose every
+//! claim holds.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,5 @@
-//! A rank file of version 1's first writers: the HDF5 library itself has to cope, and our checks of what it says.
+//! A rank file of version 1's first writers: the HDF5 library itself has to cope, and our checks of what it
+//! says.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

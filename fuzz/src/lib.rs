@@ -1,4 +1,5 @@
-//! What the targets share: a small checkpoint in memory-backed storage, one of whose files is whatever the fuzzer says.
+//! What the targets share: a small checkpoint in memory-backed storage, one of whose files is whatever the
+//! fuzzer says.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -24,7 +25,8 @@ impl Checkpoint {
         let dir = scratch();
         let shard_range = |numel, rank| Partition::new(numel, 2).shard_range(rank);
         let resharded =
-            reshard(Path::new(GOLDEN), dir.path(), 2, shard_range, |_| ()).expect("the golden checkpoint reads");
+            reshard(Path::new(GOLDEN), dir.path(), 2, shard_range, |_| ()).expect("the golden checkpoint \
+                                                                                   reads");
         let step_dir = resharded.to;
         Checkpoint::at(dir, step_dir)
     }

@@ -69,7 +69,11 @@ impl AcceptanceRun<'_> {
 /// # Errors
 /// [`Error::Agreed`] on all ranks alike; any other is of this rank alone, and the caller has to abort the
 /// job.
-pub fn run<B: Backend>(acceptance: &Acceptance<'_, B>, launch_facts: &RankFacts, record: &RecordPaths) -> Result<Exit> {
+pub fn run<B: Backend>(
+    acceptance: &Acceptance<'_, B>,
+    launch_facts: &RankFacts,
+    record: &RecordPaths,
+) -> Result<Exit> {
     let (cluster, deck) = (&acceptance.cluster, acceptance.deck);
     let run_dir = Path::new(&deck.run.dir);
     let work_dir = Path::new(deck.checkpoint_dir()).join(WORK_DIR);
@@ -85,8 +89,8 @@ pub fn run<B: Backend>(acceptance: &Acceptance<'_, B>, launch_facts: &RankFacts,
     })?;
     if cluster.rank() == 0 && acceptance.baseline.has_other_rank_count(cluster.n()) {
         log::warn!(
-            "the baseline was measured on {} ranks, this job has {}: metrics of all ranks together differ by that \
-             alone",
+            "the baseline was measured on {} ranks, this job has {}: metrics of all ranks together differ by \
+             that alone",
             acceptance.baseline.n_ranks,
             cluster.n()
         );
@@ -178,9 +182,11 @@ fn reason_to_skip<B: Backend>(
     run: &AcceptanceRun<'_>,
 ) -> Result<Option<(Ending, String)>> {
     let Acceptance { cluster, deck, .. } = acceptance;
-    let stop = all_or_none(cluster.comm, Ok(signals::stop_code()))?.into_iter().max().and_then(Stop::from_code);
+    let stop =
+        all_or_none(cluster.comm, Ok(signals::stop_code()))?.into_iter().max().and_then(Stop::from_code);
     decided_by_rank_0(cluster.comm, || {
-        let (elapsed, limit_s) = ((cluster.started.elapsed() + test_hooks::ahead()).as_secs_f64(), run.limit_s);
+        let (elapsed, limit_s) =
+            ((cluster.started.elapsed() + test_hooks::ahead()).as_secs_f64(), run.limit_s);
         Ok(if !deck.runs(section) {
             Some((Ending::NotAsked, "not in run.sections".to_string()))
         } else if let Some(stop) = stop {

@@ -34,7 +34,8 @@ impl RecordPaths {
     /// A file cannot be written, or exists and does not contain golden losses: found before anything is
     /// measured.
     pub(super) fn check(&self, run_dir: &Path) -> Result<()> {
-        for (flag, path) in [("--record-baseline", &self.baseline), ("--record-answers", &self.golden_losses)] {
+        for (flag, path) in [("--record-baseline", &self.baseline), ("--record-answers", &self.golden_losses)]
+        {
             let Some(path) = path else { continue };
             let invalid = |why: String| {
                 Error::Input(format!("{flag} {}: {why}; name a file that can be written", path.display()))

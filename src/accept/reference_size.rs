@@ -101,7 +101,10 @@ mod tests {
         assert!(by_cores.is_sorted() && by_cores[0] == 256 && by_cores[4] >= 1024, "{by_cores:?}");
         let by_memory = [0.001, 0.5, 4.0, 64.0].map(|gib| d_model("", gib, 64));
         assert!(by_memory.is_sorted() && by_memory[0] == 256 && by_memory[3] == by_cores[3], "{by_memory:?}");
-        assert!(by_memory[1] < by_memory[3], "half a GiB is not enough for what 64 cores could train: {by_memory:?}");
+        assert!(
+            by_memory[1] < by_memory[3],
+            "half a GiB is not enough for what 64 cores could train: {by_memory:?}"
+        );
         // A little more memory, as firmware leaves it, does not change the model.
         assert_eq!(d_model("", 250.0, 64), d_model("", 251.3, 64));
     }
@@ -113,7 +116,10 @@ mod tests {
 
     #[test]
     fn a_named_model_is_left_alone() {
-        assert_eq!(d_model("training.n_layer = 2\ntraining.n_head = 2\ntraining.d_model = 64", 512.0, 256), 64);
+        assert_eq!(
+            d_model("training.n_layer = 2\ntraining.n_head = 2\ntraining.d_model = 64", 512.0, 256),
+            64
+        );
         assert_eq!(d_model("training.preset = \"gpt2-124m\"", 0.001, 1), 0);
     }
 }

@@ -141,7 +141,11 @@ impl Region {
 
     /// The elements of `range`.
     fn slice(self, range: Range<usize>) -> Region {
-        assert!(range.start <= range.end && range.end <= self.numel, "range {range:?} of {} elements", self.numel);
+        assert!(
+            range.start <= range.end && range.end <= self.numel,
+            "range {range:?} of {} elements",
+            self.numel
+        );
         Region { addr: self.addr + (range.start * self.dtype.bytes()) as u64, numel: range.len(), ..self }
     }
 }

@@ -213,7 +213,14 @@ impl Ops for Counting {
         self.note(Work::pass(Kernel::Stream, out.dtype(), 2 * numel * out.dtype().bytes()));
     }
 
-    fn attention_forward(&self, _: ViewMut<'_>, _: ViewMut<'_>, qkv: View<'_>, _: ViewMut<'_>, shape: AttentionShape) {
+    fn attention_forward(
+        &self,
+        _: ViewMut<'_>,
+        _: ViewMut<'_>,
+        qkv: View<'_>,
+        _: ViewMut<'_>,
+        shape: AttentionShape,
+    ) {
         self.note(shape.work(Kernel::AttentionForward, qkv.dtype()));
     }
 
@@ -242,7 +249,14 @@ impl Ops for Counting {
         self.pass(Kernel::CrossEntropy, logits.as_view(), 2);
     }
 
-    fn update(&self, _: ViewMut<'_>, _: OptimStates<ViewMut<'_>>, _: View<'_>, _: &UpdateStep, _: Option<ViewMut<'_>>) {
+    fn update(
+        &self,
+        _: ViewMut<'_>,
+        _: OptimStates<ViewMut<'_>>,
+        _: View<'_>,
+        _: &UpdateStep,
+        _: Option<ViewMut<'_>>,
+    ) {
         panic!("a unit's visit updates no weights");
     }
 }

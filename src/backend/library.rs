@@ -18,7 +18,8 @@ pub trait Library {
     fn send(&self, inp: View<'_>, to: usize) -> Result<()>;
     /// Receives from one rank. Overwrites.
     fn receive(&self, out: ViewMut<'_>, from: usize) -> Result<()>;
-    /// Returns when every rank has called it. A waiting rank leaves its core to ranks that are being measured.
+    /// Returns when every rank has called it. A waiting rank leaves its core to ranks that are being
+    /// measured.
     fn quiet_barrier(&self) -> Result<()>;
 }
 

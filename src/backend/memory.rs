@@ -47,7 +47,11 @@ impl<D: Device> Memory<D> {
         if !range.is_empty() {
             let at = self.live.partition_point(|living| living.start < range.end);
             if let Some(before) = self.live[..at].last() {
-                assert!(before.end <= range.start, "{} at {range:?} overlaps a living buffer at {before:?}", slot.name);
+                assert!(
+                    before.end <= range.start,
+                    "{} at {range:?} overlaps a living buffer at {before:?}",
+                    slot.name
+                );
             }
             self.live.insert(at, range.clone());
             self.freed.retain(|(freed, last_use)| {

@@ -238,7 +238,12 @@ pub trait Ops {
         Self: Sized;
 
     /// Scratch elements of [`Ops::linear_backward_weight`] for these types; 0 where all is f32.
-    fn linear_backward_weight_work_numel(shape: LinearShape, dweight: DType, dout: DType, inp: DType) -> usize
+    fn linear_backward_weight_work_numel(
+        shape: LinearShape,
+        dweight: DType,
+        dout: DType,
+        inp: DType,
+    ) -> usize
     where
         Self: Sized;
 
@@ -388,8 +393,8 @@ pub trait Ops {
         dlogits_scale: Option<f32>,
     );
 
-    /// One update of a slice by the optimizer of `step` (`optimizers/` has the formulas). Updates `master` and
-    /// `states` in place; `states` are those that the optimizer keeps in this run.
+    /// One update of a slice by the optimizer of `step` (`optimizers/` has the formulas). Updates `master`
+    /// and `states` in place; `states` are those that the optimizer keeps in this run.
     ///
     /// In mixed precision `param` is the bf16 slice that is gathered and computed with: overwritten with the
     /// updated master weights, rounded.

@@ -51,8 +51,9 @@ pub fn layer_norm_forward(inp: &[f64], weight: &[f64], bias: &[f64]) -> (Vec<f64
     let c = weight.len();
     let inp = matrix(inp, inp.len() / c, c);
     let (mean, rstd): (Vec<f64>, Vec<f64>) = inp.outer_iter().map(statistics).unzip();
-    let out =
-        Array2::from_shape_fn(inp.dim(), |(row, i)| (inp[[row, i]] - mean[row]) * rstd[row] * weight[i] + bias[i]);
+    let out = Array2::from_shape_fn(inp.dim(), |(row, i)| {
+        (inp[[row, i]] - mean[row]) * rstd[row] * weight[i] + bias[i]
+    });
     (flat(out), mean, rstd)
 }
 
@@ -131,7 +132,8 @@ fn slots(shape: AttentionShape, head: usize) -> (usize, usize, usize) {
 }
 
 fn split_heads(xs: &[f64], shape: AttentionShape, n_slots: usize) -> Array4<f64> {
-    Array4::from_shape_vec((shape.b, shape.t, n_slots, shape.d_head), xs.to_vec()).expect("B * T * row elements")
+    Array4::from_shape_vec((shape.b, shape.t, n_slots, shape.d_head), xs.to_vec())
+        .expect("B * T * row elements")
 }
 
 /// (out, lse)
@@ -210,7 +212,9 @@ pub fn rms_norm_backward(dout: &[f64], inp: &[f64], weight: &[f64], eps: f64) ->
     let mut dweight = vec![0.0; c];
     (0..inp.len()).for_each(|i| dweight[i % c] += dout[i] * norm(i));
     let dnorm_norm_mean: Vec<f64> = (0..rstd.len())
-        .map(|row| (row * c..(row + 1) * c).map(|i| dout[i] * weight[i % c] * norm(i)).sum::<f64>() / c as f64)
+        .map(|row| {
+            (row * c..(row + 1) * c).map(|i| dout[i] * weight[i % c] * norm(i)).sum::<f64>() / c as f64
+        })
         .collect();
     let dinp = |i: usize| (dout[i] * weight[i % c] - norm(i) * dnorm_norm_mean[i / c]) * rstd[i / c];
     ((0..inp.len()).map(dinp).collect(), dweight)
@@ -240,8 +244,15 @@ fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
 }
 
-/// `out` with `n` columns of every row replaced by those of `inp`; `to` and `from` say which: (elements of a row, first column).
-pub fn copy_columns(out: &[f64], to: (usize, usize), inp: &[f64], from: (usize, usize), n: usize) -> Vec<f64> {
+/// `out` with `n` columns of every row replaced by those of `inp`; `to` and `from` say which: (elements of a
+/// row, first column).
+pub fn copy_columns(
+    out: &[f64],
+    to: (usize, usize),
+    inp: &[f64],
+    from: (usize, usize),
+    n: usize,
+) -> Vec<f64> {
     let mut out = out.to_vec();
     for (out, inp) in out.chunks_mut(to.0).zip(inp.chunks(from.0)) {
         out[to.1..to.1 + n].copy_from_slice(&inp[from.1..from.1 + n]);

@@ -1,4 +1,5 @@
-//! When this job will be ended by others: from the deck, from Slurm's environment, or from `scontrol show job`.
+//! When this job will be ended by others: from the deck, from Slurm's environment, or from `scontrol show
+//! job`.
 //!
 //! Must not know: steps, checkpoints.
 
@@ -27,8 +28,8 @@ pub struct JobClock {
 }
 
 impl JobClock {
-    /// Asks the environment, and Slurm where there is a job. `limit` is the deck's, counted from `process_start`
-    /// (unix time). The earliest end counts.
+    /// Asks the environment, and Slurm where there is a job. `limit` is the deck's, counted from
+    /// `process_start` (unix time). The earliest end counts.
     pub fn find(limit: Option<Duration>, process_start: f64) -> Self {
         let env = environment::variable;
         let shown = env("SLURM_JOB_ID").and_then(|id| scontrol(&["--oneliner", "show", "job", &id]).ok());
@@ -39,8 +40,8 @@ impl JobClock {
         clock
     }
 
-    /// [`JobClock::find`] from recorded answers, and what is wrong with them: an end before this process began
-    /// is another job's.
+    /// [`JobClock::find`] from recorded answers, and what is wrong with them: an end before this process
+    /// began is another job's.
     pub fn read(
         limit: Option<Duration>,
         process_start: f64,
@@ -70,8 +71,9 @@ impl JobClock {
                 (
                     None,
                     Some(format!(
-                        "the end{of} that {} gives, {end:.0} s since 1970, is before this process began: it is another job's \
-                     and does not count (unset the SLURM_* variables, or give run.time_limit)",
+                        "the end{of} that {} gives, {end:.0} s since 1970, is before this process began: it \
+                         is another job's and does not count (unset the SLURM_* variables, or give \
+                         run.time_limit)",
                         from.name()
                     )),
                 )
@@ -80,7 +82,8 @@ impl JobClock {
         };
         let end = [from_deck, from_slurm].into_iter().flatten().min_by(|a, b| a.0.total_cmp(&b.0));
         // A start without an end that can be this job's is no second sign.
-        let from_env = number("SLURM_JOB_START_TIME").filter(|_| matches!(from_slurm, Some((_, Limit::SlurmEndTime))));
+        let from_env =
+            number("SLURM_JOB_START_TIME").filter(|_| matches!(from_slurm, Some((_, Limit::SlurmEndTime))));
         let started = ran.filter(|_| stale.is_none()).map(|ran| now - ran).or(from_env);
         let clock = JobClock {
             end: end.map(|e| e.0),
@@ -156,7 +159,8 @@ mod tests {
             ("inf", None),
             ("2e9", Some("RunTime=2-00:00:00 TimeLimit=1-00:00:00")),
         ] {
-            let (clock, stale) = JobClock::read(Some(Duration::from_secs(60)), 1.8e9, 1.8e9 + 2.0, &env(end, "5"), job);
+            let (clock, stale) =
+                JobClock::read(Some(Duration::from_secs(60)), 1.8e9, 1.8e9 + 2.0, &env(end, "5"), job);
             let stale = stale.expect("said once");
             assert!(stale.contains("of job 77") && stale.contains("another job's"), "{stale}");
             assert_eq!((clock.end, clock.end_from), (Some(1.8e9 + 60.0), Some(Limit::Deck)), "{end}");

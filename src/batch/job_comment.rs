@@ -1,7 +1,8 @@
-//! How a run gets on, in its Slurm job's comment: `squeue -o '%i %k'` shows it to whoever waits for the nodes.
+//! How a run gets on, in its Slurm job's comment: `squeue -o '%i %k'` shows it to whoever waits for the
+//! nodes.
 //!
-//! A controller serves a whole cluster, so it is asked once a minute at most, from a thread that the run never waits for,
-//! the end apart.
+//! A controller serves a whole cluster, so it is asked once a minute at most, from a thread that the run
+//! never waits for, the end apart.
 
 use crate::batch::scontrol::scontrol;
 use crate::{environment, threads};
@@ -28,7 +29,8 @@ impl JobComment {
         Some(JobComment { job_id, posted: None, update: None, has_complained: false })
     }
 
-    /// Sets the comment, unless it was set a short while ago. That it could not be is said once and changes nothing else.
+    /// Sets the comment, unless it was set a short while ago. That it could not be is said once and changes
+    /// nothing else.
     pub fn post(&mut self, text: &str) {
         if self.posted.is_none_or(|at| at.elapsed() >= EVERY) {
             self.start(text);

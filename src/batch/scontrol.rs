@@ -21,6 +21,8 @@ pub fn scontrol(words: &[&str]) -> Result<String, String> {
     let out = child.wait_with_output().map_err(|e| format!("scontrol: {e}"))?;
     match status.success() {
         true => Ok(String::from_utf8_lossy(&out.stdout).into_owned()),
-        false => Err(format!("scontrol ended with {status}: {}", String::from_utf8_lossy(&out.stderr).trim())),
+        false => {
+            Err(format!("scontrol ended with {status}: {}", String::from_utf8_lossy(&out.stderr).trim()))
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! Signals as flags: a handler sets one, the loop looks. Nothing else is safe in a handler.
 //!
-//! A wish to stop stays until the process ends: a second signal changes nothing, not even in the middle of a save.
+//! A wish to stop stays until the process ends: a second signal changes nothing, not even in the middle of a
+//! save.
 
 use crate::config::values::STOP_SIGNALS;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
@@ -9,7 +10,8 @@ static REPORT: AtomicBool = AtomicBool::new(false);
 /// [`Stop::code`] of the wish to stop, 0 = none.
 static STOP: AtomicI32 = AtomicI32::new(0);
 
-/// Code of the first [`Stop::TimeLimit`]: above every signal number, so that the largest wish of all ranks is well defined.
+/// Code of the first [`Stop::TimeLimit`]: above every signal number, so that the largest wish of all ranks is
+/// well defined.
 const TIME_LIMIT: i32 = 1000;
 
 /// Who set a time limit.
@@ -89,26 +91,29 @@ extern "C" fn note_stop(signal: libc::c_int) {
     STOP.fetch_max(signal, Ordering::Relaxed);
 }
 
-/// Keeps signals that batch systems send from this thread, and those it starts, until [`listen`] knows what to make of them: a job
-/// may be preempted while MPI still starts, and a signal without a handler would end the process. Those a person types are left
-/// alone.
+/// Keeps signals that batch systems send from this thread, and those it starts, until [`listen`] knows what
+/// to make of them: a job may be preempted while MPI still starts, and a signal without a handler would end
+/// the process. Those a person types are left alone.
 pub fn hold() {
     mask(libc::SIG_BLOCK);
 }
 
 fn mask(how: libc::c_int) {
-    // SAFETY: a sigset_t is plain bits, which sigemptyset sets up; the signals exist; a null pointer asks for no old mask.
+    // SAFETY: a sigset_t is plain bits, which sigemptyset sets up; the signals exist; a null pointer asks for
+    // no old mask.
     unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&mut set);
-        for (_, signal) in STOP_SIGNALS.into_iter().filter(|s| ![libc::SIGINT, libc::SIGQUIT].contains(&s.1)) {
+        for (_, signal) in STOP_SIGNALS.into_iter().filter(|s| ![libc::SIGINT, libc::SIGQUIT].contains(&s.1))
+        {
             libc::sigaddset(&mut set, signal);
         }
         libc::pthread_sigmask(how, &set, std::ptr::null_mut());
     }
 }
 
-/// A file that grows beyond `ulimit -f` is an error of the write that met the limit, as a full disk is, and not the end of the process.
+/// A file that grows beyond `ulimit -f` is an error of the write that met the limit, as a full disk is, and
+/// not the end of the process.
 pub fn leave_limits_to_errno() {
     // SAFETY: no handler runs; the system call that meets the limit fails with EFBIG.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
@@ -131,7 +136,8 @@ pub fn pending() -> i32 {
     }
 }
 
-/// From now on SIGUSR2 asks for a report, and each of `stop` for a stop, instead of ending the process. What was held arrives.
+/// From now on SIGUSR2 asks for a report, and each of `stop` for a stop, instead of ending the process. What
+/// was held arrives.
 pub fn listen(stop: &[libc::c_int]) {
     let handlers = stop.iter().map(|&signal| (signal, note_stop as extern "C" fn(libc::c_int)));
     for (signal, handler) in handlers.chain([(libc::SIGUSR2, note_report as extern "C" fn(libc::c_int))]) {

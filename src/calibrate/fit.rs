@@ -85,7 +85,10 @@ mod tests {
     fn a_feature_that_would_be_below_0_is_left_out() {
         // Falling times: a slope below 0 fits best and is none.
         let fit = fit(&[([1.0, 1.0, 0.0], 3.0), ([1.0, 2.0, 0.0], 2.0), ([1.0, 3.0, 0.0], 1.0)]);
-        assert!(fit.coefficients[0] > 0.0 && fit.coefficients[1..] == [0.0, 0.0] && fit.worst > 0.3, "{fit:?}");
+        assert!(
+            fit.coefficients[0] > 0.0 && fit.coefficients[1..] == [0.0, 0.0] && fit.worst > 0.3,
+            "{fit:?}"
+        );
     }
 
     proptest! {

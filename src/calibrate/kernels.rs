@@ -80,8 +80,10 @@ pub fn measure<B: Backend>(cluster: &Cluster<'_, B>, group: &B::Comm) -> Result<
             let of_ranks: Vec<f64> = all.iter().skip(i).step_by(own.len()).copied().collect();
             sample.seconds = median(&of_ranks);
         }
-        let quickest =
-            |(old, new): (&KernelSample, &KernelSample)| KernelSample { seconds: old.seconds.min(new.seconds), ..*new };
+        let quickest = |(old, new): (&KernelSample, &KernelSample)| KernelSample {
+            seconds: old.seconds.min(new.seconds),
+            ..*new
+        };
         samples = match samples.is_empty() {
             true => bench.samples,
             false => samples.iter().zip(&bench.samples).map(quickest).collect(),
@@ -99,7 +101,14 @@ fn fits(kernel: Kernel, samples: &[KernelSample]) -> Vec<MeasuredKernel> {
         (!rows.is_empty()).then(|| {
             let Fit { coefficients: [launch_s, s_per_flop, s_per_byte], worst } = fit(&rows);
             let rate = Rate { launch_s, s_per_flop, s_per_byte };
-            MeasuredKernel { kernel, dtype, rate, worst, best_flops: best(|w| w.flops), best_bytes: best(|w| w.bytes) }
+            MeasuredKernel {
+                kernel,
+                dtype,
+                rate,
+                worst,
+                best_flops: best(|w| w.flops),
+                best_bytes: best(|w| w.bytes),
+            }
         })
     };
     [DType::F32, DType::Bf16].into_iter().filter_map(of).collect()
@@ -135,8 +144,12 @@ impl<B: Backend> KernelBench<'_, B> {
         let mut bufs = self.cluster.buffers_of(self.group, operands)?;
         for buf in &mut bufs {
             let bytes: Vec<u8> = match buf.dtype() {
-                DType::U32 => (0..buf.numel()).flat_map(|i| ((i * 31 % n_ids) as u32).to_ne_bytes()).collect(),
-                DType::Bf16 => (0..buf.numel()).flat_map(|i| half::bf16::from_f32(number(i)).to_ne_bytes()).collect(),
+                DType::U32 => {
+                    (0..buf.numel()).flat_map(|i| ((i * 31 % n_ids) as u32).to_ne_bytes()).collect()
+                }
+                DType::Bf16 => {
+                    (0..buf.numel()).flat_map(|i| half::bf16::from_f32(number(i)).to_ne_bytes()).collect()
+                }
                 _ => (0..buf.numel()).flat_map(|i| number(i).to_ne_bytes()).collect(),
             };
             self.cluster.device.upload(buf.view_mut(), &bytes)?;
@@ -171,14 +184,28 @@ impl<B: Backend> KernelBench<'_, B> {
             let operands = [(i, a), (o, wide), (w, a), (scratch, DType::F32)];
             self.sample(work(Kernel::LinearBackwardInput), &operands, 0, |dev, bufs| {
                 let [dinp, dout, weight, work] = bufs else { unreachable!("four operands") };
-                dev.linear_backward_input(dinp.view_mut(), dout.view(), weight.view(), work.view_mut(), shape);
+                dev.linear_backward_input(
+                    dinp.view_mut(),
+                    dout.view(),
+                    weight.view(),
+                    work.view_mut(),
+                    shape,
+                );
             })?;
             let scratch = B::Device::linear_backward_weight_work_numel(shape, a, wide, a);
             let operands = [(w, a), (o, wide), (i, a), (scratch, DType::F32)];
             self.sample(work(Kernel::LinearBackwardWeight), &operands, 0, |dev, bufs| {
                 let [dweight, dout, inp, work] = bufs else { unreachable!("four operands") };
                 let (dout, inp) = (dout.view(), inp.view());
-                dev.linear_backward_weight(dweight.view_mut(), None, dout, inp, work.view_mut(), shape, false);
+                dev.linear_backward_weight(
+                    dweight.view_mut(),
+                    None,
+                    dout,
+                    inp,
+                    work.view_mut(),
+                    shape,
+                    false,
+                );
             })?;
         }
         Ok(())
@@ -209,7 +236,12 @@ impl<B: Backend> KernelBench<'_, B> {
                 0,
                 |dev, bufs| {
                     let [qkv, work] = bufs else { unreachable!("two operands") };
-                    dev.rope(qkv.view_mut(), work.view_mut(), shape, Rotation { first: 0, theta: 1e4, inverse: false });
+                    dev.rope(
+                        qkv.view_mut(),
+                        work.view_mut(),
+                        shape,
+                        Rotation { first: 0, theta: 1e4, inverse: false },
+                    );
                 },
             )?;
         }
@@ -264,12 +296,20 @@ impl<B: Backend> KernelBench<'_, B> {
                 let [out, tokens, table] = bufs else { unreachable!("three operands") };
                 dev.embedding_forward(out.view_mut(), tokens.view(), table.view(), None, rows);
             })?;
-            let scratch = (B::Device::embedding_backward_work_numel(rows, DType::F32, DType::F32), DType::U32);
+            let scratch =
+                (B::Device::embedding_backward_work_numel(rows, DType::F32, DType::F32), DType::U32);
             let work = Work::pass(Kernel::EmbeddingBackward, a, numel * (a.bytes() + 2 * f32_bytes));
             let operands = [(vocab * c, DType::F32), (numel, a), (rows, DType::U32), scratch];
             self.sample(work, &operands, vocab, |dev, bufs| {
                 let [dtable, dout, tokens, work] = bufs else { unreachable!("four operands") };
-                dev.embedding_backward(dtable.view_mut(), None, dout.view(), tokens.view(), work.view_mut(), rows);
+                dev.embedding_backward(
+                    dtable.view_mut(),
+                    None,
+                    dout.view(),
+                    tokens.view(),
+                    work.view_mut(),
+                    rows,
+                );
             })?;
         }
         Ok(())
@@ -291,12 +331,16 @@ impl<B: Backend> KernelBench<'_, B> {
 
     fn update(&mut self, kind: OptimizerKind, a: DType, numel: usize) -> Result<()> {
         let hyper = kind.default_hyper(0.1);
-        let step = UpdateStep::new(kind, &hyper, &UpdateNow { step: 1000, lr: 1e-6, grad_scale: 1.0, decays: true });
+        let step =
+            UpdateStep::new(kind, &hyper, &UpdateNow { step: 1000, lr: 1e-6, grad_scale: 1.0, decays: true });
         let kept = kind.states(&hyper);
         let operands =
-            [vec![(numel, a), (numel, a), (numel, DType::F32)], vec![(numel, DType::F32); kept.len()]].concat();
+            [vec![(numel, a), (numel, a), (numel, DType::F32)], vec![(numel, DType::F32); kept.len()]]
+                .concat();
         self.sample(Work::update(kind, kept.len(), a, a, numel), &operands, 0, |dev, bufs| {
-            let [grad, param, master, states @ ..] = bufs else { unreachable!("gradient, parameter, master, states") };
+            let [grad, param, master, states @ ..] = bufs else {
+                unreachable!("gradient, parameter, master, states")
+            };
             let mut states = states.iter_mut();
             let states = OptimStates::of(kept, |_| states.next().expect("one of each").view_mut());
             let param = (a == DType::Bf16).then(|| param.view_mut());

@@ -110,7 +110,10 @@ mod tests {
             })
             .collect();
         let link = LinkFit::of(&samples, own);
-        assert!((link.latency_s / 20e-6 - 1.0).abs() < 0.01 && (link.peer_s / 3e-6 - 1.0).abs() < 0.01, "{link:?}");
+        assert!(
+            (link.latency_s / 20e-6 - 1.0).abs() < 0.01 && (link.peer_s / 3e-6 - 1.0).abs() < 0.01,
+            "{link:?}"
+        );
         assert!((link.bytes_per_s / 8e9 - 1.0).abs() < 0.01, "{link:?}");
         // With one number of ranks a peer is part of the latency.
         let link = LinkFit::of(&samples[..SIZES.len()], own);

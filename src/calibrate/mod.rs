@@ -43,7 +43,9 @@ pub fn run<B: Backend>(cluster: &Cluster<'_, B>, node: Node, rounds: usize, out:
     let work = out.with_extension("work");
     decided_by_rank_0(cluster.comm, || std::fs::create_dir(&work).map_err(|e| no_work_dir(&work, &e)))?;
     let outcome = measured(cluster, node, rounds, out, &work);
-    decided_by_rank_0(cluster.comm, || std::fs::remove_dir_all(&work).map_err(|e| Error::io("remove", &work, &e)))?;
+    decided_by_rank_0(cluster.comm, || {
+        std::fs::remove_dir_all(&work).map_err(|e| Error::io("remove", &work, &e))
+    })?;
     outcome
 }
 
@@ -51,7 +53,8 @@ pub fn run<B: Backend>(cluster: &Cluster<'_, B>, node: Node, rounds: usize, out:
 fn no_work_dir(work: &Path, error: &std::io::Error) -> Error {
     match error.kind() {
         ErrorKind::AlreadyExists => Error::Input(format!(
-            "{}: exists, and --calibrate would train in it and remove it; remove it, or write to another --out",
+            "{}: exists, and --calibrate would train in it and remove it; remove it, or write to another \
+             --out",
             work.display()
         )),
         _ => Error::io("mkdir", work, error),
@@ -89,7 +92,8 @@ fn measured<B: Backend>(
     let hardware = Hardware::parse(&file, &[], "the file that was written")?;
     let tried = trials::run(cluster, &hardware, node, rounds, work)?;
     let mut text = format!(
-        "calibrated on {} of {} each, {n_at_once} of them with cores to themselves; load {load_before} before, {} after\n\n{fits}",
+        "calibrated on {} of {} each, {n_at_once} of them with cores to themselves; load {load_before} \
+         before, {} after\n\n{fits}",
         human::counted(cluster.n(), "rank"),
         human::counted(node.threads, "thread"),
         load()
@@ -136,7 +140,8 @@ fn fitted<B: Backend>(
         node.threads,
         match gathers.is_empty() {
             true => "; one rank has no peers: links are assumed as fast as memory",
-            false => "; the network between nodes was not measured: it is assumed as fast as the links within",
+            false =>
+                "; the network between nodes was not measured: it is assumed as fast as the links within",
         }
     );
     let device = &mut hardware.device;
@@ -185,7 +190,8 @@ fn fitted<B: Backend>(
                 link.peer_s * 1e6,
                 link.bytes_per_s / 1e9
             );
-            writeln!(words, "  {name:<28} {rate:<44} {:>5.0} %", 100.0 * link.worst).expect("a String does not fail");
+            writeln!(words, "  {name:<28} {rate:<44} {:>5.0} %", 100.0 * link.worst)
+                .expect("a String does not fail");
         }
     }
     (hardware, words)
@@ -197,11 +203,13 @@ fn write_trials(text: &mut String, trials: &[Trial]) {
         text.push('\n');
     };
     line(
-        "\npredicted beside measured, for models that the fits have not seen. A prediction is for a machine that runs"
+        "\npredicted beside measured, for models that the fits have not seen. A prediction is for a machine \
+         that runs"
             .into(),
     );
     line(
-        "nothing else: it is compared with the median step of the quickest round; the slowest round is beside it"
+        "nothing else: it is compared with the median step of the quickest round; the slowest round is \
+         beside it"
             .into(),
     );
     line(format!(
@@ -252,7 +260,8 @@ mod tests {
         let rate = Rate { launch_s: 1e-6, s_per_flop: 0.0, s_per_byte: 1e-10 };
         hardware.set_measured(UPDATE, DType::F32, rate);
         let back = hardware.measured(UPDATE, DType::F32).unwrap();
-        let time = |rate: Rate| rate.launch_s + Work::pass(UPDATE, DType::F32, 1 << 20).bytes * rate.s_per_byte;
+        let time =
+            |rate: Rate| rate.launch_s + Work::pass(UPDATE, DType::F32, 1 << 20).bytes * rate.s_per_byte;
         assert!((time(back) / time(rate) - 1.0).abs() < 1e-4);
     }
 }

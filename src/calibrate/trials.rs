@@ -29,7 +29,8 @@ const F32: &str = "";
 const BF16: &str = "param_dtype = \"bf16\"\nreduce_dtype = \"bf16\"\n";
 const GPT2_4X128: &str = "n_layer = 4\nn_head = 4\nd_model = 128\nseq_len = 128\nvocab_size = 512";
 const GPT2_4X256: &str = "n_layer = 4\nn_head = 8\nd_model = 256\nseq_len = 128\nvocab_size = 512";
-const LLAMA_3X384: &str = "family = \"llama\"\nn_layer = 3\nn_head = 6\nn_kv_head = 2\nd_model = 384\nd_ff = 1024\nseq_len = 192\nvocab_size = 3000";
+const LLAMA_3X384: &str = "family = \"llama\"\nn_layer = 3\nn_head = 6\nn_kv_head = 2\nd_model = 384\nd_ff = \
+                           1024\nseq_len = 192\nvocab_size = 3000";
 
 /// Widths, depths, families and types other than those of the fitted shapes.
 const MODELS: [TrialModel; 4] = [
@@ -76,11 +77,16 @@ impl Trial {
     }
 }
 
-fn deck(TrialModel { sizes, dtypes, .. }: &TrialModel, tokens: &str, dir: &Path, n_ranks: usize) -> Result<Deck> {
+fn deck(
+    TrialModel { sizes, dtypes, .. }: &TrialModel,
+    tokens: &str,
+    dir: &Path,
+    n_ranks: usize,
+) -> Result<Deck> {
     let text = format!(
-        "[run]\ndir = {:?}\nlocking = \"off\"\n[model]\n{sizes}\n[data]\ntrain = [{tokens:?}]\n[train]\nsteps = {STEPS}\n\
-         micro_batch_size = {MICRO_BATCH_SIZE}\nglobal_batch_size = {}\n[optim]\nwarmup_steps = 2\n[zero]\n{dtypes}[checkpoint]\nevery = 0\n\
-         [log]\nevery = 0\n",
+        "[run]\ndir = {:?}\nlocking = \"off\"\n[model]\n{sizes}\n[data]\ntrain = \
+         [{tokens:?}]\n[train]\nsteps = {STEPS}\nmicro_batch_size = {MICRO_BATCH_SIZE}\nglobal_batch_size = \
+         {}\n[optim]\nwarmup_steps = 2\n[zero]\n{dtypes}[checkpoint]\nevery = 0\n[log]\nevery = 0\n",
         dir.display().to_string(),
         MICRO_BATCHES * MICRO_BATCH_SIZE * n_ranks
     );
@@ -114,7 +120,8 @@ pub fn run<B: Backend>(
                 // Ranks that do not train leave their cores to those that do.
                 cluster.quiet_barrier()?;
                 let reported = all_or_none(cluster.comm, Ok(own.filter(|_| cluster.rank() == 0)))?;
-                let trained = reported[0].clone().expect("rank 0 is in every group").map_err(agreed_failure)?;
+                let trained =
+                    reported[0].clone().expect("rank 0 is in every group").map_err(agreed_failure)?;
                 let exposed = trained.exposed.iter().sum::<f64>() / trained.exposed.len() as f64;
                 let outcome = (median(trained.settled_ms()) / 1e3, exposed);
                 if round == 0 {

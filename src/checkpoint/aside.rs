@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 const LOGS: [&str; 7] =
     ["steps.csv", "steps.jsonl", "summary.json", "timing.json", "trace.json", "deck.toml", "events.jsonl"];
 
-/// Moves checkpoints later than step `after` (None: all of them, and the logs) to `RUN/previous_K`, K the first free
-/// number. Returns that directory, or None where there was nothing to move.
+/// Moves checkpoints later than step `after` (None: all of them, and the logs) to `RUN/previous_K`, K the
+/// first free number. Returns that directory, or None where there was nothing to move.
 pub fn set_aside(run_dir: &Path, after: Option<u64>) -> Result<Option<PathBuf>> {
     let checkpoints = checkpoints_dir(run_dir);
     let mut moves: Vec<PathBuf> = Vec::new();
@@ -23,7 +23,9 @@ pub fn set_aside(run_dir: &Path, after: Option<u64>) -> Result<Option<PathBuf>> 
         let counts = |suffix: &Suffix| matches!(suffix, Suffix::Final | Suffix::Replaced);
         let later = |step: u64| after.is_none_or(|after| step > after);
         let entries = find::step_entries(&checkpoints)?.into_iter();
-        moves.extend(entries.filter(|(step, suffix, _)| counts(suffix) && later(*step)).map(|(_, _, path)| path));
+        moves.extend(
+            entries.filter(|(step, suffix, _)| counts(suffix) && later(*step)).map(|(_, _, path)| path),
+        );
     }
     let n_checkpoints = moves.len();
     if after.is_none() {
@@ -68,7 +70,8 @@ mod tests {
     #[test]
     fn later_checkpoints_and_logs_are_moved_and_nothing_is_lost() {
         let run = tempfile::tempdir().unwrap();
-        let dirs = [100, 200, 300].map(|step| checkpoints_dir(run.path()).join(super::super::step_dir_name(step)));
+        let dirs =
+            [100, 200, 300].map(|step| checkpoints_dir(run.path()).join(super::super::step_dir_name(step)));
         for dir in &dirs {
             fs::create_dir_all(dir).unwrap();
         }

@@ -1,6 +1,7 @@
 //! From a directory being written to a checkpoint that counts, and from old checkpoints to free space.
 //!
-//! \[Note: commit protocol\] A name tells what a directory is, at every instant and after a crash at any instant:
+//! \[Note: commit protocol\] A name tells what a directory is, at every instant and after a crash at any
+//! instant:
 //!
 //! | name | is |
 //! | --- | --- |
@@ -9,11 +10,12 @@
 //! | `step_N.replaced` | the committed checkpoint that a re-save of step N is about to replace; it counts while `step_N` is absent |
 //! | `step_N.doomed`, `step_N.doomed_K` | being deleted: never read |
 //!
-//! What is being deleted may take its time: a file system keeps files that somebody reads, or refuses. It stays under its name,
-//! where the next clean-up tries again, and stops nobody. Links, and files of such names, are somebody else's and never touched.
+//! What is being deleted may take its time: a file system keeps files that somebody reads, or refuses. It
+//! stays under its name, where the next clean-up tries again, and stops nobody. Links, and files of such
+//! names, are somebody else's and never touched.
 //!
-//! One process (rank 0) calls what is in this file, one call at a time; other ranks only write their file into the
-//! partial directory between [`prepare`] and [`commit`].
+//! One process (rank 0) calls what is in this file, one call at a time; other ranks only write their file
+//! into the partial directory between [`prepare`] and [`commit`].
 //!
 //! Must not know: HDF5, what is in the rank files.
 
@@ -28,8 +30,8 @@ use crate::error::{Error, Result};
 use crate::files::{self, rename, sync_dir};
 use crate::test_hooks::{fault_point, write_point};
 
-/// Makes the empty partial directory of a step and returns its path. Cleans up first ([`clean_up`]), so that saves that
-/// died or failed do not take the room that this one needs.
+/// Makes the empty partial directory of a step and returns its path. Cleans up first ([`clean_up`]), so that
+/// saves that died or failed do not take the room that this one needs.
 pub fn prepare(run_dir: &Path, step: u64) -> Result<PathBuf> {
     let parent = checkpoints_dir(run_dir);
     if !parent.is_dir() {
@@ -51,9 +53,9 @@ pub fn prepare(run_dir: &Path, step: u64) -> Result<PathBuf> {
     Ok(partial)
 }
 
-/// Makes the partial directory of `manifest.step` a checkpoint, after every rank has finished its file. Returns its final
-/// path. When this returns, the checkpoint survives a power cut; when it fails or dies, whatever was committed before
-/// still is.
+/// Makes the partial directory of `manifest.step` a checkpoint, after every rank has finished its file.
+/// Returns its final path. When this returns, the checkpoint survives a power cut; when it fails or dies,
+/// whatever was committed before still is.
 pub fn commit(run_dir: &Path, manifest: &Manifest) -> Result<PathBuf> {
     let step = manifest.step;
     let parent = checkpoints_dir(run_dir);
@@ -99,8 +101,9 @@ pub fn commit(run_dir: &Path, manifest: &Manifest) -> Result<PathBuf> {
 /// What could not be removed yet, in words; each clean-up tries again.
 pub type Left = Vec<String>;
 
-/// Removes what dead or failed saves and dead deletions left, and gives a replaced checkpoint its name back if the re-save
-/// that was to replace it died half way. No save may be under way. After a save that failed, call it to free the room.
+/// Removes what dead or failed saves and dead deletions left, and gives a replaced checkpoint its name back
+/// if the re-save that was to replace it died half way. No save may be under way. After a save that failed,
+/// call it to free the room.
 ///
 /// # Errors
 /// The directory cannot be listed or synced.
@@ -124,10 +127,11 @@ pub fn clean_up(run_dir: &Path) -> Result<Left> {
     Ok(left)
 }
 
-/// Cleans up ([`clean_up`]), then deletes the complete checkpoints but the newest `keep_last` (0 keeps all) and those whose
-/// step is a multiple of `keep_every` (0: none is). Returns the steps deleted, and what could not be removed yet. Call it after a
-/// commit, with no save under way. The newest complete checkpoint is never touched; a damaged one is neither counted nor deleted,
-/// and one that is a link, to a directory elsewhere, is not deleted.
+/// Cleans up ([`clean_up`]), then deletes the complete checkpoints but the newest `keep_last` (0 keeps all)
+/// and those whose step is a multiple of `keep_every` (0: none is). Returns the steps deleted, and what could
+/// not be removed yet. Call it after a commit, with no save under way. The newest complete checkpoint is
+/// never touched; a damaged one is neither counted nor deleted, and one that is a link, to a directory
+/// elsewhere, is not deleted.
 ///
 /// # Errors
 /// The directory cannot be listed.
@@ -150,8 +154,9 @@ pub fn retain(run_dir: &Path, keep_last: usize, keep_every: u64) -> Result<(Vec<
     Ok((deleted, left))
 }
 
-/// Points the link `latest` at a step, for people and scripts; without a step, takes it away. Nothing here reads it, so a
-/// file system without links is no error. It changes from one target to the next in one rename.
+/// Points the link `latest` at a step, for people and scripts; without a step, takes it away. Nothing here
+/// reads it, so a file system without links is no error. It changes from one target to the next in one
+/// rename.
 pub(super) fn point_latest(parent: &Path, step: Option<u64>) {
     let link = parent.join(LATEST);
     let Some(step) = step else {
@@ -167,8 +172,8 @@ pub(super) fn point_latest(parent: &Path, step: Option<u64>) {
     fault_point("latest.moved", 0, step);
 }
 
-/// Refuses a save that the file system of `dir` has no room for. Quotas and other writers may still fill it before the save
-/// ends: this only says early what would fail late.
+/// Refuses a save that the file system of `dir` has no room for. Quotas and other writers may still fill it
+/// before the save ends: this only says early what would fail late.
 ///
 /// # Errors
 /// There is not as much left, or nobody says how much: with the bytes of both.
@@ -178,8 +183,8 @@ pub fn check_free_space(dir: &Path, needed_bytes: u64) -> Result<()> {
         return Ok(());
     }
     Err(Error::Io(format!(
-        "{}: a checkpoint needs {needed_bytes} bytes, the file system has {available_bytes} left; free some space, lower \
-         checkpoint.keep_last, or set run.dir to another file system",
+        "{}: a checkpoint needs {needed_bytes} bytes, the file system has {available_bytes} left; free some \
+         space, lower checkpoint.keep_last, or set run.dir to another file system",
         dir.display()
     )))
 }
@@ -193,8 +198,8 @@ pub fn free_bytes(dir: &Path) -> Result<u64> {
     let path = std::ffi::CString::new(dir.as_os_str().as_bytes())
         .map_err(|_| Error::Input(format!("{} holds a NUL byte", dir.display())))?;
     let mut stat = std::mem::MaybeUninit::<libc::statvfs>::uninit();
-    // SAFETY: `path` is a NUL-terminated string and `stat` is room for one statvfs; both live past the call, which is
-    // synchronous and keeps neither.
+    // SAFETY: `path` is a NUL-terminated string and `stat` is room for one statvfs; both live past the call,
+    // which is synchronous and keeps neither.
     let rc = unsafe { libc::statvfs(path.as_ptr(), stat.as_mut_ptr()) };
     if rc != 0 {
         return Err(Error::io("statvfs", dir, &std::io::Error::last_os_error()));

@@ -1,4 +1,5 @@
-//! Where two checkpoints differ: weights and optimizer states, element by element, whatever rank counts wrote them.
+//! Where two checkpoints differ: weights and optimizer states, element by element, whatever rank counts wrote
+//! them.
 //!
 //! Must not know: HDF5. It reads through [`Reader`].
 
@@ -16,7 +17,8 @@ const WINDOW: usize = 1 << 20;
 /// The outcome of a comparison. Equal means that every value has the same bits.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Diff {
-    /// Parameters that only the first one has, or has in another shape; optimizer states that it alone stores.
+    /// Parameters that only the first one has, or has in another shape; optimizer states that it alone
+    /// stores.
     pub only_in_a: Vec<String>,
     /// The same of the second one.
     pub only_in_b: Vec<String>,
@@ -48,7 +50,8 @@ impl Diff {
     }
 }
 
-/// Compares the values of two checkpoints; each path is a step, checkpoints or run directory. Digests are checked on the way.
+/// Compares the values of two checkpoints; each path is a step, checkpoints or run directory. Digests are
+/// checked on the way.
 ///
 /// # Errors
 /// There is no complete checkpoint at one of them, or what is read of it is damaged.

@@ -1,7 +1,7 @@
 //! Which checkpoints a run directory holds, and which one a person's PATH means. Only reads.
 //!
-//! Checkpoints are found by scanning, never by a pointer that could be stale. One that has its final name was durable when it
-//! got it, so a damaged one is a fault to report, not something to step over in silence.
+//! Checkpoints are found by scanning, never by a pointer that could be stale. One that has its final name was
+//! durable when it got it, so a damaged one is a fault to report, not something to step over in silence.
 //!
 //! Must not know: HDF5, who asks and why.
 
@@ -81,7 +81,8 @@ pub(super) fn committed(parent: &Path) -> Result<Vec<(u64, PathBuf)>> {
     Ok(found)
 }
 
-/// Fails where a run directory holds checkpoints, whole or damaged: what makes a new one overwrites and joins none.
+/// Fails where a run directory holds checkpoints, whole or damaged: what makes a new one overwrites and joins
+/// none.
 ///
 /// # Errors
 /// [`Error::Input`] that names one of them.
@@ -129,8 +130,8 @@ pub(super) fn check_file(path: &Path, bytes: u64) -> std::result::Result<(), Str
     Ok(())
 }
 
-/// Checks that a step directory is complete: a manifest that holds together and is of the step that the directory's name
-/// says (if it says one), and every file with its size.
+/// Checks that a step directory is complete: a manifest that holds together and is of the step that the
+/// directory's name says (if it says one), and every file with its size.
 ///
 /// # Errors
 /// What is missing, damaged or of another step, with its path.
@@ -154,8 +155,8 @@ pub(super) fn check_name(dir: &Path, manifest: &Manifest) -> Result<()> {
     Ok(())
 }
 
-/// The complete checkpoints of a run directory, oldest first. Damaged ones are left out: this is for lists and clean-up;
-/// a resume goes through [`newest`] or [`resolve`], which say so.
+/// The complete checkpoints of a run directory, oldest first. Damaged ones are left out: this is for lists
+/// and clean-up; a resume goes through [`newest`] or [`resolve`], which say so.
 ///
 /// # Errors
 /// The directory is there and cannot be listed.
@@ -169,8 +170,8 @@ fn complete_in(parent: &Path) -> Result<Vec<(u64, PathBuf)>> {
     Ok(found)
 }
 
-/// The newest checkpoint of a run directory, None if there is none yet. Errors: the newest one is damaged; the message
-/// names what is wrong and the newest one that could be resumed instead.
+/// The newest checkpoint of a run directory, None if there is none yet. Errors: the newest one is damaged;
+/// the message names what is wrong and the newest one that could be resumed instead.
 pub fn newest(run_dir: &Path) -> Result<Option<(u64, PathBuf)>> {
     newest_in(&checkpoints_dir(run_dir))
 }
@@ -199,14 +200,17 @@ pub fn instead_of(dir: &Path, step: u64) -> String {
     }
 }
 
-/// The complete step directory that PATH means: a step directory, or the newest of a checkpoints or run directory.
+/// The complete step directory that PATH means: a step directory, or the newest of a checkpoints or run
+/// directory.
 ///
 /// # Errors
 /// There is no checkpoint, or the one that is meant is not complete.
 pub fn resolve(path: &Path) -> Result<PathBuf> {
     match meant(path)? {
         Meant::Step(dir) => check_complete(&dir).map(|_| dir),
-        Meant::Parent(parent) => newest_in(&parent)?.map(|(_, dir)| dir).ok_or_else(|| none_in(path, &parent)),
+        Meant::Parent(parent) => {
+            newest_in(&parent)?.map(|(_, dir)| dir).ok_or_else(|| none_in(path, &parent))
+        }
     }
 }
 
@@ -217,15 +221,18 @@ pub fn resolve(path: &Path) -> Result<PathBuf> {
 pub fn resolve_unchecked(path: &Path) -> Result<PathBuf> {
     match meant(path)? {
         Meant::Step(dir) => Ok(dir),
-        Meant::Parent(parent) => committed(&parent)?.pop().map(|(_, dir)| dir).ok_or_else(|| none_in(path, &parent)),
+        Meant::Parent(parent) => {
+            committed(&parent)?.pop().map(|(_, dir)| dir).ok_or_else(|| none_in(path, &parent))
+        }
     }
 }
 
 /// Times that a checkpoint may be deleted while it is read, before that is an error.
 const MAX_TRIES: usize = 20;
 
-/// Calls `work` with the step directory that `path` means (`resolve` says which). A run that keeps few checkpoints may delete it
-/// meanwhile; where `path` is the run, `work` is called again with the one that it means then.
+/// Calls `work` with the step directory that `path` means (`resolve` says which). A run that keeps few
+/// checkpoints may delete it meanwhile; where `path` is the run, `work` is called again with the one that it
+/// means then.
 ///
 /// # Errors
 /// Those of `work` and `resolve`; a step that was named itself, and is deleted meanwhile.
@@ -243,7 +250,8 @@ pub fn retrying<T>(
         }
     }
     Err(Error::Checkpoint(format!(
-        "{}: {MAX_TRIES} checkpoints were deleted while they were read; name one that stays, or raise checkpoint.keep_last of the run",
+        "{}: {MAX_TRIES} checkpoints were deleted while they were read; name one that stays, or raise \
+         checkpoint.keep_last of the run",
         path.display()
     )))
 }
@@ -256,7 +264,8 @@ pub(super) fn is_gone(dir: &Path) -> bool {
 /// What to say of one that [`is_gone`].
 pub(super) fn gone(dir: &Path) -> String {
     format!(
-        "{} was deleted while it was read: a run keeps its newest checkpoints (checkpoint.keep_last); name another, or the run",
+        "{} was deleted while it was read: a run keeps its newest checkpoints (checkpoint.keep_last); name \
+         another, or the run",
         dir.display()
     )
 }

@@ -1,10 +1,11 @@
 //! The one place that opens HDF5 files: library version, locks, and what is checked before a byte is read.
 //!
-//! \[Note: library format\] Files are written in the 1.10 format (`H5F_LIBVER_V110`), where superblock, object headers and
-//! group indices carry checksums: a flipped bit in them is an error instead of a wrong size or a wrong address. It is the
-//! newest format that every HDF5 in use on clusters still reads.
+//! \[Note: library format\] Files are written in the 1.10 format (`H5F_LIBVER_V110`), where superblock,
+//! object headers and group indices carry checksums: a flipped bit in them is an error instead of a wrong
+//! size or a wrong address. It is the newest format that every HDF5 in use on clusters still reads.
 //!
-//! HDF5 would take an flock on open, which some network file systems refuse; its locks are off (see `lock.rs`).
+//! HDF5 would take an flock on open, which some network file systems refuse; its locks are off (see
+//! `lock.rs`).
 //!
 //! The crate holds the library's own error printing off; errors reach people through `Error` alone.
 
@@ -15,8 +16,8 @@ use crate::files;
 use hdf5::plist::dataset_create::Layout;
 use hdf5::types::{FloatSize, TypeDescriptor};
 
-/// The library's message on one line: it puts a line break after a time. Of the many words on a failed system call only
-/// the system's stay.
+/// The library's message on one line: it puts a line break after a time. Of the many words on a failed system
+/// call only the system's stay.
 pub(super) fn one_line(err: &hdf5::Error) -> String {
     let text = err.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
     let system = text.split_once("error message = '").and_then(|(_, rest)| rest.split('\'').next());
@@ -45,8 +46,8 @@ pub(super) fn open(path: &Path) -> hdf5::Result<hdf5::File> {
     hdf5::File::with_options().with_fapl(|fapl| fapl.file_locking(false)).open(path)
 }
 
-/// The dataset, if it is what a rank file may hold: f32, 1-D of `numel` elements, contiguous, wholly allocated. Nothing is
-/// allocated by what the header says; a header that says something else is an error.
+/// The dataset, if it is what a rank file may hold: f32, 1-D of `numel` elements, contiguous, wholly
+/// allocated. Nothing is allocated by what the header says; a header that says something else is an error.
 pub(super) fn slice_dataset(file: &hdf5::File, name: &str, numel: usize) -> Result<hdf5::Dataset, String> {
     let dataset = file.dataset(name).map_err(|e| format!("cannot be opened: {}", one_line(&e)))?;
     let dtype = dataset.dtype().and_then(|t| t.to_descriptor()).map_err(|e| one_line(&e))?;
@@ -68,7 +69,8 @@ pub(super) fn slice_dataset(file: &hdf5::File, name: &str, numel: usize) -> Resu
     Ok(dataset)
 }
 
-/// Reads a range of a 1-D f32 dataset. The crate hands out an array of its own, so callers keep ranges bounded.
+/// Reads a range of a 1-D f32 dataset. The crate hands out an array of its own, so callers keep ranges
+/// bounded.
 pub(super) fn read_range(dataset: &hdf5::Dataset, range: Range<usize>, out: &mut [f32]) -> hdf5::Result<()> {
     let values = dataset.read_slice_1d::<f32, _>(range)?;
     out.copy_from_slice(values.as_slice().expect("a fresh 1-D array is contiguous"));

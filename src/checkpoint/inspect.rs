@@ -147,7 +147,8 @@ fn inspect_step(dir: &Path) -> Result<Inspection> {
 impl fmt::Display for Inspection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mesh: Vec<String> = self.mesh.iter().map(|d| format!("{} {}", d.dim, d.extent)).collect();
-        let writer = self.writer.as_ref().map_or("unknown".to_string(), |w| format!("{} {}", w.program, w.version));
+        let writer =
+            self.writer.as_ref().map_or("unknown".to_string(), |w| format!("{} {}", w.program, w.version));
         writeln!(f, "checkpoint   {}", self.path.display())?;
         writeln!(f, "format       version {}, written by {writer}", self.format_version)?;
         if !self.required_features.is_empty() {
@@ -163,11 +164,16 @@ impl fmt::Display for Inspection {
         writeln!(f, "reduction    {}", self.reduction_order)?;
 
         let shapes: Vec<String> = self.params.iter().map(|p| format!("{:?}", p.shape)).collect();
-        let width = |texts: &mut dyn Iterator<Item = usize>, least: usize| texts.max().unwrap_or(0).max(least);
+        let width =
+            |texts: &mut dyn Iterator<Item = usize>, least: usize| texts.max().unwrap_or(0).max(least);
         let name_width = width(&mut self.params.iter().map(|p| p.name.chars().count()), 9);
         let shape_width = width(&mut shapes.iter().map(String::len), 5);
         writeln!(f)?;
-        writeln!(f, "{:name_width$}  {:shape_width$}  {:>12}  {:>6}  decay", "parameter", "shape", "numel", "slices")?;
+        writeln!(
+            f,
+            "{:name_width$}  {:shape_width$}  {:>12}  {:>6}  decay",
+            "parameter", "shape", "numel", "slices"
+        )?;
         for (param, shape) in self.params.iter().zip(&shapes) {
             writeln!(
                 f,

@@ -1,13 +1,15 @@
 //! The manifest: what a checkpoint holds and where, and its bytes on disk.
 //!
-//! \[Note: manifest digest\] The file is JSON whose last member is `"digest"`. The digest is the xxh3-64 of every byte before
-//! that member, so no canonical form has to be agreed on: a flip anywhere, white space included, is found. Members that
-//! a reader does not know are covered by the digest and ignored.
+//! \[Note: manifest digest\] The file is JSON whose last member is `"digest"`. The digest is the xxh3-64 of
+//! every byte before that member, so no canonical form has to be agreed on: a flip anywhere, white space
+//! included, is found. Members that a reader does not know are covered by the digest and ignored.
 //!
-//! \[Note: block digests\] A slice is digested in blocks of `digest_block` elements. A reader on another rank count checks what
-//! it reads by reading at most one block more at each end of its range, never the whole slice of the old owner.
+//! \[Note: block digests\] A slice is digested in blocks of `digest_block` elements. A reader on another rank
+//! count checks what it reads by reading at most one block more at each end of its range, never the whole
+//! slice of the old owner.
 //!
-//! Must not know: the file system, HDF5. What makes one unacceptable is in `validate.rs`, where its slices lie in `placed.rs`.
+//! Must not know: the file system, HDF5. What makes one unacceptable is in `validate.rs`, where its slices
+//! lie in `placed.rs`.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -23,7 +25,8 @@ use crate::optimizers::{OptimState, OptimizerKind};
 
 /// The format this program writes, and the newest it reads.
 pub const FORMAT_VERSION: u32 = 1;
-/// The feature of a manifest that stores other states than [`ADAM_STATES`]: a reader has to look at `optimizer.states`.
+/// The feature of a manifest that stores other states than [`ADAM_STATES`]: a reader has to look at
+/// `optimizer.states`.
 pub const OPTIMIZER_STATES: &str = "optimizer_states";
 /// Features this program can honour. A manifest that requires another one is refused by name.
 pub const KNOWN_FEATURES: [&str; 1] = [OPTIMIZER_STATES];
@@ -41,7 +44,8 @@ pub const BY_NCCL_OF_RANKS: &str = "sum by NCCL of each rank's left fold over mi
 pub const REDUCTION_ORDERS: [&str; 4] = [IN_ORDER, BY_RANK, BY_NCCL, BY_NCCL_OF_RANKS];
 /// The digest of blocks and files.
 pub const HASH: &str = "xxh3-64";
-/// Most elements per digest block that this program writes, and elements written or read in one go: 4 MiB of f32.
+/// Most elements per digest block that this program writes, and elements written or read in one go: 4 MiB of
+/// f32.
 pub const DIGEST_BLOCK: usize = 1 << 20;
 /// Least elements per digest block that this program writes: a page of f32.
 const MIN_DIGEST_BLOCK: usize = 1 << 10;
@@ -231,8 +235,8 @@ pub struct FileRecord {
     pub slices: Vec<Slice>,
 }
 
-/// Everything of a file but its values. A reader checks it before the HDF5 library sees the file: it is small, and the library
-/// is not made for files that are damaged.
+/// Everything of a file but its values. A reader checks it before the HDF5 library sees the file: it is
+/// small, and the library is not made for files that are damaged.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Structure {
     /// Byte ranges `(start, end)` that hold values, in order and apart. All other bytes are structure.
@@ -281,7 +285,8 @@ impl Slice {
     }
 }
 
-/// Digests of a slice's datasets, one per started block. In JSON an object with a member for each kind, in file order.
+/// Digests of a slice's datasets, one per started block. In JSON an object with a member for each kind, in
+/// file order.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct SliceDigests(Vec<(Kind, Vec<String>)>);
 
@@ -375,8 +380,8 @@ impl Default for Manifest {
     }
 }
 
-/// Elements per digest block of `n_kinds` values of each of `psi` parameters: a power of two, as small as the room for digests allows, since a reader
-/// whose range begins or ends within a block reads all of the block.
+/// Elements per digest block of `n_kinds` values of each of `psi` parameters: a power of two, as small as the
+/// room for digests allows, since a reader whose range begins or ends within a block reads all of the block.
 pub fn digest_block(psi: usize, n_kinds: usize) -> usize {
     let wanted = (n_kinds * psi).div_ceil(N_DIGESTS);
     wanted.next_power_of_two().clamp(MIN_DIGEST_BLOCK, DIGEST_BLOCK)
@@ -415,11 +420,14 @@ impl Manifest {
         Ok(bytes)
     }
 
-    /// Parses and checks `manifest.json`. Errors say what is wrong, without the path, which the caller knows. Memory used is
-    /// bounded by a small multiple of the bytes given.
+    /// Parses and checks `manifest.json`. Errors say what is wrong, without the path, which the caller knows.
+    /// Memory used is bounded by a small multiple of the bytes given.
     pub fn from_bytes(bytes: &[u8]) -> std::result::Result<Self, String> {
         if bytes.len() as u64 > MAX_MANIFEST_BYTES {
-            return Err(format!("has {} bytes, more than the {MAX_MANIFEST_BYTES} a manifest may have", bytes.len()));
+            return Err(format!(
+                "has {} bytes, more than the {MAX_MANIFEST_BYTES} a manifest may have",
+                bytes.len()
+            ));
         }
         let header: Header = serde_json::from_slice(bytes).map_err(|e| format!("is damaged: {e}"))?;
         if header.format_version != FORMAT_VERSION {
@@ -428,12 +436,16 @@ impl Manifest {
                 header.format_version
             ));
         }
-        let unknown: Vec<&str> =
-            header.required_features.iter().map(String::as_str).filter(|f| !KNOWN_FEATURES.contains(f)).collect();
+        let unknown: Vec<&str> = header
+            .required_features
+            .iter()
+            .map(String::as_str)
+            .filter(|f| !KNOWN_FEATURES.contains(f))
+            .collect();
         if !unknown.is_empty() {
             return Err(format!(
-                "requires the {} {}, unknown to this program (version {}); read it with the program that wrote it, or \
-                 a newer one",
+                "requires the {} {}, unknown to this program (version {}); read it with the program that \
+                 wrote it, or a newer one",
                 human::of_number(unknown.len(), "feature"),
                 unknown.iter().map(|f| format!("{f:?}")).collect::<Vec<_>>().join(", "),
                 env!("CARGO_PKG_VERSION"),
@@ -443,7 +455,8 @@ impl Manifest {
         if &bytes[head.len()..] != digest_tail(head).as_bytes() {
             return Err("is damaged: its bytes do not match its digest".to_string());
         }
-        let manifest: Manifest = serde_json::from_slice(bytes).map_err(|e| format!("is not a manifest: {e}"))?;
+        let manifest: Manifest =
+            serde_json::from_slice(bytes).map_err(|e| format!("is not a manifest: {e}"))?;
         manifest.validate()?;
         Ok(manifest)
     }

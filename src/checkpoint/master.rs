@@ -1,10 +1,12 @@
-//! `model.h5`: every parameter whole, for people's tools. Virtual datasets over the rank files; it holds no values.
+//! `model.h5`: every parameter whole, for people's tools. Virtual datasets over the rank files; it holds no
+//! values.
 //!
-//! \[Note: never for the loader\] A virtual dataset shows zeros, without an error, where a source file is missing or cut
-//! short. So nothing in this program reads it; it is not needed for a restore, and its loss is no damage to the state.
+//! \[Note: never for the loader\] A virtual dataset shows zeros, without an error, where a source file is
+//! missing or cut short. So nothing in this program reads it; it is not needed for a restore, and its loss is
+//! no damage to the state.
 //!
-//! The sources are named without a directory, and HDF5 (1.10.2 and later) looks for them beside the master file: it may be
-//! opened from anywhere, and the step directory may be moved.
+//! The sources are named without a directory, and HDF5 (1.10.2 and later) looks for them beside the master
+//! file: it may be opened from anywhere, and the step directory may be moved.
 
 use std::path::Path;
 
@@ -59,8 +61,12 @@ pub fn write_master(dir: &Path, manifest: &Manifest) -> Result<Option<ExtraFile>
     let path = dir.join(MASTER_FILE);
     let failed = |what: String| {
         let n_datasets = (n_kinds * manifest.params.len()) as u64;
-        let needed_bytes = BYTES_PER_FILE + BYTES_PER_DATASET * n_datasets + BYTES_PER_MAPPING * n_mappings as u64;
-        Error::Io(format!("writing checkpoint file {} (up to about {needed_bytes} bytes): {what}", path.display()))
+        let needed_bytes =
+            BYTES_PER_FILE + BYTES_PER_DATASET * n_datasets + BYTES_PER_MAPPING * n_mappings as u64;
+        Error::Io(format!(
+            "writing checkpoint file {} (up to about {needed_bytes} bytes): {what}",
+            path.display()
+        ))
     };
     make(&path, manifest, &placed).map_err(|e| failed(h5::one_line(&e)))?;
     let mut file = files::open(&path).map_err(|e| failed(e.to_string()))?;
@@ -70,10 +76,15 @@ pub fn write_master(dir: &Path, manifest: &Manifest) -> Result<Option<ExtraFile>
     Ok(Some(ExtraFile { name: MASTER_FILE.to_string(), bytes, digest }))
 }
 
-fn make(path: &Path, manifest: &Manifest, placed: &std::collections::HashMap<&str, Vec<Placed>>) -> hdf5::Result<()> {
+fn make(
+    path: &Path,
+    manifest: &Manifest,
+    placed: &std::collections::HashMap<&str, Vec<Placed>>,
+) -> hdf5::Result<()> {
     let file = h5::create(path)?;
     let about = format!(
-        "zero3 checkpoint, step {}: every parameter whole, shown from the rank files beside this file (zeros where one is missing)",
+        "zero3 checkpoint, step {}: every parameter whole, shown from the rank files beside this file (zeros \
+         where one is missing)",
         manifest.step
     );
     let about: VarLenUnicode = about.parse().expect("letters and numbers hold no NUL");
@@ -93,7 +104,13 @@ fn make(path: &Path, manifest: &Manifest, placed: &std::collections::HashMap<&st
 }
 
 /// One virtual dataset. Each slice becomes the few boxes of the parameter that its flat range is made of.
-fn show(group: &hdf5::Group, manifest: &Manifest, kind: Kind, param: &Param, placed: &[Placed]) -> hdf5::Result<()> {
+fn show(
+    group: &hdf5::Group,
+    manifest: &Manifest,
+    kind: Kind,
+    param: &Param,
+    placed: &[Placed],
+) -> hdf5::Result<()> {
     // A virtual dataset cannot be a scalar.
     let shape = if param.global_shape.is_empty() { vec![1] } else { param.global_shape.clone() };
     let mut builder = group.new_dataset::<f32>();

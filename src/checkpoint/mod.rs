@@ -23,8 +23,8 @@
 //!
 //! The format and the commit protocol are specified in `docs/checkpoint_format.md`.
 //!
-//! Must not know: MPI, devices, plans; of decks only how files are locked. It takes and gives host slices, and the deck is an opaque
-//! string.
+//! Must not know: MPI, devices, plans; of decks only how files are locked. It takes and gives host slices,
+//! and the deck is an opaque string.
 
 pub mod aside;
 pub mod commit;
@@ -188,7 +188,8 @@ pub fn partial_dir(run_dir: &Path, step: u64) -> PathBuf {
     checkpoints_dir(run_dir).join(format!("{}.partial", step_dir_name(step)))
 }
 
-/// Name of a rank's file, ranks counted from 0, e.g. `rank_0001_of_0004.h5`. Writers use it; readers follow the manifest.
+/// Name of a rank's file, ranks counted from 0, e.g. `rank_0001_of_0004.h5`. Writers use it; readers follow
+/// the manifest.
 pub fn rank_file_name(rank: usize, world_size: usize) -> String {
     format!("rank_{rank:04}_of_{world_size:04}.h5")
 }

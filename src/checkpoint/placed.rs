@@ -55,8 +55,8 @@ impl Manifest {
     }
 }
 
-/// Cuts `range` by the slices that hold it. `placed` is sorted by `start`, as [`Manifest::placed`] gives it; every element
-/// of `range` that some slice holds comes up once, in order.
+/// Cuts `range` by the slices that hold it. `placed` is sorted by `start`, as [`Manifest::placed`] gives it;
+/// every element of `range` that some slice holds comes up once, in order.
 pub fn ranges(placed: &[Placed], range: Range<usize>) -> Vec<Part> {
     let first = placed.partition_point(|p| p.end <= range.start);
     placed[first..]

@@ -1,7 +1,7 @@
 //! Reading any range of any parameter from whichever files hold it, checked.
 //!
-//! A reader does not know its own rank, nor how many there are: it is asked for a range and follows the manifest. So a restore
-//! on another world size is not a case of its own.
+//! A reader does not know its own rank, nor how many there are: it is asked for a range and follows the
+//! manifest. So a restore on another world size is not a case of its own.
 //!
 //! Must not know: partition rules, world sizes.
 
@@ -37,8 +37,8 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// Opens a step directory ([`resolve`](super::resolve) finds it). Errors: the manifest is damaged or not understood; a file
-    /// is missing or has another size.
+    /// Opens a step directory ([`resolve`](super::resolve) finds it). Errors: the manifest is damaged or not
+    /// understood; a file is missing or has another size.
     pub fn open(step_dir: &Path) -> Result<Self> {
         Reader::open_with(step_dir, Locking::Off)
     }
@@ -80,8 +80,8 @@ impl Reader {
         &self.dir
     }
 
-    /// Whether each block that is read is checked against its digest (the default). Without it exactly the bytes asked for
-    /// are read; with it at most one block more at each end of each part.
+    /// Whether each block that is read is checked against its digest (the default). Without it exactly the
+    /// bytes asked for are read; with it at most one block more at each end of each part.
     pub fn verify(&mut self, on: bool) {
         self.verify = on;
     }
@@ -91,8 +91,8 @@ impl Reader {
         self.bytes_read
     }
 
-    /// Reads elements `range` of the flattened parameter (aliases are followed) into `out`, which it overwrites. Errors name
-    /// the file, the dataset and the elements; `out` is then part old, part new.
+    /// Reads elements `range` of the flattened parameter (aliases are followed) into `out`, which it
+    /// overwrites. Errors name the file, the dataset and the elements; `out` is then part old, part new.
     pub fn read(&mut self, param: &str, kind: Kind, range: Range<usize>, out: &mut [f32]) -> Result<()> {
         let Some(stored) = self.manifest.param(param) else {
             return Err(Error::Checkpoint(format!("{}: holds no parameter {param}", self.dir.display())));
@@ -156,7 +156,8 @@ impl Reader {
         let wanted = &part.file_range;
         let cannot = |e: hdf5::Error| format!("cannot be read: {}", h5::one_line(&e));
         let block = self.manifest.digest_block;
-        // What is verified is read in whole blocks, several at a time; one of them may be longer than the rest of the file.
+        // What is verified is read in whole blocks, several at a time; one of them may be longer than the
+        // rest of the file.
         let (first, end, stride) = match self.verify {
             true => {
                 let end = wanted.end.div_ceil(block).saturating_mul(block).min(slice.numel());
@@ -181,7 +182,8 @@ impl Reader {
                 if digest != *expected {
                     let start = at + i * block;
                     return Err(format!(
-                        "is damaged: elements {start}..{} of the dataset have digest {digest}, the manifest says {expected}",
+                        "is damaged: elements {start}..{} of the dataset have digest {digest}, the manifest \
+                         says {expected}",
                         start + values.len()
                     ));
                 }
@@ -191,11 +193,17 @@ impl Reader {
         Ok(())
     }
 
-    /// What a restore would refuse of a file before it reads a value: datasets that are missing, or not what the manifest implies.
+    /// What a restore would refuse of a file before it reads a value: datasets that are missing, or not what
+    /// the manifest implies.
     pub(super) fn unreadable_datasets(&mut self, file_idx: usize) -> Vec<String> {
         let file = match self.file(file_idx) {
             Ok(file) => file,
-            Err(why) => return vec![format!("{} {why}", self.dir.join(&self.manifest.files[file_idx].name).display())],
+            Err(why) => {
+                return vec![format!(
+                    "{} {why}",
+                    self.dir.join(&self.manifest.files[file_idx].name).display()
+                )];
+            }
         };
         let record = &self.manifest.files[file_idx];
         let mut found = Vec::new();

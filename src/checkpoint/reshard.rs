@@ -1,7 +1,9 @@
-//! The same checkpoint for another rank count, without a job: streamed through one buffer, committed like any save.
+//! The same checkpoint for another rank count, without a job: streamed through one buffer, committed like any
+//! save.
 //!
-//! A restore needs none of this, it reads any rank count; a file system may like fewer, larger files, and a restore is
-//! fastest from as many files as ranks. The result is, byte for byte, what a save by that many ranks would have written.
+//! A restore needs none of this, it reads any rank count; a file system may like fewer, larger files, and a
+//! restore is fastest from as many files as ranks. The result is, byte for byte, what a save by that many
+//! ranks would have written.
 //!
 //! Must not know: how ranks cut parameters; the caller says which range is whose.
 
@@ -34,13 +36,14 @@ pub struct Resharded {
     pub bytes: u64,
 }
 
-/// Writes the checkpoint that `source` means (a step directory, or the newest of a run directory) into the run directory
-/// `run_dir`, cut for `world_size` ranks. `shard_range(numel, rank)` is the part of a parameter of `numel` elements that a rank
-/// owns; `progress` is told the values' bytes done so far. Every digest is checked on the way.
+/// Writes the checkpoint that `source` means (a step directory, or the newest of a run directory) into the
+/// run directory `run_dir`, cut for `world_size` ranks. `shard_range(numel, rank)` is the part of a parameter
+/// of `numel` elements that a rank owns; `progress` is told the values' bytes done so far. Every digest is
+/// checked on the way.
 ///
 /// # Errors
-/// [`Error::Checkpoint`] when the source is damaged; [`Error::Input`] when `run_dir` holds a checkpoint already;
-/// [`Error::Io`] when it cannot be written. `run_dir` then holds no checkpoint.
+/// [`Error::Checkpoint`] when the source is damaged; [`Error::Input`] when `run_dir` holds a checkpoint
+/// already; [`Error::Io`] when it cannot be written. `run_dir` then holds no checkpoint.
 pub fn reshard(
     source: &Path,
     run_dir: &Path,
@@ -48,7 +51,9 @@ pub fn reshard(
     shard_range: impl Fn(usize, usize) -> Range<usize>,
     progress: impl Fn(u64),
 ) -> Result<Resharded> {
-    find::retrying(source, find::resolve, |dir| reshard_step(dir, run_dir, world_size, &shard_range, &progress))
+    find::retrying(source, find::resolve, |dir| {
+        reshard_step(dir, run_dir, world_size, &shard_range, &progress)
+    })
 }
 
 fn reshard_step(
@@ -76,7 +81,10 @@ fn reshard_step(
             .collect()
     };
     let write_all = |reader: &mut Reader| -> Result<Vec<FileRecord>> {
-        check_free_space(&partial, (0..world_size).map(|rank| estimate_bytes(&shapes(rank), kinds.len())).sum())?;
+        check_free_space(
+            &partial,
+            (0..world_size).map(|rank| estimate_bytes(&shapes(rank), kinds.len())).sum(),
+        )?;
         let mut stream = Stream { reader, shapes: Vec::new(), buffer: Vec::new(), done: 0, progress };
         (0..world_size)
             .map(|rank| {

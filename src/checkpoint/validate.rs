@@ -1,7 +1,7 @@
 //! Everything that makes a manifest unacceptable, whoever wrote it.
 //!
-//! Bytes that match their digest may still be those of another program, so a reader trusts no number in them before it has been
-//! here. Must not know: the file system, HDF5.
+//! Bytes that match their digest may still be those of another program, so a reader trusts no number in them
+//! before it has been here. Must not know: the file system, HDF5.
 
 use std::collections::HashSet;
 
@@ -39,8 +39,12 @@ impl Manifest {
                 REDUCTION_ORDERS.map(|order| format!("{order:?}")).join(", ")
             ),
         )?;
-        let counts =
-            [("step", self.step), ("attempts", self.attempts), ("samples", self.samples), ("tokens", self.tokens)];
+        let counts = [
+            ("step", self.step),
+            ("attempts", self.attempts),
+            ("samples", self.samples),
+            ("tokens", self.tokens),
+        ];
         for (name, count) in counts {
             check(count <= MAX_COUNT, format!("has {name} = {count}, more than {MAX_COUNT}"))?;
         }
@@ -51,7 +55,9 @@ impl Manifest {
         )?;
         check(
             self.optimizer.required_features().iter().all(|feature| self.required_features.contains(feature)),
-            format!("has other states than Adam's of its optimizer {name:?} without the feature that says so"),
+            format!(
+                "has other states than Adam's of its optimizer {name:?} without the feature that says so"
+            ),
         )?;
         let mut names = HashSet::new();
         let mut psi = 0usize;
@@ -88,7 +94,10 @@ impl Manifest {
                 stored.contains(alias.param.as_str()),
                 format!("has an alias {} of {}, which is not stored", alias.name, alias.param),
             )?;
-            check(names.insert(alias.name.as_str()), format!("has an alias {}, a name already in use", alias.name))?;
+            check(
+                names.insert(alias.name.as_str()),
+                format!("has an alias {}, a name already in use", alias.name),
+            )?;
         }
         self.validate_files()
     }
@@ -98,7 +107,10 @@ impl Manifest {
         let kinds = self.kinds();
         let (mut files, mut ranks) = (HashSet::new(), HashSet::new());
         for file in &self.files {
-            check(is_plain_file_name(&file.name), format!("names a file {:?}, not a plain file name", file.name))?;
+            check(
+                is_plain_file_name(&file.name),
+                format!("names a file {:?}, not a plain file name", file.name),
+            )?;
             check(files.insert(file.name.as_str()), format!("names file {} twice", file.name))?;
             if let Some(structure) = &file.structure {
                 let mut before = 0;
@@ -120,21 +132,29 @@ impl Manifest {
                 let label = format!("has slice {} in {}", slice.param, file.name);
                 check(slice.start <= slice.end, format!("{label} that ends before it starts"))?;
                 for &kind in &kinds {
-                    let digests = slice.digests.of(kind).ok_or_else(|| format!("{label} without {kind} digests"))?;
+                    let digests =
+                        slice.digests.of(kind).ok_or_else(|| format!("{label} without {kind} digests"))?;
                     let n_blocks = slice.numel().div_ceil(self.digest_block);
                     check(
                         digests.len() == n_blocks,
                         format!("{label} with {} {kind} digests for {n_blocks} blocks", digests.len()),
                     )?;
-                    digests.iter().try_for_each(|d| check_digest(d)).map_err(|why| format!("{label} {why}"))?;
+                    digests
+                        .iter()
+                        .try_for_each(|d| check_digest(d))
+                        .map_err(|why| format!("{label} {why}"))?;
                 }
                 let stored = (slice.numel() as u64).checked_mul(4 * kinds.len() as u64);
                 let left = stored.and_then(|bytes| room.checked_sub(bytes));
-                room = left.ok_or_else(|| format!("{label} that is longer than the file of {} bytes", file.bytes))?;
+                room = left
+                    .ok_or_else(|| format!("{label} that is longer than the file of {} bytes", file.bytes))?;
             }
         }
         for file in &self.extra_files {
-            check(is_plain_file_name(&file.name), format!("names a file {:?}, not a plain file name", file.name))?;
+            check(
+                is_plain_file_name(&file.name),
+                format!("names a file {:?}, not a plain file name", file.name),
+            )?;
             check(files.insert(file.name.as_str()), format!("names file {} twice", file.name))?;
             check_digest(&file.digest).map_err(|why| format!("has file {} {why}", file.name))?;
         }
@@ -145,7 +165,11 @@ impl Manifest {
             for p in &placed[param.name.as_str()] {
                 check(
                     p.start == covered,
-                    format!("has no slice of {} for elements {covered}..{}, or two", param.name, p.start.max(covered)),
+                    format!(
+                        "has no slice of {} for elements {covered}..{}, or two",
+                        param.name,
+                        p.start.max(covered)
+                    ),
                 )?;
                 covered = p.end;
             }
@@ -170,7 +194,11 @@ pub(super) fn check_param_name(name: &str) -> std::result::Result<(), String> {
         && name.len() <= MAX_NAME_BYTES
         && name != "."
         && !name.chars().any(|c| c == '/' || c.is_control());
-    if fits { Ok(()) } else { Err(format!("has a parameter name {name:?} that HDF5 cannot hold as one name")) }
+    if fits {
+        Ok(())
+    } else {
+        Err(format!("has a parameter name {name:?} that HDF5 cannot hold as one name"))
+    }
 }
 
 fn check_digest(digest: &str) -> std::result::Result<(), String> {

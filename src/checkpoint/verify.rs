@@ -39,11 +39,12 @@ pub fn bytes_to_verify(path: &Path) -> Result<u64> {
     Ok(manifest.files.iter().map(|f| f.bytes).chain(extra).sum())
 }
 
-/// Reads every byte of the checkpoint that `path` means (a step directory, or the newest of a run directory, be it damaged)
-/// and compares sizes and digests. `progress` is told the bytes done so far, by any thread.
+/// Reads every byte of the checkpoint that `path` means (a step directory, or the newest of a run directory,
+/// be it damaged) and compares sizes and digests. `progress` is told the bytes done so far, by any thread.
 ///
 /// # Errors
-/// [`Error::Checkpoint`] when there is no checkpoint or its manifest is not to be believed; damage to other files is in the result.
+/// [`Error::Checkpoint`] when there is no checkpoint or its manifest is not to be believed; damage to other
+/// files is in the result.
 pub fn verify(path: &Path, progress: &(dyn Fn(u64) + Sync)) -> Result<Verified> {
     threads::start_shared_pool()?;
     find::retrying(path, find::resolve_unchecked, |dir| verify_step(dir, progress))
@@ -84,7 +85,13 @@ fn verify_step(dir: &Path, progress: &(dyn Fn(u64) + Sync)) -> Result<Verified> 
         damage.push(why);
     }
     damage.sort();
-    Ok(Verified { path: dir, step: manifest.step, n_files: files.len() + 1, bytes: done.into_inner(), damage })
+    Ok(Verified {
+        path: dir,
+        step: manifest.step,
+        n_files: files.len() + 1,
+        bytes: done.into_inner(),
+        damage,
+    })
 }
 
 enum Fault {
@@ -107,12 +114,16 @@ fn check_file(path: &Path, bytes: u64, digest: &str) -> std::result::Result<(), 
     let read = files::open(path).and_then(|mut file| write::digest_file(&mut file));
     let (_, found) = read.map_err(|e| Fault::Plain(format!("{} cannot be read: {e}", path.display())))?;
     if found != digest {
-        return Err(Fault::Digest(format!("{} is damaged: its bytes do not match its digest", path.display())));
+        return Err(Fault::Digest(format!(
+            "{} is damaged: its bytes do not match its digest",
+            path.display()
+        )));
     }
     Ok(())
 }
 
-/// Names the datasets and elements that a damaged file has wrong; where all values are right, its structure is damaged.
+/// Names the datasets and elements that a damaged file has wrong; where all values are right, its structure
+/// is damaged.
 fn locate(dir: &Path, file_idx: usize) -> Vec<String> {
     // Other files may be missing or cut short; this one is read all the same.
     let mut reader = match Reader::open_incomplete(dir) {
@@ -122,7 +133,10 @@ fn locate(dir: &Path, file_idx: usize) -> Vec<String> {
     let file = reader.manifest().files[file_idx].clone();
     if reader.check_structure(file_idx).is_err() {
         let path = dir.join(&file.name);
-        return vec![format!("{} is damaged outside its values, which cannot be found without it", path.display())];
+        return vec![format!(
+            "{} is damaged outside its values, which cannot be found without it",
+            path.display()
+        )];
     }
     let (block, kinds) = (reader.manifest().digest_block, reader.manifest().kinds());
     let mut found = Vec::new();
@@ -149,9 +163,18 @@ impl fmt::Display for Verified {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Verified { path, step, n_files, bytes, damage } = self;
         if damage.is_empty() {
-            return write!(f, "{}: step {step}, {n_files} files, {bytes} bytes: all as written", path.display());
+            return write!(
+                f,
+                "{}: step {step}, {n_files} files, {bytes} bytes: all as written",
+                path.display()
+            );
         }
-        write!(f, "{} is damaged ({MANIFEST_FILE} holds, {} of its claims do not):", path.display(), damage.len())?;
+        write!(
+            f,
+            "{} is damaged ({MANIFEST_FILE} holds, {} of its claims do not):",
+            path.display(),
+            damage.len()
+        )?;
         damage.iter().try_for_each(|one| write!(f, "\n  {one}"))
     }
 }

@@ -1,4 +1,5 @@
-//! Initial weights from an HDF5 file of any origin: whole parameters, one dataset each, named as the model names them.
+//! Initial weights from an HDF5 file of any origin: whole parameters, one dataset each, named as the model
+//! names them.
 //!
 //! Must not know: our own checkpoint layout.
 
@@ -30,15 +31,16 @@ struct Entry {
 }
 
 impl WeightsFile {
-    /// Opens `FILE` or `FILE:GROUP` and checks that it holds a dataset of f32 or f64 for each (name, shape). Errors list all that
-    /// are missing, misshapen or of another type.
+    /// Opens `FILE` or `FILE:GROUP` and checks that it holds a dataset of f32 or f64 for each (name, shape).
+    /// Errors list all that are missing, misshapen or of another type.
     pub fn open<N: AsRef<str>, S: AsRef<[usize]>>(spec: &str, params: &[(N, S)]) -> Result<Self> {
         let (path, group_name) = split_spec(spec);
         let no = |why: String| Error::Input(format!("{}: {why}", path.display()));
         if !path.is_file() {
             return Err(no("no such file; FILE or FILE:GROUP of an HDF5 file would do".to_string()));
         }
-        let file = h5::open(&path).map_err(|e| no(format!("not a readable HDF5 file: {}", h5::one_line(&e))))?;
+        let file =
+            h5::open(&path).map_err(|e| no(format!("not a readable HDF5 file: {}", h5::one_line(&e))))?;
         let group = match &group_name {
             None => file.as_group().map_err(|e| no(e.to_string()))?,
             Some(name) => file.group(name).map_err(|_| no(format!("holds no group {name}")))?,
@@ -68,7 +70,8 @@ impl WeightsFile {
         )))
     }
 
-    /// Reads elements `range` of the flattened (row-major) parameter into `out`, which it overwrites; f64 is rounded to f32.
+    /// Reads elements `range` of the flattened (row-major) parameter into `out`, which it overwrites; f64 is
+    /// rounded to f32.
     ///
     /// # Errors
     /// The file cannot be read there.
@@ -82,8 +85,11 @@ impl WeightsFile {
             entry.numel
         );
         assert_eq!(out.len(), range.len(), "output for {range:?} of {name}");
-        let read =
-            if entry.f64 { entry.read::<f64>(range, out, |x| x as f32) } else { entry.read::<f32>(range, out, |x| x) };
+        let read = if entry.f64 {
+            entry.read::<f64>(range, out, |x| x as f32)
+        } else {
+            entry.read::<f32>(range, out, |x| x)
+        };
         read.map_err(|e| Error::Input(format!("{}: reading {name}: {e}", self.label)))
     }
 }
@@ -119,8 +125,8 @@ impl Entry {
     }
 }
 
-/// The checkpoint, and the kind of its values, where `spec` names its `model.h5`, which shows them: they are read from the checkpoint
-/// itself, against its digests.
+/// The checkpoint, and the kind of its values, where `spec` names its `model.h5`, which shows them: they are
+/// read from the checkpoint itself, against its digests.
 pub fn view_of_checkpoint(spec: &str) -> Option<(PathBuf, Kind)> {
     let (path, group) = split_spec(spec);
     let group = group?;
@@ -133,7 +139,8 @@ pub fn view_of_checkpoint(spec: &str) -> Option<(PathBuf, Kind)> {
 /// `FILE` or `FILE:GROUP`; a colon in a file that exists belongs to its name.
 fn split_spec(spec: &str) -> (PathBuf, Option<String>) {
     let parts = spec.match_indices(':').map(|(at, _)| (&spec[..at], &spec[at + 1..]));
-    // Colons may stand in both names, so that the file says where it ends; where there is none, the whole is what is missing.
+    // Colons may stand in both names, so that the file says where it ends; where there is none, the whole is
+    // what is missing.
     let found = parts.rev().find(|(file, group)| !group.is_empty() && Path::new(file).is_file());
     match found.filter(|_| !Path::new(spec).exists()) {
         Some((file, group)) => (PathBuf::from(file), Some(group.to_string())),

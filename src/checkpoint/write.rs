@@ -1,4 +1,5 @@
-//! A rank's file: a dataset for the weights and each optimizer state of a parameter slice, a digest per block and of the file, fsync.
+//! A rank's file: a dataset for the weights and each optimizer state of a parameter slice, a digest per block
+//! and of the file, fsync.
 //!
 //! Must not know: other ranks, the manifest's fate, which directory names are final.
 
@@ -130,21 +131,34 @@ pub fn write_slices(target: &Target<'_>, mut slices: &[ParamSlice<'_>]) -> Resul
     for slice in slices {
         for &kind in target.kinds {
             let (have, want) = (slice.values.get(kind).map(|values| values.len()), slice.end - slice.start);
-            assert_eq!(have, Some(want), "{kind} values of {} for {}..{}", slice.name, slice.start, slice.end);
+            assert_eq!(
+                have,
+                Some(want),
+                "{kind} values of {} for {}..{}",
+                slice.name,
+                slice.start,
+                slice.end
+            );
         }
     }
     let shapes: Vec<SliceShape<'_>> = slices.iter().map(ParamSlice::shape).collect();
     write_file(target, &shapes, &mut slices)
 }
 
-/// Writes a rank's file and returns its manifest record once its bytes are durable. Errors: the file exists, the disk is
-/// full, or any other failure of the file system, with the path and the bytes needed; or what `values` met.
+/// Writes a rank's file and returns its manifest record once its bytes are durable. Errors: the file exists,
+/// the disk is full, or any other failure of the file system, with the path and the bytes needed; or what
+/// `values` met.
 ///
-/// \[Note: two passes\] The HDF5 library makes the file's structure, with the place of every dataset fixed; then the values are
-/// written to those places with plain writes, in the order of the file, each block digested meanwhile. So the file is
-/// digested without being read back, a full disk is met by a plain write and not inside the library, and the disk gets large
-/// sequential writes. The values pass through no buffer of ours.
-pub fn write_file(target: &Target<'_>, slices: &[SliceShape<'_>], values: &mut dyn Values) -> Result<FileRecord> {
+/// \[Note: two passes\] The HDF5 library makes the file's structure, with the place of every dataset fixed;
+/// then the values are written to those places with plain writes, in the order of the file, each block
+/// digested meanwhile. So the file is digested without being read back, a full disk is met by a plain write
+/// and not inside the library, and the disk gets large sequential writes. The values pass through no buffer
+/// of ours.
+pub fn write_file(
+    target: &Target<'_>,
+    slices: &[SliceShape<'_>],
+    values: &mut dyn Values,
+) -> Result<FileRecord> {
     check_slices(target, slices)?;
     let (rank, step) = (target.rank, target.step);
     let name = rank_file_name(rank, target.world_size);
@@ -161,7 +175,8 @@ pub fn write_file(target: &Target<'_>, slices: &[SliceShape<'_>], values: &mut d
     let file = files::open_to_change(&path).map_err(|e| failed(e.to_string()))?;
     lock::hold(&file, &path, target.locking, Access::Write)?;
     let bytes = file.metadata().map_err(|e| failed(e.to_string()))?.len();
-    let mut whole = Whole { file: &file, hasher: Xxh3::new(), structure: Xxh3::new(), values: Vec::new(), at: 0 };
+    let mut whole =
+        Whole { file: &file, hasher: Xxh3::new(), structure: Xxh3::new(), values: Vec::new(), at: 0 };
     let mut digests = vec![SliceDigests::empty(target.kinds); slices.len()];
     let digest_block = manifest::digest_block(slices.iter().map(|s| s.numel).sum(), target.kinds.len());
     for (i, place) in places.iter().enumerate() {
@@ -280,7 +295,8 @@ impl Whole<'_> {
         Ok(())
     }
 
-    /// Writes values, which another core digests meanwhile where one is idle. Returns the digest of each `digest_block` of them.
+    /// Writes values, which another core digests meanwhile where one is idle. Returns the digest of each
+    /// `digest_block` of them.
     fn write(&mut self, of_slice: &[f32], digest_block: usize) -> std::io::Result<Vec<String>> {
         let bytes: &[u8] = bytemuck::cast_slice(of_slice);
         let Whole { file, hasher, values, at, .. } = self;
@@ -291,7 +307,10 @@ impl Whole<'_> {
         }
         let digested = || {
             hasher.update(bytes);
-            of_slice.chunks(digest_block).map(|block| manifest::hex(xxh3_64(bytemuck::cast_slice(block)))).collect()
+            of_slice
+                .chunks(digest_block)
+                .map(|block| manifest::hex(xxh3_64(bytemuck::cast_slice(block))))
+                .collect()
         };
         let (written, digests) = rayon::join(|| file.write_all_at(bytes, *at), digested);
         written?;

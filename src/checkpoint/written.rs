@@ -1,5 +1,5 @@
-//! Whether the values of somebody's dataset are there. HDF5 gives zeros, without an error, for chunks that were
-//! never written, and for whatever a virtual dataset shows of files that are missing or cut short.
+//! Whether the values of somebody's dataset are there. HDF5 gives zeros, without an error, for chunks that
+//! were never written, and for whatever a virtual dataset shows of files that are missing or cut short.
 //!
 //! Must not know: whose dataset it is, and for what it is read.
 
@@ -8,7 +8,8 @@ use hdf5::plist::dataset_create::Layout;
 use super::h5;
 use super::validate::checked_numel;
 
-/// The library reads a chunk as a whole; one that is longer than this, and than all of its dataset, is not read at all.
+/// The library reads a chunk as a whole; one that is longer than this, and than all of its dataset, is not
+/// read at all.
 const MAX_CHUNK_BYTES: u64 = 64 << 20;
 
 /// Fails where a value of `dataset` was never written, or may lie in another file: says what is missing.
@@ -35,10 +36,12 @@ pub(super) fn check(dataset: &hdf5::Dataset) -> Result<(), String> {
         },
         Layout::Chunked => {
             let chunk = properties.chunk().ok_or("the library does not say how it is chunked")?;
-            let chunk_bytes = chunk.iter().try_fold(value_bytes, |n, &d| n.checked_mul(d as u64)).unwrap_or(u64::MAX);
+            let chunk_bytes =
+                chunk.iter().try_fold(value_bytes, |n, &d| n.checked_mul(d as u64)).unwrap_or(u64::MAX);
             if chunk_bytes > MAX_CHUNK_BYTES && chunk_bytes > numel as u64 * value_bytes {
                 return Err(format!(
-                    "its chunks have {chunk_bytes} bytes, more than all of its {} bytes; h5repack can cut it anew",
+                    "its chunks have {chunk_bytes} bytes, more than all of its {} bytes; h5repack can cut it \
+                     anew",
                     numel as u64 * value_bytes
                 ));
             }
@@ -49,10 +52,10 @@ pub(super) fn check(dataset: &hdf5::Dataset) -> Result<(), String> {
                 found => Err(format!("{found} of its {expected} chunks were written")),
             }
         }
-        Layout::Virtual => {
-            Err("a view of other files, which shows zeros where one is missing or cut short; copy its values \
+        Layout::Virtual => Err(
+            "a view of other files, which shows zeros where one is missing or cut short; copy its values \
                                 into a file (h5repack), or name the checkpoint that it belongs to"
-                .into())
-        }
+                .into(),
+        ),
     }
 }

@@ -38,12 +38,14 @@ pub(super) fn run(launch: &Launch, args: &AcceptArgs, started: Instant) -> Resul
         launch::say_hooks();
     }
     // The choice of a backend does not depend on the size of the model.
-    let small = if deck.training.is_unsized() { deck.with_size(reference_size::SIZES[0]) } else { deck.clone() };
+    let small =
+        if deck.training.is_unsized() { deck.with_size(reference_size::SIZES[0]) } else { deck.clone() };
     let reference = small.reference("tokens.u16", &deck.run.dir, deck.training.steps)?;
     let chosen = backend_choice::choose(&group, &reference, &launch.host())?;
     signals::listen(&STOP_SIGNALS);
     let threads = launch.threads(deck.run.threads_per_rank)?;
-    let record = RecordPaths { baseline: args.record_baseline.clone(), golden_losses: args.record_answers.clone() };
+    let record =
+        RecordPaths { baseline: args.record_baseline.clone(), golden_losses: args.record_answers.clone() };
     let command = AcceptCommand { launch, deck: &deck, baseline: &baseline, record, threads, started };
     on_backend(chosen, group, &reference, threads, command)
 }
@@ -67,7 +69,8 @@ impl Work for AcceptCommand<'_> {
         if !test_hooks::of_job().is_empty() {
             versions.insert("test hooks".into(), test_hooks::of_job().join(", "));
         }
-        versions.extend(B::library_versions(comm.size() > 1).into_iter().map(|(name, said)| (name.into(), said)));
+        versions
+            .extend(B::library_versions(comm.size() > 1).into_iter().map(|(name, said)| (name.into(), said)));
         let mut facts = launch.facts(threads);
         facts.extend(versions.clone());
         let weakest = reference_size::weakest(comm, &launch.host(), device, threads)?;

@@ -86,15 +86,20 @@ fn decide(found: &[Found], backend: BackendKind, devices: &Written<DeviceList>) 
     }
     if let Some(&first) = without.iter().find(|&&r| found[r].gpus.is_err()) {
         let why = found[first].gpus.as_ref().expect_err("found above");
-        let alike: Vec<usize> =
-            without.into_iter().filter(|&r| found[r].gpus.as_ref().is_err_and(|other| other == why)).collect();
+        let alike: Vec<usize> = without
+            .into_iter()
+            .filter(|&r| found[r].gpus.as_ref().is_err_and(|other| other == why))
+            .collect();
         let others = match backend {
             BackendKind::Auto => format!(" ({} could)", ranks_in_words(&with)),
             _ => String::new(),
         };
         return Err(Error::Agreed {
             rank: first,
-            error: Box::new(Error::Comm(format!("{} cannot compute on a GPU{others}: {why}", ranks_in_words(&alike)))),
+            error: Box::new(Error::Comm(format!(
+                "{} cannot compute on a GPU{others}: {why}",
+                ranks_in_words(&alike)
+            ))),
         });
     }
     let seen: Vec<SeenGpus> = (found.iter())
@@ -122,7 +127,11 @@ fn agreed(error: Error) -> Error {
 /// The ordinals of `run.devices`: the i-th for the i-th rank of a node. Two ranks may have one device.
 fn by_map(seen: &[SeenGpus], devices: &Written<DeviceList>) -> Result<Vec<usize>> {
     let refuse = |wants: String| {
-        Error::Deck(vec![Fault { key: "run.devices".into(), value: format!("\"{}\"", devices.text()), wants }])
+        Error::Deck(vec![Fault {
+            key: "run.devices".into(),
+            value: format!("\"{}\"", devices.text()),
+            wants,
+        }])
     };
     let map = &devices.0;
     let mut ordinals = vec![0; seen.len()];
@@ -181,7 +190,8 @@ mod tests {
 
     #[test]
     fn cuda_is_refused_with_the_reason_and_the_ranks_it_holds_for() {
-        let found = [node("a", Ok(&["0000:01:00.0"])), node("a", Err("no NCCL")), node("a", Err("old driver"))];
+        let found =
+            [node("a", Ok(&["0000:01:00.0"])), node("a", Err("no NCCL")), node("a", Err("old driver"))];
         let refusal = decide(&found, BackendKind::Cuda, "").unwrap_err();
         assert_eq!(refusal.to_string(), "rank 1 cannot compute on a GPU: no NCCL");
         assert!(matches!(refusal, Error::Agreed { rank: 1, .. }), "the rank that met it says it");
@@ -193,9 +203,10 @@ mod tests {
     fn a_map_gives_each_rank_of_a_node_its_ordinal_even_the_same_one() {
         let found = [node("a", Ok(&["x"])), node("b", Ok(&["y", "z"])), node("a", Ok(&["x"]))];
         assert_eq!(ordinals(&decide(&found, BackendKind::Cuda, "0, 0").unwrap()), [0, 0, 0]);
-        for (map, says) in
-            [("0", "each of the 2 ranks on a"), ("0,1", "ordinals below 1, the number of devices that rank 2")]
-        {
+        for (map, says) in [
+            ("0", "each of the 2 ranks on a"),
+            ("0,1", "ordinals below 1, the number of devices that rank 2"),
+        ] {
             let refusal = decide(&found, BackendKind::Cuda, map).unwrap_err().to_string();
             assert!(refusal.contains("run.devices") && refusal.contains(says), "{refusal}");
         }

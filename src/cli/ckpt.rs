@@ -2,7 +2,8 @@
 
 use super::Said;
 use super::args::{
-    CkptCommand, CkptDiffArgs, CkptExportArgs, CkptImportArgs, CkptInspectArgs, CkptReshardArgs, CkptVerifyArgs,
+    CkptCommand, CkptDiffArgs, CkptExportArgs, CkptImportArgs, CkptInspectArgs, CkptReshardArgs,
+    CkptVerifyArgs,
 };
 use crate::backend::cpu::CpuDevice;
 use crate::checkpoint;
@@ -49,7 +50,8 @@ fn reshard(args: &CkptReshardArgs) -> Result<Said> {
     let values = checkpoint::inspect(&args.source)?.psi as u64 * 12;
     let bar = BytesBar::new("resharding", values, std::io::stderr().is_terminal());
     let shard_range = |numel, rank| Partition::new(numel, args.n_ranks).shard_range(rank);
-    let done = checkpoint::reshard(&args.source, &args.run_dir, args.n_ranks, shard_range, |done| bar.set(done));
+    let done =
+        checkpoint::reshard(&args.source, &args.run_dir, args.n_ranks, shard_range, |done| bar.set(done));
     bar.finish();
     Ok(said(&done?, false, Exit::Finished))
 }

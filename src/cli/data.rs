@@ -55,9 +55,11 @@ fn files_info(args: &DataFilesArgs) -> Result<String> {
     let named = match &args.tokenizer {
         Some(named) => Some(named.clone()),
         // What `data tokenize` made says so.
-        None => {
-            args.paths.first().and_then(|first| state_of(first)).and_then(|made| made.options.tokenizer.parse().ok())
-        }
+        None => args
+            .paths
+            .first()
+            .and_then(|first| state_of(first))
+            .and_then(|made| made.options.tokenizer.parse().ok()),
     };
     if let Some(named) = &named {
         warn_of_tokenizer(&args.paths, named)?;
@@ -68,7 +70,8 @@ fn files_info(args: &DataFilesArgs) -> Result<String> {
     let decode = decode.as_ref().map(|decode| decode as Decode<'_>);
     let n_bytes = args.paths.iter().filter_map(|p| std::fs::metadata(p).ok()).map(|m| m.len()).sum();
     let bar = BytesBar::new("reading tokens", n_bytes, std::io::stderr().is_terminal());
-    let info = TokenFilesInfo::gather(&args.paths, args.format.name(), vocab_size, decode, &|done| bar.set(done))?;
+    let info =
+        TokenFilesInfo::gather(&args.paths, args.format.name(), vocab_size, decode, &|done| bar.set(done))?;
     bar.finish();
     Ok(info.to_string())
 }
@@ -118,14 +121,16 @@ fn format(args: &TokenizeArgs, vocab_size: usize) -> Result<TokenFormat> {
     };
     match named {
         DataFormat::RawU16 if wide => Err(Error::Input(format!(
-            "{out}: a vocabulary of {vocab_size} needs more than 16 bits; say --format raw_u32 or llmc, or name it *.u32"
+            "{out}: a vocabulary of {vocab_size} needs more than 16 bits; say --format raw_u32 or llmc, or \
+             name it *.u32"
         ))),
         DataFormat::RawU16 => Ok(TokenFormat::RawU16),
         DataFormat::RawU32 => Ok(TokenFormat::RawU32),
         DataFormat::Llmc if wide => Ok(TokenFormat::LlmcU32),
         DataFormat::Llmc => Ok(TokenFormat::LlmcU16),
         DataFormat::Text | DataFormat::Auto => Err(Error::Input(format!(
-            "{out}: what kind of token file is it to be? Name it *.bin, *.u16 or *.u32, or say --format raw_u16, raw_u32 or llmc"
+            "{out}: what kind of token file is it to be? Name it *.bin, *.u16 or *.u32, or say --format \
+             raw_u16, raw_u32 or llmc"
         ))),
     }
 }

@@ -1,9 +1,9 @@
-//! Which of the GPUs that a rank sees it drives: one for each, whatever `--gpus-per-node`, `--gpus-per-task` or
-//! CUDA_VISIBLE_DEVICES have left visible, or a sentence that says why there is none.
+//! Which of the GPUs that a rank sees it drives: one for each, whatever `--gpus-per-node`, `--gpus-per-task`
+//! or CUDA_VISIBLE_DEVICES have left visible, or a sentence that says why there is none.
 //!
-//! Launchers hide and renumber GPUs in many ways, so ordinals and local ranks prove nothing: ordinal 0 of two ranks may be one
-//! GPU or two. PCI bus ids tell them apart in every case. Each rank lists what it sees, all lists are gathered, and every rank
-//! computes the same matching from them.
+//! Launchers hide and renumber GPUs in many ways, so ordinals and local ranks prove nothing: ordinal 0 of two
+//! ranks may be one GPU or two. PCI bus ids tell them apart in every case. Each rank lists what it sees, all
+//! lists are gathered, and every rank computes the same matching from them.
 //!
 //! Pure functions of what ranks say, tested on recorded environments. Must not know: MPI, CUDA.
 
@@ -31,8 +31,8 @@ pub struct DeviceChoice {
     pub warnings: Vec<String>,
 }
 
-/// Gives each rank (`seen[r]` is of rank r) a device that no other rank has, the first it sees that is free. Refuses in one
-/// sentence, which names ranks, host and bus ids, where there are too few.
+/// Gives each rank (`seen[r]` is of rank r) a device that no other rank has, the first it sees that is free.
+/// Refuses in one sentence, which names ranks, host and bus ids, where there are too few.
 pub fn choose_devices(seen: &[SeenGpus]) -> Result<DeviceChoice, String> {
     let hosts = ranks_by_host(seen.iter().map(|s| s.host.as_str()));
     let mut ordinals = vec![0; seen.len()];
@@ -56,8 +56,8 @@ pub fn choose_devices(seen: &[SeenGpus]) -> Result<DeviceChoice, String> {
         let all: BTreeSet<&str> = ranks.iter().flat_map(|&r| &seen[r].bus_ids).map(String::as_str).collect();
         if all.len() > ranks.len() {
             warnings.push(format!(
-                "{} of the {} GPUs that ranks see on {host} stay idle, because a rank drives one: start {} ranks there \
-                 (--ntasks-per-node), or ask for fewer GPUs",
+                "{} of the {} GPUs that ranks see on {host} stay idle, because a rank drives one: start {} \
+                 ranks there (--ntasks-per-node), or ask for fewer GPUs",
                 all.len() - ranks.len(),
                 all.len(),
                 all.len()
@@ -67,8 +67,8 @@ pub fn choose_devices(seen: &[SeenGpus]) -> Result<DeviceChoice, String> {
     Ok(DeviceChoice { ordinals, warnings })
 }
 
-/// Devices of one node and the ranks that have them so far: a bipartite matching that grows by augmenting paths (Kuhn's
-/// algorithm), since the first device a rank sees may be the only one another rank sees.
+/// Devices of one node and the ranks that have them so far: a bipartite matching that grows by augmenting
+/// paths (Kuhn's algorithm), since the first device a rank sees may be the only one another rank sees.
 struct Matching<'a> {
     seen: &'a [SeenGpus],
     /// (bus id, rank), each of both once.
@@ -76,8 +76,8 @@ struct Matching<'a> {
 }
 
 impl<'a> Matching<'a> {
-    /// Gives `rank` a device, moving others on to another one they see where need be. False when none can be had; `tried`
-    /// then has the devices that it and those in its way see.
+    /// Gives `rank` a device, moving others on to another one they see where need be. False when none can be
+    /// had; `tried` then has the devices that it and those in its way see.
     fn find_device(&mut self, rank: usize, tried: &mut BTreeSet<&'a str>) -> bool {
         let seen = self.seen;
         let owner_of = |owners: &[(&str, usize)], id: &str| owners.iter().position(|(owned, _)| *owned == id);
@@ -115,16 +115,20 @@ fn sees_none(host: &str, blind: &[usize], n_ranks: usize, visible_devices: Optio
 
 /// `devices` are all that some ranks of the node see, and they are more ranks than devices.
 fn too_few(host: &str, ranks: &[usize], devices: &BTreeSet<&str>, seen: &[SeenGpus]) -> String {
-    let confined: Vec<usize> =
-        ranks.iter().copied().filter(|&r| seen[r].bus_ids.iter().all(|id| devices.contains(id.as_str()))).collect();
+    let confined: Vec<usize> = ranks
+        .iter()
+        .copied()
+        .filter(|&r| seen[r].bus_ids.iter().all(|id| devices.contains(id.as_str())))
+        .collect();
     let ids = devices.iter().copied().collect::<Vec<_>>().join(", ");
     let share = match devices.len() {
         1 => format!("the one GPU {ids}"),
         n => format!("the {n} GPUs {ids}"),
     };
     format!(
-        "{} on {host} see nothing but {share}, and each rank needs one of its own: ask for --gpus-per-node={} without \
-         --gpus-per-task or --gpu-bind, or start fewer ranks there (--ntasks-per-node)",
+        "{} on {host} see nothing but {share}, and each rank needs one of its own: ask for \
+         --gpus-per-node={} without --gpus-per-task or --gpu-bind, or start fewer ranks there \
+         (--ntasks-per-node)",
         ranks_in_words(&confined),
         ranks.len()
     )
@@ -134,8 +138,8 @@ fn too_few(host: &str, ranks: &[usize], devices: &BTreeSet<&str>, seen: &[SeenGp
 mod tests {
     use super::*;
 
-    /// What CUDA shows of a node's GPUs under a value of CUDA_VISIBLE_DEVICES: those listed, in that order, up to the first
-    /// that does not exist (CUDA programming guide, "CUDA environment variables").
+    /// What CUDA shows of a node's GPUs under a value of CUDA_VISIBLE_DEVICES: those listed, in that order,
+    /// up to the first that does not exist (CUDA programming guide, "CUDA environment variables").
     fn rank(host: &str, visible: Option<&str>, n_on_node: usize) -> SeenGpus {
         let bus_id = |i: usize| format!("0000:{:02X}:00.0", 0x10 + i);
         let bus_ids = match visible {
@@ -219,19 +223,29 @@ mod tests {
             &["ranks 0-3 on n1", "2 GPUs 0000:10:00.0, 0000:11:00.0", "--gpus-per-node=4"],
         );
         // srun --ntasks-per-node=4 --gpus-per-node=4 --gpu-bind=single:2
-        expect_refusal(&[("n1", "0"), ("n1", "0"), ("n1", "1"), ("n1", "1")], &["ranks 0-1 on n1", "--gpu-bind"]);
-        // sbatch -N2 --ntasks-per-node=2 --gpus-per-task=1 and mpirun: its daemon on the second node is one task.
+        expect_refusal(
+            &[("n1", "0"), ("n1", "0"), ("n1", "1"), ("n1", "1")],
+            &["ranks 0-1 on n1", "--gpu-bind"],
+        );
+        // sbatch -N2 --ntasks-per-node=2 --gpus-per-task=1 and mpirun: its daemon on the second node is one
+        // task.
         expect_refusal(
             &[("n1", "0,1"), ("n1", "0,1"), ("n2", "0"), ("n2", "0")],
             &["ranks 2-3 on n2", "without --gpus-per-task"],
         );
         // Among enough GPUs, three ranks that see two.
-        expect_refusal(&[("n1", "0,1,2,3"), ("n1", "0,1"), ("n1", "0,1"), ("n1", "1,0")], &["ranks 1-3 on n1"]);
+        expect_refusal(
+            &[("n1", "0,1,2,3"), ("n1", "0,1"), ("n1", "0,1"), ("n1", "1,0")],
+            &["ranks 1-3 on n1"],
+        );
     }
 
     #[test]
     fn ranks_that_see_none_are_told_apart_by_why() {
-        expect_refusal(&[("n1", "0"), ("n2", ""), ("n2", "")], &["ranks 1-2 on n2 see no GPU", "gave it none", "=2"]);
+        expect_refusal(
+            &[("n1", "0"), ("n2", ""), ("n2", "")],
+            &["ranks 1-2 on n2 see no GPU", "gave it none", "=2"],
+        );
         expect_refusal(&[("n1", "NoDevFiles")], &["rank 0 on n1 sees no GPU", "gave it none"]);
         expect_refusal(&[("n1", "7")], &["CUDA_VISIBLE_DEVICES=7 names none"]);
         let none = choose_devices(&[rank("n1", None, 0)]).expect_err("refused");

@@ -38,7 +38,8 @@ fn model_keys(deck: &Deck) -> Vec<(String, String)> {
     keys
 }
 
-/// The step directory, and the deck to work with: the checkpoint's own, or another one around the checkpoint's model.
+/// The step directory, and the deck to work with: the checkpoint's own, or another one around the
+/// checkpoint's model.
 fn find_deck(
     group: &Group,
     checkpoint: &Path,
@@ -53,9 +54,10 @@ fn find_deck(
             None => Deck::parse(&manifest.deck, overrides, &origin)?,
             Some(other) => {
                 let own = Deck::parse(&manifest.deck, &[], &origin)?;
-                // No training, so nothing that it would want of the data. The last override of a key counts: a model key on
-                // the command line beats the checkpoint's.
-                let never = ["train.eval_every", "train.sample_every"].map(|key| (key.to_string(), "0".to_string()));
+                // No training, so nothing that it would want of the data. The last override of a key counts:
+                // a model key on the command line beats the checkpoint's.
+                let never =
+                    ["train.eval_every", "train.sample_every"].map(|key| (key.to_string(), "0".to_string()));
                 let all = model_keys(&own).into_iter().chain(never).chain(other.overrides.iter().cloned());
                 let all: Vec<_> = all.collect();
                 Deck::load(&other.path, &all)?
@@ -112,8 +114,8 @@ impl Work for Sample<'_> {
         let SampleArgs { prompt, temperature, top_k, seed, max_tokens, .. } = self.args;
         let loaded = match &deck.data.tokenizer {
             Tokenizer::None => Err(Error::Input(format!(
-                "the deck in {} has data.tokenizer = \"none\", so nobody knows what tokens mean; say which one with \
-                 data.tokenizer=gpt2 or the path of a tokenizer.json",
+                "the deck in {} has data.tokenizer = \"none\", so nobody knows what tokens mean; say which \
+                 one with data.tokenizer=gpt2 or the path of a tokenizer.json",
                 self.dir.display()
             ))),
             // What the model learned from is known where its token files are.
@@ -147,8 +149,11 @@ pub(super) fn eval(launch: &Launch, args: &EvalArgs) -> Result<Exit> {
     }
     let (evaluated, key) = start(launch, group, &deck, Eval { dir: &dir, deck: &deck, stride })?;
     if launch.rank() == 0 {
-        let said =
-            if args.json { as_json(&evaluated, &dir, key, stride) } else { in_words(&evaluated, &dir, key, stride) };
+        let said = if args.json {
+            as_json(&evaluated, &dir, key, stride)
+        } else {
+            in_words(&evaluated, &dir, key, stride)
+        };
         say::out(&said).map_err(|e| Error::Io(format!("standard output: {e}")))?;
     }
     Ok(Exit::Finished)
@@ -193,7 +198,8 @@ fn in_words(e: &Evaluated, dir: &Path, key: &str, stride: usize) -> String {
         None => "bits per byte unknown: data.tokenizer = \"none\" says nothing of bytes".into(),
     };
     format!(
-        "{}: {} tokens of {key}, each predicted once, in {} windows {stride} apart\nloss {} nats per token\nperplexity {}\n{per_byte}",
+        "{}: {} tokens of {key}, each predicted once, in {} windows {stride} apart\nloss {} nats per \
+         token\nperplexity {}\n{per_byte}",
         dir.display(),
         e.n_tokens,
         e.n_windows,

@@ -43,8 +43,8 @@ fn keep_freed_memory() {
 }
 
 impl Launch {
-    /// Watches over the start from here on; `timeout` finds `run.timeout`, and may hang. Starts MPI, keeps freed
-    /// memory, and turns every later panic into an abort of the whole job.
+    /// Watches over the start from here on; `timeout` finds `run.timeout`, and may hang. Starts MPI, keeps
+    /// freed memory, and turns every later panic into an abort of the whole job.
     pub fn start(timeout: impl FnOnce() -> Option<Duration> + Send + 'static) -> Result<Self> {
         // Variables of a Slurm step that this process is no task of say nothing of its start.
         let is_believed = |name: &str| name != "SLURM_STEP_NUM_TASKS" || environment::descends_from_slurm();
@@ -125,8 +125,8 @@ impl Launch {
             }
             if start.program != first.program {
                 return Err(Error::Input(format!(
-                    "rank {rank} on {h} runs another build of zero3 (digest {:016x}) than rank 0 on {host} ({:016x}): put the \
-                     program where every node sees the same file",
+                    "rank {rank} on {h} runs another build of zero3 (digest {:016x}) than rank 0 on {host} \
+                     ({:016x}): put the program where every node sees the same file",
                     start.program, first.program
                 )));
             }
@@ -148,8 +148,8 @@ impl Launch {
         let version = |name: &str| versions.get(name).map_or("?", String::as_str);
         let job = job_id(&environment::variable);
         let job = job.map_or(String::new(), |id| {
-            let again =
-                environment::variable("SLURM_RESTART_COUNT").map_or(String::new(), |n| format!(" (restart {n})"));
+            let again = environment::variable("SLURM_RESTART_COUNT")
+                .map_or(String::new(), |n| format!(" (restart {n})"));
             format!("job {id}{again} on ")
         });
         log::info!(
@@ -174,14 +174,15 @@ impl Launch {
         let group: Vec<usize> =
             quota.iter().flat_map(|q| q.file.as_os_str().as_encoded_bytes()).map(|&b| b.into()).collect();
         let sharing_quota = of_all(&node, &group)?.iter().filter(|other| **other == group).count();
-        let share = launch_checks::threads(cpus.len(), sharing_cpus, quota.as_ref().map(|q| q.cpus), sharing_quota);
+        let share =
+            launch_checks::threads(cpus.len(), sharing_cpus, quota.as_ref().map(|q| q.cpus), sharing_quota);
         if from_deck > cpus.len() {
             log::warn!("run.threads_per_rank = {from_deck}, but this rank may use {} cores", cpus.len());
         }
         if let Some(quota) = quota.filter(|_| from_deck > share) {
             log::warn!(
-                "run.threads_per_rank = {from_deck}, but {} grants {} processors' worth of time to {}: the rest of \
-                 the threads will be made to wait",
+                "run.threads_per_rank = {from_deck}, but {} grants {} processors' worth of time to {}: the \
+                 rest of the threads will be made to wait",
                 quota.file.display(),
                 quota.cpus,
                 human::counted(sharing_quota, "rank"),
@@ -236,7 +237,9 @@ fn of_all(group: &Group, numbers: &[usize]) -> Result<Vec<Vec<usize>>> {
     let mut all = vec![0u64; longest * counts.len()];
     group.all_gather_into(&padded, &mut all)?;
     let rows = all.chunks_exact(longest).zip(&counts);
-    Ok(rows.map(|(row, &count)| row[..count as usize].iter().map(|&number| number as usize).collect()).collect())
+    Ok(rows
+        .map(|(row, &count)| row[..count as usize].iter().map(|&number| number as usize).collect())
+        .collect())
 }
 
 /// Ends the job on every rank, from any thread, with MPI running.

@@ -1,6 +1,8 @@
-//! Whether the launcher started what was meant: a group of ranks that meet, evenly spread, each with cores of its own.
+//! Whether the launcher started what was meant: a group of ranks that meet, evenly spread, each with cores of
+//! its own.
 //!
-//! Pure functions of an environment and of what ranks say of themselves, tested on recorded ones. Must not know: MPI.
+//! Pure functions of an environment and of what ranks say of themselves, tested on recorded ones. Must not
+//! know: MPI.
 
 use crate::backend::mesh::ranks_by_host;
 use crate::human;
@@ -10,8 +12,9 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Looks up a variable of the environment.
 pub type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// Why ranks started like this would not meet, each taking itself for the only one; to be asked before MPI starts, because MPI
-/// may end the process in words of its own. `mpi_library` is the library's name for itself.
+/// Why ranks started like this would not meet, each taking itself for the only one; to be asked before MPI
+/// starts, because MPI may end the process in words of its own. `mpi_library` is the library's name for
+/// itself.
 pub fn refusal_before_mpi(env: Env<'_>, mpi_library: &str) -> Option<String> {
     let n_tasks = srun_tasks(env)?;
     let task = step_task(env);
@@ -48,8 +51,8 @@ fn step_task(env: Env<'_>) -> usize {
     env("SLURM_PROCID").and_then(|number| number.parse().ok()).unwrap_or(0)
 }
 
-/// What starts `n_ranks` ranks as this process was started: srun, or mpirun, with `--oversubscribe` where Open MPI needs it
-/// for so many or was told so.
+/// What starts `n_ranks` ranks as this process was started: srun, or mpirun, with `--oversubscribe` where
+/// Open MPI needs it for so many or was told so.
 pub fn launcher(env: Env<'_>, n_ranks: usize) -> String {
     if step_tasks(env).is_some() {
         let kind = env("SLURM_MPI_TYPE").filter(|kind| kind != "none");
@@ -60,20 +63,22 @@ pub fn launcher(env: Env<'_>, n_ranks: usize) -> String {
     format!("mpirun -n {n_ranks}{}", if is_more { " --oversubscribe" } else { "" })
 }
 
-/// Task 0 gives the whole advice. Another task that speaks, because it sees no lower one on its node, is brief.
+/// Task 0 gives the whole advice. Another task that speaks, because it sees no lower one on its node, is
+/// brief.
 fn refusal(task: usize, n_tasks: usize, how: &str) -> String {
     if task > 0 {
         return format!("task {task} of {n_tasks} does not start: {how} (see the message of task 0)");
     }
     format!(
-        "Slurm started {n_tasks} tasks, but {how}: they would train {n_tasks} times the same run. Start them with\n  \
-         srun --mpi=pmix --kill-on-bad-exit=1 -n {n_tasks} zero3 train ...\nor, where `srun --mpi=list` names no pmix, with\n  \
-         mpirun -n {n_tasks} zero3 train ..."
+        "Slurm started {n_tasks} tasks, but {how}: they would train {n_tasks} times the same run. Start them \
+         with\n  srun --mpi=pmix --kill-on-bad-exit=1 -n {n_tasks} zero3 train ...\nor, where `srun \
+         --mpi=list` names no pmix, with\n  mpirun -n {n_tasks} zero3 train ..."
     )
 }
 
-/// Compute threads of a rank that shares `n_cpus` processors with so many ranks, itself among them, and with `quota` a share of
-/// processor time, in processors, with others or the same ones. More threads than the quota grants only wait for each other.
+/// Compute threads of a rank that shares `n_cpus` processors with so many ranks, itself among them, and with
+/// `quota` a share of processor time, in processors, with others or the same ones. More threads than the
+/// quota grants only wait for each other.
 pub fn threads(n_cpus: usize, sharing_cpus: usize, quota: Option<f64>, sharing_quota: usize) -> usize {
     let of_quota = quota.map_or(usize::MAX, |cpus| (cpus / sharing_quota.max(1) as f64).ceil() as usize);
     (n_cpus / sharing_cpus.max(1)).min(of_quota).max(1)
@@ -111,7 +116,8 @@ pub(super) fn ranks_in_words(ranks: &[usize]) -> String {
 /// Who is where: `2 nodes: n1 (ranks 0-1), n2 (ranks 2-3)`.
 pub fn layout(places: &[Place]) -> String {
     let hosts = ranks_by_host(places.iter().map(|place| place.host.as_str()));
-    let list: Vec<String> = hosts.iter().map(|(host, ranks)| format!("{host} ({})", ranks_in_words(ranks))).collect();
+    let list: Vec<String> =
+        hosts.iter().map(|(host, ranks)| format!("{host} ({})", ranks_in_words(ranks))).collect();
     format!("{}: {}", human::counted(hosts.len(), "node"), list.join(", "))
 }
 
@@ -122,7 +128,8 @@ pub fn warnings(places: &[Place]) -> Vec<String> {
     let counts: BTreeSet<usize> = hosts.iter().map(|(_, ranks)| ranks.len()).collect();
     if counts.len() > 1 {
         lines.push(format!(
-            "ranks are spread unevenly over {}; memory and network of the fuller nodes set the pace: --ntasks-per-node evens them out",
+            "ranks are spread unevenly over {}; memory and network of the fuller nodes set the pace: \
+             --ntasks-per-node evens them out",
             layout(places)
         ));
     }
@@ -162,8 +169,12 @@ mod tests {
     const OPEN_MPI: &str = "Open MPI v4.1.4";
 
     /// Recorded under Slurm 22.05 with Open MPI 4.1.4: one task of `srun -N2 -n4 --mpi=KIND`.
-    const SRUN_NONE: &[(&str, &str)] =
-        &[("SLURM_NTASKS", "4"), ("SLURM_PROCID", "1"), ("SLURM_STEP_ID", "0"), ("SLURM_STEP_NUM_TASKS", "4")];
+    const SRUN_NONE: &[(&str, &str)] = &[
+        ("SLURM_NTASKS", "4"),
+        ("SLURM_PROCID", "1"),
+        ("SLURM_STEP_ID", "0"),
+        ("SLURM_STEP_NUM_TASKS", "4"),
+    ];
     const SRUN_PMI2: &[(&str, &str)] = &[
         ("PMI_FD", "13"),
         ("PMI_JOBID", "3.0"),
@@ -192,7 +203,8 @@ mod tests {
         ("SLURM_NTASKS_PER_NODE", "2"),
         ("SLURM_PROCID", "0"),
     ];
-    /// The same on another node, where mpirun's daemons are tasks of a Slurm step (of two, had there been a third node).
+    /// The same on another node, where mpirun's daemons are tasks of a Slurm step (of two, had there been a
+    /// third node).
     const MPIRUN_ELSEWHERE: &[(&str, &str)] = &[
         ("OMPI_COMM_WORLD_RANK", "0"),
         ("OMPI_COMM_WORLD_SIZE", "1"),
@@ -205,14 +217,16 @@ mod tests {
     #[test]
     fn a_hint_names_the_launcher_that_was_used() {
         let of = |vars: &[(&str, &str)]| {
-            let vars: BTreeMap<String, String> = vars.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
+            let vars: BTreeMap<String, String> =
+                vars.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
             launcher(&|name: &str| vars.get(name).cloned(), 3)
         };
         assert_eq!(of(&[]), "mpirun -n 3");
         assert_eq!(of(&[("SLURM_STEP_NUM_TASKS", "2"), ("SLURM_MPI_TYPE", "pmix")]), "srun --mpi=pmix -n 3");
         assert_eq!(of(&[("SLURM_STEP_NUM_TASKS", "1")]), "srun -n 3");
         // mpirun within a Slurm job starts its daemons by srun.
-        let within = [("SLURM_STEP_NUM_TASKS", "1"), ("OMPI_COMM_WORLD_SIZE", "2"), ("OMPI_UNIVERSE_SIZE", "8")];
+        let within =
+            [("SLURM_STEP_NUM_TASKS", "1"), ("OMPI_COMM_WORLD_SIZE", "2"), ("OMPI_UNIVERSE_SIZE", "8")];
         assert_eq!(of(&within), "mpirun -n 3");
         assert_eq!(of(&[("OMPI_UNIVERSE_SIZE", "2")]), "mpirun -n 3 --oversubscribe");
         let told = [("OMPI_UNIVERSE_SIZE", "8"), ("OMPI_MCA_rmaps_base_oversubscribe", "1")];
@@ -220,7 +234,8 @@ mod tests {
     }
 
     /// A batch script that starts the program without any launcher.
-    const BATCH: &[(&str, &str)] = &[("SLURM_NTASKS", "4"), ("SLURM_PROCID", "0"), ("SLURM_TASKS_PER_NODE", "2(x2)")];
+    const BATCH: &[(&str, &str)] =
+        &[("SLURM_NTASKS", "4"), ("SLURM_PROCID", "0"), ("SLURM_TASKS_PER_NODE", "2(x2)")];
 
     fn lookup(recorded: &'static [(&'static str, &'static str)]) -> impl Fn(&str) -> Option<String> {
         move |name| recorded.iter().find(|(n, _)| *n == name).map(|(_, value)| value.to_string())
@@ -233,7 +248,8 @@ mod tests {
             for part in [why, "4 tasks", "srun --mpi=pmix --kill-on-bad-exit=1 -n 4", "mpirun -n 4"] {
                 assert!(said.contains(part), "{part}: {said}");
             }
-            let of_task_3 = |name: &str| if name == "SLURM_PROCID" { Some("3".into()) } else { lookup(recorded)(name) };
+            let of_task_3 =
+                |name: &str| if name == "SLURM_PROCID" { Some("3".into()) } else { lookup(recorded)(name) };
             let brief = refusal_before_mpi(&of_task_3, OPEN_MPI).expect("refused");
             assert!(brief.starts_with("task 3 of 4 does not start: ") && brief.contains(why), "{brief}");
             assert!(!brief.contains('\n'), "the advice is given once: {brief}");
@@ -270,7 +286,12 @@ mod tests {
 
     #[test]
     fn each_slow_start_is_one_warning() {
-        let even = [place("n1", &[0, 1], 2), place("n1", &[2, 3], 2), place("n2", &[0, 1], 2), place("n2", &[2, 3], 2)];
+        let even = [
+            place("n1", &[0, 1], 2),
+            place("n1", &[2, 3], 2),
+            place("n2", &[0, 1], 2),
+            place("n2", &[2, 3], 2),
+        ];
         assert_eq!(warnings(&even), Vec::<String>::new());
         assert_eq!(layout(&even), "2 nodes: n1 (ranks 0-1), n2 (ranks 2-3)");
 
@@ -287,6 +308,9 @@ mod tests {
         );
 
         let few = warnings(&[place("n1", &[0, 1], 4), place("n2", &[0, 1, 2, 3], 4)]);
-        assert!(few.len() == 1 && few[0].contains("n1 has 2 cores for 4 compute threads of 1 rank:"), "{few:?}");
+        assert!(
+            few.len() == 1 && few[0].contains("n1 has 2 cores for 4 compute threads of 1 rank:"),
+            "{few:?}"
+        );
     }
 }

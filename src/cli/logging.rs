@@ -8,8 +8,8 @@ use log::LevelFilter;
 
 /// Starts logging. `filter` is the deck's `log.level`: a level, or levels by module, as env_logger has them.
 ///
-/// Ranks other than 0 say warnings and errors only. RUST_LOG, where set, beats the deck on every rank. A second call in
-/// the same process changes nothing.
+/// Ranks other than 0 say warnings and errors only. RUST_LOG, where set, beats the deck on every rank. A
+/// second call in the same process changes nothing.
 pub fn init(filter: &str, rank: usize) {
     let from_environment = environment::variable("RUST_LOG");
     let mut builder = env_logger::Builder::new();

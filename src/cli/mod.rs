@@ -1,7 +1,7 @@
 //! From arguments to an exit code: which command, on which backend.
 //!
-//! Commands that need one process only (`plan`, `data ...`, `ckpt ...`, `report`, `watch`, `device check`, `train --dry-run`)
-//! never start MPI.
+//! Commands that need one process only (`plan`, `data ...`, `ckpt ...`, `report`, `watch`, `device check`,
+//! `train --dry-run`) never start MPI.
 
 mod accept;
 mod args;
@@ -79,9 +79,14 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> Exit {
         Command::Sample(args) => {
             return under_mpi(|| None, |launch| infer::sample(launch, &args).map(|exit| (exit, None)));
         }
-        Command::Eval(args) => return under_mpi(|| None, |launch| infer::eval(launch, &args).map(|exit| (exit, None))),
+        Command::Eval(args) => {
+            return under_mpi(|| None, |launch| infer::eval(launch, &args).map(|exit| (exit, None)));
+        }
         Command::Plan(args) if args.subject.of == args::PlanOf::Machine => {
-            return under_mpi(|| None, |launch| calibrate::run(launch, &args, started).map(|exit| (exit, None)));
+            return under_mpi(
+                || None,
+                |launch| calibrate::run(launch, &args, started).map(|exit| (exit, None)),
+            );
         }
         Command::Plan(args) => alone(|| plan::run(&args)),
         Command::Data(command) => alone(|| data::run(&command)),
@@ -118,8 +123,8 @@ impl From<String> for Said {
     }
 }
 
-/// Prints help, or what is wrong with the arguments. Open MPI gives ranks a terminal of its own, whatever it does with
-/// what they print there: under a launcher the text is plain.
+/// Prints help, or what is wrong with the arguments. Open MPI gives ranks a terminal of its own, whatever it
+/// does with what they print there: under a launcher the text is plain.
 fn show_usage(usage: &clap::Error) {
     // A closed pipe has nobody to complain to.
     let plain = usage.render().to_string();
@@ -145,8 +150,9 @@ fn say(text: &str) -> std::io::Result<()> {
     if text.is_empty() { Ok(()) } else { say::out(text) }
 }
 
-/// Ranks that do not know of each other would all say the same: the first one says it. A launcher ends a job when its first
-/// process fails, so the others give that one time to speak, and speak themselves where nobody is seen who would have.
+/// Ranks that do not know of each other would all say the same: the first one says it. A launcher ends a job
+/// when its first process fails, so the others give that one time to speak, and speak themselves where nobody
+/// is seen who would have.
 fn said_once(words: impl FnOnce()) {
     if environment::launched().is_none_or(|own| own.rank == 0) {
         words();
@@ -176,8 +182,8 @@ fn stands_aside_for() -> Option<usize> {
     clock::wait_for(TWIN_APPEARS, Duration::from_millis(50), look).ok().flatten()
 }
 
-/// Runs a command that needs one process. Of several ranks that were told the same, the lowest of a node does it, and the
-/// others say that they do not.
+/// Runs a command that needs one process. Of several ranks that were told the same, the lowest of a node does
+/// it, and the others say that they do not.
 fn alone<T: Into<Said>>(work: impl FnOnce() -> Result<T>) -> Result<Said> {
     if let Some(other) = stands_aside_for() {
         let own = environment::launched().map_or(0, |own| own.rank);
@@ -205,8 +211,8 @@ fn report_on(args: &ReportArgs) -> Result<String> {
 
 fn dry_run(args: &TrainArgs) -> Result<String> {
     let deck = Deck::load(&args.deck.path, &args.deck.overrides)?;
-    // What can only be seen outside the deck is checked too: whether the plan keeps to its caps, the run directory, data,
-    // and what the run would start from.
+    // What can only be seen outside the deck is checked too: whether the plan keeps to its caps, the run
+    // directory, data, and what the run would start from.
     let (model, _) = plan::of_deck_on_any_ranks(&deck)?;
     run_dir::check(Path::new(&deck.run.dir))?;
     let report = Dataset::open(&data_config(&deck))?.scan(&|_| {})?;
@@ -222,7 +228,8 @@ fn start(resume: &Resume) -> Start {
     }
 }
 
-/// Starts MPI, works, and ends the job the right way: together where all ranks know the verdict, by abort where not.
+/// Starts MPI, works, and ends the job the right way: together where all ranks know the verdict, by abort
+/// where not.
 fn under_mpi(
     timeout: impl FnOnce() -> Option<Duration> + Send + 'static,
     work: impl FnOnce(&Launch) -> Result<(Exit, Option<FlightRecorder>)>,
@@ -271,7 +278,9 @@ fn timeout_of(deck: &args::DeckArgs) -> Option<Duration> {
     let said = deck.overrides.iter().rev().find(|(key, _)| key == "run.timeout");
     match said {
         Some((_, value)) => value.parse().ok().map(Duration::from_secs),
-        None => Deck::load(&deck.path, &deck.overrides).ok().map(|deck| Duration::from_secs(deck.run.timeout)),
+        None => {
+            Deck::load(&deck.path, &deck.overrides).ok().map(|deck| Duration::from_secs(deck.run.timeout))
+        }
     }
 }
 
@@ -280,8 +289,9 @@ fn train_on(launch: &Launch, args: &TrainArgs, started: Instant) -> Result<(Exit
     start_watch::at(StartPlace::Deck);
     fault_point("deck", launch.rank(), 0);
     // Rank 0 reads the deck; the others get it resolved, so that all run the same one.
-    let text =
-        decided_by_rank_0(&group, || Deck::load(&args.deck.path, &args.deck.overrides).map(|deck| deck.to_toml()))?;
+    let text = decided_by_rank_0(&group, || {
+        Deck::load(&args.deck.path, &args.deck.overrides).map(|deck| deck.to_toml())
+    })?;
     let deck = Deck::parse(&text, &[], "the deck of rank 0")?;
     start_watch::set_timeout(Duration::from_secs(deck.run.timeout));
     start_watch::at(StartPlace::Compare);
@@ -319,7 +329,10 @@ impl OnKind for LibraryVersions {
     type Output = Vec<(String, String)>;
 
     fn on<B: Backend>(self) -> Self::Output {
-        B::library_versions(self.has_peers).into_iter().map(|(name, version)| (name.into(), version)).collect()
+        B::library_versions(self.has_peers)
+            .into_iter()
+            .map(|(name, version)| (name.into(), version))
+            .collect()
     }
 }
 
@@ -345,7 +358,11 @@ fn relaunch(args: &TrainArgs) -> String {
 /// A word as a shell takes it.
 fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_alphanumeric() || "_-+=./,:@%".contains(c);
-    if !word.is_empty() && word.chars().all(plain) { word.into() } else { format!("'{}'", word.replace('\'', r"'\''")) }
+    if !word.is_empty() && word.chars().all(plain) {
+        word.into()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
 }
 
 #[cfg(test)]

@@ -20,8 +20,8 @@ use crate::train::for_kind;
 use serde::Serialize;
 use std::fmt::Write as _;
 
-/// The plan of a deck's model on `n_ranks` ranks, within the deck's budget. `run.backend = "auto"` is planned for CPUs: what a
-/// node has is not looked at.
+/// The plan of a deck's model on `n_ranks` ranks, within the deck's budget. `run.backend = "auto"` is planned
+/// for CPUs: what a node has is not looked at.
 pub fn of_deck(deck: &Deck, n_ranks: usize) -> Result<(Model, Plan)> {
     let kind = deck.run.backend;
     let (model, plan) = for_kind::plan(kind, deck, n_ranks)?;
@@ -29,7 +29,8 @@ pub fn of_deck(deck: &Deck, n_ranks: usize) -> Result<(Model, Plan)> {
     Ok((model, plan))
 }
 
-/// The same for a deck of which nobody has said how many ranks it is for: its budget must be kept by some number of them.
+/// The same for a deck of which nobody has said how many ranks it is for: its budget must be kept by some
+/// number of them.
 pub fn of_deck_on_any_ranks(deck: &Deck) -> Result<(Model, Plan)> {
     let keeps = |&n: &usize| of_deck(deck, n).is_ok();
     let n_ranks = (0..=16).map(|k| 1 << k).find(keeps);
@@ -76,7 +77,8 @@ pub fn run(args: &PlanArgs) -> Result<String> {
     let advice = match (&hardware, &forecast) {
         (Some(hardware), Some(base)) => Some(advise(&planned.deck, n_ranks, base, &|more| {
             // One key is changed: the batch stays what it is, wherever it is from.
-            let batch = ("train.global_batch_size".to_owned(), planned.deck.train.global_batch_size.to_string());
+            let batch =
+                ("train.global_batch_size".to_owned(), planned.deck.train.global_batch_size.to_string());
             let more: Vec<_> = [batch].into_iter().chain(more.iter().cloned()).collect();
             planner.plan(n_ranks, Some(hardware), &more)?.forecast(hardware, per_node)
         })),
@@ -94,7 +96,8 @@ pub fn run(args: &PlanArgs) -> Result<String> {
         };
         return Ok(serde_json::to_string_pretty(&everything).expect("plain data"));
     }
-    // A deck by itself is shown whole; where something is predicted the lists of parameters and instructions would hide it.
+    // A deck by itself is shown whole; where something is predicted the lists of parameters and instructions
+    // would hide it.
     let mut text = match (&args.subject.of, &forecast) {
         (PlanOf::Deck(_), None) => paper.to_string(),
         _ => brief(&planner, &planned, &paper)?,
@@ -106,15 +109,20 @@ pub fn run(args: &PlanArgs) -> Result<String> {
         write!(text, "\n\n{forecast}").expect("as above");
     }
     if let Some(words) = &would_fit {
-        write!(text, "\n\nto fit {}: {words}", human::bytes(forecast.as_ref().map_or(0, |f| f.memory_limit_bytes)))
-            .expect("as above");
+        write!(
+            text,
+            "\n\nto fit {}: {words}",
+            human::bytes(forecast.as_ref().map_or(0, |f| f.memory_limit_bytes))
+        )
+        .expect("as above");
     }
     // Where nothing fits there is nothing to compare.
     if let Some(advice) = advice.as_ref().filter(|advice| would_fit.is_none() || !advice.fits.is_empty()) {
         write!(text, "\n\n{}", advice.to_string().trim_end()).expect("as above");
     }
     if forecast.is_none() && !matches!(args.subject.of, PlanOf::Deck(_)) {
-        text += "\n\n--hardware h100 (or another, or a file) adds times and advice; --json has every parameter and instruction";
+        text += "\n\n--hardware h100 (or another, or a file) adds times and advice; --json has every \
+                 parameter and instruction";
     }
     Ok(text)
 }
@@ -135,7 +143,8 @@ fn formula(planner: &Planner<'_>, planned: &PlannedDeck) -> Formula {
 fn brief(planner: &Planner<'_>, planned: &PlannedDeck, paper: &Paper) -> Result<String> {
     let (m, train, zero) = (&planned.deck.model, &planned.deck.train, &planned.deck.zero);
     let mut text = format!(
-        "plan for {}: {} with {} parameters; {} blocks, width {}, {} heads, {} tokens a sequence, vocabulary {}",
+        "plan for {}: {} with {} parameters; {} blocks, width {}, {} heads, {} tokens a sequence, vocabulary \
+         {}",
         human::counted(paper.world_size, "rank"),
         m.family,
         paper.n_params,
@@ -176,7 +185,9 @@ fn sweep(args: &PlanArgs, planner: &Planner<'_>, sweep: &Sweep) -> Result<String
     let n_ranks = |value: &str| -> Result<usize> {
         let range = 1..=super::args::MAX_RANKS as usize;
         let parsed = value.parse().ok().filter(|n| range.contains(n));
-        parsed.ok_or_else(|| Error::Input(format!("--sweep {}={value}: a count from 1 to {}", sweep.key, range.end())))
+        parsed.ok_or_else(|| {
+            Error::Input(format!("--sweep {}={value}: a count from 1 to {}", sweep.key, range.end()))
+        })
     };
     let table = match sweep.key.as_str() {
         "ranks" => {
@@ -198,7 +209,9 @@ fn sweep(args: &PlanArgs, planner: &Planner<'_>, sweep: &Sweep) -> Result<String
                 let more = if of_node { Vec::new() } else { vec![(key.to_owned(), value.to_owned())] };
                 let hardware = planner.hardware(&more)?.expect("--sweep asks for --hardware");
                 let said = if of_node { Some(n_ranks(value)?) } else { args.ranks_per_node };
-                planner.plan(n, Some(&hardware), &more)?.forecast(&hardware, per_node(said, Some(&hardware), n))
+                planner
+                    .plan(n, Some(&hardware), &more)?
+                    .forecast(&hardware, per_node(said, Some(&hardware), n))
             })
         }
     };
@@ -219,5 +232,10 @@ fn sweep(args: &PlanArgs, planner: &Planner<'_>, sweep: &Sweep) -> Result<String
     } else {
         "data sheets and assumptions, not verified on such a machine"
     };
-    Ok(format!("sweep of {} on {}: {basis}\n{}", sweep.key, hardware.hardware.name, table.to_string().trim_end()))
+    Ok(format!(
+        "sweep of {} on {}: {basis}\n{}",
+        sweep.key,
+        hardware.hardware.name,
+        table.to_string().trim_end()
+    ))
 }

@@ -1,5 +1,5 @@
-//! What `zero3 plan` plans: the deck of a file, of a published model or of a number of parameters, with keys changed, on some ranks,
-//! and what is predicted of it.
+//! What `zero3 plan` plans: the deck of a file, of a published model or of a number of parameters, with keys
+//! changed, on some ranks, and what is predicted of it.
 
 use super::args::{PlanOf, PlanSubject};
 use crate::config::hardware::{self, Hardware};
@@ -88,7 +88,12 @@ impl<'a> Planner<'a> {
     }
 
     /// The deck for `n_ranks`, with `more` keys changed.
-    pub fn deck(&self, n_ranks: usize, hardware: Option<&Hardware>, more: &[(String, String)]) -> Result<Deck> {
+    pub fn deck(
+        &self,
+        n_ranks: usize,
+        hardware: Option<&Hardware>,
+        more: &[(String, String)],
+    ) -> Result<Deck> {
         let more = more.iter().filter(|(key, _)| !hardware::is_key(key));
         let mut overrides: Overrides = self.overrides.iter().chain(more).cloned().collect();
         let deck = self.load(&overrides)?;
@@ -99,7 +104,11 @@ impl<'a> Planner<'a> {
                 BackendKind::Cuda => {}
                 BackendKind::Cpu => {
                     let wants = "\"cuda\" or \"auto\" on this hardware, whose devices are GPUs".into();
-                    return Err(Error::Deck(vec![Fault { key: "run.backend".into(), value: "cpu".into(), wants }]));
+                    return Err(Error::Deck(vec![Fault {
+                        key: "run.backend".into(),
+                        value: "cpu".into(),
+                        wants,
+                    }]));
                 }
             }
         }
@@ -120,7 +129,8 @@ impl<'a> Planner<'a> {
             PlanOf::Params(_) => {
                 let Shape { n_layer, n_head, d_model } = self.shape()?.expect("there is a count");
                 let sizes = format!(
-                    "n_layer = {n_layer}\nn_head = {n_head}\nd_model = {d_model}\nseq_len = {SEQ_LEN}\nvocab_size = {VOCAB_SIZE}"
+                    "n_layer = {n_layer}\nn_head = {n_head}\nd_model = {d_model}\nseq_len = \
+                     {SEQ_LEN}\nvocab_size = {VOCAB_SIZE}"
                 );
                 Deck::parse(&deck_text(&sizes, SEQ_LEN), overrides, "--params")
             }
@@ -134,7 +144,8 @@ impl<'a> Planner<'a> {
     /// There are none so small.
     pub fn shape(&self) -> Result<Option<Shape>> {
         let PlanOf::Params(count) = *self.of else { return Ok(None) };
-        let written = |key: &str| self.overrides.iter().rev().find(|(k, _)| k == key).and_then(|(_, v)| v.parse().ok());
+        let written =
+            |key: &str| self.overrides.iter().rev().find(|(k, _)| k == key).and_then(|(_, v)| v.parse().ok());
         let vocab_size = written("model.vocab_size").unwrap_or(VOCAB_SIZE);
         shape::of_count(count, vocab_size, written("model.seq_len").unwrap_or(SEQ_LEN)).map(Some)
     }
@@ -145,7 +156,12 @@ impl<'a> Planner<'a> {
     }
 
     /// The plan of such a deck, whatever memory it needs.
-    pub fn plan(&self, n_ranks: usize, hardware: Option<&Hardware>, more: &[(String, String)]) -> Result<PlannedDeck> {
+    pub fn plan(
+        &self,
+        n_ranks: usize,
+        hardware: Option<&Hardware>,
+        more: &[(String, String)],
+    ) -> Result<PlannedDeck> {
         let deck = self.deck(n_ranks, hardware, more)?;
         let (model, plan) = for_kind::plan(deck.run.backend, &deck, n_ranks)?;
         Ok(PlannedDeck { deck, model, plan })
@@ -157,12 +173,13 @@ fn deck_of_model(preset: Preset) -> String {
     deck_text(&format!("preset = \"{preset}\""), seq_len)
 }
 
-/// What is assumed where no deck says it: mixed precision as in arXiv:1910.02054, micro-batches of 8192 tokens.
+/// What is assumed where no deck says it: mixed precision as in arXiv:1910.02054, micro-batches of 8192
+/// tokens.
 fn deck_text(model: &str, seq_len: usize) -> String {
     let micro_batch_size = (TOKENS_OF_MICRO_BATCH / seq_len).max(1);
     format!(
-        "[run]\ndir = \"runs/planned\"\n[model]\n{model}\n[data]\ntrain = [\"tokens.u32\"]\nformat = \"raw_u32\"\n\
-         [train]\nsteps = 1\nmicro_batch_size = {micro_batch_size}\n\
-         [zero]\nparam_dtype = \"bf16\"\ngrad_dtype = \"bf16\"\nreduce_dtype = \"bf16\"\n"
+        "[run]\ndir = \"runs/planned\"\n[model]\n{model}\n[data]\ntrain = [\"tokens.u32\"]\nformat = \
+         \"raw_u32\"\n[train]\nsteps = 1\nmicro_batch_size = {micro_batch_size}\n[zero]\nparam_dtype = \
+         \"bf16\"\ngrad_dtype = \"bf16\"\nreduce_dtype = \"bf16\"\n"
     )
 }

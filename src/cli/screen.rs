@@ -2,9 +2,9 @@
 
 use crate::environment;
 
-/// Whether this process was started by a launcher whose standard output and error are a terminal. Open MPI gives ranks pipes
-/// and copies what arrives there byte by byte; on other nodes, and under launchers that start ranks through a proxy, the parent
-/// has none, and lines stay plain.
+/// Whether this process was started by a launcher whose standard output and error are a terminal. Open MPI
+/// gives ranks pipes and copies what arrives there byte by byte; on other nodes, and under launchers that
+/// start ranks through a proxy, the parent has none, and lines stay plain.
 pub fn launcher_has_a_terminal() -> bool {
     let parent = std::os::unix::process::parent_id();
     let is_terminal = |fd: u32| {

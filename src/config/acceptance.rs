@@ -57,7 +57,9 @@ impl Section {
         match self {
             Section::Inventory => &[],
             // Measurements of ranks that run different programs or decks mean nothing.
-            Section::Device | Section::Collectives | Section::Storage | Section::Training => &[Section::Inventory],
+            Section::Device | Section::Collectives | Section::Storage | Section::Training => {
+                &[Section::Inventory]
+            }
             Section::Scaling => &[Section::Training],
             Section::Elasticity => &[Section::Training, Section::Storage],
         }
@@ -81,17 +83,21 @@ deck! {
         dir: String = (required), Kind::Text { may_be_empty: false },
             "Directory of the reports; on a file system that every rank sees.";
         checkpoint_dir: String = (default ""), Kind::Text { may_be_empty: true },
-            "Where checkpoints will live: `storage` measures this file system, and the runs of `training` write here; empty = `run.dir`.";
+            "Where checkpoints will live: `storage` measures this file system, and the runs of `training` \
+             write here; empty = `run.dir`.";
         sections: Written<Sections> = (default "all"), Kind::Text { may_be_empty: false },
-            "Sections to run: `all`, or some of inventory, device, collectives, storage, training, scaling, elasticity, separated by commas.";
+            "Sections to run: `all`, or some of inventory, device, collectives, storage, training, scaling, \
+             elasticity, separated by commas.";
         time_limit: Written<TimeLimit> = (default "1h"), Kind::Duration,
-            "No section begins after this time; a section that still runs at 1.5 times of it ends the job with code 5.";
+            "No section begins after this time; a section that still runs at 1.5 times of it ends the job \
+             with code 5.";
         backend: BackendKind = (default "auto"), Kind::Choice(BackendKind::NAMES),
             "What computes: `auto` is GPUs where every rank has one, and CPUs where none has.";
         threads_per_rank: usize = (default "0"), integer(0, 4096),
             "Compute threads of one rank; 0 = as many as the cores of the rank's cpuset.";
         peak_gflops: f64 = (default "0"), float(0.0, 1e12),
-            "Peak GFLOP/s of one rank by its data sheet, the denominator of MFU; 0 = unknown, and MFU is skipped.";
+            "Peak GFLOP/s of one rank by its data sheet, the denominator of MFU; 0 = unknown, and MFU is \
+             skipped.";
         log_level: String = (default "warn"), Kind::LogFilter,
             "A level, or an env_logger filter by module, for messages beside the report.";
     }
@@ -111,21 +117,25 @@ deck! {
     /// Collectives, in the terms of nccl-tests.
     collectives: CollectivesSection {
         max_bytes: u64 = (default "0"), integer(0, 1 << 33),
-            "Largest message; 0 = the largest unit of the reference model. Sizes go from 8 bytes up by factors of 8, and this one.";
+            "Largest message; 0 = the largest unit of the reference model. Sizes go from 8 bytes up by \
+             factors of 8, and this one.";
         iterations: usize = (default "20"), integer(3, 1_000_000),
             "Timed calls of each size.";
         warmup: usize = (default "3"), UNSIGNED,
             "Calls of each size before those.";
         pairs: bool = (default "true"), Kind::Flag,
-            "Measure every pair of nodes (of ranks, where there is one node) by itself, to find a bad link or node.";
+            "Measure every pair of nodes (of ranks, where there is one node) by itself, to find a bad link \
+             or node.";
         slow_link: f64 = (default "0.5"), FRACTION,
-            "A link whose bandwidth is lower, or whose latency is higher, than the median link's by more than this factor (0.5: half the bandwidth, twice the latency) is named, and fails.";
+            "A link whose bandwidth is lower, or whose latency is higher, than the median link's by more \
+             than this factor (0.5: half the bandwidth, twice the latency) is named, and fails.";
     }
 
     /// Writing and reading as checkpoints do.
     storage: StorageSection {
         bytes_per_rank: u64 = (default "0"), integer(0, 1 << 50),
-            "Bytes that each rank writes and reads; 0 = its share of the reference model's weights and moments.";
+            "Bytes that each rank writes and reads; 0 = its share of the reference model's weights and \
+             moments.";
         n_files: usize = (default "64"), integer(1, 1_000_000),
             "Small files that each rank creates, renames and removes, for the metadata rate.";
     }
@@ -135,7 +145,8 @@ deck! {
         preset: Preset = (default "none"), Kind::Choice(Preset::NAMES),
             "A published size instead of the size keys.";
         n_layer: usize = (default "0"), integer(0, 4096),
-            "Transformer blocks (L); 0 = a model sized to the devices, with `training.n_head` and `training.d_model` 0 too.";
+            "Transformer blocks (L); 0 = a model sized to the devices, with `training.n_head` and \
+             `training.d_model` 0 too.";
         n_head: usize = (default "0"), integer(0, 4096),
             "Attention heads; divides `training.d_model`.";
         d_model: usize = (default "0"), integer(0, 1 << 20),
@@ -157,7 +168,8 @@ deck! {
         known_answers: String = (default ""), Kind::Text { may_be_empty: true },
             "File of golden losses of this model; empty = those that ship with the program.";
         find_bad_rank: bool = (default "true"), Kind::Flag,
-            "Run the same steps on halves of the ranks, and halves of those where bits differ, down to the rank that computes wrong.";
+            "Run the same steps on halves of the ranks, and halves of those where bits differ, down to the \
+             rank that computes wrong.";
     }
 
     /// Tokens per second on more and more ranks of the job.
@@ -169,33 +181,58 @@ deck! {
     /// Saving, restoring on fewer ranks, stopping, and a soak.
     elasticity: ElasticitySection {
         soak_minutes: f64 = (default "0"), float(0.0, 1e6),
-            "Minutes of training without a pause, for goodput and stragglers, at most half of `run.time_limit`; 0 = no soak.";
+            "Minutes of training without a pause, for goodput and stragglers, at most half of \
+             `run.time_limit`; 0 = no soak.";
     }
 
-    /// Limits of metrics: `REFERENCE -LOW% +HIGH%`. Without a reference, a value of the baseline or of theory is the reference; where there is neither, or the limit is empty, the metric is for information. A metric with a reference that its section could not measure fails.
+    /// Limits of metrics: `REFERENCE -LOW% +HIGH%`. Without a reference, a value of the baseline or of theory
+    /// is the reference; where there is neither, or the limit is empty, the metric is for information. A
+    /// metric with a reference that its section could not measure fails.
     limits: LimitsSection {
-        gemm_f32_gflops: Written<Limit> = (default "-15%"), Kind::Limit, "f32 GEMM of the slowest rank, GFLOP/s.";
-        gemm_bf16_gflops: Written<Limit> = (default "-15%"), Kind::Limit, "bf16 GEMM of the slowest rank, GFLOP/s.";
-        memory_gb_per_s: Written<Limit> = (default "-15%"), Kind::Limit, "Memory bandwidth of the slowest rank, GB/s.";
-        all_gather_busbw: Written<Limit> = (default "-20%"), Kind::Limit, "AllGather of the largest size over all ranks, bus bandwidth in GB/s.";
-        reduce_scatter_busbw: Written<Limit> = (default "-20%"), Kind::Limit, "The training step's own ReduceScatter, likewise.";
-        library_reduce_scatter_busbw: Written<Limit> = (default ""), Kind::Limit, "The library's ReduceScatter, likewise.";
+        gemm_f32_gflops: Written<Limit> = (default "-15%"), Kind::Limit, "f32 GEMM of the slowest rank, \
+                                                                          GFLOP/s.";
+        gemm_bf16_gflops: Written<Limit> = (default "-15%"), Kind::Limit, "bf16 GEMM of the slowest rank, \
+                                                                           GFLOP/s.";
+        memory_gb_per_s: Written<Limit> = (default "-15%"), Kind::Limit, "Memory bandwidth of the slowest \
+                                                                          rank, GB/s.";
+        all_gather_busbw: Written<Limit> = (default "-20%"), Kind::Limit, "AllGather of the largest size \
+                                                                           over all ranks, bus bandwidth in \
+                                                                           GB/s.";
+        reduce_scatter_busbw: Written<Limit> = (default "-20%"), Kind::Limit, "The training step's own \
+                                                                               ReduceScatter, likewise.";
+        library_reduce_scatter_busbw: Written<Limit> = (default ""), Kind::Limit, "The library's \
+                                                                                   ReduceScatter, likewise.";
         all_reduce_busbw: Written<Limit> = (default "-20%"), Kind::Limit, "AllReduce, likewise.";
         broadcast_busbw: Written<Limit> = (default "-20%"), Kind::Limit, "Broadcast, likewise.";
-        point_to_point_busbw: Written<Limit> = (default "-20%"), Kind::Limit, "Messages between pairs of ranks, all pairs at once, likewise.";
-        latency_us: Written<Limit> = (default "+50%"), Kind::Limit, "Half a round trip of 8 bytes over the slowest link, microseconds.";
-        overlap: Written<Limit> = (default ""), Kind::Limit, "Share of an AllGather that hides behind compute (theory: 1).";
-        write_gb_per_s: Written<Limit> = (default "-30%"), Kind::Limit, "Checkpoint-shaped write with fsync, all ranks together, GB/s.";
-        read_gb_per_s: Written<Limit> = (default "-30%"), Kind::Limit, "The same read back by other ranks, GB/s.";
-        metadata_per_s: Written<Limit> = (default ""), Kind::Limit, "Operations per second on small files that are created, renamed and removed.";
-        tokens_per_s: Written<Limit> = (default "-10%"), Kind::Limit, "Reference run on all ranks, tokens per second at the median step.";
-        mfu: Written<Limit> = (default "-10%"), Kind::Limit, "Model FLOPs utilisation of the same, of `run.peak_gflops`.";
-        step_p99_ms: Written<Limit> = (default "+50%"), Kind::Limit, "99th percentile of the step time, milliseconds.";
-        exposed_comm: Written<Limit> = (default ""), Kind::Limit, "Share of the step that the mean rank waits for collectives.";
-        loss: Written<Limit> = (default "-0.1% +0.1%"), Kind::Limit, "Band of the final loss around the golden one, where bits cannot be compared.";
-        strong_efficiency: Written<Limit> = (default ""), Kind::Limit, "Strong scaling to all ranks, as a share of the ideal (theory: 1).";
+        point_to_point_busbw: Written<Limit> = (default "-20%"), Kind::Limit, "Messages between pairs of \
+                                                                               ranks, all pairs at once, \
+                                                                               likewise.";
+        latency_us: Written<Limit> = (default "+50%"), Kind::Limit, "Half a round trip of 8 bytes over the \
+                                                                     slowest link, microseconds.";
+        overlap: Written<Limit> = (default ""), Kind::Limit, "Share of an AllGather that hides behind \
+                                                              compute (theory: 1).";
+        write_gb_per_s: Written<Limit> = (default "-30%"), Kind::Limit, "Checkpoint-shaped write with fsync, \
+                                                                         all ranks together, GB/s.";
+        read_gb_per_s: Written<Limit> = (default "-30%"), Kind::Limit, "The same read back by other ranks, \
+                                                                        GB/s.";
+        metadata_per_s: Written<Limit> = (default ""), Kind::Limit, "Operations per second on small files \
+                                                                     that are created, renamed and removed.";
+        tokens_per_s: Written<Limit> = (default "-10%"), Kind::Limit, "Reference run on all ranks, tokens \
+                                                                       per second at the median step.";
+        mfu: Written<Limit> = (default "-10%"), Kind::Limit, "Model FLOPs utilisation of the same, of \
+                                                              `run.peak_gflops`.";
+        step_p99_ms: Written<Limit> = (default "+50%"), Kind::Limit, "99th percentile of the step time, \
+                                                                      milliseconds.";
+        exposed_comm: Written<Limit> = (default ""), Kind::Limit, "Share of the step that the mean rank \
+                                                                   waits for collectives.";
+        loss: Written<Limit> = (default "-0.1% +0.1%"), Kind::Limit, "Band of the final loss around the \
+                                                                      golden one, where bits cannot be \
+                                                                      compared.";
+        strong_efficiency: Written<Limit> = (default ""), Kind::Limit, "Strong scaling to all ranks, as a \
+                                                                        share of the ideal (theory: 1).";
         weak_efficiency: Written<Limit> = (default ""), Kind::Limit, "Weak scaling to all ranks, likewise.";
-        goodput: Written<Limit> = (default "-10%"), Kind::Limit, "Share of the soak spent in steps of median length (theory: 1).";
+        goodput: Written<Limit> = (default "-10%"), Kind::Limit, "Share of the soak spent in steps of median \
+                                                                  length (theory: 1).";
     }
 }
 
@@ -242,9 +279,11 @@ impl Deck {
         }
         let sizes = ["training.n_layer", "training.n_head", "training.d_model"];
         let is_zero = |name: &&&str| resolver.choice::<usize>(name) == Some(0);
-        let is_preset = resolver.choice::<String>("training.preset").is_some_and(|name| name != Preset::None.name());
+        let is_preset =
+            resolver.choice::<String>("training.preset").is_some_and(|name| name != Preset::None.name());
         if !is_preset && (1..sizes.len()).contains(&sizes.iter().filter(is_zero).count()) {
-            let wants = "above 0, or 0 for all of n_layer, n_head and d_model: then the model is sized to the devices";
+            let wants = "above 0, or 0 for all of n_layer, n_head and d_model: then the model is sized to \
+                         the devices";
             let missing: Vec<&'static str> = sizes.iter().filter(is_zero).copied().collect();
             missing.into_iter().for_each(|name| resolver.refuse(name, wants.into()));
         }
@@ -280,7 +319,8 @@ impl Deck {
     pub fn reference(&self, tokens: &str, dir: &str, steps: u64) -> Result<super::Deck> {
         let t = &self.training;
         let mut text = format!(
-            "[run]\ndir = {}\nbackend = {}\nthreads_per_rank = {}\npeak_gflops = {:?}\nlocking = \"off\"\n[model]\npreset = {}\ninit_seed = {}\n",
+            "[run]\ndir = {}\nbackend = {}\nthreads_per_rank = {}\npeak_gflops = {:?}\nlocking = \
+             \"off\"\n[model]\npreset = {}\ninit_seed = {}\n",
             quoted(dir),
             quoted(self.run.backend.name()),
             self.run.threads_per_rank,
@@ -295,10 +335,10 @@ impl Deck {
             );
         }
         text += &format!(
-            "[data]\ntrain = [{}]\nseed = {}\n[train]\nsteps = {steps}\nmicro_batch_size = {}\nglobal_batch_size = {}\n\
-             [optim]\nlr = 1e-3\nwarmup_steps = 5\ndecay_steps = {steps}\n[zero]\nparam_dtype = \"{}\"\n\
-             deterministic = true\n\
-             [checkpoint]\nevery = 0\n[log]\nevery = 0\n",
+            "[data]\ntrain = [{}]\nseed = {}\n[train]\nsteps = {steps}\nmicro_batch_size = \
+             {}\nglobal_batch_size = {}\n[optim]\nlr = 1e-3\nwarmup_steps = 5\ndecay_steps = \
+             {steps}\n[zero]\nparam_dtype = \"{}\"\ndeterministic = true\n[checkpoint]\nevery = \
+             0\n[log]\nevery = 0\n",
             quoted(tokens),
             t.seed,
             t.micro_batch_size,
@@ -321,8 +361,10 @@ fn refuse_contradictions(resolver: &mut Resolver) {
         let wants = format!("at most half of run.time_limit, which is {:.1} minutes", limit_s / 60.0);
         resolver.refuse("elasticity.soak_minutes", wants);
     }
-    for (limit, source) in [("limits.mfu", "run.peak_gflops"), ("limits.goodput", "elasticity.soak_minutes")] {
-        let has_reference = resolver.choice::<Written<Limit>>(limit).is_some_and(|limit| limit.reference.is_some());
+    for (limit, source) in [("limits.mfu", "run.peak_gflops"), ("limits.goodput", "elasticity.soak_minutes")]
+    {
+        let has_reference =
+            resolver.choice::<Written<Limit>>(limit).is_some_and(|limit| limit.reference.is_some());
         if has_reference && resolver.choice::<f64>(source) == Some(0.0) {
             resolver.refuse(limit, format!("no reference while {source} = 0: there is no such figure then"));
         }
@@ -335,8 +377,9 @@ fn quoted(text: &str) -> String {
 
 /// A fault of the reference run's deck, with the keys of this deck.
 fn with_keys_of_acceptance(fault: Fault) -> Fault {
-    let here =
-        |text: &str| ["model.", "train.", "zero."].iter().fold(text.to_string(), |t, s| t.replace(s, "training."));
+    let here = |text: &str| {
+        ["model.", "train.", "zero."].iter().fold(text.to_string(), |t, s| t.replace(s, "training."))
+    };
     Fault { key: here(&fault.key), value: fault.value, wants: here(&fault.wants) }
 }
 
@@ -377,7 +420,10 @@ mod tests {
         assert!(deck.training.is_unsized() && deck.reference("t.u16", "d", 20).is_err());
         let size = ReferenceSize { n_layer: 2, n_head: 4, d_model: 64 };
         let reference = deck.with_size(size).reference("t.u16", "d", 20).unwrap();
-        assert_eq!((reference.model.vocab_size, reference.train.steps, reference.checkpoint.every), (512, 20, 0));
+        assert_eq!(
+            (reference.model.vocab_size, reference.train.steps, reference.checkpoint.every),
+            (512, 20, 0)
+        );
         assert_eq!(parse(&deck.to_toml()).unwrap(), deck, "what is printed reads back");
     }
 
@@ -388,7 +434,10 @@ mod tests {
                 "training.n_layer = 2\ntraining.n_head = 3\ntraining.d_model = 64",
                 "training.n_head = 3: a divisor of training.d_model",
             ),
-            ("training.n_layer = 2", "training.d_model = 0: above 0, or 0 for all of n_layer, n_head and d_model"),
+            (
+                "training.n_layer = 2",
+                "training.d_model = 0: above 0, or 0 for all of n_layer, n_head and d_model",
+            ),
             ("training.global_batch_size = 33", "a multiple of training.micro_batch_size"),
             ("run.sections = \"device,training,stroage\"", "there is no `stroage`"),
             ("run.sections = \"device,scaling\"", "training too: scaling goes on from its reference run"),

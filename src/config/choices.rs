@@ -1,4 +1,5 @@
-//! The closed sets of values some keys take. Names in decks, checkpoints and messages are these and no others.
+//! The closed sets of values some keys take. Names in decks, checkpoints and messages are these and no
+//! others.
 //!
 //! Must not know: the keys that use them (`mod.rs` says).
 
@@ -107,8 +108,8 @@ pub const CONTAINERS: [&str; 18] = [
 ];
 
 impl DataFormat {
-    /// The format that `auto` means for a path or glob: `*.bin` and `*.u16` are `raw_u16`, `*.u32` is `raw_u32`,
-    /// all else is text.
+    /// The format that `auto` means for a path or glob: `*.bin` and `*.u16` are `raw_u16`, `*.u32` is
+    /// `raw_u32`, all else is text.
     pub fn of_path(path: &str) -> DataFormat {
         let name = path.rsplit('/').next().unwrap_or(path);
         match name.rsplit_once('.').map(|(_, ending)| ending) {

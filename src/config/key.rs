@@ -1,6 +1,7 @@
 //! What a key is: its type, its range, its default and its help; how a value is read, checked and printed.
 //!
-//! Must not know: which keys there are (`mod.rs` has the table), nor how keys depend on each other (`rules.rs`).
+//! Must not know: which keys there are (`mod.rs` has the table), nor how keys depend on each other
+//! (`rules.rs`).
 
 use super::choices::{ActivationCheckpointing, Tokenizer};
 use super::limit::Limit;
@@ -114,7 +115,8 @@ impl Key {
         }
     }
 
-    /// Says what would do instead of `value`, or `None` when it is right. `None` for a value is one of the wrong type.
+    /// Says what would do instead of `value`, or `None` when it is right. `None` for a value is one of the
+    /// wrong type.
     pub fn complaint(&self, value: Option<&Value>) -> Option<String> {
         value.is_none_or(|v| !self.kind.admits(v)).then(|| self.kind.wants())
     }
@@ -149,22 +151,26 @@ impl Kind {
             }
             Kind::Checkpointing => "\"none\", \"all\" or \"every:K\" with K of at least 1".into(),
             Kind::Tokenizer => "\"bytes\", \"none\", \"gpt2\" or the path of a tokenizer.json".into(),
-            Kind::LogFilter => "\"off\", \"error\", \"warn\", \"info\", \"debug\" or \"trace\", or a filter such as \
-                 \"info,zero3::data=debug\""
+            Kind::LogFilter => "\"off\", \"error\", \"warn\", \"info\", \"debug\" or \"trace\", or a filter \
+                                such as \"info,zero3::data=debug\""
                 .into(),
             Kind::Steps => "a step such as 10, or steps such as 10..12 (12 not included) or 10..=12".into(),
             Kind::Duration => {
                 "a time such as \"1h30m\", \"90m\", \"5400\" (seconds) or \"01:30:00\"; empty for none".into()
             }
             Kind::Devices => "ordinals of devices with commas between, such as \"0,1,2,3\", or \"\"".into(),
-            Kind::Limit => "a reference and how far below or above it is good, such as \"40 -10%\", \"2.5 +20%\", \"-10%\" (of the \
-                            baseline) or empty"
+            Kind::Limit => "a reference and how far below or above it is good, such as \"40 -10%\", \"2.5 \
+                            +20%\", \"-10%\" (of the baseline) or empty"
                 .into(),
             Kind::Rate => {
-                "parts out of us, GFLOP/s and GB/s, such as \"1.5 us, 210 GFLOP/s, 55 GB/s\"; empty = not measured".into()
+                "parts out of us, GFLOP/s and GB/s, such as \"1.5 us, 210 GFLOP/s, 55 GB/s\"; empty = not \
+                 measured"
+                    .into()
             }
             Kind::Signals => {
-                "signals out of TERM, USR1, INT, HUP, QUIT, XCPU, URG, separated by commas; empty for none".into()
+                "signals out of TERM, USR1, INT, HUP, QUIT, XCPU, URG, separated by commas; empty for \
+                 none"
+                    .into()
             }
             Kind::Flag => "true or false".into(),
             Kind::Integer { min, max: i64::MAX } => format!("an integer from {min} to 2^63 - 1"),
@@ -172,7 +178,12 @@ impl Kind {
             Kind::Float { min, max, below_max: true } => {
                 format!("a number from {} to below {}", bound(min), bound(max))
             }
-            Kind::Float { min, max, below_max: false } => format!("a number from {} to {}", bound(min), bound(max)),
+            Kind::Float { min, max, below_max: false } => format!(
+                "a number from {} to \
+                                                                   {}",
+                bound(min),
+                bound(max)
+            ),
             Kind::Paths { may_be_empty: true } => "a list of paths or globs, e.g. [\"val.txt\"]".into(),
             Kind::Paths { may_be_empty: false } => {
                 "a list of at least one path or glob, e.g. [\"text/*.txt\", \"more.txt\"]".into()
@@ -200,7 +211,8 @@ impl Kind {
                 f.is_finite() && *f >= min && if below_max { *f < max } else { *f <= max }
             }
             (Kind::Paths { may_be_empty }, Value::Array(paths)) => {
-                (may_be_empty || !paths.is_empty()) && paths.iter().all(|p| p.as_str().is_some_and(|p| !p.is_empty()))
+                (may_be_empty || !paths.is_empty())
+                    && paths.iter().all(|p| p.as_str().is_some_and(|p| !p.is_empty()))
             }
             _ => false,
         }
@@ -240,8 +252,8 @@ impl Kind {
             Kind::Integer { .. } => as_toml(),
             Kind::Float { .. } => as_toml().or_else(|| text.trim().parse().ok().map(float)),
             Kind::Paths { .. } => {
-                // `[ab]*.txt` is a glob and `["a", "b"]` a list: what TOML reads as strings is a list, and what
-                // opens like one must be one.
+                // `[ab]*.txt` is a glob and `["a", "b"]` a list: what TOML reads as strings is a list, and
+                // what opens like one must be one.
                 let literal = if text.starts_with('[') { as_toml() } else { None };
                 if literal.is_some() || text.strip_prefix('[').is_some_and(|rest| quoted(rest.trim_start())) {
                     return literal;
@@ -282,8 +294,9 @@ impl Kind {
 /// One section with its fixed defaults; required and derived keys are empty, zero or the first choice.
 pub(super) fn default_section<T: serde::de::DeserializeOwned>(keys: &[Key], section: &str) -> T {
     let fields = keys.iter().filter(|k| k.section() == section);
-    let table: toml::Table =
-        fields.map(|k| (k.field().to_owned(), k.fixed_default().unwrap_or_else(|| k.kind.placeholder()))).collect();
+    let table: toml::Table = fields
+        .map(|k| (k.field().to_owned(), k.fixed_default().unwrap_or_else(|| k.kind.placeholder())))
+        .collect();
     match table.try_into() {
         Ok(value) => value,
         Err(err) => panic!("the defaults of [{section}] do not fit its struct: {err}"),
@@ -300,8 +313,8 @@ fn bound(f: f64) -> String {
     if f == 0.0 || (1e-3..1e6).contains(&f) { f.to_string() } else { format!("{f:e}") }
 }
 
-/// Whether env_logger reads this filter without dropping a part of it. A bare word that is no level is refused: it
-/// would be a module, and a misspelt level must not pass for one.
+/// Whether env_logger reads this filter without dropping a part of it. A bare word that is no level is
+/// refused: it would be a module, and a misspelt level must not pass for one.
 fn is_log_filter(text: &str) -> bool {
     let is_level = |word: &str| word.trim().parse::<log::LevelFilter>().is_ok();
     let is_module =
@@ -315,7 +328,8 @@ fn is_log_filter(text: &str) -> bool {
         })
 }
 
-/// A value as TOML that reads back to the same bits: floats in shortest round-trip form, strings quoted on one line.
+/// A value as TOML that reads back to the same bits: floats in shortest round-trip form, strings quoted on
+/// one line.
 pub(super) fn render(value: &Value) -> String {
     match value {
         Value::String(s) => quote(s),

@@ -22,7 +22,8 @@ impl FromStr for Limit {
         let mut limit = Limit::default();
         for (i, word) in text.split_whitespace().enumerate() {
             let wrong = || format!("`{word}` is neither a reference nor a tolerance such as -10% or +20%");
-            let number = |digits: &str| digits.parse::<f64>().ok().filter(|n| n.is_finite()).ok_or_else(wrong);
+            let number =
+                |digits: &str| digits.parse::<f64>().ok().filter(|n| n.is_finite()).ok_or_else(wrong);
             match word.strip_suffix('%') {
                 None if i == 0 => limit.reference = Some(number(word)?),
                 None => return Err(wrong()),
@@ -55,9 +56,23 @@ mod tests {
         let limit = |text: &str| text.parse::<Limit>();
         assert_eq!(limit(""), Ok(Limit::default()));
         assert_eq!(limit("40 -10%"), Ok(Limit { reference: Some(40.0), low: Some(0.1), high: None }));
-        assert_eq!(limit(" 2.5e3  +20% -0% "), Ok(Limit { reference: Some(2500.0), low: Some(0.0), high: Some(0.2) }));
+        assert_eq!(
+            limit(" 2.5e3  +20% -0% "),
+            Ok(Limit { reference: Some(2500.0), low: Some(0.0), high: Some(0.2) })
+        );
         assert_eq!(limit("-5%"), Ok(Limit { reference: None, low: Some(0.05), high: None }));
-        for bad in ["40", "-10", "10%", "40 -10% -5%", "-10% 40", "x -10%", "40 --10%", "40 -+1%", "inf -1%", "40 -%"] {
+        for bad in [
+            "40",
+            "-10",
+            "10%",
+            "40 -10% -5%",
+            "-10% 40",
+            "x -10%",
+            "40 --10%",
+            "40 -+1%",
+            "inf -1%",
+            "40 -%",
+        ] {
             assert!(limit(bad).is_err(), "{bad}");
         }
     }

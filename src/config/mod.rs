@@ -1,7 +1,8 @@
 //! The deck: every key, its type, its range, its default and its meaning, in one table.
 //!
-//! Reading order: the table below, then `rules.rs` (how keys depend on each other). The structs, the defaults, the
-//! checks, the text of `--dry-run` and the table of `docs/deck.md` all come from the table, so they cannot drift.
+//! Reading order: the table below, then `rules.rs` (how keys depend on each other). The structs, the
+//! defaults, the checks, the text of `--dry-run` and the table of `docs/deck.md` all come from the table, so
+//! they cannot drift.
 //!
 //! Must not know: MPI, files other than the deck itself, the model's code.
 
@@ -19,8 +20,8 @@ mod tests;
 pub mod values;
 
 pub use choices::{
-    ActivationCheckpointing, BackendKind, CONTAINERS, DataFormat, DeviceKind, GatherRoute, Locking, OnSaveError,
-    ReduceWhen, Tokenizer,
+    ActivationCheckpointing, BackendKind, CONTAINERS, DataFormat, DeviceKind, GatherRoute, Locking,
+    OnSaveError, ReduceWhen, Tokenizer,
 };
 pub use family::{Family, Preset, PresetSizes};
 pub use key::{Key, Kind, Origin, Table};
@@ -87,8 +88,8 @@ macro_rules! origin_doc {
     };
 }
 
-/// Makes the section structs, [`Deck`] with what every deck can do, [`SECTIONS`] and [`KEYS`] from the table below. A row
-/// is `field: type = (origin), kind, help;`.
+/// Makes the section structs, [`Deck`] with what every deck can do, [`SECTIONS`] and [`KEYS`] from the table
+/// below. A row is `field: type = (origin), kind, help;`.
 macro_rules! deck {
     ($(
         #[doc = $section_help:literal]
@@ -111,7 +112,8 @@ macro_rules! deck {
         $(
             #[doc = $section_help]
             ///
-            /// `Default` gives the table's defaults; required and derived keys are empty, zero or the first choice.
+            /// `Default` gives the table's defaults; required and derived keys are empty, zero or the first
+            /// choice.
             #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
             #[serde(deny_unknown_fields)]
             pub struct $Section {
@@ -130,11 +132,12 @@ macro_rules! deck {
         )+
 
         impl Deck {
-            /// Reads and resolves the deck at `path`; `overrides` are `section.key` and text, the last one of a key
-            /// counting.
+            /// Reads and resolves the deck at `path`; `overrides` are `section.key` and text, the last one of
+            /// a key counting.
             ///
             /// # Errors
-            /// [`Error::Input`] when the file cannot be read or is not TOML, [`Error::Deck`] with every fault otherwise.
+            /// [`Error::Input`] when the file cannot be read or is not TOML, [`Error::Deck`] with every fault
+            /// otherwise.
             pub fn load(path: &Path, overrides: &[(String, String)]) -> Result<Deck> {
                 Deck::parse(&read_text(path, "deck")?, overrides, &path.display().to_string())
             }
@@ -180,29 +183,39 @@ deck! {
         backend: BackendKind = (default "auto"), Kind::Choice(BackendKind::NAMES),
             "What computes; `auto` takes GPUs where every rank has one, and CPUs where none has.";
         devices: Written<DeviceList> = (default ""), Kind::Devices,
-            "CUDA ordinal of each rank of a node, such as \"0,1\"; empty = each rank takes one that no other has.";
+            "CUDA ordinal of each rank of a node, such as \"0,1\"; empty = each rank takes one that no other \
+             has.";
         tf32: bool = (default "false"), Kind::Flag,
-            "Products of f32 matrices may round their operands to TF32 (10 bits) on a GPU: faster, other bits.";
+            "Products of f32 matrices may round their operands to TF32 (10 bits) on a GPU: faster, other \
+             bits.";
         kernel_cache: String = (default "auto"), Kind::Text { may_be_empty: true },
-            "Directory that keeps compiled GPU kernels; `auto` = zero3 in the user's cache directory (XDG_CACHE_HOME or ~/.cache), empty = they are compiled at each start.";
+            "Directory that keeps compiled GPU kernels; `auto` = zero3 in the user's cache directory \
+             (XDG_CACHE_HOME or ~/.cache), empty = they are compiled at each start.";
         threads_per_rank: usize = (default "0"), integer(0, 4096),
             "Compute threads of one rank; 0 = as many as the cores of the rank's cpuset.";
         single_copy: bool = (default "true"), Kind::Flag,
-            "Ranks of one node read slices out of each other's memory where the system lets them; false = MPI messages. The same bits either way. CPUs only.";
+            "Ranks of one node read slices out of each other's memory where the system lets them; false = \
+             MPI messages. The same bits either way. CPUs only.";
         peak_gflops: f64 = (default "0"), float(0.0, 1e12),
-            "Peak f32 GFLOP/s of one rank, the denominator of `mfu`; 0 = unknown, and the column stays empty.";
+            "Peak f32 GFLOP/s of one rank, the denominator of `mfu`; 0 = unknown, and the column stays \
+             empty.";
         memory_budget_bytes: u64 = (default "0"), UNSIGNED,
-            "Memory one rank's arena may take; a plan that needs more is refused before start. 0 = no budget.";
+            "Memory one rank's arena may take; a plan that needs more is refused before start. 0 = no \
+             budget.";
         locking: Locking = (default "best_effort"), Kind::Choice(Locking::NAMES),
             "Lock the run directory against a second job: never, where the file system can, or always.";
         time_limit: Written<TimeLimit> = (default ""), Kind::Duration,
-            "Time from the start of the process after which it must be over; it saves and stops with code 75 before. Slurm's own limit counts too.";
+            "Time from the start of the process after which it must be over; it saves and stops with code 75 \
+             before. Slurm's own limit counts too.";
         stop_signals: Written<SignalSet> = (default "TERM,USR1"), Kind::Signals,
-            "Signals that ask for a checkpoint at the next step boundary and a stop with code 75; one rank is enough.";
+            "Signals that ask for a checkpoint at the next step boundary and a stop with code 75; one rank \
+             is enough.";
         job_comment: bool = (default "false"), Kind::Flag,
-            "Put step, pace and projected end into the Slurm job's comment (`squeue -o '%i %k'`), once a minute at most.";
+            "Put step, pace and projected end into the Slurm job's comment (`squeue -o '%i %k'`), once a \
+             minute at most.";
         timeout: u64 = (default "600"), integer(0, 1 << 31),
-            "Seconds without progress after which a run is taken for stuck: it names the ranks that are late and ends with code 5. 0 = wait for ever.";
+            "Seconds without progress after which a run is taken for stuck: it names the ranks that are late \
+             and ends with code 5. 0 = wait for ever.";
     }
 
     /// The transformer.
@@ -210,22 +223,28 @@ deck! {
         preset: Preset = (default "none"), Kind::Choice(Preset::NAMES),
             "A published size. The size keys beat it; with `none` they say everything.";
         family: Family = (derived "the preset's, else `gpt2`"), Kind::Choice(Family::NAMES),
-            "`gpt2`: LayerNorm, learned positions, GELU, biases, tied head. `llama`: RMSNorm, rotary positions, SwiGLU, grouped key/value heads, no biases. `qwen3`: a Llama with RMSNorm of each query and key head.";
+            "`gpt2`: LayerNorm, learned positions, GELU, biases, tied head. `llama`: RMSNorm, rotary \
+             positions, SwiGLU, grouped key/value heads, no biases. `qwen3`: a Llama with RMSNorm of each \
+             query and key head.";
         n_layer: usize = (derived "the preset's, else required"), integer(1, 4096),
             "Transformer blocks (L).";
         n_head: usize = (derived "the preset's, else required"), integer(1, 4096),
             "Attention heads; divides `model.d_model`, but where `model.head_dim` is free.";
         n_kv_head: usize = (derived "the preset's, else `model.n_head`"), integer(1, 4096),
-            "Key/value heads, each shared by as many attention heads; divides `model.n_head`. `gpt2`: `model.n_head`.";
-        head_dim: usize = (derived "the preset's, else `model.d_model` / `model.n_head`"), integer(1, 1 << 20),
+            "Key/value heads, each shared by as many attention heads; divides `model.n_head`. `gpt2`: \
+             `model.n_head`.";
+        head_dim: usize = (derived "the preset's, else `model.d_model` / \
+                                    `model.n_head`"), integer(1, 1 << 20),
             "Channels of a head (D); free for `qwen3`, whose heads are as wide as this.";
         d_model: usize = (derived "the preset's, else required"), integer(1, 1 << 20),
             "Width (C).";
-        d_ff: usize = (derived "the preset's, else 4 * `model.d_model`; others: 8/3 of it, up to a multiple of 256"), integer(1, 1 << 22),
+        d_ff: usize = (derived "the preset's, else 4 * `model.d_model`; others: 8/3 of it, up to a multiple \
+                                of 256"), integer(1, 1 << 22),
             "Width of the hidden layer of a block. `gpt2`: 4 * `model.d_model`.";
         seq_len: usize = (derived "the preset's (1024), else required"), integer(1, 1 << 20),
             "Tokens per sequence (T).";
-        vocab_size: usize = (derived "the tokenizer's (`bytes`: 256), else the preset's (50257), else required"),
+        vocab_size: usize = (derived "the tokenizer's (`bytes`: 256), else the preset's (50257), else \
+                                      required"),
             integer(1, 1 << 31),
             "Vocabulary (V); at least the tokenizer's.";
         rope_theta: f64 = (derived "the preset's, else 10000; `gpt2`: 0, `qwen3`: 1000000"), float(0.0, 1e12),
@@ -237,7 +256,8 @@ deck! {
         init_seed: u64 = (default "1"), UNSIGNED,
             "Seed of the initial weights, which are the same for every number of ranks.";
         init_from: String = (default ""), Kind::Text { may_be_empty: true },
-            "Initial weights: an HDF5 file (`FILE` or `FILE:GROUP`), or a checkpoint or run directory, of which the weights alone are read; empty = from `model.init_seed`.";
+            "Initial weights: an HDF5 file (`FILE` or `FILE:GROUP`), or a checkpoint or run directory, of \
+             which the weights alone are read; empty = from `model.init_seed`.";
     }
 
     /// Training and validation tokens. Relative paths start at the directory the program is started in.
@@ -249,9 +269,11 @@ deck! {
         val_fraction: f64 = (default "0"), FRACTION,
             "Share of the end of the training stream kept for validation.";
         format: DataFormat = (default "auto"), Kind::Choice(DataFormat::NAMES),
-            "What the files hold; `auto` goes by name: `*.bin` and `*.u16` raw_u16, `*.u32` raw_u32, else text. Headers of llm.c have to be named: llmc.";
+            "What the files hold; `auto` goes by name: `*.bin` and `*.u16` raw_u16, `*.u32` raw_u32, else \
+             text. Headers of llm.c have to be named: llmc.";
         tokenizer: Tokenizer = (derived "`bytes` for text, else `none`"), Kind::Tokenizer,
-            "How text becomes tokens: `bytes` for text; for files of tokens, the one they were made with (`gpt2` or the path of a tokenizer.json), which `data info` and `sample` use, or `none`.";
+            "How text becomes tokens: `bytes` for text; for files of tokens, the one they were made with \
+             (`gpt2` or the path of a tokenizer.json), which `data info` and `sample` use, or `none`.";
         seed: u64 = (default "1"), UNSIGNED,
             "Seed of the sample order.";
         shuffle: bool = (default "true"), Kind::Flag,
@@ -259,7 +281,9 @@ deck! {
         stride: usize = (default "0"), integer(0, 1 << 40),
             "Tokens from the start of a training sample to the start of the next; 0 = `model.seq_len`.";
         val_stride: usize = (default "0"), integer(0, 1 << 40),
-            "Tokens from the start of a validation window to the start of the next; 0 = `model.seq_len`. Where `train.eval_batches` takes fewer windows than there are, it takes them evenly from the whole.";
+            "Tokens from the start of a validation window to the start of the next; 0 = `model.seq_len`. \
+             Where `train.eval_batches` takes fewer windows than there are, it takes them evenly from the \
+             whole.";
         allow_changed: bool = (default "false"), Kind::Flag,
             "Let a resume go on with data other than the checkpoint's.";
     }
@@ -271,7 +295,8 @@ deck! {
         micro_batch_size: usize = (default "4"), integer(1, 1 << 20),
             "Sequences per rank and micro-step. It belongs to the numerics: another value, other rounding.";
         global_batch_size: usize = (derived "8 * `train.micro_batch_size`"), integer(1, 1 << 30),
-            "Sequences per step over all ranks; a multiple of `train.micro_batch_size`, not of the rank count.";
+            "Sequences per step over all ranks; a multiple of `train.micro_batch_size`, not of the rank \
+             count.";
         eval_every: u64 = (default "0"), UNSIGNED,
             "Validate every so many steps; 0 = never.";
         eval_batches: u64 = (default "8"), integer(1, 1_000_000_000),
@@ -333,7 +358,8 @@ deck! {
         release_after_forward: bool = (default "true"), Kind::Flag,
             "false keeps parameters gathered from forward to backward: less volume, more memory.";
         overlap: bool = (default "true"), Kind::Flag,
-            "Collectives run beside compute; false = each one is waited for at once. The same bits either way.";
+            "Collectives run beside compute; false = each one is waited for at once. The same bits either \
+             way.";
         param_dtype: DType = (default "f32"), DTYPES,
             "Element type that is gathered. Master weights are f32 always.";
         grad_dtype: DType = (default "f32"), DTYPES,
@@ -341,11 +367,14 @@ deck! {
         reduce_dtype: DType = (default "f32"), DTYPES,
             "Element type gradients travel in.";
         activation_checkpointing: ActivationCheckpointing = (default "none"), Kind::Checkpointing,
-            "Blocks that backward computes again: none, all, or each K-th one. Less memory, more compute, the same bits.";
+            "Blocks that backward computes again: none, all, or each K-th one. Less memory, more compute, \
+             the same bits.";
         reduce: ReduceWhen = (default "every_micro_step"), Kind::Choice(ReduceWhen::NAMES),
-            "Reduce into slices each micro-step, or hold full f32 gradients and reduce once per step (other bits: sums are local first).";
+            "Reduce into slices each micro-step, or hold full f32 gradients and reduce once per step (other \
+             bits: sums are local first).";
         deterministic: bool = (derived "true; false with `run.backend = \"cuda\"`"), Kind::Flag,
-            "Gradients are added in one order, whatever the rank count; always so on MPI. False: NCCL adds in its own order.";
+            "Gradients are added in one order, whatever the rank count; always so on MPI. False: NCCL adds \
+             in its own order.";
     }
 
     /// Checkpoints, in `checkpoints` under `run.dir`.
@@ -357,11 +386,14 @@ deck! {
         keep_every: u64 = (default "0"), UNSIGNED,
             "Checkpoints whose step is a multiple of this are kept for ever; 0 = none.";
         async_save: bool = (default "false"), Kind::Flag,
-            "Copy the state to host memory and write it while training goes on; it takes as much memory again as a rank's weights and optimizer states.";
+            "Copy the state to host memory and write it while training goes on; it takes as much memory \
+             again as a rank's weights and optimizer states.";
         on_error: OnSaveError = (default "stop"), Kind::Choice(OnSaveError::NAMES),
-            "After a save that failed (disk full, I/O error): end with exit code 5, or go on with the previous checkpoint.";
+            "After a save that failed (disk full, I/O error): end with exit code 5, or go on with the \
+             previous checkpoint.";
         locking: Locking = (default "off"), Kind::Choice(Locking::NAMES),
-            "Lock a checkpoint file while it is written or read: never, where the file system can, or always.";
+            "Lock a checkpoint file while it is written or read: never, where the file system can, or \
+             always.";
     }
 
     /// What is printed; `steps.csv` and `steps.jsonl` get every step whatever is set here.
@@ -397,8 +429,9 @@ impl TrainSection {
 
 /// The text of a deck, or of another file of keys: `what` says which.
 fn read_text(path: &Path, what: &str) -> Result<String> {
-    let no =
-        |why: &str| Error::Input(format!("cannot read the {what} {}: {why}; a {what} is a TOML file", path.display()));
+    let no = |why: &str| {
+        Error::Input(format!("cannot read the {what} {}: {why}; a {what} is a TOML file", path.display()))
+    };
     let mut text = String::new();
     files::open_input(path)
         .and_then(|file| file.take(MAX_DECK_BYTES + 1).read_to_string(&mut text))

@@ -58,7 +58,11 @@ impl FromStr for MeasuredRate {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        if text.is_empty() { Ok(MeasuredRate(None)) } else { text.parse().map(|rate| MeasuredRate(Some(rate))) }
+        if text.is_empty() {
+            Ok(MeasuredRate(None))
+        } else {
+            text.parse().map(|rate| MeasuredRate(Some(rate)))
+        }
     }
 }
 

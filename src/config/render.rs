@@ -40,7 +40,8 @@ pub(super) fn toml(table: &Table, deck: &impl Serialize, commented: bool) -> Str
             .filter(|k| k.section() == *section)
             .map(|k| (format!("{} = {}", k.field(), render(&values[*section][k.field()])), k))
             .collect();
-        let column = assignments.iter().map(|(a, _)| a.chars().count()).max().unwrap_or(0).min(MAX_COMMENT_COLUMN);
+        let column =
+            assignments.iter().map(|(a, _)| a.chars().count()).max().unwrap_or(0).min(MAX_COMMENT_COLUMN);
         for (assignment, key) in assignments {
             match commented {
                 true => out.push_str(&format!("{assignment:<column$}  # {}\n", key.help)),
@@ -58,7 +59,13 @@ pub fn markdown_table(table: &Table) -> String {
         out.push_str(&format!("### [{section}]\n\n{}\n\n", help.trim()));
         out.push_str("| key | value | default | meaning |\n| --- | --- | --- | --- |\n");
         for key in table.keys.iter().filter(|k| k.section() == *section) {
-            out.push_str(&format!("| `{}` | {} | {} | {} |\n", key.field(), key.kind.wants(), default(key), key.help));
+            out.push_str(&format!(
+                "| `{}` | {} | {} | {} |\n",
+                key.field(),
+                key.kind.wants(),
+                default(key),
+                key.help
+            ));
         }
         out.push('\n');
     }

@@ -1,7 +1,9 @@
-//! From text to a resolved deck: read, override, check each key; what the rules of a deck then derive and refuse is theirs.
+//! From text to a resolved deck: read, override, check each key; what the rules of a deck then derive and
+//! refuse is theirs.
 //!
-//! Every fault is collected; a key that is faulty itself causes no second fault in the keys that depend on it.
-//! Must not know: the ranges and defaults of single keys (the tables have them), nor how keys depend on each other.
+//! Every fault is collected; a key that is faulty itself causes no second fault in the keys that depend on
+//! it. Must not know: the ranges and defaults of single keys (the tables have them), nor how keys depend on
+//! each other.
 
 use super::key::render;
 use super::{Key, Origin, Table, suggest};
@@ -39,7 +41,8 @@ fn syntax_error(text: &str, origin: &str, err: &toml::de::Error) -> Error {
         return Error::Input(format!("{origin} is not TOML: {message}"));
     };
     let line_start = before.rfind('\n').map_or(0, |i| i + 1);
-    let (line, column) = (before.matches('\n').count() + 1, text[line_start..before.len()].chars().count() + 1);
+    let (line, column) =
+        (before.matches('\n').count() + 1, text[line_start..before.len()].chars().count() + 1);
     let shown = show(text[line_start..].lines().next().unwrap_or_default());
     Error::Input(format!("{origin} is not TOML: line {line}, column {column}: {message}\n  {line} | {shown}"))
 }
@@ -86,7 +89,11 @@ fn read_document(
                         }
                         None => found.push((
                             field.span().start,
-                            Fault { key: show(&dotted), value: shown, wants: suggest::for_key(table, &dotted) },
+                            Fault {
+                                key: show(&dotted),
+                                value: shown,
+                                wants: suggest::for_key(table, &dotted),
+                            },
                         )),
                     }
                 }
@@ -97,7 +104,11 @@ fn read_document(
                 found.push((at, Fault { key: format!("[{}]", show(name)), value, wants }));
             }
             _ => {
-                let wants = if known { format!("a section, written [{name}]") } else { suggest::for_key(table, name) };
+                let wants = if known {
+                    format!("a section, written [{name}]")
+                } else {
+                    suggest::for_key(table, name)
+                };
                 found.push((at, Fault { key: show(name), value: show_value(text, value), wants }));
             }
         }
@@ -178,10 +189,16 @@ impl Resolver {
                 None => written.value.map_or(Slot::Bad, |value| Slot::Set(value, written.text)),
             },
             (None, Origin::Required) => {
-                self.faults.push(Fault { key: key.name.into(), value: "missing".into(), wants: key.kind.wants() });
+                self.faults.push(Fault {
+                    key: key.name.into(),
+                    value: "missing".into(),
+                    wants: key.kind.wants(),
+                });
                 Slot::Bad
             }
-            (None, Origin::Fixed(text)) => key.fixed_default().map_or(Slot::Bad, |v| Slot::Set(v, text.into())),
+            (None, Origin::Fixed(text)) => {
+                key.fixed_default().map_or(Slot::Bad, |v| Slot::Set(v, text.into()))
+            }
             (None, Origin::Derived(_)) => Slot::Unset,
         };
         self.slots.insert(key.name, slot);
@@ -246,13 +263,16 @@ impl Resolver {
         }
         let mut sections = toml::Table::new();
         for key in self.table.keys {
-            let value = self.value(key.name).unwrap_or_else(|| panic!("{} was never derived", key.name)).clone();
+            let value =
+                self.value(key.name).unwrap_or_else(|| panic!("{} was never derived", key.name)).clone();
             let section = sections.entry(key.section()).or_insert_with(|| Value::Table(toml::Table::new()));
             if let Value::Table(section) = section {
                 section.insert(key.field().into(), value);
             }
         }
-        sections.try_into().map_err(|err| Error::Internal(format!("the table of keys and the deck disagree: {err}")))
+        sections
+            .try_into()
+            .map_err(|err| Error::Internal(format!("the table of keys and the deck disagree: {err}")))
     }
 }
 

@@ -1,4 +1,5 @@
-//! How the keys of a training deck depend on each other: what is derived where nobody wrote it, and what cannot stand together.
+//! How the keys of a training deck depend on each other: what is derived where nobody wrote it, and what
+//! cannot stand together.
 //!
 //! Must not know: how a deck is read (`resolve.rs`), nor the ranges of single keys (`mod.rs`).
 
@@ -12,7 +13,8 @@ use crate::error::Result;
 use crate::optimizers::OptimizerKind;
 use toml::Value;
 
-/// Parameters of the largest model, and elements of the largest activation, that sizes in bytes can be reckoned for.
+/// Parameters of the largest model, and elements of the largest activation, that sizes in bytes can be
+/// reckoned for.
 const MAX_NUMEL: u128 = 1 << 44;
 
 impl Deck {
@@ -35,10 +37,12 @@ impl Deck {
 const PATH_KEYS: [&str; 6] =
     ["run.dir", "run.kernel_cache", "model.init_from", "data.train", "data.val", "data.tokenizer"];
 
-/// Whether a shell would make another path of it. A directory of such a name would be made, or looked for in vain.
+/// Whether a shell would make another path of it. A directory of such a name would be made, or looked for in
+/// vain.
 fn is_for_a_shell(path: &str) -> bool {
-    let names_variable =
-        |(at, _): (usize, &str)| path[at + 1..].starts_with(|c: char| c.is_ascii_alphabetic() || c == '_' || c == '{');
+    let names_variable = |(at, _): (usize, &str)| {
+        path[at + 1..].starts_with(|c: char| c.is_ascii_alphabetic() || c == '_' || c == '{')
+    };
     // `~` and `~user` alone or before a slash: `~.txt` and `~1` are files.
     let names_home = path.strip_prefix('~').is_some_and(|rest| {
         let user = rest.split('/').next().unwrap_or("");
@@ -56,7 +60,8 @@ impl Resolver {
             let paths = one.or_else(|| self.paths(key)).unwrap_or_default();
             if let Some(path) = paths.iter().find(|path| is_for_a_shell(path)) {
                 let wants = format!(
-                    "a path as it is: only a shell knows what {} means (write it out, or let the shell expand it)",
+                    "a path as it is: only a shell knows what {} means (write it out, or let the shell \
+                     expand it)",
                     show(path)
                 );
                 self.refuse(key, wants);
@@ -75,16 +80,20 @@ impl Resolver {
             }
             match self.choice::<Tokenizer>("data.tokenizer") {
                 Some(Tokenizer::None) if text => {
-                    self.refuse("data.tokenizer", "\"bytes\" for text (data.format), which holds no tokens yet".into());
+                    self.refuse(
+                        "data.tokenizer",
+                        "\"bytes\" for text (data.format), which holds no tokens yet".into(),
+                    );
                 }
                 Some(Tokenizer::Gpt2 | Tokenizer::File(_)) if text => {
-                    let wants = "\"bytes\" for text (data.format); make files of tokens with `zero3 data tokenize` and train \
-                                 on those";
+                    let wants = "\"bytes\" for text (data.format); make files of tokens with `zero3 data \
+                                 tokenize` and train on those";
                     self.refuse("data.tokenizer", wants.into());
                 }
                 Some(Tokenizer::Bytes) if !text => {
                     let wants = format!(
-                        "\"none\", \"gpt2\" or the path of a tokenizer.json for files of tokens (data.format = \"{format}\")"
+                        "\"none\", \"gpt2\" or the path of a tokenizer.json for files of tokens (data.format \
+                         = \"{format}\")"
                     );
                     self.refuse("data.tokenizer", wants);
                 }
@@ -117,7 +126,8 @@ impl Resolver {
             return self.refuse("model.family", wants);
         }
         // Of a preset whose width was changed the hidden layer follows the width.
-        let (rules, d_model, n_head) = (family.rules(), self.integer("model.d_model"), self.integer("model.n_head"));
+        let (rules, d_model, n_head) =
+            (family.rules(), self.integer("model.d_model"), self.integer("model.n_head"));
         let same_width = sizes.filter(|s| d_model == Some(s.d_model as i64));
         let same_heads = sizes.filter(|s| n_head == Some(s.n_head as i64));
         let d_ff = same_width.map(|s| s.d_ff as i64).or(d_model.map(rules.d_ff));
@@ -141,10 +151,12 @@ impl Resolver {
             (rules.free_head_dim, self.integer("model.n_head"), self.integer("model.d_model"))
         {
             if d_model % n_head != 0 {
-                let wants = format!("a divisor of model.d_model = {d_model}, {}", near_divisors(d_model, n_head));
+                let wants =
+                    format!("a divisor of model.d_model = {d_model}, {}", near_divisors(d_model, n_head));
                 self.refuse("model.n_head", wants);
             } else if self.integer("model.head_dim").is_some_and(|d| d != d_model / n_head) {
-                let wants = format!("model.d_model / model.n_head = {}, as {family} has it", d_model / n_head);
+                let wants =
+                    format!("model.d_model / model.n_head = {}, as {family} has it", d_model / n_head);
                 self.refuse("model.head_dim", wants);
             }
         }
@@ -162,7 +174,8 @@ impl Resolver {
         let is_container = |path: &&String| ending(path).is_some_and(|e| CONTAINERS.contains(&e.as_str()));
         if let Some(path) = paths.iter().find(is_container) {
             let wants = format!(
-                "files of text or bare tokens, which {} is not by name: unpack it, or say \"text\" to train on its bytes",
+                "files of text or bare tokens, which {} is not by name: unpack it, or say \"text\" to train \
+                 on its bytes",
                 show(path)
             );
             self.refuse("data.format", wants);
@@ -191,18 +204,21 @@ impl Resolver {
         match known {
             Some(n) => self.set(name, Value::Integer(n as i64)),
             None => {
-                let kind = TABLE.keys.iter().find(|k| k.name == name).map(|k| k.kind.wants()).unwrap_or_default();
+                let kind =
+                    TABLE.keys.iter().find(|k| k.name == name).map(|k| k.kind.wants()).unwrap_or_default();
                 self.refuse(name, format!("{kind}, or a model.preset that brings it"));
             }
         }
     }
 
     fn derive_training(&mut self) {
-        if let (true, Some(micro)) = (self.is_unset("train.global_batch_size"), self.integer("train.micro_batch_size"))
+        if let (true, Some(micro)) =
+            (self.is_unset("train.global_batch_size"), self.integer("train.micro_batch_size"))
         {
             self.set("train.global_batch_size", Value::Integer(8 * micro));
         }
-        if let (true, Some(backend)) = (self.is_unset("zero.deterministic"), self.choice::<BackendKind>("run.backend"))
+        if let (true, Some(backend)) =
+            (self.is_unset("zero.deterministic"), self.choice::<BackendKind>("run.backend"))
         {
             self.set("zero.deterministic", Value::Boolean(backend != BackendKind::Cuda));
         }
@@ -218,7 +234,8 @@ impl Resolver {
         }
     }
 
-    /// The optimizer's hyperparameters; those of other optimizers are 0, and refused where somebody wrote one.
+    /// The optimizer's hyperparameters; those of other optimizers are 0, and refused where somebody wrote
+    /// one.
     fn derive_optimizer(&mut self) {
         let Some(kind) = self.choice::<OptimizerKind>("optim.kind") else { return };
         for name in ["optim.beta1", "optim.beta2", "optim.eps", "optim.momentum"] {
@@ -228,7 +245,8 @@ impl Resolver {
             match (default, self.float(name)) {
                 (None, Some(set)) if set != 0.0 => {
                     let reads: Vec<&str> = kind.keys().iter().map(|(key, _)| *key).collect();
-                    let wants = format!("0, or left out: optim.kind = \"{kind}\" reads {} alone", reads.join(", "));
+                    let wants =
+                        format!("0, or left out: optim.kind = \"{kind}\" reads {} alone", reads.join(", "));
                     self.refuse(name, wants);
                 }
                 (Some(_), Some(0.0)) if name == "optim.eps" => {
@@ -239,9 +257,15 @@ impl Resolver {
         }
         if self.choice::<bool>("optim.nesterov") == Some(true) {
             if !kind.keys().iter().any(|(key, _)| *key == "nesterov") {
-                self.refuse("optim.nesterov", format!("false with optim.kind = \"{kind}\", which has no such form"));
+                self.refuse(
+                    "optim.nesterov",
+                    format!("false with optim.kind = \"{kind}\", which has no such form"),
+                );
             } else if self.float("optim.momentum") == Some(0.0) {
-                self.refuse("optim.nesterov", "false, or optim.momentum above 0, which it is a form of".into());
+                self.refuse(
+                    "optim.nesterov",
+                    "false, or optim.momentum above 0, which it is a form of".into(),
+                );
             }
         }
     }
@@ -261,7 +285,8 @@ impl Resolver {
         if let (Some(ReduceWhen::LastMicroStep), Some(DType::Bf16)) =
             (self.choice("zero.reduce"), self.choice("zero.reduce_dtype"))
         {
-            let wants = "\"f32\" with zero.reduce = \"last_micro_step\": gradients are held and travel as f32 sums";
+            let wants =
+                "\"f32\" with zero.reduce = \"last_micro_step\": gradients are held and travel as f32 sums";
             self.refuse("zero.reduce_dtype", wants.into());
         }
         if let (Some(BackendKind::Auto | BackendKind::Cpu), Some(false)) =
@@ -277,9 +302,11 @@ impl Resolver {
             let wants = format!("at least {smallest}, the vocabulary of data.tokenizer = \"{tokenizer}\"");
             self.refuse("model.vocab_size", wants);
         }
-        if let (Some(1..), Some(Tokenizer::None)) = (self.integer("train.sample_every"), self.choice("data.tokenizer"))
+        if let (Some(1..), Some(Tokenizer::None)) =
+            (self.integer("train.sample_every"), self.choice("data.tokenizer"))
         {
-            let wants = "0 where data.tokenizer = \"none\": name the tokenizer that the files of tokens were made with";
+            let wants = "0 where data.tokenizer = \"none\": name the tokenizer that the files of tokens were \
+                         made with";
             self.refuse("train.sample_every", wants.into());
         }
         if let (Some(1..), Some(val), Some(0.0)) =
@@ -289,9 +316,11 @@ impl Resolver {
             let wants = "validation data: set data.val, or data.val_fraction above 0; or 0 to never validate";
             self.refuse("train.eval_every", wants.into());
         }
-        if let (Some(steps), Some(batch), Some(seq_len)) =
-            (self.integer("train.steps"), self.integer("train.global_batch_size"), self.integer("model.seq_len"))
-            && steps.checked_mul(batch).and_then(|n| n.checked_mul(seq_len)).is_none()
+        if let (Some(steps), Some(batch), Some(seq_len)) = (
+            self.integer("train.steps"),
+            self.integer("train.global_batch_size"),
+            self.integer("model.seq_len"),
+        ) && steps.checked_mul(batch).and_then(|n| n.checked_mul(seq_len)).is_none()
         {
             let wants = format!("so few that all tokens ({batch} * {seq_len} per step) stay below 2^63");
             self.refuse("train.steps", wants);
@@ -314,21 +343,27 @@ impl Resolver {
             let numbers = Numbers { layers, c, heads, f: size("model.d_ff").unwrap_or(4 * c), t, v };
             let numel = (rules.numel)(&numbers);
             if numel > MAX_NUMEL {
-                let wants =
-                    format!("smaller: together with the other sizes it makes {numel} parameters, 2^44 would do");
+                let wants = format!(
+                    "smaller: together with the other sizes it makes {numel} parameters, 2^44 would do"
+                );
                 self.refuse("model.d_model", wants);
-            } else if let (Some(b), Some(n_eval)) = (size("train.micro_batch_size"), size("train.eval_batches")) {
+            } else if let (Some(b), Some(n_eval)) =
+                (size("train.micro_batch_size"), size("train.eval_batches"))
+            {
                 let hidden = (rules.widest)(&numbers);
                 let (widest, key) = if v > hidden.0 { (v, "model.vocab_size") } else { hidden };
                 if b * t * widest > MAX_NUMEL {
                     let wants = format!(
-                        "smaller: with model.seq_len = {t} and {key} = {widest} a micro-batch has a tensor of {} elements, \
-                         2^44 would do",
+                        "smaller: with model.seq_len = {t} and {key} = {widest} a micro-batch has a tensor \
+                         of {} elements, 2^44 would do",
                         b * t * widest
                     );
                     self.refuse("train.micro_batch_size", wants);
                 } else if n_eval * b * t > i64::MAX as u128 {
-                    self.refuse("train.eval_batches", "so few that all tokens of a validation stay below 2^63".into());
+                    self.refuse(
+                        "train.eval_batches",
+                        "so few that all tokens of a validation stay below 2^63".into(),
+                    );
                 }
             }
         }

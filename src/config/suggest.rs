@@ -27,7 +27,10 @@ pub(super) fn for_key(table: &Table, name: &str) -> String {
         return format!("no such key; did you mean {}?", key.name);
     }
     if in_section.is_empty() {
-        return format!("no such key; keys are written section.key, and the sections are {}", section_names(table));
+        return format!(
+            "no such key; keys are written section.key, and the sections are {}",
+            section_names(table)
+        );
     }
     format!("no such key; [{section}] has {}", in_section.join(", "))
 }

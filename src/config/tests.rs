@@ -1,4 +1,5 @@
-//! Claims about decks: defaults, faults, overrides, presets, round trips, and that documents say what the table says.
+//! Claims about decks: defaults, faults, overrides, presets, round trips, and that documents say what the
+//! table says.
 
 use super::*;
 use crate::error::Fault;
@@ -45,9 +46,13 @@ fn fault_of(list: &[&str]) -> String {
 
 #[test]
 fn a_path_that_only_a_shell_understands_is_refused_by_its_key() {
-    for path in
-        ["run.dir=~/x", "run.dir=$SCRATCH/x", "run.dir=/a/${JOB}/x", "data.train=~/a.txt", "model.init_from=$W/a"]
-    {
+    for path in [
+        "run.dir=~/x",
+        "run.dir=$SCRATCH/x",
+        "run.dir=/a/${JOB}/x",
+        "data.train=~/a.txt",
+        "model.init_from=$W/a",
+    ] {
         let fault = fault_of(&[path]);
         let key = path.split('=').next().unwrap();
         assert!(fault.starts_with(key) && fault.contains("let the shell expand it"), "{fault}");
@@ -62,7 +67,9 @@ fn structs_hold_exactly_the_keys_of_the_table() {
     let table = toml::Table::try_from(Deck::default()).unwrap();
     let mut in_structs: Vec<String> = table
         .iter()
-        .flat_map(|(section, fields)| fields.as_table().unwrap().keys().map(move |field| format!("{section}.{field}")))
+        .flat_map(|(section, fields)| {
+            fields.as_table().unwrap().keys().map(move |field| format!("{section}.{field}"))
+        })
         .collect();
     in_structs.sort();
     let mut in_table: Vec<&str> = KEYS.iter().map(|k| k.name).collect();
@@ -111,7 +118,8 @@ fn gradients_are_added_in_one_order_unless_nccl_may_choose_its_own() {
     assert!(parsed(SMALLEST, &["run.backend=cuda", "zero.deterministic=true"]).zero.deterministic);
     for backend in ["auto", "cpu"] {
         assert!(
-            fault_of(&[&format!("run.backend={backend}"), "zero.deterministic=false"]).contains("zero.deterministic")
+            fault_of(&[&format!("run.backend={backend}"), "zero.deterministic=false"])
+                .contains("zero.deterministic")
         );
     }
 }
@@ -129,7 +137,8 @@ fn presets_have_the_published_sizes_and_explicit_keys_beat_them() {
         assert_eq!((model.n_layer, model.n_head, model.d_model), (n_layer, n_head, d_model));
         assert_eq!((model.seq_len, model.vocab_size), (1024, 50257));
     }
-    let model = parsed(deck, &["model.preset=gpt2-124m", "model.seq_len=256", "model.vocab_size=50304"]).model;
+    let model =
+        parsed(deck, &["model.preset=gpt2-124m", "model.seq_len=256", "model.vocab_size=50304"]).model;
     assert_eq!((model.n_layer, model.seq_len, model.vocab_size), (12, 256, 50304));
     let bytes = parsed(deck, &["model.preset=gpt2-124m", "data.train=a.txt"]);
     assert_eq!((bytes.model.vocab_size, bytes.data.tokenizer), (256, Tokenizer::Bytes));
@@ -143,8 +152,13 @@ fn a_family_brings_what_its_sizes_leave_open() {
     };
     assert_eq!(of(&[]), (Family::Gpt2, 2, 32, 0.0, 1e-5, true));
     assert_eq!(of(&["model.family=llama"]), (Family::Llama, 2, 256, 10_000.0, 1e-5, false));
-    let own =
-        ["model.family=llama", "model.n_kv_head=1", "model.d_ff=20", "model.rope_theta=500", "model.norm_eps=1e-6"];
+    let own = [
+        "model.family=llama",
+        "model.n_kv_head=1",
+        "model.d_ff=20",
+        "model.rope_theta=500",
+        "model.norm_eps=1e-6",
+    ];
     assert_eq!(of(&[&own[..], &["model.tied=true"]].concat()), (Family::Llama, 1, 20, 500.0, 1e-6, true));
 
     let deck = "run.dir = 'r'\ndata.train = ['a.u32']\ntrain.steps = 1";
@@ -165,17 +179,26 @@ fn a_family_brings_what_its_sizes_leave_open() {
 #[test]
 fn what_a_family_does_not_have_is_refused_by_name() {
     for (list, says) in [
-        (&["model.n_kv_head=1"][..], "model.n_kv_head = 1: model.n_head = 2, GPT-2 shares no key/value heads"),
+        (
+            &["model.n_kv_head=1"][..],
+            "model.n_kv_head = 1: model.n_head = 2, GPT-2 shares no key/value heads",
+        ),
         (&["model.d_ff=20"], "model.d_ff = 20: 4 * model.d_model = 32"),
         (&["model.rope_theta=10000"], "model.rope_theta = 10000: 0, GPT-2 learns its positions"),
         (&["model.norm_eps=1e-6"], "model.norm_eps = 1e-6: 1e-5"),
         (&["model.tied=false"], "model.tied = false: true, GPT-2's head is its embedding"),
         (&["model.family=bert"], "one of \"gpt2\", \"llama\""),
-        (&["model.family=llama", "model.n_head=4", "model.n_kv_head=3"], "a divisor of model.n_head = 4, e.g. 2 or 4"),
+        (
+            &["model.family=llama", "model.n_head=4", "model.n_kv_head=3"],
+            "a divisor of model.n_head = 4, e.g. 2 or 4",
+        ),
         (&["model.family=llama", "model.n_head=8"], "an even number of channels"),
         (&["model.family=llama", "model.rope_theta=0"], "above 0, e.g. 10000"),
         (&["model.family=gpt2", "model.preset=llama-tiny"], "\"llama\" with model.preset = \"llama-tiny\""),
-        (&["model.family=llama", "model.d_ff=4000000", "model.d_model=1048576", "model.n_layer=4096"], "2^44 would do"),
+        (
+            &["model.family=llama", "model.d_ff=4000000", "model.d_model=1048576", "model.n_layer=4096"],
+            "2^44 would do",
+        ),
     ] {
         let fault = fault_of(list);
         assert!(fault.contains(says), "{list:?}: {fault}");
@@ -194,7 +217,10 @@ fn format_goes_by_file_name_and_decides_the_tokenizer() {
     }
     assert!(fault_of(&["data.train=a.txt,b.bin"]).contains("by name a.txt is text and b.bin is raw_u16"));
     assert!(fault_of(&["data.format=raw_u16"]).contains("model.vocab_size = missing"));
-    assert!(fault_of(&["data.format=raw_u16", "data.tokenizer=bytes", "model.vocab_size=300"]).contains("\"none\""));
+    assert!(
+        fault_of(&["data.format=raw_u16", "data.tokenizer=bytes", "model.vocab_size=300"])
+            .contains("\"none\"")
+    );
     assert!(fault_of(&["data.tokenizer=none", "model.vocab_size=300"]).contains("\"bytes\" for text"));
     assert!(fault_of(&["data.tokenizer=gpt2"]).contains("zero3 data tokenize"));
     assert!(fault_of(&["data.tokenizer=gtp2"]).contains("the path of a tokenizer.json"));
@@ -244,7 +270,9 @@ fn an_override_mends_a_faulty_deck() {
 fn integers_are_accepted_where_numbers_are_wanted_but_not_the_other_way_round() {
     assert_eq!(parsed(&format!("{SMALLEST}[optim]\nlr = 1\n"), &[]).optim.lr, 1.0);
     assert!(fault_of(&["train.steps=1e3"]).contains("train.steps = 1e3: an integer from 1"));
-    assert!(faults(&format!("{SMALLEST}micro_batch_size = 4.0"), &[])[0].to_string().contains("4.0: an integer"));
+    assert!(
+        faults(&format!("{SMALLEST}micro_batch_size = 4.0"), &[])[0].to_string().contains("4.0: an integer")
+    );
 }
 
 #[test]
@@ -284,7 +312,8 @@ betta2 = 0.9
             "run.dir = missing: a string that is not empty",
             "model.n_layer = 0: an integer from 1 to 4096",
             "model.seq_len = \"long\": an integer from 1 to 1048576",
-            "data.train = \"a.txt\": a list of at least one path or glob, e.g. [\"text/*.txt\", \"more.txt\"]",
+            "data.train = \"a.txt\": a list of at least one path or glob, e.g. [\"text/*.txt\", \
+             \"more.txt\"]",
             "train.steps = missing: an integer from 1 to 1000000000",
             "optim.beta1 = 1.0: a number from 0 to below 1",
             "optim.eps = nan: a number from 0 to 1",
@@ -374,20 +403,29 @@ fn impossible_values_are_refused_with_what_would_do_and_not_as_not_available_yet
     ] {
         let fault = fault_of(&[list]);
         assert!(fault.contains(says), "{list}: {fault}");
-        assert_eq!(fault.contains("not available yet"), says.contains("not available yet"), "{list}: {fault}");
+        assert_eq!(
+            fault.contains("not available yet"),
+            says.contains("not available yet"),
+            "{list}: {fault}"
+        );
     }
 }
 
 #[test]
 fn a_syntax_error_names_line_and_column() {
-    let Err(Error::Input(message)) = Deck::parse("[run]\ndir = \"r\"\n[train]\nsteps = = 3\n", &[], "a.toml") else {
+    let Err(Error::Input(message)) = Deck::parse("[run]\ndir = \"r\"\n[train]\nsteps = = 3\n", &[], "a.toml")
+    else {
         panic!("accepted")
     };
     assert!(message.starts_with("a.toml is not TOML: line 4, column 9: "), "{message}");
     assert!(message.ends_with("\n  4 | steps = = 3"), "{message}");
-    let Err(Error::Input(message)) = Deck::parse("run.dir = \"a\nb\"\n", &[], "a.toml") else { panic!("accepted") };
+    let Err(Error::Input(message)) = Deck::parse("run.dir = \"a\nb\"\n", &[], "a.toml") else {
+        panic!("accepted")
+    };
     assert!(message.contains("line 1, "), "the first error of several: {message}");
-    for text in ["[run", "a = \"x", "[run]\n[run]", "a = 1\na = 2", "x = 99999999999999999999999e", "[a]\n\u{0}"] {
+    for text in
+        ["[run", "a = \"x", "[run]\n[run]", "a = 1\na = 2", "x = 99999999999999999999999e", "[a]\n\u{0}"]
+    {
         let err = Deck::parse(text, &[], "a.toml").unwrap_err();
         assert!(matches!(&err, Error::Input(m) if m.contains("line ")), "{text:?}: {err}");
     }
@@ -405,14 +443,16 @@ fn deep_nesting_is_an_error_and_not_a_stack_overflow() {
     let text = format!("x = {}", "[".repeat(100_000));
     assert!(Deck::parse(&text, &[], "deep").is_err());
     assert!(
-        Deck::parse(SMALLEST, &overrides(&[&format!("data.train=[\"a\", {}", "[".repeat(100_000))]), "deep").is_err()
+        Deck::parse(SMALLEST, &overrides(&[&format!("data.train=[\"a\", {}", "[".repeat(100_000))]), "deep")
+            .is_err()
     );
 }
 
 #[test]
 fn digests_follow_the_meaning_and_not_the_spelling() {
     let deck = parsed(SMALLEST, &[]);
-    let spelled = parsed(&SMALLEST.replace("steps = 10", "steps = 0xA # ten"), &["optim.lr=0.0003", "zero.stage=3"]);
+    let spelled =
+        parsed(&SMALLEST.replace("steps = 10", "steps = 0xA # ten"), &["optim.lr=0.0003", "zero.stage=3"]);
     assert_eq!(deck.digest(), spelled.digest());
     assert_ne!(deck.digest(), parsed(SMALLEST, &["optim.lr=0.00031"]).digest());
 }
@@ -499,7 +539,8 @@ fn optimizers_table() -> String {
         let states = kind.states(&kind.default_hyper(0.0));
         let names: Vec<String> = states.iter().map(|state| format!("`{}`", state.name())).collect();
         let of_key = |&(name, default): &(&str, f64)| {
-            let key = TABLE.keys.iter().find(|key| key.name == format!("optim.{name}")).expect("a key of the deck");
+            let key =
+                TABLE.keys.iter().find(|key| key.name == format!("optim.{name}")).expect("a key of the deck");
             match key.kind {
                 Kind::Flag => format!("`{name}` = {}", default != 0.0),
                 _ => format!("`{name}` = {default:?}"),
@@ -545,7 +586,9 @@ fn valid_text(key: &'static Key) -> BoxedStrategy<String> {
         Kind::Choice(words) => proptest::sample::select(words).prop_map(str::to_owned).boxed(),
         Kind::Checkpointing => Just("none".to_owned()).boxed(),
         Kind::Tokenizer => Just("bytes".to_owned()).boxed(),
-        Kind::Steps => proptest::sample::select(&["", "3", "3..9", "3..=9"][..]).prop_map(|s| s.to_string()).boxed(),
+        Kind::Steps => {
+            proptest::sample::select(&["", "3", "3..9", "3..=9"][..]).prop_map(|s| s.to_string()).boxed()
+        }
         Kind::Duration => {
             proptest::sample::select(&["", "90", "1h30m", "01:30:00"][..]).prop_map(str::to_owned).boxed()
         }
@@ -554,7 +597,9 @@ fn valid_text(key: &'static Key) -> BoxedStrategy<String> {
             proptest::sample::select(&["", "40 -10%", "2.5 +20%", "-5%"][..]).prop_map(str::to_owned).boxed()
         }
         Kind::Rate => proptest::sample::select(&["", "1.5 us", "2 us, 9 GB/s"][..]).prop_map(quoted).boxed(),
-        Kind::Signals => proptest::sample::select(&["", "TERM", "SIGUSR1,INT"][..]).prop_map(str::to_owned).boxed(),
+        Kind::Signals => {
+            proptest::sample::select(&["", "TERM", "SIGUSR1,INT"][..]).prop_map(str::to_owned).boxed()
+        }
         Kind::LogFilter => proptest::sample::select(&["off", "WARN", "zero3=debug", "info,a::b=off/x"][..])
             .prop_map(str::to_owned)
             .boxed(),

@@ -191,7 +191,9 @@ impl FromStr for SignalSet {
         let number = |name: &str| {
             let bare = name.strip_prefix("SIG").unwrap_or(name);
             let found = STOP_SIGNALS.iter().find(|s| s.0 == bare);
-            found.map(|s| s.1).ok_or_else(|| format!("`{name}` is none of {}", STOP_SIGNALS.map(|s| s.0).join(", ")))
+            found
+                .map(|s| s.1)
+                .ok_or_else(|| format!("`{name}` is none of {}", STOP_SIGNALS.map(|s| s.0).join(", ")))
         };
         names.map(number).collect::<Result<_, _>>().map(SignalSet)
     }
@@ -256,7 +258,10 @@ mod tests {
             assert!(steps(bad).is_err(), "{bad}");
         }
         let set: StepSet = "10..=12".parse().unwrap();
-        assert_eq!((9..14).map(|step| set.contains(step)).collect::<Vec<_>>(), [false, true, true, true, false]);
+        assert_eq!(
+            (9..14).map(|step| set.contains(step)).collect::<Vec<_>>(),
+            [false, true, true, true, false]
+        );
         assert_eq!((9..14).filter(|&step| set.ends_with(step)).collect::<Vec<_>>(), [12]);
     }
 

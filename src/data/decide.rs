@@ -22,15 +22,18 @@ pub fn not_text_by_name(path: &Path) -> Option<String> {
 
 /// Why a file is not text, by its first bytes; none where they say nothing against it.
 pub fn not_text_by_start(start: &[u8]) -> Option<String> {
-    kind_of(start).filter(|kind| !kind.is_text).map(|kind| format!("is {}, not text; {}", kind.name, kind.remedy))
+    kind_of(start)
+        .filter(|kind| !kind.is_text)
+        .map(|kind| format!("is {}, not text; {}", kind.name, kind.remedy))
 }
 
 /// The format of a set of files, from the deck's word.
 ///
-/// `auto` goes by the ending, which must be of one kind for the whole set: `.u16` and `.bin` are raw_u16 (nanoGPT's
-/// `train.bin`), `.u32` is raw_u32, container formats (`.npy`, `.gz`, `.parquet`, ...) are refused, everything else is text. A
-/// `.bin` is refused as well when the vocabulary needs more than 16 bits. Files of bare tokens, by whatever word, must not
-/// begin with llm.c's header; `llmc` files must, and every header must be true.
+/// `auto` goes by the ending, which must be of one kind for the whole set: `.u16` and `.bin` are raw_u16
+/// (nanoGPT's `train.bin`), `.u32` is raw_u32, container formats (`.npy`, `.gz`, `.parquet`, ...) are
+/// refused, everything else is text. A `.bin` is refused as well when the vocabulary needs more than 16 bits.
+/// Files of bare tokens, by whatever word, must not begin with llm.c's header; `llmc` files must, and every
+/// header must be true.
 pub fn decide_format(key: &str, word: &str, files: &[PathBuf], vocab_size: u64) -> Result<TokenFormat> {
     match word {
         "text" => return Ok(TokenFormat::Text),
@@ -39,7 +42,9 @@ pub fn decide_format(key: &str, word: &str, files: &[PathBuf], vocab_size: u64) 
         "llmc" => return headed_format(key, files),
         "auto" => no_header(key, files)?,
         other => {
-            return Err(Error::Input(format!("data.format = {other}: must be auto, text, raw_u16, raw_u32 or llmc")));
+            return Err(Error::Input(format!(
+                "data.format = {other}: must be auto, text, raw_u16, raw_u32 or llmc"
+            )));
         }
     }
     let mut faults = Vec::new();
@@ -52,8 +57,8 @@ pub fn decide_format(key: &str, word: &str, files: &[PathBuf], vocab_size: u64) 
             "bin" => {
                 if vocab_size > TokenFormat::RawU16.token_limit() {
                     faults.push(format!(
-                        "{key}: {} may hold 16-bit or 32-bit tokens, and a vocabulary of {vocab_size} needs more than \
-                         16 bits; say data.format = \"raw_u32\" (or \"raw_u16\")",
+                        "{key}: {} may hold 16-bit or 32-bit tokens, and a vocabulary of {vocab_size} needs \
+                         more than 16 bits; say data.format = \"raw_u32\" (or \"raw_u16\")",
                         path.display()
                     ));
                 }
@@ -61,8 +66,8 @@ pub fn decide_format(key: &str, word: &str, files: &[PathBuf], vocab_size: u64) 
             }
             e if CONTAINERS.contains(&e) => {
                 faults.push(format!(
-                    "{key}: {} is a .{e} container, not text or bare tokens; unpack it, or say data.format = \"text\" to \
-                     train on its bytes as they are",
+                    "{key}: {} is a .{e} container, not text or bare tokens; unpack it, or say data.format = \
+                     \"text\" to train on its bytes as they are",
                     path.display()
                 ));
                 continue;
@@ -83,8 +88,8 @@ pub fn decide_format(key: &str, word: &str, files: &[PathBuf], vocab_size: u64) 
             None => first = Some((format, path)),
             Some((f, p)) if f != format => {
                 return Err(Error::Input(format!(
-                    "{key}: {} looks like {f} and {} like {format}; data.format = \"auto\" takes one kind, so narrow the \
-                     globs or name the format",
+                    "{key}: {} looks like {f} and {} like {format}; data.format = \"auto\" takes one kind, \
+                     so narrow the globs or name the format",
                     p.display(),
                     path.display()
                 )));
@@ -102,7 +107,9 @@ fn no_header(key: &str, files: &[PathBuf]) -> Result<()> {
         headed
             .map(|path| {
                 let path = path.display();
-                format!("{key}: {path} begins with the header of an llm.c token file; say data.format = \"llmc\"")
+                format!(
+                    "{key}: {path} begins with the header of an llm.c token file; say data.format = \"llmc\""
+                )
             })
             .collect(),
     )
@@ -126,10 +133,13 @@ fn headed_format(key: &str, files: &[PathBuf]) -> Result<TokenFormat> {
             Ok(n_bytes)
         });
         let checked = match read {
-            Ok(n_bytes) => llmc::check(&start, n_bytes).map_err(|why| format!("{key}: {} {why}", path.display())),
-            Err(err) => {
-                Err(format!("{key}: cannot read {}: {err}; check the path and its permissions", path.display()))
+            Ok(n_bytes) => {
+                llmc::check(&start, n_bytes).map_err(|why| format!("{key}: {} {why}", path.display()))
             }
+            Err(err) => Err(format!(
+                "{key}: cannot read {}: {err}; check the path and its permissions",
+                path.display()
+            )),
         };
         match (checked, first) {
             (Err(fault), _) => faults.push(fault),
@@ -187,7 +197,10 @@ mod tests {
         );
         assert!(message(auto(&[&txt, &bin], 256)).contains("one kind"));
         assert!(message(decide_format("data.train", "utf8", &[txt], 256)).contains("raw_u16"));
-        assert!(message(decide_format("data.train", "raw_u16", std::slice::from_ref(&llmc), 70_000)).contains("llm.c"));
+        assert!(
+            message(decide_format("data.train", "raw_u16", std::slice::from_ref(&llmc), 70_000))
+                .contains("llm.c")
+        );
         let whole = |name: &str, format, n: u64| {
             let tokens = vec![0; (n * TokenFormat::token_bytes(format)) as usize];
             file(name, &[&llmc::header(format, n)[..], &tokens[..]].concat())

@@ -44,11 +44,12 @@ pub struct TokenFilesInfo {
 }
 
 impl TokenFilesInfo {
-    /// Reads the files. `word` is a `data.format`; `auto` also takes llm.c's header for what it is. `decode` turns tokens into
-    /// text.
+    /// Reads the files. `word` is a `data.format`; `auto` also takes llm.c's header for what it is. `decode`
+    /// turns tokens into text.
     ///
     /// # Errors
-    /// Files that are missing, torn, of several formats, with a header that lies, or with a token at or above `vocab_size`.
+    /// Files that are missing, torn, of several formats, with a header that lies, or with a token at or above
+    /// `vocab_size`.
     pub fn gather(
         paths: &[PathBuf],
         word: &str,
@@ -87,13 +88,21 @@ impl TokenFilesInfo {
 
 impl fmt::Display for TokenFilesInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{} tokens in {}, {}", self.n_tokens, human::counted(self.files.len(), "file"), self.format)?;
+        writeln!(
+            f,
+            "{} tokens in {}, {}",
+            self.n_tokens,
+            human::counted(self.files.len(), "file"),
+            self.format
+        )?;
         for FileInfo { path, n_bytes, n_tokens } in &self.files {
             writeln!(f, "  {n_bytes:>14} bytes  {n_tokens:>14} tokens  {path}")?;
         }
         let (used, largest) = (self.n_distinct_tokens, self.max_token);
         match self.vocab_size {
-            Some(of) => writeln!(f, "  vocabulary         {used} of {of} ids occur, the largest is {largest}")?,
+            Some(of) => {
+                writeln!(f, "  vocabulary         {used} of {of} ids occur, the largest is {largest}")?
+            }
             None => writeln!(f, "  vocabulary         {used} ids occur, the largest is {largest}")?,
         }
         let (nats, bits) = (self.unigram_entropy_nats, self.unigram_entropy_nats / std::f64::consts::LN_2);

@@ -1,7 +1,7 @@
 //! From the deck's paths and globs to a list of regular files.
 //!
-//! Rank 0 resolves and broadcasts the list as bytes; the other ranks open what the list says, so a file that appears
-//! meanwhile cannot make ranks disagree. Must not know: what is in the files, MPI.
+//! Rank 0 resolves and broadcasts the list as bytes; the other ranks open what the list says, so a file that
+//! appears meanwhile cannot make ranks disagree. Must not know: what is in the files, MPI.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -16,7 +16,8 @@ use crate::error::{Error, Result};
 pub struct ResolvedFiles {
     /// Training files, bytewise sorted.
     pub train: Vec<PathBuf>,
-    /// Validation files, bytewise sorted; empty when the validation tokens are the end of the training stream.
+    /// Validation files, bytewise sorted; empty when the validation tokens are the end of the training
+    /// stream.
     pub val: Vec<PathBuf>,
 }
 
@@ -73,11 +74,16 @@ impl ResolvedFiles {
     /// Files that are in both lists, so that validation would see training text.
     pub fn in_both(&self) -> Vec<&Path> {
         let train: HashSet<PathBuf> = self.train.iter().filter_map(|p| p.canonicalize().ok()).collect();
-        self.val.iter().filter(|p| p.canonicalize().is_ok_and(|p| train.contains(&p))).map(PathBuf::as_path).collect()
+        self.val
+            .iter()
+            .filter(|p| p.canonicalize().is_ok_and(|p| train.contains(&p)))
+            .map(PathBuf::as_path)
+            .collect()
     }
 }
 
-/// One [`Error::Input`] with every fault on a line of its own, or nothing. A long list is cut after twenty lines.
+/// One [`Error::Input`] with every fault on a line of its own, or nothing. A long list is cut after twenty
+/// lines.
 pub(super) fn report(faults: Vec<String>) -> Result<()> {
     const SHOWN: usize = 20;
     if faults.is_empty() {
@@ -104,8 +110,12 @@ fn expand(key: &str, patterns: &[String], faults: &mut Vec<String>) -> Vec<PathB
                     "{key}: {pattern} is a directory; name its files with a glob, e.g. {}/**/*.txt",
                     pattern.trim_end_matches('/')
                 )),
-                Ok(_) => faults.push(format!("{key}: {pattern} is not a regular file; copy its content into one")),
-                Err(err) => faults.push(format!("{key}: cannot read {pattern}: {err}; {}", where_from(literal))),
+                Ok(_) => {
+                    faults.push(format!("{key}: {pattern} is not a regular file; copy its content into one"))
+                }
+                Err(err) => {
+                    faults.push(format!("{key}: cannot read {pattern}: {err}; {}", where_from(literal)))
+                }
             }
             continue;
         }
@@ -198,7 +208,8 @@ mod tests {
 
     #[test]
     fn globs_give_regular_files_sorted_bytewise_and_once() {
-        let dir = dir_with(&["b.txt", "B.txt", "a.txt", "sub/c.txt", ".hidden.txt", ".git/d.txt", "e[1].txt"]);
+        let dir =
+            dir_with(&["b.txt", "B.txt", "a.txt", "sub/c.txt", ".hidden.txt", ".git/d.txt", "e[1].txt"]);
         std::fs::create_dir(dir.path().join("folder.txt")).unwrap();
         std::os::unix::fs::symlink(dir.path().join("a.txt"), dir.path().join("z.txt")).unwrap();
         let patterns = [pattern(&dir, "*.txt"), pattern(&dir, "b.txt"), pattern(&dir, "./b.txt")];

@@ -120,7 +120,8 @@ mod tests {
 
     fn found(dir: &Path, tail: &str) -> Vec<PathBuf> {
         let pattern = format!("{}/{tail}", dir.display());
-        let mut paths: Vec<PathBuf> = matches(&pattern).unwrap().into_iter().map(|path| path.unwrap()).collect();
+        let mut paths: Vec<PathBuf> =
+            matches(&pattern).unwrap().into_iter().map(|path| path.unwrap()).collect();
         paths.sort();
         paths.dedup();
         paths.iter().map(|path| path.strip_prefix(dir).unwrap().to_path_buf()).collect()
@@ -129,7 +130,9 @@ mod tests {
     #[test]
     fn matches_are_those_of_the_crate_wherever_names_are_utf_8() {
         let dir = tempfile::tempdir().unwrap();
-        for name in ["a.txt", "b.md", "sub/a.txt", "sub/deep/c.txt", ".git/d.txt", ".x.txt", "sub/.y.txt", "e[1].txt"] {
+        for name in
+            ["a.txt", "b.md", "sub/a.txt", "sub/deep/c.txt", ".git/d.txt", ".x.txt", "sub/.y.txt", "e[1].txt"]
+        {
             let path = dir.path().join(name);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, "x").unwrap();

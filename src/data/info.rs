@@ -70,13 +70,17 @@ pub struct FileInfo {
 
 impl FileInfo {
     pub(super) fn of(file: &StreamFile) -> Self {
-        FileInfo { path: file.path().display().to_string(), n_bytes: file.file_bytes(), n_tokens: file.n_tokens() }
+        FileInfo {
+            path: file.path().display().to_string(),
+            n_bytes: file.file_bytes(),
+            n_tokens: file.n_tokens(),
+        }
     }
 }
 
 impl DataInfo {
-    /// Scans the data ([`Dataset::scan`]) and counts its tokens. The run is `steps` steps of `global_batch_size` samples.
-    /// `decode` turns tokens into text, where somebody said what they mean.
+    /// Scans the data ([`Dataset::scan`]) and counts its tokens. The run is `steps` steps of
+    /// `global_batch_size` samples. `decode` turns tokens into text, where somebody said what they mean.
     ///
     /// # Errors
     /// What [`Dataset::scan`] finds.
@@ -154,7 +158,12 @@ impl fmt::Display for DataInfo {
                 writeln!(f, "  {:>14} bytes  {:>14} tokens  {}", file.n_bytes, file.n_tokens, file.path)?;
             }
             if split.files.len() > SHOWN {
-                writeln!(f, "  ... and {} more files ({} in all)", split.files.len() - SHOWN, split.files.len())?;
+                writeln!(
+                    f,
+                    "  ... and {} more files ({} in all)",
+                    split.files.len() - SHOWN,
+                    split.files.len()
+                )?;
             }
             if split.files.is_empty() {
                 writeln!(f, "  the end of the training stream")?;

@@ -6,8 +6,8 @@
 //! byte 8     number of tokens
 //! byte 12    zeros up to byte 1024, where the tokens begin
 //! ```
-//! Source: `write_datafile` in `dev/data/data_common.py` of <https://github.com/karpathy/llm.c>. Files of 32-bit tokens under the
-//! first magic are read too. Must not know: paths, vocabularies.
+//! Source: `write_datafile` in `dev/data/data_common.py` of <https://github.com/karpathy/llm.c>. Files of
+//! 32-bit tokens under the first magic are read too. Must not know: paths, vocabularies.
 
 use super::format::{LLMC_HEADER_BYTES as HEADER_BYTES, TokenFormat};
 
@@ -46,8 +46,8 @@ pub fn header(format: TokenFormat, n_tokens: u64) -> [u8; HEADER_BYTES] {
 pub fn check(start: &[u8], file_bytes: u64) -> Result<TokenFormat, String> {
     if start.len() < HEADER_BYTES {
         return Err(format!(
-            "has {file_bytes} bytes, and the header of an llm.c token file alone takes {HEADER_BYTES}; copy the file again, or \
-             name its true data.format"
+            "has {file_bytes} bytes, and the header of an llm.c token file alone takes {HEADER_BYTES}; copy \
+             the file again, or name its true data.format"
         ));
     }
     let (magic, version) = (word(start, 0), word(start, 4));
@@ -56,14 +56,14 @@ pub fn check(start: &[u8], file_bytes: u64) -> Result<TokenFormat, String> {
         (MAGIC_U16 | MAGIC_U32, VERSION_U32) => TokenFormat::LlmcU32,
         (MAGIC_U16 | MAGIC_U32, _) => {
             return Err(format!(
-                "is of version {version} (byte offset 4), and known are {VERSION_U16} (16-bit tokens) and {VERSION_U32} (32-bit \
-                 tokens, magic {MAGIC_U32}); write it anew"
+                "is of version {version} (byte offset 4), and known are {VERSION_U16} (16-bit tokens) and \
+                 {VERSION_U32} (32-bit tokens, magic {MAGIC_U32}); write it anew"
             ));
         }
         _ => {
             return Err(format!(
-                "begins with {magic} (byte offset 0), and an llm.c token file with {MAGIC_U16} or {MAGIC_U32}; for bare tokens \
-                 say data.format = \"raw_u16\" or \"raw_u32\""
+                "begins with {magic} (byte offset 0), and an llm.c token file with {MAGIC_U16} or \
+                 {MAGIC_U32}; for bare tokens say data.format = \"raw_u16\" or \"raw_u32\""
             ));
         }
     };
@@ -73,7 +73,8 @@ pub fn check(start: &[u8], file_bytes: u64) -> Result<TokenFormat, String> {
     if n_said != n_held as i64 || torn != 0 {
         let rest = if torn == 0 { String::new() } else { format!(" and {torn} bytes more") };
         return Err(format!(
-            "says in its header (byte offset 8) that it holds {n_said} tokens, and holds {n_held}{rest}; copy the file again"
+            "says in its header (byte offset 8) that it holds {n_said} tokens, and holds {n_held}{rest}; \
+             copy the file again"
         ));
     }
     Ok(format)

@@ -1,7 +1,8 @@
 //! Token files and samples: from the deck's globs to the tokens of sample `g`, the same on every rank count.
 //!
-//! Every rank opens the same files and can read every sample; which rank computes which micro-batch is arithmetic on
-//! indices ([`micro_batch_samples`]; rule 8 of the design). Must not know: MPI, models, backends.
+//! Every rank opens the same files and can read every sample; which rank computes which micro-batch is
+//! arithmetic on indices ([`micro_batch_samples`]; rule 8 of the design). Must not know: MPI, models,
+//! backends.
 
 pub mod decide;
 pub mod file_info;
@@ -76,8 +77,8 @@ pub struct Dataset {
 /// What the pass over all pages found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ScanReport {
-    /// 32 hex digits over format, lengths and contents of all files ([`DIGEST`]); the training stream's, then the
-    /// validation stream's if it has files of its own, hashed together.
+    /// 32 hex digits over format, lengths and contents of all files ([`DIGEST`]); the training stream's, then
+    /// the validation stream's if it has files of its own, hashed together.
     pub digest: String,
     /// Bytes of all files.
     pub n_bytes: u64,
@@ -86,7 +87,8 @@ pub struct ScanReport {
 }
 
 impl Dataset {
-    /// Resolves the globs and opens the files: what a single process does. Reads no token; see [`Dataset::scan`].
+    /// Resolves the globs and opens the files: what a single process does. Reads no token; see
+    /// [`Dataset::scan`].
     ///
     /// # Errors
     /// A glob without a file, and what [`Dataset::open_files`] finds.
@@ -97,10 +99,15 @@ impl Dataset {
     /// Opens a list of files that was resolved before, on this rank or another.
     ///
     /// # Errors
-    /// All files that cannot be read or have a torn last token; no data at all; two formats; too few tokens for one sample
-    /// of a split.
+    /// All files that cannot be read or have a torn last token; no data at all; two formats; too few tokens
+    /// for one sample of a split.
     pub fn open_files(cfg: &DataConfig, files: &ResolvedFiles) -> Result<Self> {
-        assert!(cfg.seq_len > 0 && cfg.vocab_size > 0, "seq_len {} vocab_size {}", cfg.seq_len, cfg.vocab_size);
+        assert!(
+            cfg.seq_len > 0 && cfg.vocab_size > 0,
+            "seq_len {} vocab_size {}",
+            cfg.seq_len,
+            cfg.vocab_size
+        );
         assert!((0.0..1.0).contains(&cfg.val_fraction), "val_fraction {}", cfg.val_fraction);
         let vocab_size = cfg.vocab_size as u64;
         let open = |key: &str, paths: &[PathBuf]| -> Result<Arc<TokenStream>> {
@@ -124,7 +131,8 @@ impl Dataset {
             && val.format() != stream.format()
         {
             return Err(Error::Input(format!(
-                "data.train holds {} ({}) and data.val {} ({}); both must be of one format, so convert one or name data.format",
+                "data.train holds {} ({}) and data.val {} ({}); both must be of one format, so convert one \
+                 or name data.format",
                 stream.format(),
                 files.train[0].display(),
                 val.format(),
@@ -176,19 +184,23 @@ impl Dataset {
             let total = split.stream.len();
             faults.push(if n == total {
                 format!(
-                    "{key}: {files}: {n} tokens are too few, a sample takes model.seq_len + 1 = {sample}; add data or \
-                     shorten model.seq_len"
+                    "{key}: {files}: {n} tokens are too few, a sample takes model.seq_len + 1 = {sample}; \
+                     add data or shorten model.seq_len"
                 )
             } else {
                 format!(
-                    "data.val_fraction = {:?}: of the {total} tokens in {files} it leaves {n} for {}, and a sample takes \
-                     model.seq_len + 1 = {sample}; {}",
+                    "data.val_fraction = {:?}: of the {total} tokens in {files} it leaves {n} for {}, and a \
+                     sample takes model.seq_len + 1 = {sample}; {}",
                     cfg.val_fraction,
                     if key == "data.val" { "validation" } else { "training" },
                     if total < 2 * sample {
                         "add data or shorten model.seq_len".to_string()
                     } else if key == "data.val" {
-                        format!("at least {} would do, or files in data.val", round_up(sample as f64 / total as f64))
+                        format!(
+                            "at least {} would do, or files in \
+                                 data.val",
+                            round_up(sample as f64 / total as f64)
+                        )
                     } else {
                         format!("at most {} would do", round_down((total - sample) as f64 / total as f64))
                     }
@@ -219,7 +231,8 @@ impl Dataset {
         self.streams().into_iter().map(|(_, stream)| bytes(stream)).sum()
     }
 
-    /// Reads every page once: the digest, and every file with a token that the vocabulary lacks, at once. One rank does it.
+    /// Reads every page once: the digest, and every file with a token that the vocabulary lacks, at once. One
+    /// rank does it.
     ///
     /// # Errors
     /// Every file with a token that the vocabulary lacks: where the first one is, and how many there are.

@@ -2,13 +2,13 @@
 //!
 //! Must not know: files, tokens, ranks.
 //!
-//! [Note: feistel-v1]
-//! A balanced Feistel network with eight rounds permutes `[0, 2^(2h))`, the smallest such range that holds `n`;
-//! cycle walking (apply again until the result is below `n`) turns it into a permutation of `[0, n)`: from a point
-//! below `n`, the cycle through that point comes back below `n`, and two points never share a successor. The range is less
-//! than `4 n`, so a walk takes under four applications on average. The round function is the finaliser of
-//! splitmix64 (Steele, Lea and Flood 2014); the key of an epoch is `mix(mix(seed) ^ epoch)`. Any change of this is
-//! another name than `feistel-v1`, because checkpoints record the name and a resume must see the same samples.
+//! [Note: feistel-v1] A balanced Feistel network with eight rounds permutes `[0, 2^(2h))`, the smallest such
+//! range that holds `n`; cycle walking (apply again until the result is below `n`) turns it into a
+//! permutation of `[0, n)`: from a point below `n`, the cycle through that point comes back below `n`, and
+//! two points never share a successor. The range is less than `4 n`, so a walk takes under four applications
+//! on average. The round function is the finaliser of splitmix64 (Steele, Lea and Flood 2014); the key of an
+//! epoch is `mix(mix(seed) ^ epoch)`. Any change of this is another name than `feistel-v1`, because
+//! checkpoints record the name and a resume must see the same samples.
 
 use crate::random::mix;
 
@@ -19,7 +19,8 @@ pub const SEQUENTIAL: &str = "sequential-v1";
 
 const ROUNDS: u64 = 8;
 
-/// Where `position` of epoch `epoch` goes among `n` windows: a bijection of `[0, n)` for every `(seed, epoch)`.
+/// Where `position` of epoch `epoch` goes among `n` windows: a bijection of `[0, n)` for every `(seed,
+/// epoch)`.
 ///
 /// `position` must be below `n`.
 pub fn shuffled(position: u64, n: u64, seed: u64, epoch: u64) -> u64 {
@@ -64,7 +65,9 @@ mod tests {
 
     #[test]
     fn every_small_prime_and_power_of_two_size_is_permuted_without_loss() {
-        for n in [1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 31, 32, 64, 65, 97, 127, 128, 251, 256, 257, 1021, 1024, 4097] {
+        for n in [
+            1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 31, 32, 64, 65, 97, 127, 128, 251, 256, 257, 1021, 1024, 4097,
+        ] {
             for seed in [0, 1, u64::MAX] {
                 for epoch in 0..3 {
                     assert_bijection(n, seed, epoch);
@@ -88,7 +91,8 @@ mod tests {
         }
     }
 
-    /// With n windows a random permutation keeps 1 of them in place on average, and neighbours rarely stay neighbours.
+    /// With n windows a random permutation keeps 1 of them in place on average, and neighbours rarely stay
+    /// neighbours.
     #[test]
     fn the_order_looks_random_and_differs_between_epochs_and_seeds() {
         let n = 1000;
@@ -103,8 +107,8 @@ mod tests {
         assert!(fixed < 12 && neighbours < 16, "{fixed} fixed points, {neighbours} kept neighbours");
     }
 
-    /// Each of the 24 permutations of four comes up in its share of epochs: chi-square with 23 degrees of freedom is below 60 but
-    /// for one case in 30,000, and the seed is fixed.
+    /// Each of the 24 permutations of four comes up in its share of epochs: chi-square with 23 degrees of
+    /// freedom is below 60 but for one case in 30,000, and the seed is fixed.
     #[test]
     fn even_four_windows_come_in_every_order_equally_often() {
         let mut counts = std::collections::BTreeMap::new();

@@ -1,7 +1,7 @@
 //! Samples of a range of tokens: which one is number `g`, and which of them a micro-batch holds.
 //!
-//! Both are arithmetic on indices, so every rank knows them of every micro-batch (rule 8 of the design). Must not know: files, how
-//! the ranges were chosen.
+//! Both are arithmetic on indices, so every rank knows them of every micro-batch (rule 8 of the design). Must
+//! not know: files, how the ranges were chosen.
 
 use super::token_stream::TokenStream;
 use super::{order, scan};
@@ -22,8 +22,8 @@ pub(super) enum Order {
     },
 }
 
-/// The samples of a range of tokens. Window `w` is the `seq_len + 1` tokens from `w * stride` on; the last tokens that fill no
-/// window are left out.
+/// The samples of a range of tokens. Window `w` is the `seq_len + 1` tokens from `w * stride` on; the last
+/// tokens that fill no window are left out.
 #[derive(Debug)]
 pub struct SampleSpace {
     pub(super) stream: Arc<TokenStream>,
@@ -70,8 +70,8 @@ impl SampleSpace {
         }
     }
 
-    /// Epoch and window of sample `g`: `g / W`, and where `g % W` goes in that epoch; W is the number of samples
-    /// where they are spread over more windows. A pure function of order and `g`.
+    /// Epoch and window of sample `g`: `g / W`, and where `g % W` goes in that epoch; W is the number of
+    /// samples where they are spread over more windows. A pure function of order and `g`.
     pub fn epoch_and_window(&self, g: u64) -> (u64, u64) {
         let n_windows = self.n_windows();
         if let Order::Spread { n_samples } = self.order
@@ -88,11 +88,16 @@ impl SampleSpace {
         (epoch, window)
     }
 
-    /// Overwrites `tokens` and `targets`, both (B, T), with the samples of `samples` (B of them): row b holds the first T
-    /// and the last T tokens of sample `samples.start + b`.
+    /// Overwrites `tokens` and `targets`, both (B, T), with the samples of `samples` (B of them): row b holds
+    /// the first T and the last T tokens of sample `samples.start + b`.
     pub fn fill(&self, samples: Range<u64>, tokens: &mut [u32], targets: &mut [u32]) {
         let numel = (samples.end - samples.start) as usize * self.seq_len;
-        assert!(tokens.len() == numel && targets.len() == numel, "{} and {} for {numel}", tokens.len(), targets.len());
+        assert!(
+            tokens.len() == numel && targets.len() == numel,
+            "{} and {} for {numel}",
+            tokens.len(),
+            targets.len()
+        );
         let rows = tokens.chunks_exact_mut(self.seq_len).zip(targets.chunks_exact_mut(self.seq_len));
         for (g, (tokens, targets)) in samples.zip(rows) {
             let start = self.tokens.start + self.epoch_and_window(g).1 * self.stride;
@@ -101,8 +106,8 @@ impl SampleSpace {
         }
     }
 
-    /// Entropy in nats of the token frequencies of `range`, counted from this split's first token and cut at its end
-    /// (`0..u64::MAX` is all of it). A trained model's validation loss must be below it.
+    /// Entropy in nats of the token frequencies of `range`, counted from this split's first token and cut at
+    /// its end (`0..u64::MAX` is all of it). A trained model's validation loss must be below it.
     pub fn unigram_entropy_nats(&self, range: Range<u64>) -> f64 {
         let clamp = |at: u64| self.tokens.start + at.min(self.n_tokens());
         let (from, to) = (clamp(range.start), clamp(range.end));
@@ -110,8 +115,8 @@ impl SampleSpace {
     }
 }
 
-/// Samples of micro-batch `j` of the step whose first sample is `step_base_sample`: always the same for the same `j`,
-/// whichever rank computes it.
+/// Samples of micro-batch `j` of the step whose first sample is `step_base_sample`: always the same for the
+/// same `j`, whichever rank computes it.
 pub fn micro_batch_samples(step_base_sample: u64, j: usize, micro_batch_size: usize) -> Range<u64> {
     let start = step_base_sample + j as u64 * micro_batch_size as u64;
     start..start + micro_batch_size as u64

@@ -1,11 +1,12 @@
-//! One pass over every page of the data, before step 0: the digest and the search for tokens that the vocabulary lacks.
+//! One pass over every page of the data, before step 0: the digest and the search for tokens that the
+//! vocabulary lacks.
 //!
 //! Also the token histogram behind the unigram entropy. Must not know: samples, ranks.
 //!
-//! [Note: xxh3-128/64MiB-v1]
-//! The digest of a stream is XXH3-128 over: the format's name, then for each file in order its length in bytes (u64,
-//! little-endian) and the XXH3-128 digests (u128, little-endian) of its chunks of 64 MiB. Chunks are hashed in parallel and
-//! folded in order, so the result does not depend on threads. File names are left out: moved data is the same data.
+//! [Note: xxh3-128/64MiB-v1] The digest of a stream is XXH3-128 over: the format's name, then for each file
+//! in order its length in bytes (u64, little-endian) and the XXH3-128 digests (u128, little-endian) of its
+//! chunks of 64 MiB. Chunks are hashed in parallel and folded in order, so the result does not depend on
+//! threads. File names are left out: moved data is the same data.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,7 +22,8 @@ pub const DIGEST: &str = "xxh3-128/64MiB-v1";
 
 const CHUNK_BYTES: usize = 64 << 20;
 
-/// Bytes hashed and searched together, small enough to stay in a core's cache; a multiple of every token size.
+/// Bytes hashed and searched together, small enough to stay in a core's cache; a multiple of every token
+/// size.
 const BLOCK_BYTES: usize = 256 << 10;
 
 /// Tokens counted by one task of a histogram.
@@ -100,13 +102,15 @@ fn scan_by(
                 TokenFormat::Text => "set model.vocab_size to 256 for text as bytes",
                 TokenFormat::LlmcU16 | TokenFormat::LlmcU32 => "set model.vocab_size to the tokenizer's",
                 TokenFormat::RawU16 | TokenFormat::RawU32 => {
-                    "set model.vocab_size to the tokenizer's, or check data.format and that the file has no header"
+                    "set model.vocab_size to the tokenizer's, or check data.format and that the file has no \
+                     header"
                 }
             };
-            let others = if n_bad > 1 { format!(" ({n_bad} such tokens in this file)") } else { String::new() };
+            let others =
+                if n_bad > 1 { format!(" ({n_bad} such tokens in this file)") } else { String::new() };
             result.faults.push(format!(
-                "{key}: {}: token {token_idx} (byte offset {}) is {value}, outside the vocabulary of {vocab_size}{others}; \
-                 {what_would_do}",
+                "{key}: {}: token {token_idx} (byte offset {}) is {value}, outside the vocabulary of \
+                 {vocab_size}{others}; {what_would_do}",
                 file.path().display(),
                 token_idx * format.token_bytes() + format.header_bytes() as u64,
             ));
@@ -189,8 +193,8 @@ pub(super) fn histogram(stream: &TokenStream, range: Range<u64>, n_ids: u64) -> 
         })
 }
 
-/// Entropy in nats of the distribution that `counts` describe: the loss of a model that knows token frequencies and
-/// nothing else. 0 for no counts.
+/// Entropy in nats of the distribution that `counts` describe: the loss of a model that knows token
+/// frequencies and nothing else. 0 for no counts.
 pub(super) fn entropy_nats(counts: &[u64]) -> f64 {
     let total = counts.iter().sum::<u64>() as f64;
     // libm's own log, so that the number is the same on every machine.
@@ -228,8 +232,11 @@ mod tests {
         let files = [u16s([1, 50, 3].into_iter()), u16s(long.into_iter()), u16s([1, 2].into_iter()), vec![]];
         let scan = run(300_000, &stream(&dir, TokenFormat::RawU16, &files), 50);
         assert_eq!(scan.faults.len(), 2, "{:?}", scan.faults);
-        assert!(scan.faults[0].contains("part0: token 1 (byte offset 2) is 50, outside the vocabulary of 50;"));
-        let second = "part1: token 300001 (byte offset 600002) is 50, outside the vocabulary of 50 (2 such tokens";
+        assert!(
+            scan.faults[0].contains("part0: token 1 (byte offset 2) is 50, outside the vocabulary of 50;")
+        );
+        let second =
+            "part1: token 300001 (byte offset 600002) is 50, outside the vocabulary of 50 (2 such tokens";
         assert!(scan.faults[1].contains(second), "{:?}", scan.faults);
         assert_eq!(scan.max_token, Some(60_000));
     }
@@ -273,7 +280,11 @@ mod tests {
         ] {
             let dir = tempfile::tempdir().unwrap();
             let other = run(65_536, &stream(&dir, format, &contents), 1 << 16).digest;
-            assert!(!seen.contains(&other), "{format} in {} files gives a digest seen before", contents.len());
+            assert!(
+                !seen.contains(&other),
+                "{format} in {} files gives a digest seen before",
+                contents.len()
+            );
             seen.push(other);
         }
     }

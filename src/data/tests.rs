@@ -119,7 +119,8 @@ fn validation_files_beat_the_fraction_and_overlap_is_noticed() {
 fn training_and_validation_of_two_formats_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("v.u16"), [1; 40]).unwrap();
-    let (_dir, data) = text(&[b"abcdefghij"], |cfg| cfg.val = vec![format!("{}/v.u16", dir.path().display())]);
+    let (_dir, data) =
+        text(&[b"abcdefghij"], |cfg| cfg.val = vec![format!("{}/v.u16", dir.path().display())]);
     assert!(message(data).contains("both must be of one format"));
 }
 
@@ -136,7 +137,11 @@ fn validation_windows_are_spread_over_the_whole_whatever_the_stride_of_training(
     };
     // 50 windows of 4 and a target.
     for stride in [0, 1, 7, 150] {
-        assert_eq!(starts(&|cfg| (cfg.stride, cfg.n_val_samples) = (stride, 5)), [0, 40, 80, 120, 160], "{stride}");
+        assert_eq!(
+            starts(&|cfg| (cfg.stride, cfg.n_val_samples) = (stride, 5)),
+            [0, 40, 80, 120, 160],
+            "{stride}"
+        );
     }
     assert_eq!(starts(&|cfg| cfg.n_val_samples = 3), [0, 64, 132, 0, 64], "the same ones again");
     assert_eq!(starts(&|cfg| (cfg.val_stride, cfg.n_val_samples) = (1, 4)), [0, 49, 98, 147, 0]);
@@ -216,7 +221,9 @@ fn the_info_report_has_every_number_and_reads_back_from_json() {
     assert_eq!(info.epochs, 10.0);
     assert_eq!(info.train.max_token, u32::from(b'w'));
     let shown = info.to_string();
-    for part in ["17 tokens, text", "23 bytes", "hello\\nworld", "the end of the training stream", "10.000", "nats"] {
+    for part in
+        ["17 tokens, text", "23 bytes", "hello\\nworld", "the end of the training stream", "10.000", "nats"]
+    {
         assert!(shown.contains(part), "{part:?} is not in\n{shown}");
     }
     let json = serde_json::to_string(&info).unwrap();

@@ -56,8 +56,9 @@ impl StreamFile {
 }
 
 impl TokenStream {
-    /// Maps the files in the given order; headers have been checked ([`decide_format`](super::decide::decide_format)). Every
-    /// file that cannot be read or has a torn last token is reported at once.
+    /// Maps the files in the given order; headers have been checked
+    /// ([`decide_format`](super::decide::decide_format)). Every file that cannot be read or has a torn last
+    /// token is reported at once.
     pub fn open(key: &str, files: &[PathBuf], format: TokenFormat) -> Result<Self> {
         let mut faults = Vec::new();
         let mut stream = TokenStream { files: Vec::with_capacity(files.len()), format, n_tokens: 0 };
@@ -81,8 +82,9 @@ impl TokenStream {
             let token_bytes = format.token_bytes();
             if !n_bytes.is_multiple_of(token_bytes) {
                 faults.push(format!(
-                    "{key}: {} has {n_bytes} bytes, which is no multiple of {token_bytes}: as {format} its last token, at byte \
-                     offset {}, is torn; copy the file again, or name its true data.format",
+                    "{key}: {} has {n_bytes} bytes, which is no multiple of {token_bytes}: as {format} its \
+                     last token, at byte offset {}, is torn; copy the file again, or name its true \
+                     data.format",
                     path.display(),
                     n_bytes / token_bytes * token_bytes
                 ));
@@ -120,7 +122,11 @@ impl TokenStream {
     /// Overwrites `out` with the tokens from `range_start` on, across file ends.
     pub fn read(&self, range_start: u64, out: &mut [u32]) {
         let range_end = range_start + out.len() as u64;
-        assert!(range_end <= self.n_tokens, "tokens {range_start}..{range_end} of a stream of {}", self.n_tokens);
+        assert!(
+            range_end <= self.n_tokens,
+            "tokens {range_start}..{range_end} of a stream of {}",
+            self.n_tokens
+        );
         let mut filled = 0;
         self.for_bytes(range_start..range_end, |bytes| {
             let n = bytes.len() / self.format.token_bytes() as usize;
@@ -175,9 +181,9 @@ fn map_file(path: &Path) -> std::io::Result<Option<Mmap>> {
     if file.metadata()?.len() == 0 {
         return Ok(None);
     }
-    // SAFETY: the map is read-only and lives as long as the StreamFile that owns it. Data files must not be changed during a
-    // run (README says so): a file cut short would end the process with SIGBUS, as it would any program that maps it. The
-    // bytes are only ever read as u8, for which every value is valid.
+    // SAFETY: the map is read-only and lives as long as the StreamFile that owns it. Data files must not be
+    // changed during a run (README says so): a file cut short would end the process with SIGBUS, as it would
+    // any program that maps it. The bytes are only ever read as u8, for which every value is valid.
     unsafe { Mmap::map(&file) }.map(Some)
 }
 
@@ -201,12 +207,16 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut paths = write_files(dir.path(), &[vec![1; 7], vec![1; 4], vec![1; 9]]);
         paths.push(dir.path().join("gone"));
-        let Err(Error::Input(text)) = TokenStream::open("data.val", &paths, TokenFormat::RawU16) else { panic!() };
+        let Err(Error::Input(text)) = TokenStream::open("data.val", &paths, TokenFormat::RawU16) else {
+            panic!()
+        };
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 3, "{text}");
         assert!(lines[0].contains("0000 has 7 bytes") && lines[0].contains("byte offset 6"), "{text}");
         assert!(lines[1].contains("0002 has 9 bytes") && lines[2].contains("gone"), "{text}");
-        let Err(Error::Input(text)) = TokenStream::open("data.val", &paths[..1], TokenFormat::RawU32) else { panic!() };
+        let Err(Error::Input(text)) = TokenStream::open("data.val", &paths[..1], TokenFormat::RawU32) else {
+            panic!()
+        };
         assert!(text.contains("multiple of 4") && text.contains("byte offset 4"), "{text}");
     }
 

@@ -9,8 +9,10 @@ use crate::error::Result;
 
 /// Runs both.
 pub fn run<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
-    // Over one tile of queries and keys, and heads that share keys; as wide as each width of tiles, and narrower.
-    let small = [24, 64, 80, 128].map(|d_head| AttentionShape { b: 2, t: 67, n_heads: 4, n_kv_heads: 2, d_head });
+    // Over one tile of queries and keys, and heads that share keys; as wide as each width of tiles, and
+    // narrower.
+    let small =
+        [24, 64, 80, 128].map(|d_head| AttentionShape { b: 2, t: 67, n_heads: 4, n_kv_heads: 2, d_head });
     let Scale { rows, t, c, n_heads, .. } = b.scale;
     let large = AttentionShape { b: rows / t, t, n_heads, n_kv_heads: n_heads, d_head: c / n_heads };
     let numel = |s: AttentionShape| (s.b * s.t * s.qkv_row(), s.b * s.t * s.out_row(), s.b * s.n_heads * s.t);
@@ -26,9 +28,16 @@ pub fn run<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
             for small in small {
                 let (qkv_numel, out_numel, lse_numel) = numel(small);
                 let (qkv, qkv_is) = b.numbers(b.dtype, qkv_numel)?;
-                let (mut out, mut lse) = (b.unwritten(b.dtype, out_numel), b.unwritten(DType::F32, lse_numel));
+                let (mut out, mut lse) =
+                    (b.unwritten(b.dtype, out_numel), b.unwritten(DType::F32, lse_numel));
                 let mut work = b.zeros(DType::F32, D::attention_forward_work_numel(small, b.dtype));
-                b.device.attention_forward(out.view_mut(), lse.view_mut(), qkv.view(), work.view_mut(), small);
+                b.device.attention_forward(
+                    out.view_mut(),
+                    lse.view_mut(),
+                    qkv.view(),
+                    work.view_mut(),
+                    small,
+                );
                 let (out_want, lse_want) = reference::attention_forward(&qkv_is, small);
                 checked.extend([(out, out_want), (lse, lse_want)]);
             }
@@ -45,7 +54,13 @@ pub fn run<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
                 bytes: qkv.bytes() + out.bytes(),
                 flops,
                 call: Box::new(move || {
-                    device.attention_forward(out.view_mut(), lse.view_mut(), qkv.view(), work.view_mut(), large);
+                    device.attention_forward(
+                        out.view_mut(),
+                        lse.view_mut(),
+                        qkv.view(),
+                        work.view_mut(),
+                        large,
+                    );
                 }),
             })
         },
@@ -57,10 +72,17 @@ pub fn run<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
             let mut checked = Vec::new();
             for small in small {
                 let (qkv_numel, out_numel, lse_numel) = numel(small);
-                let ((qkv, qkv_is), (dout, dout_is)) = (b.numbers(b.dtype, qkv_numel)?, b.numbers(b.dtype, out_numel)?);
+                let ((qkv, qkv_is), (dout, dout_is)) =
+                    (b.numbers(b.dtype, qkv_numel)?, b.numbers(b.dtype, out_numel)?);
                 let (mut out, mut lse) = (b.zeros(b.dtype, out_numel), b.zeros(DType::F32, lse_numel));
                 let mut work = b.zeros(DType::F32, D::attention_forward_work_numel(small, b.dtype));
-                b.device.attention_forward(out.view_mut(), lse.view_mut(), qkv.view(), work.view_mut(), small);
+                b.device.attention_forward(
+                    out.view_mut(),
+                    lse.view_mut(),
+                    qkv.view(),
+                    work.view_mut(),
+                    small,
+                );
                 let mut dqkv = b.unwritten(b.dtype, qkv_numel);
                 let mut work = b.zeros(DType::F32, D::attention_backward_work_numel(small, b.dtype));
                 let (dq, w) = (dqkv.view_mut(), work.view_mut());

@@ -64,12 +64,14 @@ pub struct Scale {
 
 impl Scale {
     /// GPT-2 124M on micro-batches of 16 sequences.
-    pub const GPT2: Scale = Scale { rows: 16 * 1024, t: 1024, c: 768, n_heads: 12, vocab: 50257, n_calls: 10 };
+    pub const GPT2: Scale =
+        Scale { rows: 16 * 1024, t: 1024, c: 768, n_heads: 12, vocab: 50257, n_calls: 10 };
     /// Small enough for a CPU to finish at once.
     pub const SMALL: Scale = Scale { rows: 64, t: 16, c: 48, n_heads: 3, vocab: 97, n_calls: 1 };
 }
 
-/// Scratch that the kernels of any backend take on the shapes of a check, on top of what scales with the shape.
+/// Scratch that the kernels of any backend take on the shapes of a check, on top of what scales with the
+/// shape.
 const FIXED_BYTES: usize = 256 << 20;
 
 /// Bytes that the largest case takes: the widest activations three times, logits and their head, and scratch.
@@ -147,7 +149,8 @@ impl<'a, D: Device> Bench<'a, D> {
     pub fn filled(&mut self, dtype: DType, values: &[f32]) -> Result<Buf> {
         let mut buf = self.zeros(dtype, values.len());
         let rounded: Vec<bf16> = values.iter().map(|&x| bf16::from_f32(x)).collect();
-        let bytes = if dtype == DType::Bf16 { bytemuck::cast_slice(&rounded) } else { bytemuck::cast_slice(values) };
+        let bytes =
+            if dtype == DType::Bf16 { bytemuck::cast_slice(&rounded) } else { bytemuck::cast_slice(values) };
         self.device.upload(buf.view_mut(), bytes)?;
         Ok(buf)
     }
@@ -166,7 +169,8 @@ impl<'a, D: Device> Bench<'a, D> {
         SplitMix64::stream(self.seed).take(numel)
     }
 
-    /// Runs a case: `check` gives outputs and what they should be, `prepare` a call to time. `tolerance` is for f32 and bf16.
+    /// Runs a case: `check` gives outputs and what they should be, `prepare` a call to time. `tolerance` is
+    /// for f32 and bf16.
     pub fn case(
         &mut self,
         kernel: impl Into<Cow<'static, str>>,
@@ -180,7 +184,8 @@ impl<'a, D: Device> Bench<'a, D> {
             let got = self.device.read(got.view())?;
             assert_eq!(got.len(), want.len(), "elements of {kernel}");
             // NaN sorts as the worst of all.
-            let errors = got.iter().zip(&want).map(|(&got, want)| (f64::from(got) - want).abs() / want.abs().max(1.0));
+            let errors =
+                got.iter().zip(&want).map(|(&got, want)| (f64::from(got) - want).abs() / want.abs().max(1.0));
             error = errors.fold(error, |a, b| if a.total_cmp(&b).is_ge() { a } else { b });
         }
         self.begin_anew();

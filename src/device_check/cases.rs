@@ -1,7 +1,8 @@
-//! Embedding, norms and what has no neighbours: a check on a small shape that divides nothing, a time on a large one.
+//! Embedding, norms and what has no neighbours: a check on a small shape that divides nothing, a time on a
+//! large one.
 //!
-//! Tolerances in f32 are a few roundings of sums of such lengths; in bf16 half a unit in the last place of the result, 2^-9,
-//! and where a kernel rounds in between (probabilities of attention), several of them.
+//! Tolerances in f32 are a few roundings of sums of such lengths; in bf16 half a unit in the last place of
+//! the result, 2^-9, and where a kernel rounds in between (probabilities of attention), several of them.
 
 use super::bench::{Bench, C, ONE_ROUNDING, ROWS, T, Timed};
 use crate::backend::Device;
@@ -33,7 +34,13 @@ pub fn embedding<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
                 bytes: 3 * out.bytes(),
                 flops: 0.0,
                 call: Box::new(move || {
-                    device.embedding_forward(out.view_mut(), tokens.view(), wte.view(), Some(wpe.view()), s.t);
+                    device.embedding_forward(
+                        out.view_mut(),
+                        tokens.view(),
+                        wte.view(),
+                        Some(wpe.view()),
+                        s.t,
+                    );
                 }),
             })
         },
@@ -45,7 +52,8 @@ pub fn embedding<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
             let (tokens, ids) = b.tokens(ROWS, V)?;
             let (dout, dout_is) = b.numbers(b.dtype, ROWS * C)?;
             let (mut dwte, mut dwpe) = (b.zeros(DType::F32, V * C), b.unwritten(DType::F32, T * C));
-            let mut work = b.zeros(DType::U32, D::embedding_backward_work_numel(ROWS, DType::F32, DType::F32));
+            let mut work =
+                b.zeros(DType::U32, D::embedding_backward_work_numel(ROWS, DType::F32, DType::F32));
             let (w, p) = (dwte.view_mut(), dwpe.view_mut());
             b.device.embedding_backward(w, Some(p), dout.view(), tokens.view(), work.view_mut(), T);
             let (wte_want, wpe_want) = reference::embedding_backward(&dout_is, &ids, V, T, C, T);
@@ -56,7 +64,8 @@ pub fn embedding<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
             let (tokens, _) = b.tokens(s.rows, s.vocab)?;
             let dout = b.zeros(b.dtype, s.rows * s.c);
             let (mut dwte, mut dwpe) = (b.zeros(DType::F32, s.vocab * s.c), b.zeros(DType::F32, s.t * s.c));
-            let mut work = b.zeros(DType::U32, D::embedding_backward_work_numel(s.rows, DType::F32, DType::F32));
+            let mut work =
+                b.zeros(DType::U32, D::embedding_backward_work_numel(s.rows, DType::F32, DType::F32));
             Ok(Timed {
                 shape: format!("{} x {}", s.rows, s.c),
                 bytes: 2 * dout.bytes() + 2 * s.rows * s.c * 4,
@@ -82,7 +91,8 @@ pub fn layer_norm<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
             let (mut mean, mut rstd) = (b.unwritten(DType::F32, ROWS), b.unwritten(DType::F32, ROWS));
             let (o, m, r) = (out.view_mut(), mean.view_mut(), rstd.view_mut());
             b.device.layer_norm_forward(o, m, r, inp.view(), weight.view(), bias.view());
-            let (out_want, mean_want, rstd_want) = reference::layer_norm_forward(&inp_is, &weight_is, &bias_is);
+            let (out_want, mean_want, rstd_want) =
+                reference::layer_norm_forward(&inp_is, &weight_is, &bias_is);
             Ok(vec![(out, out_want), (mean, mean_want), (rstd, rstd_want)])
         },
         |b| {
@@ -113,7 +123,8 @@ pub fn layer_norm<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
             b.device.add_layer_norm_forward(s, o, m, r, x.view(), y.view(), weight.view(), bias.view());
             // The norm is of the sum as it is stored.
             let stored: Vec<f64> = b.device.read(sum.view())?.iter().map(|&x| f64::from(x)).collect();
-            let (out_want, mean_want, rstd_want) = reference::layer_norm_forward(&stored, &weight_is, &bias_is);
+            let (out_want, mean_want, rstd_want) =
+                reference::layer_norm_forward(&stored, &weight_is, &bias_is);
             let sum_want = x_is.iter().zip(y_is).map(|(x, y)| x + y).collect();
             Ok(vec![(sum, sum_want), (out, out_want), (mean, mean_want), (rstd, rstd_want)])
         },
@@ -139,7 +150,8 @@ pub fn layer_norm<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
         "layer_norm_backward",
         [1e-4, 8.0 * ONE_ROUNDING],
         |b| {
-            let ((dout, dout_is), (inp, inp_is)) = (b.numbers(b.dtype, ROWS * C)?, b.numbers(b.dtype, ROWS * C)?);
+            let ((dout, dout_is), (inp, inp_is)) =
+                (b.numbers(b.dtype, ROWS * C)?, b.numbers(b.dtype, ROWS * C)?);
             let ((weight, weight_is), (bias, _)) = (b.numbers(b.dtype, C)?, b.numbers(b.dtype, C)?);
             let (mut mean, mut rstd) = (b.zeros(DType::F32, ROWS), b.zeros(DType::F32, ROWS));
             let mut out = b.zeros(b.dtype, ROWS * C);
@@ -159,7 +171,8 @@ pub fn layer_norm<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
                 rstd.view(),
                 work.view_mut(),
             );
-            let (dinp_want, dweight_want, dbias_want) = reference::layer_norm_backward(&dout_is, &inp_is, &weight_is);
+            let (dinp_want, dweight_want, dbias_want) =
+                reference::layer_norm_backward(&dout_is, &inp_is, &weight_is);
             Ok(vec![(dinp, dinp_want), (dweight, dweight_want), (dbias, dbias_want)])
         },
         |b| {
@@ -282,7 +295,8 @@ pub fn elementwise<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
             let ((mut out, out_is), (inp, inp_is)) =
                 (b.numbers(b.dtype, ROWS * to.row)?, b.numbers(b.dtype, ROWS * from.row)?);
             b.device.copy_columns(out.view_mut(), to, inp.view(), from, C);
-            let want = reference::copy_columns(&out_is, (to.row, to.first), &inp_is, (from.row, from.first), C);
+            let want =
+                reference::copy_columns(&out_is, (to.row, to.first), &inp_is, (from.row, from.first), C);
             Ok(vec![(out, want)])
         },
         |b| {

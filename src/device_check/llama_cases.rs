@@ -21,7 +21,8 @@ fn rms_norm<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
         "rms_norm_forward",
         [1e-5, 4.0 * ONE_ROUNDING],
         |b| {
-            let ((inp, inp_is), (weight, weight_is)) = (b.numbers(b.dtype, ROWS * C)?, b.numbers(b.dtype, C)?);
+            let ((inp, inp_is), (weight, weight_is)) =
+                (b.numbers(b.dtype, ROWS * C)?, b.numbers(b.dtype, C)?);
             let (mut out, mut rstd) = (b.unwritten(b.dtype, ROWS * C), b.unwritten(DType::F32, ROWS));
             b.device.rms_norm_forward(out.view_mut(), rstd.view_mut(), inp.view(), weight.view(), EPS);
             let (out_want, rstd_want) = reference::rms_norm_forward(&inp_is, &weight_is, EPS.into());
@@ -45,7 +46,8 @@ fn rms_norm<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
         "rms_norm_backward",
         [1e-4, 8.0 * ONE_ROUNDING],
         |b| {
-            let ((dout, dout_is), (inp, inp_is)) = (b.numbers(b.dtype, ROWS * C)?, b.numbers(b.dtype, ROWS * C)?);
+            let ((dout, dout_is), (inp, inp_is)) =
+                (b.numbers(b.dtype, ROWS * C)?, b.numbers(b.dtype, ROWS * C)?);
             let (weight, weight_is) = b.numbers(b.dtype, C)?;
             let (mut out, mut rstd) = (b.zeros(b.dtype, ROWS * C), b.zeros(DType::F32, ROWS));
             b.device.rms_norm_forward(out.view_mut(), rstd.view_mut(), inp.view(), weight.view(), EPS);
@@ -60,7 +62,8 @@ fn rms_norm<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
                 rstd.view(),
                 work.view_mut(),
             );
-            let (dinp_want, dweight_want) = reference::rms_norm_backward(&dout_is, &inp_is, &weight_is, EPS.into());
+            let (dinp_want, dweight_want) =
+                reference::rms_norm_backward(&dout_is, &inp_is, &weight_is, EPS.into());
             Ok(vec![(dinp, dinp_want), (dweight, dweight_want)])
         },
         |b| {
@@ -158,7 +161,9 @@ fn swiglu<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
                 shape: format!("{} x {f}", s.rows),
                 bytes: 2 * gate_up.bytes() + dout.bytes(),
                 flops: 0.0,
-                call: Box::new(move || device.swiglu_backward(dgate_up.view_mut(), dout.view(), gate_up.view(), f)),
+                call: Box::new(move || {
+                    device.swiglu_backward(dgate_up.view_mut(), dout.view(), gate_up.view(), f)
+                }),
             })
         },
     )

@@ -1,5 +1,5 @@
-//! `zero3 device check`: every kernel of a device against its naive f64 sibling, and how fast it is on the shapes of a
-//! real model. To be run on a node before the first training run there.
+//! `zero3 device check`: every kernel of a device against its naive f64 sibling, and how fast it is on the
+//! shapes of a real model. To be run on a node before the first training run there.
 //!
 //! Must not know: ranks, plans, files. It is generic over the device, so that its own tests run it on a CPU.
 

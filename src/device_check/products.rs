@@ -52,7 +52,8 @@ fn forward<D: Device>(b: &mut Bench<'_, D>, name: &'static str, large: LinearSha
                 (b.numbers(b.dtype, rows * n_in)?, b.numbers(b.dtype, n_out * n_in)?);
             let (bias, bias_is) = b.numbers(b.dtype, n_out)?;
             let mut out = b.unwritten(b.dtype, rows * n_out);
-            let mut work = b.zeros(DType::F32, D::linear_forward_work_numel(SMALL, b.dtype, b.dtype, b.dtype));
+            let mut work =
+                b.zeros(DType::F32, D::linear_forward_work_numel(SMALL, b.dtype, b.dtype, b.dtype));
             let (o, w) = (out.view_mut(), work.view_mut());
             b.device.linear_forward(o, inp.view(), weight.view(), Some(bias.view()), w, SMALL);
             Ok(vec![(out, reference::linear_forward(&inp_is, &weight_is, &bias_is, SMALL))])
@@ -61,7 +62,8 @@ fn forward<D: Device>(b: &mut Bench<'_, D>, name: &'static str, large: LinearSha
             let (device, LinearShape { rows, n_in, n_out }) = (b.device, large);
             let (inp, weight) = (b.zeros(b.dtype, rows * n_in), b.zeros(b.dtype, n_out * n_in));
             let (bias, mut out) = (b.zeros(b.dtype, n_out), b.zeros(b.dtype, rows * n_out));
-            let mut work = b.zeros(DType::F32, D::linear_forward_work_numel(large, b.dtype, b.dtype, b.dtype));
+            let mut work =
+                b.zeros(DType::F32, D::linear_forward_work_numel(large, b.dtype, b.dtype, b.dtype));
             Ok(Timed {
                 shape: in_words(large),
                 bytes: inp.bytes() + weight.bytes() + out.bytes(),
@@ -85,21 +87,35 @@ fn backward_input<D: Device>(b: &mut Bench<'_, D>, name: &'static str, large: Li
             let ((_, inp_is), (weight, weight_is)) =
                 (b.numbers(b.dtype, rows * n_in)?, b.numbers(b.dtype, n_out * n_in)?);
             let mut dinp = b.unwritten(b.dtype, rows * n_in);
-            let mut work = b.zeros(DType::F32, D::linear_backward_input_work_numel(SMALL, b.dtype, b.dtype, b.dtype));
-            b.device.linear_backward_input(dinp.view_mut(), dout.view(), weight.view(), work.view_mut(), SMALL);
+            let mut work =
+                b.zeros(DType::F32, D::linear_backward_input_work_numel(SMALL, b.dtype, b.dtype, b.dtype));
+            b.device.linear_backward_input(
+                dinp.view_mut(),
+                dout.view(),
+                weight.view(),
+                work.view_mut(),
+                SMALL,
+            );
             Ok(vec![(dinp, reference::linear_backward(&dout_is, &inp_is, &weight_is, SMALL).0)])
         },
         |b| {
             let (device, LinearShape { rows, n_in, n_out }) = (b.device, large);
             let (dout, weight) = (b.zeros(b.dtype, rows * n_out), b.zeros(b.dtype, n_out * n_in));
             let mut dinp = b.zeros(b.dtype, rows * n_in);
-            let mut work = b.zeros(DType::F32, D::linear_backward_input_work_numel(large, b.dtype, b.dtype, b.dtype));
+            let mut work =
+                b.zeros(DType::F32, D::linear_backward_input_work_numel(large, b.dtype, b.dtype, b.dtype));
             Ok(Timed {
                 shape: in_words(large),
                 bytes: dout.bytes() + weight.bytes() + dinp.bytes(),
                 flops: flops(large),
                 call: Box::new(move || {
-                    device.linear_backward_input(dinp.view_mut(), dout.view(), weight.view(), work.view_mut(), large);
+                    device.linear_backward_input(
+                        dinp.view_mut(),
+                        dout.view(),
+                        weight.view(),
+                        work.view_mut(),
+                        large,
+                    );
                 }),
             })
         },
@@ -117,7 +133,8 @@ fn gelu_forward<D: Device>(b: &mut Bench<'_, D>, large: LinearShape) -> Result<(
                 (b.numbers(b.dtype, rows * n_in)?, b.numbers(b.dtype, n_out * n_in)?);
             let (bias, bias_is) = b.numbers(b.dtype, n_out)?;
             let (mut out, mut pre) = (b.unwritten(b.dtype, rows * n_out), b.unwritten(b.dtype, rows * n_out));
-            let mut work = b.zeros(DType::F32, D::linear_forward_work_numel(SMALL, b.dtype, b.dtype, b.dtype));
+            let mut work =
+                b.zeros(DType::F32, D::linear_forward_work_numel(SMALL, b.dtype, b.dtype, b.dtype));
             let (o, p, w) = (out.view_mut(), pre.view_mut(), work.view_mut());
             b.device.linear_gelu_forward(o, p, inp.view(), weight.view(), bias.view(), w, SMALL);
             let pre_want = reference::linear_forward(&inp_is, &weight_is, &bias_is, SMALL);
@@ -129,7 +146,8 @@ fn gelu_forward<D: Device>(b: &mut Bench<'_, D>, large: LinearShape) -> Result<(
             let (inp, weight) = (b.zeros(b.dtype, rows * n_in), b.zeros(b.dtype, n_out * n_in));
             let bias = b.zeros(b.dtype, n_out);
             let (mut out, mut pre) = (b.zeros(b.dtype, rows * n_out), b.zeros(b.dtype, rows * n_out));
-            let mut work = b.zeros(DType::F32, D::linear_forward_work_numel(large, b.dtype, b.dtype, b.dtype));
+            let mut work =
+                b.zeros(DType::F32, D::linear_forward_work_numel(large, b.dtype, b.dtype, b.dtype));
             Ok(Timed {
                 shape: in_words(large),
                 bytes: inp.bytes() + weight.bytes() + out.bytes() + pre.bytes(),
@@ -154,7 +172,8 @@ fn gelu_backward_input<D: Device>(b: &mut Bench<'_, D>, large: LinearShape) -> R
                 (b.numbers(b.dtype, rows * n_out)?, b.numbers(b.dtype, rows * n_in)?);
             let (weight, weight_is) = b.numbers(b.dtype, n_out * n_in)?;
             let mut dinp = b.unwritten(b.dtype, rows * n_in);
-            let mut work = b.zeros(DType::F32, D::linear_backward_input_work_numel(SMALL, b.dtype, b.dtype, b.dtype));
+            let mut work =
+                b.zeros(DType::F32, D::linear_backward_input_work_numel(SMALL, b.dtype, b.dtype, b.dtype));
             let (d, w) = (dinp.view_mut(), work.view_mut());
             b.device.linear_gelu_backward_input(d, dout.view(), weight.view(), pre.view(), w, SMALL);
             let (dgelu, ..) = reference::linear_backward(&dout_is, &pre_is, &weight_is, SMALL);
@@ -164,7 +183,8 @@ fn gelu_backward_input<D: Device>(b: &mut Bench<'_, D>, large: LinearShape) -> R
             let (device, LinearShape { rows, n_in, n_out }) = (b.device, large);
             let (dout, weight) = (b.zeros(b.dtype, rows * n_out), b.zeros(b.dtype, n_out * n_in));
             let (pre, mut dinp) = (b.zeros(b.dtype, rows * n_in), b.zeros(b.dtype, rows * n_in));
-            let mut work = b.zeros(DType::F32, D::linear_backward_input_work_numel(large, b.dtype, b.dtype, b.dtype));
+            let mut work =
+                b.zeros(DType::F32, D::linear_backward_input_work_numel(large, b.dtype, b.dtype, b.dtype));
             Ok(Timed {
                 shape: in_words(large),
                 bytes: dout.bytes() + weight.bytes() + pre.bytes() + dinp.bytes(),
@@ -186,21 +206,23 @@ fn backward_weight<D: Device>(b: &mut Bench<'_, D>, name: &'static str, large: L
             let LinearShape { rows, n_in, n_out } = SMALL;
             let ((dout, dout_is), (inp, inp_is)) =
                 (b.numbers(b.dtype, rows * n_out)?, b.numbers(b.dtype, rows * n_in)?);
-            let (mut dweight, mut dbias) = (b.unwritten(DType::F32, n_out * n_in), b.unwritten(DType::F32, n_out));
-            let mut work =
-                b.zeros(DType::F32, D::linear_backward_weight_work_numel(SMALL, DType::F32, b.dtype, b.dtype));
+            let (mut dweight, mut dbias) =
+                (b.unwritten(DType::F32, n_out * n_in), b.unwritten(DType::F32, n_out));
+            let mut work = b
+                .zeros(DType::F32, D::linear_backward_weight_work_numel(SMALL, DType::F32, b.dtype, b.dtype));
             let (dw, db, w) = (dweight.view_mut(), Some(dbias.view_mut()), work.view_mut());
             b.device.linear_backward_weight(dw, db, dout.view(), inp.view(), w, SMALL, false);
             let weight_is = vec![0.0; n_out * n_in];
-            let (_, dweight_want, dbias_want) = reference::linear_backward(&dout_is, &inp_is, &weight_is, SMALL);
+            let (_, dweight_want, dbias_want) =
+                reference::linear_backward(&dout_is, &inp_is, &weight_is, SMALL);
             Ok(vec![(dweight, dweight_want), (dbias, dbias_want)])
         },
         |b| {
             let (device, LinearShape { rows, n_in, n_out }) = (b.device, large);
             let (dout, inp) = (b.zeros(b.dtype, rows * n_out), b.zeros(b.dtype, rows * n_in));
             let (mut dweight, mut dbias) = (b.zeros(DType::F32, n_out * n_in), b.zeros(DType::F32, n_out));
-            let mut work =
-                b.zeros(DType::F32, D::linear_backward_weight_work_numel(large, DType::F32, b.dtype, b.dtype));
+            let mut work = b
+                .zeros(DType::F32, D::linear_backward_weight_work_numel(large, DType::F32, b.dtype, b.dtype));
             Ok(Timed {
                 shape: in_words(large),
                 bytes: dout.bytes() + inp.bytes() + dweight.bytes(),
@@ -224,7 +246,8 @@ fn head<D: Device>(b: &mut Bench<'_, D>, large: LinearShape) -> Result<()> {
             let ((inp, inp_is), (weight, weight_is)) =
                 (b.numbers(b.dtype, rows * n_in)?, b.numbers(b.dtype, n_out * n_in)?);
             let mut out = b.unwritten(DType::F32, rows * n_out);
-            let mut work = b.zeros(DType::F32, D::linear_forward_work_numel(SMALL, DType::F32, b.dtype, b.dtype));
+            let mut work =
+                b.zeros(DType::F32, D::linear_forward_work_numel(SMALL, DType::F32, b.dtype, b.dtype));
             b.device.linear_forward(out.view_mut(), inp.view(), weight.view(), None, work.view_mut(), SMALL);
             Ok(vec![(out, reference::linear_forward(&inp_is, &weight_is, &vec![0.0; n_out], SMALL))])
         },
@@ -232,13 +255,21 @@ fn head<D: Device>(b: &mut Bench<'_, D>, large: LinearShape) -> Result<()> {
             let (device, LinearShape { rows, n_in, n_out }) = (b.device, large);
             let (inp, weight) = (b.zeros(b.dtype, rows * n_in), b.zeros(b.dtype, n_out * n_in));
             let mut out = b.zeros(DType::F32, rows * n_out);
-            let mut work = b.zeros(DType::F32, D::linear_forward_work_numel(large, DType::F32, b.dtype, b.dtype));
+            let mut work =
+                b.zeros(DType::F32, D::linear_forward_work_numel(large, DType::F32, b.dtype, b.dtype));
             Ok(Timed {
                 shape: in_words(large),
                 bytes: inp.bytes() + weight.bytes() + out.bytes(),
                 flops: flops(large),
                 call: Box::new(move || {
-                    device.linear_forward(out.view_mut(), inp.view(), weight.view(), None, work.view_mut(), large);
+                    device.linear_forward(
+                        out.view_mut(),
+                        inp.view(),
+                        weight.view(),
+                        None,
+                        work.view_mut(),
+                        large,
+                    );
                 }),
             })
         },

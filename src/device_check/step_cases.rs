@@ -22,7 +22,8 @@ fn cross_entropy<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
         "cross_entropy",
         [1e-5, 1e-5],
         |b| {
-            let ((mut logits, logits_are), (targets, ids)) = (b.numbers(DType::F32, ROWS * V)?, b.tokens(ROWS, V)?);
+            let ((mut logits, logits_are), (targets, ids)) =
+                (b.numbers(DType::F32, ROWS * V)?, b.tokens(ROWS, V)?);
             let mut losses = b.unwritten(DType::F32, ROWS);
             b.device.cross_entropy(logits.view_mut(), losses.view_mut(), targets.view(), Some(scale));
             let (losses_want, dlogits_want) = reference::cross_entropy(&logits_are, &ids, f64::from(scale));
@@ -45,7 +46,8 @@ fn cross_entropy<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
     )
 }
 
-/// The exact sum of the norm: not one bit may differ. Its time is that of the launch and of the copy of the bins as well.
+/// The exact sum of the norm: not one bit may differ. Its time is that of the launch and of the copy of the
+/// bins as well.
 fn sum_of_squares<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
     // More than a block takes at a time.
     const N: usize = (1 << 17) + 3;
@@ -55,7 +57,8 @@ fn sum_of_squares<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
         |b| {
             let (inp, inp_is) = b.numbers(b.dtype, N)?;
             let got = b.device.sum_of_squares([inp.view()])?.to_f64();
-            // Squares of f32 have 48 bits: their f64 is exact, and the sum of so few is rounded once in a superaccumulator.
+            // Squares of f32 have 48 bits: their f64 is exact, and the sum of so few is rounded once in a
+            // superaccumulator.
             let values: Vec<f32> = inp_is.iter().map(|&x| x as f32).collect();
             let off = (got - ExactSum::of_squares(&values).to_f64()) as f32;
             Ok(vec![(b.filled(DType::F32, &[off])?, vec![0.0])])
@@ -76,7 +79,8 @@ fn sum_of_squares<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
 /// Every optimizer, without and with the rounded parameter beside the master.
 fn optimizers<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
     for &kind in OptimizerKind::ALL {
-        let (hyper, now) = (kind.default_hyper(0.1), UpdateNow { step: 3, lr: 1e-3, grad_scale: 0.5, decays: true });
+        let (hyper, now) =
+            (kind.default_hyper(0.1), UpdateNow { step: 3, lr: 1e-3, grad_scale: 0.5, decays: true });
         let (step, kept) = (UpdateStep::new(kind, &hyper, &now), kind.states(&hyper));
         update(b, step, kept, true)?;
         update(b, step, kept, false)?;
@@ -84,18 +88,30 @@ fn optimizers<D: Device>(b: &mut Bench<'_, D>) -> Result<()> {
     Ok(())
 }
 
-fn update<D: Device>(b: &mut Bench<'_, D>, step: UpdateStep, kept: &[OptimState], rounded: bool) -> Result<()> {
+fn update<D: Device>(
+    b: &mut Bench<'_, D>,
+    step: UpdateStep,
+    kept: &[OptimState],
+    rounded: bool,
+) -> Result<()> {
     const N: usize = 4099;
     let kind = step.kind();
     b.case(
         if rounded { format!("{kind}_rounded") } else { kind.name().into() },
         if rounded { [ONE_ROUNDING; 2] } else { [1e-6, 1e-6] },
         |b| {
-            let ((mut master, mut master_is), (grad, grad_is)) = (b.numbers(DType::F32, N)?, b.numbers(b.dtype, N)?);
+            let ((mut master, mut master_is), (grad, grad_is)) =
+                (b.numbers(DType::F32, N)?, b.numbers(b.dtype, N)?);
             let mut states = OptimStates::of(kept, |_| b.zeros(DType::F32, N));
             let mut param = rounded.then(|| b.unwritten(DType::Bf16, N));
             let views = states.each_mut().map(|state| state.view_mut());
-            b.device.update(master.view_mut(), views, grad.view(), &step, param.as_mut().map(|p| p.view_mut()));
+            b.device.update(
+                master.view_mut(),
+                views,
+                grad.view(),
+                &step,
+                param.as_mut().map(|p| p.view_mut()),
+            );
             let mut states_are = OptimStates::of(kept, |_| vec![0.0; N]);
             step.reference(&mut master_is, &mut states_are, &grad_is);
             if let Some(param) = param {

@@ -117,7 +117,9 @@ fn log_ticks(low: f64, high: f64, n: usize, unit: Unit) -> Vec<f64> {
     let every = ((last - first) as usize).div_ceil(n.max(1)).max(1);
     let powers = (first..=last).filter(|k| k.rem_euclid(every as i32) == 0).map(|k| base.powi(k));
     match unit {
-        Unit::Plain if last - first <= 3 => powers.flat_map(|p| [p, 2.0 * p, 5.0 * p]).filter(inside).collect(),
+        Unit::Plain if last - first <= 3 => {
+            powers.flat_map(|p| [p, 2.0 * p, 5.0 * p]).filter(inside).collect()
+        }
         _ => powers.filter(inside).collect(),
     }
 }
@@ -126,7 +128,11 @@ fn log_ticks(low: f64, high: f64, n: usize, unit: Unit) -> Vec<f64> {
 pub fn nice_step(least: f64) -> f64 {
     let least = if least.is_finite() && least > 0.0 { least } else { 1.0 };
     let decade = 10f64.powf(least.log10().floor());
-    [1.0, 2.0, 5.0, 10.0].map(|m| m * decade).into_iter().find(|s| *s >= least * (1.0 - 1e-9)).unwrap_or(10.0 * decade)
+    [1.0, 2.0, 5.0, 10.0]
+        .map(|m| m * decade)
+        .into_iter()
+        .find(|s| *s >= least * (1.0 - 1e-9))
+        .unwrap_or(10.0 * decade)
 }
 
 /// A number as a tick: `0.25`, `1500`, `20k`, `1e-7`.
@@ -140,7 +146,11 @@ pub fn number(value: f64) -> String {
         };
         return format!("{}{letter}", (short * 100.0).round() / 100.0);
     }
-    if size > 0.0 && size < 1e-4 { format!("{value:.0e}") } else { format!("{}", (value * 1e6).round() / 1e6) }
+    if size > 0.0 && size < 1e-4 {
+        format!("{value:.0e}")
+    } else {
+        format!("{}", (value * 1e6).round() / 1e6)
+    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Curves over an axis: what `plotters` draws of it, with ticks and letters that are ours.
 //!
-//! A [`Chart`] is one panel without words around it; [`LineFigure`] is a whole picture with title, legend and one panel.
+//! A [`Chart`] is one panel without words around it; [`LineFigure`] is a whole picture with title, legend and
+//! one panel.
 
 use super::Figure;
 use super::axis::Axis;
@@ -53,7 +54,14 @@ pub struct Series {
 impl Series {
     /// A line in colour `color`.
     pub fn line(name: impl Into<String>, color: usize, points: Vec<(f64, f64)>) -> Self {
-        Series { name: name.into(), color: Some(color), stroke: Stroke::Line, width: 2, points, band: Vec::new() }
+        Series {
+            name: name.into(),
+            color: Some(color),
+            stroke: Stroke::Line,
+            width: 2,
+            points,
+            band: Vec::new(),
+        }
     }
 
     /// The same drawn in another way.
@@ -146,7 +154,8 @@ struct Layout {
 
 /// Lowest and highest of some places, apart from each other.
 fn extent(values: impl Iterator<Item = f64>) -> (f64, f64) {
-    let (low, high) = values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v), high.max(v)));
+    let (low, high) =
+        values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v), high.max(v)));
     match () {
         () if low > high => (0.0, 1.0),
         () if low == high => (low - 0.5, high + 0.5),
@@ -187,10 +196,12 @@ impl Chart {
 
     fn layout(&self, size: (u32, u32)) -> Layout {
         let xs = |s: &Series| s.points.iter().map(|p| p.0).chain(s.band.iter().map(|b| b.0)).collect();
-        let ys = |s: &Series| s.points.iter().map(|p| p.1).chain(s.band.iter().flat_map(|b| [b.1, b.2])).collect();
+        let ys =
+            |s: &Series| s.points.iter().map(|p| p.1).chain(s.band.iter().flat_map(|b| [b.1, b.2])).collect();
         let (x_range, y_range) = (self.range(&self.x, xs, 0.02), self.range(&self.y, ys, 0.06));
         let y_ticks = self.y.places(y_range, (size.1 as usize / 45).max(2));
-        let widest = y_ticks.iter().map(|&t| text::width(&self.y.tick_label(self.y.value(t)), NOTE_PX, false));
+        let widest =
+            y_ticks.iter().map(|&t| text::width(&self.y.tick_label(self.y.value(t)), NOTE_PX, false));
         let left = widest.fold(self.y.room, f64::max) + 36.0;
         Layout { x_range, y_range, y_ticks, left }
     }
@@ -225,7 +236,9 @@ impl Chart {
             .y_desc(self.y.label.as_str())
             .draw()?;
         for mark in &self.marks {
-            let Some(x) = self.x.place(mark.x).filter(|x| (x_range.0..=x_range.1).contains(x)) else { continue };
+            let Some(x) = self.x.place(mark.x).filter(|x| (x_range.0..=x_range.1).contains(x)) else {
+                continue;
+            };
             let style = rgb(theme.color(mark.color)).stroke_width(2);
             let line = [(x, y_range.0), (x, y_range.1)];
             match mark.dashed {
@@ -236,7 +249,9 @@ impl Chart {
         for series in &self.series {
             let color = series.ink(theme);
             let place = |x: f64, y: f64| Some((self.x.place(x)?, self.y.place(y)?));
-            let edge = |pick: fn(&(f64, f64, f64)) -> f64| series.band.iter().filter_map(move |b| place(b.0, pick(b)));
+            let edge = |pick: fn(&(f64, f64, f64)) -> f64| {
+                series.band.iter().filter_map(move |b| place(b.0, pick(b)))
+            };
             let outline: Vec<(f64, f64)> = {
                 let upper: Vec<_> = edge(|b| b.2).collect();
                 edge(|b| b.1).chain(upper.into_iter().rev()).collect()
@@ -252,7 +267,8 @@ impl Chart {
                 let run: Vec<(f64, f64)> = run.iter().flatten().copied().collect();
                 let alone = run.len() == 1;
                 if alone || matches!(series.stroke, Stroke::Dotted | Stroke::Dots) {
-                    let dots = run.iter().map(|&at| Circle::new(at, 1 + series.width as i32, rgb(color).filled()));
+                    let dots =
+                        run.iter().map(|&at| Circle::new(at, 1 + series.width as i32, rgb(color).filled()));
                     chart.draw_series(dots)?;
                 }
                 match series.stroke {
@@ -350,7 +366,15 @@ mod tests {
 
     #[test]
     fn a_gap_interrupts_a_line_and_a_lone_point_is_a_dot() {
-        let points = vec![(0.0, 1.0), (1.0, 2.0), (2.0, f64::NAN), (3.0, 1.5), (4.0, f64::NAN), (5.0, 1.0), (6.0, 2.0)];
+        let points = vec![
+            (0.0, 1.0),
+            (1.0, 2.0),
+            (2.0, f64::NAN),
+            (3.0, 1.5),
+            (4.0, f64::NAN),
+            (5.0, 1.0),
+            (6.0, 2.0),
+        ];
         let svg = chart(Axis::new("x"), Axis::new("y"), points).draw(&Theme::LIGHT, (300, 200));
         let color = Theme::LIGHT.color(0).hex().to_uppercase();
         assert_eq!(svg.matches("<circle").count(), 1);

@@ -84,23 +84,25 @@ impl Compute {
         let micro_steps = self.n_micro.div_ceil(n);
         let in_last = self.n_micro - (micro_steps - 1) * n;
         let mut caption = if self.visits.iter().any(|v| v.gathers) {
-            "Every rank runs through all units of the model, gathered whole for the visit, with data of its own; a gather or a reduction \
-             (a bar from top to bottom) is between all ranks."
+            "Every rank runs through all units of the model, gathered whole for the visit, with data of its \
+             own; a gather or a reduction (a bar from top to bottom) is between all ranks."
                 .to_string()
         } else {
-            "Every rank runs through all units of the model with data of its own; a reduction (a bar from top to bottom) is between all ranks."
+            "Every rank runs through all units of the model with data of its own; a reduction (a bar from \
+             top to bottom) is between all ranks."
                 .to_string()
         };
         if in_last < n {
             caption += &format!(
-                " In the last micro-step ranks {in_last} and up have no micro-batch: they take part in the collectives and compute nothing."
+                " In the last micro-step ranks {in_last} and up have no micro-batch: they take part in the \
+                 collectives and compute nothing."
             );
         }
         Figure::new("compute", "Compute: what each rank works on in a step", caption, |sheet| {
             let of = if micro_steps == 1 { "that one" } else { "each of them" };
             let y = sheet.subtitle(&format!(
-                "A step of {} micro-batches on {} takes {}; micro-batch j runs on rank j mod {n}. Shown: {of}, \
-                 from left to right; the order is true, the widths are not times.",
+                "A step of {} micro-batches on {} takes {}; micro-batch j runs on rank j mod {n}. Shown: \
+                 {of}, from left to right; the order is true, the widths are not times.",
                 self.n_micro,
                 human::counted(n, "rank"),
                 human::counted(micro_steps, "micro-step")
@@ -111,9 +113,14 @@ impl Compute {
     }
 
     fn keys(&self, theme: &Theme) -> Vec<Key> {
-        let passes = [Pass::Forward, Pass::Loss, Pass::Backward].map(|p| Key::color(p.color(theme), p.name()));
+        let passes =
+            [Pass::Forward, Pass::Loss, Pass::Backward].map(|p| Key::color(p.color(theme), p.name()));
         let collectives = [
-            (self.visits.iter().any(|v| v.gathers), gather_color(theme), "AllGather of the unit's parameters"),
+            (
+                self.visits.iter().any(|v| v.gathers),
+                gather_color(theme),
+                "AllGather of the unit's parameters",
+            ),
             (self.visits.iter().any(|v| v.reduces), reduce_color(theme), "ReduceScatter of its gradients"),
         ];
         let collectives = collectives.into_iter().filter(|(is_there, ..)| *is_there && self.world_size > 1);
@@ -172,15 +179,29 @@ impl Compute {
             if upright {
                 sheet.write_up((x + slot / 2.0 + 4.0, top - 6.0), &visit.unit, SMALL_PX, Anchor::Start);
             } else {
-                sheet.write((x + slot / 2.0, top - 6.0), &visit.unit, SMALL_PX, theme.muted, Anchor::Middle, false);
+                sheet.write(
+                    (x + slot / 2.0, top - 6.0),
+                    &visit.unit,
+                    SMALL_PX,
+                    theme.muted,
+                    Anchor::Middle,
+                    false,
+                );
             }
             for rank in 0..self.world_size {
-                let frame = Frame::new(x + bar + 1.0, top + row * rank as f64 + 1.5, slot - 2.0 * bar - 2.0, row - 3.0);
+                let frame = Frame::new(
+                    x + bar + 1.0,
+                    top + row * rank as f64 + 1.5,
+                    slot - 2.0 * bar - 2.0,
+                    row - 3.0,
+                );
                 let computes = rank < self.n_micro;
-                let what = if computes { "on its micro-batch" } else { "without a micro-batch: nothing to compute" };
+                let what =
+                    if computes { "on its micro-batch" } else { "without a micro-batch: nothing to compute" };
                 let words = format!("rank {rank}: {} of {} {what}", visit.pass.name(), visit.unit);
                 let fill = if computes { Fill::Plain(visit.pass.color(theme)) } else { Fill::None };
-                let data = [("rank", rank.to_string()), ("visit", format!("{} {}", visit.unit, visit.pass.name()))];
+                let data =
+                    [("rank", rank.to_string()), ("visit", format!("{} {}", visit.unit, visit.pass.name()))];
                 sheet.datum(frame, fill, (!computes).then_some(theme.grid), &words, &data);
             }
             if self.world_size == 1 {
@@ -190,7 +211,13 @@ impl Compute {
             let unit = &visit.unit;
             if visit.gathers {
                 let words = format!("AllGather of {unit} for {}", visit.pass.name());
-                sheet.datum(band(x), Fill::Plain(gather_color(theme)), None, &words, &[("all-gather", unit.clone())]);
+                sheet.datum(
+                    band(x),
+                    Fill::Plain(gather_color(theme)),
+                    None,
+                    &words,
+                    &[("all-gather", unit.clone())],
+                );
             }
             if visit.reduces {
                 let words = format!("ReduceScatter of gradients after {unit}");
@@ -247,7 +274,8 @@ mod tests {
             let figure = step(2, n, n_micro).figure();
             for svg in [&figure.light, &figure.dark] {
                 let document = roxmltree::Document::parse(svg).unwrap_or_else(|e| panic!("{e}\n{svg}"));
-                let with = |name: &str| document.descendants().filter(|node| node.has_attribute(name)).count();
+                let with =
+                    |name: &str| document.descendants().filter(|node| node.has_attribute(name)).count();
                 assert_eq!(with("data-visit"), 7 * n, "{n} ranks, 7 visits");
                 let bars = if n == 1 { (0, 0) } else { (6, 4) };
                 assert_eq!((with("data-all-gather"), with("data-reduce-scatter")), bars, "{n} ranks");

@@ -1,4 +1,5 @@
-//! Figures within an HTML page: both themes stand in it, and the reader's system chooses one, without a script.
+//! Figures within an HTML page: both themes stand in it, and the reader's system chooses one, without a
+//! script.
 //!
 //! Must not know: what else is on the page.
 
@@ -28,10 +29,10 @@ const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; img-src dat
 /// The head of every page: what may be loaded, the title, the page's style and that of its figures.
 pub fn head(title: &str, style: &str) -> String {
     format!(
-        "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\">\
-         <meta http-equiv=\"Content-Security-Policy\" content=\"{POLICY}\">\
-         <meta name=\"viewport\" content=\"width=device-width\"><meta name=\"color-scheme\" content=\"light dark\">\
-         <link rel=\"icon\" href=\"data:,\"><title>{}</title><style>{style}{STYLE}</style></head>",
+        "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\"><meta \
+         http-equiv=\"Content-Security-Policy\" content=\"{POLICY}\"><meta name=\"viewport\" \
+         content=\"width=device-width\"><meta name=\"color-scheme\" content=\"light dark\"><link \
+         rel=\"icon\" href=\"data:,\"><title>{}</title><style>{style}{STYLE}</style></head>",
         escape(title)
     )
 }
@@ -49,7 +50,10 @@ mod tests {
     fn what_controls_a_terminal_and_markup_alike_are_text_in_a_page() {
         assert_eq!(escape("<b>\x1b[31m\0&\"\n"), "&lt;b&gt;\\u001b[31m\\u0000&amp;&quot;\n");
         let head = head("</title>\x1b", "p{}");
-        assert!(head.contains("<title>&lt;/title&gt;\\u001b</title>") && head.contains("default-src 'none'"), "{head}");
+        assert!(
+            head.contains("<title>&lt;/title&gt;\\u001b</title>") && head.contains("default-src 'none'"),
+            "{head}"
+        );
     }
 
     #[test]

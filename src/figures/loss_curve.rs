@@ -1,4 +1,5 @@
-//! Loss, step time and tokens per second over a run, with the moments at which it was restored or skipped a step.
+//! Loss, step time and tokens per second over a run, with the moments at which it was restored or skipped a
+//! step.
 
 use super::Figure;
 use super::axis::Axis;
@@ -45,7 +46,8 @@ fn thinned(points: &[Point], columns: usize) -> (Vec<Point>, Vec<Spread>) {
     }
     let (mut medians, mut band) = (Vec::new(), Vec::new());
     let (first, last) = (finite[0].0, finite[finite.len() - 1].0);
-    let column_of = |x: f64| (((x - first) / (last - first).max(1.0) * columns as f64) as usize).min(columns - 1);
+    let column_of =
+        |x: f64| (((x - first) / (last - first).max(1.0) * columns as f64) as usize).min(columns - 1);
     for column in finite.chunk_by(|a, b| column_of(a.0) == column_of(b.0)) {
         let x = column.iter().map(|p| p.0).sum::<f64>() / column.len() as f64;
         let mut ys: Vec<f64> = column.iter().map(|p| p.1).collect();
@@ -86,7 +88,10 @@ impl LossCurve {
             let panels = self.panels();
             let mut keys: Vec<Key> = panels[0].series.iter().map(|s| s.key(theme)).collect();
             if !self.restored_at.is_empty() {
-                keys.push(Key { look: Look::Dashes(theme.color(RESTORED)), name: "restored from a checkpoint".into() });
+                keys.push(Key {
+                    look: Look::Dashes(theme.color(RESTORED)),
+                    name: "restored from a checkpoint".into(),
+                });
             }
             if !self.skipped_at.is_empty() {
                 keys.push(Key {
@@ -111,7 +116,8 @@ impl LossCurve {
             let (points, band) = thinned(&of(pick), COLUMNS);
             Series { name: name.into(), color: Some(color), stroke: Stroke::Line, width: 2, points, band }
         };
-        let validated: Vec<(f64, f64)> = self.steps.iter().filter_map(|s| Some((s.step as f64, s.val_loss?))).collect();
+        let validated: Vec<(f64, f64)> =
+            self.steps.iter().filter_map(|s| Some((s.step as f64, s.val_loss?))).collect();
         let mut losses = vec![curve("training loss", 0, |s| s.loss)];
         if !validated.is_empty() {
             let stroke = if validated.len() > 60 { Stroke::Line } else { Stroke::Dotted };
@@ -120,7 +126,8 @@ impl LossCurve {
         let restored =
             self.restored_at.iter().map(|&step| Mark { x: step as f64 + 0.5, color: RESTORED, dashed: true });
         // A skipped attempt stands before the step that it did not make.
-        let skipped = self.skipped_at.iter().map(|&step| Mark { x: step as f64 - 0.5, color: SKIPPED, dashed: false });
+        let skipped =
+            self.skipped_at.iter().map(|&step| Mark { x: step as f64 - 0.5, color: SKIPPED, dashed: false });
         let marks: Vec<Mark> = restored.chain(skipped).collect();
         let chart = |label: &str, series: Vec<Series>, from_zero: bool| {
             let y = Axis::new(label).with_room(42.0);
@@ -160,7 +167,8 @@ mod tests {
             step_ms: 5.0,
             tokens_per_s: 1e4,
         };
-        let loss_curve = LossCurve { steps: (1..=9).map(step).collect(), restored_at: vec![4], skipped_at: vec![6] };
+        let loss_curve =
+            LossCurve { steps: (1..=9).map(step).collect(), restored_at: vec![4], skipped_at: vec![6] };
         let figure = loss_curve.figure();
         roxmltree::Document::parse(&figure.light).unwrap();
         for words in [

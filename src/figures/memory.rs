@@ -53,18 +53,26 @@ impl Memory {
         let equal = self.measured.iter().filter(|m| m.bytes == m.planned).count();
         let mut caption = match peak {
             Some(at) => {
-                format!("A micro-step needs the most, {}, at `{}`", human::bytes(sum(at)), self.instructions[at])
+                format!(
+                    "A micro-step needs the most, {}, at `{}`",
+                    human::bytes(sum(at)),
+                    self.instructions[at]
+                )
             }
             None => "Nothing is planned".into(),
         };
         caption += &match self.measured.len() {
-            0 => {
-                "; this is the plan alone, log.trace = \"STEP\" lets a run measure it at each instruction.".to_string()
-            }
+            0 => "; this is the plan alone, log.trace = \"STEP\" lets a run measure it at each instruction."
+                .to_string(),
             n if n == equal => {
-                format!("; at all {n} instructions that were traced the ledger held what was planned, to the byte.")
+                format!(
+                    "; at all {n} instructions that were traced the ledger held what was planned, to the \
+                     byte."
+                )
             }
-            n => format!("; at {equal} of {n} instructions that were traced the ledger held what was planned."),
+            n => {
+                format!("; at {equal} of {n} instructions that were traced the ledger held what was planned.")
+            }
         };
         Figure::new("memory", "Live memory over a micro-step, planned and measured", caption, |sheet| {
             let theme = sheet.theme;
@@ -73,8 +81,8 @@ impl Memory {
                 None => String::new(),
             };
             let y = sheet.subtitle(&format!(
-                "One rank. Areas: the plan, by kind, during each of {n} instructions. Dots: the ledger after an instruction, from the trace. Peak of \
-                 the run: planned {} ({} B){measured}.",
+                "One rank. Areas: the plan, by kind, during each of {n} instructions. Dots: the ledger after \
+                 an instruction, from the trace. Peak of the run: planned {} ({} B){measured}.",
                 human::bytes(self.planned_peak),
                 self.planned_peak
             ));
@@ -125,9 +133,17 @@ impl Memory {
         if !self.measured.is_empty() {
             let points = self.measured.iter().map(|m| (m.at as f64 + 1.0, m.bytes as f64)).collect();
             let name = "measured after an instruction".into();
-            series.push(Series { name, color: None, stroke: Stroke::Dots, width: 1, points, band: Vec::new() });
+            series.push(Series {
+                name,
+                color: None,
+                stroke: Stroke::Dots,
+                width: 1,
+                points,
+                band: Vec::new(),
+            });
         }
-        let marks = self.parts.iter().skip(1).map(|(at, _)| Mark { x: *at as f64, color: 7, dashed: true }).collect();
+        let marks =
+            self.parts.iter().skip(1).map(|(at, _)| Mark { x: *at as f64, color: 7, dashed: true }).collect();
         Chart {
             x: Axis::new("instruction").count().spanning(0.0, n as f64).tight(),
             y: Axis::new("bytes of one rank").bytes().spanning(0.0, 0.0),

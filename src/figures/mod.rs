@@ -1,8 +1,9 @@
 //! The drawing room: pictures as SVG text, light and dark, from plain data.
 //!
-//! Each figure has a file: its data as a struct, and a function from those to a [`Figure`]. Numbers in a picture are numbers it
-//! was given, and every element that stands for something carries it as a `data-` attribute and a tooltip, so that tests (and people
-//! with a mouse) can ask for it. Must not know: run directories, decks, MPI, the clock.
+//! Each figure has a file: its data as a struct, and a function from those to a [`Figure`]. Numbers in a
+//! picture are numbers it was given, and every element that stands for something carries it as a `data-`
+//! attribute and a tooltip, so that tests (and people with a mouse) can ask for it. Must not know: run
+//! directories, decks, MPI, the clock.
 
 pub mod axis;
 pub mod chart;
@@ -40,8 +41,14 @@ pub struct Figure {
 }
 
 impl Figure {
-    /// Draws with each theme. `draw` fills a sheet that has the title on it and returns the height it has used.
-    pub fn new(name: &str, title: &str, caption: impl Into<String>, draw: impl Fn(&mut Sheet<'_>) -> f64) -> Self {
+    /// Draws with each theme. `draw` fills a sheet that has the title on it and returns the height it has
+    /// used.
+    pub fn new(
+        name: &str,
+        title: &str,
+        caption: impl Into<String>,
+        draw: impl Fn(&mut Sheet<'_>) -> f64,
+    ) -> Self {
         let of = |theme: &Theme| {
             let mut sheet = Sheet::new(theme, name, title);
             let height = draw(&mut sheet);

@@ -1,7 +1,7 @@
 //! The picture most people remember beside the right one, and what each would cost this very model.
 //!
-//! The remembered picture: whole units belong to ranks, and the owner broadcasts them. It is drawn for comparison alone, crossed out and
-//! marked WRONG: nothing here trains that way.
+//! The remembered picture: whole units belong to ranks, and the owner broadcasts them. It is drawn for
+//! comparison alone, crossed out and marked WRONG: nothing here trains that way.
 
 use super::Figure;
 use super::sheet::{Anchor, Fill, Frame, MARGIN, Sheet, WIDTH};
@@ -44,8 +44,9 @@ impl Ownership {
     pub fn figure(&self) -> Figure {
         let most = |bytes: &[u64]| human::bytes(bytes.iter().copied().max().unwrap_or(0));
         let caption = format!(
-            "Were whole units owned (left, WRONG), the fullest of {} would keep {} and each unit would come from one rank; cut inside each \
-             parameter (right), every rank keeps {} and sends its slices of every unit. {}",
+            "Were whole units owned (left, WRONG), the fullest of {} would keep {} and each unit would come \
+             from one rank; cut inside each parameter (right), every rank keeps {} and sends its slices of \
+             every unit. {}",
             human::counted(self.world_size, "rank"),
             most(&self.wrong.resident_bytes),
             most(&self.right.resident_bytes),
@@ -54,7 +55,8 @@ impl Ownership {
         let caption = caption.trim_end().to_string();
         Figure::new("ownership", "Not whole layers, but slices of every parameter", caption, |sheet| {
             let words = "Left: the picture that is often drawn, for this model. Right: what is done.";
-            let y = sheet.subtitle(&format!("{words} N\u{a0}=\u{a0}{}. {}", self.world_size, self.remark)) + 6.0;
+            let y =
+                sheet.subtitle(&format!("{words} N\u{a0}=\u{a0}{}. {}", self.world_size, self.remark)) + 6.0;
             let left = self.panel(sheet, MARGIN, y, true);
             let right = self.panel(sheet, 2.0 * MARGIN + PANEL, y, false);
             self.table(sheet, left.max(right) + 10.0)
@@ -79,7 +81,14 @@ impl Ownership {
         let every = (text::width("rank 00", SMALL_PX, false) / column).ceil().max(1.0) as usize;
         for rank in (0..n).step_by(every) {
             let name = if every == 1 || rank == 0 { format!("rank {rank}") } else { rank.to_string() };
-            sheet.write((left + column * rank as f64, top - 6.0), &name, SMALL_PX, theme.muted, Anchor::Start, false);
+            sheet.write(
+                (left + column * rank as f64, top - 6.0),
+                &name,
+                SMALL_PX,
+                theme.muted,
+                Anchor::Start,
+                false,
+            );
         }
         let shown = self.shown();
         let gap = if column > 12.0 { 2.0 } else { 0.0 };
@@ -159,7 +168,8 @@ impl Ownership {
                     Anchor::Start,
                     false,
                 );
-                for (x, (picture, bytes)) in columns.iter().zip(["wrong", "right"].into_iter().zip(bytes_of)) {
+                for (x, (picture, bytes)) in columns.iter().zip(["wrong", "right"].into_iter().zip(bytes_of))
+                {
                     let bytes = bytes.iter().copied();
                     let bytes = if is_most { bytes.max() } else { bytes.min() }.unwrap_or(0);
                     let shown = match bytes {
@@ -216,7 +226,9 @@ mod tests {
                 assert_eq!(cells("right").len(), n_shown * n);
                 assert_eq!(cells("wrong").len(), n_shown, "one owner each");
                 assert!(cells("wrong").iter().all(|c| c.attribute("fill").unwrap().contains("cross")));
-                assert!(document.descendants().any(|node| node.text().is_some_and(|text| text.trim() == "WRONG")));
+                assert!(
+                    document.descendants().any(|node| node.text().is_some_and(|text| text.trim() == "WRONG"))
+                );
                 let number = |picture: &str, name: &str| {
                     let of = |node: &roxmltree::Node<'_, '_>| {
                         node.attribute("data-picture") == Some(picture) && node.has_attribute(name)

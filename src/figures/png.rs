@@ -1,7 +1,8 @@
 //! Pictures as PNG, for slides and papers that take no SVG.
 //!
-//! The letters are those of the bundled DejaVu Sans, whatever fonts a machine has: a compute node has none, and a picture without
-//! words would be worse than no picture. The same figure gives the same pixels everywhere.
+//! The letters are those of the bundled DejaVu Sans, whatever fonts a machine has: a compute node has none,
+//! and a picture without words would be worse than no picture. The same figure gives the same pixels
+//! everywhere.
 
 use super::text;
 use crate::error::{Error, Result};
@@ -20,12 +21,13 @@ pub fn of_svg(svg: &str) -> Result<Vec<u8>> {
     fonts.load_font_data(dejavu::sans::regular().to_vec());
     fonts.load_font_data(dejavu::sans::bold().to_vec());
     fonts.set_sans_serif_family("DejaVu Sans");
-    let options = usvg::Options { fontdb: Arc::new(fonts), font_family: text::FAMILY.into(), ..Default::default() };
+    let options =
+        usvg::Options { fontdb: Arc::new(fonts), font_family: text::FAMILY.into(), ..Default::default() };
     let failed = |why: String| Error::Internal(format!("a figure cannot be made a PNG: {why}"));
     let tree = usvg::Tree::from_str(svg, &options).map_err(|e| failed(e.to_string()))?;
     let size = tree.size().to_int_size().scale_by(SCALE).ok_or_else(|| failed("it has no size".into()))?;
-    let mut pixels =
-        tiny_skia::Pixmap::new(size.width(), size.height()).ok_or_else(|| failed("it is too large".into()))?;
+    let mut pixels = tiny_skia::Pixmap::new(size.width(), size.height())
+        .ok_or_else(|| failed("it is too large".into()))?;
     resvg::render(&tree, tiny_skia::Transform::from_scale(SCALE, SCALE), &mut pixels.as_mut());
     pixels.encode_png().map_err(|e| failed(e.to_string()))
 }

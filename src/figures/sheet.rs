@@ -138,7 +138,9 @@ impl<'a> Sheet<'a> {
             }
             let middle = y + 8.0;
             match *look {
-                Look::Box(fill) => self.frame(Frame::new(x, y + 2.0, 18.0, 12.0), fill, Some(self.theme.muted)),
+                Look::Box(fill) => {
+                    self.frame(Frame::new(x, y + 2.0, 18.0, 12.0), fill, Some(self.theme.muted))
+                }
                 Look::Line(color) => self.line((x, middle), (x + 20.0, middle), color, 2.5, None),
                 Look::Dashes(color) => self.line((x, middle), (x + 20.0, middle), color, 2.0, Some("5 3")),
                 Look::Dot(color) => self.dot((x + 9.0, middle), 3.5, color),
@@ -190,7 +192,14 @@ impl<'a> Sheet<'a> {
     }
 
     /// A box that stands for something: a tooltip says what in words, `data` in names and values.
-    pub fn datum(&mut self, frame: Frame, fill: Fill, outline: Option<Color>, tooltip: &str, data: &[(&str, String)]) {
+    pub fn datum(
+        &mut self,
+        frame: Frame,
+        fill: Fill,
+        outline: Option<Color>,
+        tooltip: &str,
+        data: &[(&str, String)],
+    ) {
         let mut rect = self.rectangle(frame, fill, outline);
         for (name, value) in data {
             rect = rect.set(format!("data-{name}"), value.as_str());
@@ -223,8 +232,11 @@ impl<'a> Sheet<'a> {
         };
         let id = format!("{}-{kind}-{}", self.id, &color.hex()[1..]);
         if !self.patterns.iter().any(|(known, _)| *known == id) {
-            let path =
-                Path::new().set("d", strokes).set("stroke", color.hex()).set("stroke-width", 1).set("fill", "none");
+            let path = Path::new()
+                .set("d", strokes)
+                .set("stroke", color.hex())
+                .set("stroke-width", 1)
+                .set("fill", "none");
             let pattern = Pattern::new()
                 .set("id", id.as_str())
                 .set("width", 8)
@@ -262,7 +274,8 @@ impl<'a> Sheet<'a> {
 
     /// A dot.
     pub fn dot(&mut self, at: (f64, f64), radius: f64, color: Color) {
-        let dot = svg::node::element::Circle::new().set("cx", short(at.0)).set("cy", short(at.1)).set("r", radius);
+        let dot =
+            svg::node::element::Circle::new().set("cx", short(at.0)).set("cy", short(at.1)).set("r", radius);
         self.body.append(dot.set("fill", color.hex()));
     }
 
@@ -289,7 +302,8 @@ impl<'a> Sheet<'a> {
         for (_, pattern) in self.patterns {
             definitions.append(pattern);
         }
-        let page = Rectangle::new().set("width", WIDTH).set("height", height).set("fill", self.theme.page.hex());
+        let page =
+            Rectangle::new().set("width", WIDTH).set("height", height).set("fill", self.theme.page.hex());
         let document = Document::new()
             .set("viewBox", (0, 0, WIDTH as i64, height as i64))
             .set("width", WIDTH)
@@ -327,7 +341,11 @@ mod tests {
         assert_eq!(datum.attribute("height"), Some("0"), "no box is less than nothing");
         assert_eq!(datum.first_element_child().unwrap().text(), Some(nasty));
         assert_eq!(document.root_element().attribute("height"), Some("100"));
-        assert_eq!(document.descendants().filter(|n| n.has_tag_name("pattern")).count(), 1, "one pattern, used twice");
+        assert_eq!(
+            document.descendants().filter(|n| n.has_tag_name("pattern")).count(),
+            1,
+            "one pattern, used twice"
+        );
     }
 
     #[test]

@@ -48,14 +48,15 @@ struct Part {
     bytes: u64,
 }
 
-/// Draws it: `here` are the stages at the run's own rank count, `over` the stages at others. `n_micro` is the number of micro-batches of
-/// a step, `own` the run's stage.
+/// Draws it: `here` are the stages at the run's own rank count, `over` the stages at others. `n_micro` is the
+/// number of micro-batches of a step, `own` the run's stage.
 pub fn figure(here: &[Point], over: &[Point], n_micro: usize, own: u8) -> Figure {
     let n = here.first().map_or(1, |p| p.n_ranks);
     let of = |stage: u8| here.iter().find(|p| p.stage == stage);
     let caption = match (of(0), of(3)) {
         (Some(zero), Some(three)) => format!(
-            "On {} stage 3 keeps {} where stage 0 keeps {}, and receives {} a step where stage 0 receives {}; this run was of stage {own}.",
+            "On {} stage 3 keeps {} where stage 0 keeps {}, and receives {} a step where stage 0 receives \
+             {}; this run was of stage {own}.",
             human::counted(n, "rank"),
             human::bytes(three.resident_bytes()),
             human::bytes(zero.resident_bytes()),
@@ -66,8 +67,9 @@ pub fn figure(here: &[Point], over: &[Point], n_micro: usize, own: u8) -> Figure
     };
     Figure::new("stages", "What each stage keeps and moves", caption, |sheet| {
         let y = sheet.subtitle(&format!(
-            "Bytes of one rank, by the plan of this model with each stage. Above: on {}. Below: over rank counts, with the same {n_micro} \
-             micro-batches in a step. Movement is payload received in one step.",
+            "Bytes of one rank, by the plan of this model with each stage. Above: on {}. Below: over rank \
+             counts, with the same {n_micro} micro-batches in a step. Movement is payload received in one \
+             step.",
             human::counted(n, "rank")
         ));
         let half = (WIDTH - 3.0 * MARGIN) / 2.0;
@@ -100,12 +102,21 @@ pub fn figure(here: &[Point], over: &[Point], n_micro: usize, own: u8) -> Figure
                 .collect()
         };
         let panels = [
-            (MARGIN, Axis::new("kept between steps").bytes().log(), Point::resident_bytes as fn(&Point) -> u64),
+            (
+                MARGIN,
+                Axis::new("kept between steps").bytes().log(),
+                Point::resident_bytes as fn(&Point) -> u64,
+            ),
             (right, Axis::new("received in one step").bytes().spanning(0.0, 0.0), Point::moved_bytes),
         ];
         let mut end = y;
         for (x, y_axis, of) in panels {
-            let chart = Chart { x: Axis::new("ranks").count().log(), y: y_axis, series: series(of), marks: Vec::new() };
+            let chart = Chart {
+                x: Axis::new("ranks").count().log(),
+                y: y_axis,
+                series: series(of),
+                marks: Vec::new(),
+            };
             let keys: Vec<Key> = chart.series.iter().map(|s| s.key(theme)).collect();
             let y = sheet.legend_within(x, x + half, y, &keys);
             sheet.paste((x, y), &chart.draw(theme, (half as u32, 300)));
@@ -151,11 +162,25 @@ fn bars(
             sheet.datum(Frame::new(at, y, length, 20.0), Fill::Plain(part.color), None, &words, &data);
             let label = human::bytes(part.bytes);
             if text::width(&label, SMALL_PX, false) + 8.0 <= length {
-                sheet.write((at + 4.0, y + 14.0), &label, SMALL_PX, part.color.ink_on(), Anchor::Start, false);
+                sheet.write(
+                    (at + 4.0, y + 14.0),
+                    &label,
+                    SMALL_PX,
+                    part.color.ink_on(),
+                    Anchor::Start,
+                    false,
+                );
             }
             at += length;
         }
-        sheet.write((at + 6.0, y + 15.0), &human::bytes(sum(point)), LABEL_PX, theme.ink, Anchor::Start, false);
+        sheet.write(
+            (at + 6.0, y + 15.0),
+            &human::bytes(sum(point)),
+            LABEL_PX,
+            theme.ink,
+            Anchor::Start,
+            false,
+        );
     }
     top + 28.0 * points.len() as f64
 }
@@ -172,7 +197,13 @@ mod tests {
             2 => [4000, 0, 4000 / n, 8000 / n],
             _ => [4000 / n, 0, 4000 / n, 8000 / n],
         };
-        Point { stage, n_ranks, resident, all_gather_bytes: 1000 * (n - 1), reduce_scatter_bytes: 500 * (n - 1) }
+        Point {
+            stage,
+            n_ranks,
+            resident,
+            all_gather_bytes: 1000 * (n - 1),
+            reduce_scatter_bytes: 500 * (n - 1),
+        }
     }
 
     #[test]
@@ -186,8 +217,9 @@ mod tests {
                 for p in &here {
                     let sum = |name: &str| -> u64 {
                         let stage = p.stage.to_string();
-                        let of =
-                            document.descendants().filter(|node| node.attribute("data-stage") == Some(stage.as_str()));
+                        let of = document
+                            .descendants()
+                            .filter(|node| node.attribute("data-stage") == Some(stage.as_str()));
                         of.filter_map(|node| node.attribute(name)).map(|v| v.parse::<u64>().unwrap()).sum()
                     };
                     assert_eq!(

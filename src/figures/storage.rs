@@ -1,7 +1,7 @@
 //! Who keeps what between steps: each parameter a row, each rank a column, each slice at its true place.
 //!
-//! All slices of a parameter are `s = ceil(numel / N)` elements with the padding, so rank r's begin at `r * s` in every row, and one
-//! column per rank shows every parameter to its own scale.
+//! All slices of a parameter are `s = ceil(numel / N)` elements with the padding, so rank r's begin at `r *
+//! s` in every row, and one column per rank shows every parameter to its own scale.
 
 use super::Figure;
 use super::sheet::{Anchor, Fill, Frame, Key, MARGIN, Sheet, WIDTH};
@@ -68,17 +68,21 @@ pub fn figure(units: &[Unit], world_size: usize) -> Figure {
     let by_unit = n_rows > MAX_ROWS;
     let rows: Vec<Row> = match by_unit {
         false => shown.iter().flat_map(|(u, _)| &u.params).map(|p| of_param(p, world_size)).collect(),
-        true => shown.iter().filter(|(u, _)| !u.params.is_empty()).map(|(u, _)| of_unit(u, world_size)).collect(),
+        true => {
+            shown.iter().filter(|(u, _)| !u.params.is_empty()).map(|(u, _)| of_unit(u, world_size)).collect()
+        }
     };
     let ranks = format!("each of {}", human::counted(world_size, "rank"));
     let held = |held: Held| units.iter().flat_map(|u| &u.params).any(|p| p.held == held);
     let mut caption = match (held(Held::Whole), held(Held::WeightsWhole), held(Held::Cut)) {
         (true, ..) => format!("At rest {ranks} keeps all of every parameter: nothing is cut in stage 0."),
         (_, true, false) => format!(
-            "At rest {ranks} keeps the weights whole, and of the states beside them its slice of every parameter."
+            "At rest {ranks} keeps the weights whole, and of the states beside them its slice of every \
+             parameter."
         ),
         (_, true, true) => format!(
-            "At rest {ranks} keeps a slice of every parameter; small ones (marked) are kept whole besides, and only their states are cut."
+            "At rest {ranks} keeps a slice of every parameter; small ones (marked) are kept whole besides, \
+             and only their states are cut."
         ),
         _ => format!("At rest {ranks} keeps one slice of every parameter, and no rank a whole layer."),
     };
@@ -87,18 +91,20 @@ pub fn figure(units: &[Unit], world_size: usize) -> Figure {
     }
     if by_unit {
         caption += &format!(
-            " The {n_params} parameters are summed up by unit: a cell is filled by the elements that the rank keeps of all the unit's parameters."
+            " The {n_params} parameters are summed up by unit: a cell is filled by the elements that the \
+             rank keeps of all the unit's parameters."
         );
     }
     Figure::new("storage", "Storage: which slices a rank keeps between steps", caption.clone(), |sheet| {
         let rule = match (held(Held::Whole), held(Held::Cut)) {
             (true, _) => {
-                "Every rank keeps elements 0 to the last one of everything: parameter, gradient and optimizer state."
+                "Every rank keeps elements 0 to the last one of everything: parameter, gradient and \
+                 optimizer state."
                     .to_string()
             }
             (_, cut) => format!(
-                "Each parameter is flattened, padded to N x s with s = ceil(elements / N), and cut into N slices; rank r keeps elements r x s to \
-                 (r + 1) x s{}.",
+                "Each parameter is flattened, padded to N x s with s = ceil(elements / N), and cut into N \
+                 slices; rank r keeps elements r x s to (r + 1) x s{}.",
                 if cut { "" } else { " of the states beside the weights, which are whole on every rank" }
             ),
         };
@@ -251,7 +257,14 @@ fn draw_cell(sheet: &mut Sheet<'_>, row: &Row, rank: usize, (start, end): (usize
     for label in [label, start.to_string()] {
         let room = cell.w * share - 6.0;
         if kept > 0 && !(row.is_sum && label == "0") && text::width(&label, SMALL_PX, false) <= room {
-            sheet.write((cell.x + 4.0, cell.y + 13.5), &label, SMALL_PX, color.ink_on(), Anchor::Start, false);
+            sheet.write(
+                (cell.x + 4.0, cell.y + 13.5),
+                &label,
+                SMALL_PX,
+                color.ink_on(),
+                Anchor::Start,
+                false,
+            );
             return;
         }
     }
@@ -263,7 +276,8 @@ mod tests {
     use proptest::prelude::*;
 
     fn unit(name: &str, numels: &[usize]) -> Unit {
-        let param = |(i, &numel): (usize, &usize)| Param { name: format!("{name}.p{i}"), numel, held: Held::Cut };
+        let param =
+            |(i, &numel): (usize, &usize)| Param { name: format!("{name}.p{i}"), numel, held: Held::Cut };
         Unit { name: name.into(), params: numels.iter().enumerate().map(param).collect() }
     }
 
@@ -337,7 +351,11 @@ mod tests {
         let mut units = vec![unit("embed", &[10, 4])];
         units[0].params[1].held = Held::WeightsWhole;
         let mixed = figure(&units, 2);
-        assert!(mixed.light.contains("(whole, too)") && mixed.caption.contains("marked"), "{}", mixed.caption);
+        assert!(
+            mixed.light.contains("(whole, too)") && mixed.caption.contains("marked"),
+            "{}",
+            mixed.caption
+        );
         units[0].params.iter_mut().for_each(|p| p.held = Held::Whole);
         let cells = cells(&figure(&units, 2).light);
         assert!(cells.iter().all(|c| c.2 == Some(0) && c.4 >= 4), "{cells:?}");

@@ -1,5 +1,5 @@
-//! How wide words are, so that nothing overlaps: measured with DejaVu Sans, the font pictures ask for first. Verdana, which they
-//! ask for next, has its widths; other fonts are narrower.
+//! How wide words are, so that nothing overlaps: measured with DejaVu Sans, the font pictures ask for first.
+//! Verdana, which they ask for next, has its widths; other fonts are narrower.
 
 use std::sync::OnceLock;
 use ttf_parser::Face;

@@ -1,7 +1,7 @@
 //! Colours and type sizes of all pictures.
 //!
-//! Series colours are the set of Okabe and Ito ("Color Universal Design", 2008), which people with any kind of colour vision tell
-//! apart; what must not be missed is said by a word or a pattern besides.
+//! Series colours are the set of Okabe and Ito ("Color Universal Design", 2008), which people with any kind
+//! of colour vision tell apart; what must not be missed is said by a word or a pattern besides.
 
 use plotters::style::RGBColor;
 

@@ -150,15 +150,16 @@ impl Timeline {
         let comm = sum(|w| matches!(w, What::AllGather | What::ReduceScatter));
         let waited = sum(|w| matches!(w, What::WaitGather | What::WaitReduce));
         let caption = format!(
-            "Step {} as it ran: on rank 0 collectives took {comm:.2} ms, and compute stood still for {waited:.2} ms (hatched); below, each unit's \
-             whole parameters from the moment they are asked for to their release.",
+            "Step {} as it ran: on rank 0 collectives took {comm:.2} ms, and compute stood still for \
+             {waited:.2} ms (hatched); below, each unit's whole parameters from the moment they are asked \
+             for to their release.",
             self.step
         );
         let caption = match own.iter().any(|s| s.what == What::StartGather) {
             true => caption,
             false => format!(
-                "Step {} as it ran: the weights are whole, so nothing is gathered for a visit; on rank 0 collectives took {comm:.2} ms, and \
-                 compute stood still for {waited:.2} ms (hatched).",
+                "Step {} as it ran: the weights are whole, so nothing is gathered for a visit; on rank 0 \
+                 collectives took {comm:.2} ms, and compute stood still for {waited:.2} ms (hatched).",
                 self.step
             ),
         };
@@ -169,7 +170,8 @@ impl Timeline {
                 false => String::new(),
             };
             let y = sheet.subtitle(&format!(
-                "Step {} from the run's own trace. Each rank has three lines: compute, the gather queue, the reduce queue. {all}",
+                "Step {} from the run's own trace. Each rank has three lines: compute, the gather queue, the \
+                 reduce queue. {all}",
                 self.step
             ));
             let y = sheet.legend(y, &self.keys(theme));
@@ -181,15 +183,18 @@ impl Timeline {
 
     fn keys(&self, theme: &Theme) -> Vec<Key> {
         let hatch = |color, name: &str| Key { look: Look::Box(Fill::Hatch(color)), name: name.into() };
-        let mut keys: Vec<Key> =
-            [Pass::Forward, Pass::Loss, Pass::Backward].map(|p| Key::color(p.color(theme), p.name())).to_vec();
+        let mut keys: Vec<Key> = [Pass::Forward, Pass::Loss, Pass::Backward]
+            .map(|p| Key::color(p.color(theme), p.name()))
+            .to_vec();
         keys.push(hatch(theme.ink, "waiting"));
         let all = [
             (What::AllGather, gather_color(theme), "AllGather"),
             (What::ReduceScatter, reduce_color(theme), "ReduceScatter"),
         ];
         let there = |what: What| self.ranks.iter().flatten().any(|s| s.what == what);
-        keys.extend(all.into_iter().filter(|(what, ..)| there(*what)).map(|(_, color, name)| Key::color(color, name)));
+        keys.extend(
+            all.into_iter().filter(|(what, ..)| there(*what)).map(|(_, color, name)| Key::color(color, name)),
+        );
         keys
     }
 
@@ -197,7 +202,14 @@ impl Timeline {
     fn whole(&self, sheet: &mut Sheet<'_>, y: f64, scale: Scale) -> f64 {
         let mut y = self.heading(sheet, y, "The whole step");
         for (rank, spans) in self.ranks.iter().enumerate() {
-            sheet.write((MARGIN, y + 13.0), &format!("rank {rank}"), LABEL_PX, sheet.theme.ink, Anchor::Start, false);
+            sheet.write(
+                (MARGIN, y + 13.0),
+                &format!("rank {rank}"),
+                LABEL_PX,
+                sheet.theme.ink,
+                Anchor::Start,
+                false,
+            );
             y = lanes(sheet, y, rank, spans, scale, false) + 8.0;
         }
         axis(sheet, y, scale)
@@ -288,7 +300,14 @@ fn lanes(sheet: &mut Sheet<'_>, y: f64, rank: usize, spans: &[Span], scale: Scal
         sheet.datum(frame, fill, None, &words, &[("rank", rank.to_string()), ("span", kind.into())]);
         let fits = text::width(&span.unit, SMALL_PX, false) + 6.0 <= x1 - x0;
         if labels && fits && matches!(fill, Fill::Plain(_)) {
-            sheet.write((x0 + 3.0, frame.y + 11.0), &span.unit, SMALL_PX, color.ink_on(), Anchor::Start, false);
+            sheet.write(
+                (x0 + 3.0, frame.y + 11.0),
+                &span.unit,
+                SMALL_PX,
+                color.ink_on(),
+                Anchor::Start,
+                false,
+            );
         }
     }
     y + 3.0 * LANE
@@ -345,22 +364,32 @@ mod tests {
         let held = held(&spans());
         assert_eq!(held.len(), 2);
         let h1 = &held[1];
-        assert!(h1.start_ms == 1.1 && (h1.landed_ms - 4.4).abs() < 1e-9 && (h1.end_ms - 7.5).abs() < 1e-9, "{h1:?}");
+        assert!(
+            h1.start_ms == 1.1 && (h1.landed_ms - 4.4).abs() < 1e-9 && (h1.end_ms - 7.5).abs() < 1e-9,
+            "{h1:?}"
+        );
         assert_eq!(rows(&held), [0, 1], "both are in memory for a while");
-        assert!(super::held(&[span(What::Release, "x", 0.0, 1.0)]).is_empty(), "a trace that begins in the middle");
+        assert!(
+            super::held(&[span(What::Release, "x", 0.0, 1.0)]).is_empty(),
+            "a trace that begins in the middle"
+        );
     }
 
     #[test]
     fn each_rank_has_its_spans_and_odd_traces_draw() {
         for ranks in [vec![], vec![vec![]], vec![spans()], vec![spans(); 3], vec![spans(); MAX_RANKS]] {
-            let timeline = Timeline { step: 7, world_size: 64, ranks: ranks.clone(), first_micro_step_ms: 7.5 };
+            let timeline =
+                Timeline { step: 7, world_size: 64, ranks: ranks.clone(), first_micro_step_ms: 7.5 };
             let figure = timeline.figure();
             for svg in [&figure.light, &figure.dark] {
                 let document = roxmltree::Document::parse(svg).unwrap_or_else(|e| panic!("{e}\n{svg}"));
                 for (rank, spans) in ranks.iter().enumerate().filter(|(_, spans)| !spans.is_empty()) {
                     let rank_name = rank.to_string();
-                    let of = document.descendants().filter(|n| n.attribute("data-rank") == Some(rank_name.as_str()));
-                    let want = spans.iter().filter(|s| !matches!(s.what, What::StartGather | What::Release)).count();
+                    let of = document
+                        .descendants()
+                        .filter(|n| n.attribute("data-rank") == Some(rank_name.as_str()));
+                    let want =
+                        spans.iter().filter(|s| !matches!(s.what, What::StartGather | What::Release)).count();
                     // Rank 0 is shown twice.
                     assert_eq!(of.count(), want * if rank == 0 { 2 } else { 1 });
                 }

@@ -31,7 +31,8 @@ pub fn guarded<T>(parse: impl FnOnce() -> T) -> Result<T, String> {
     DEPTH.with(|depth| depth.set(depth.get() + 1));
     let _leave = Leave;
     catch_unwind(AssertUnwindSafe(parse)).map_err(|payload| {
-        let words = payload.downcast_ref::<String>().map(String::as_str).or(payload.downcast_ref::<&str>().copied());
+        let words =
+            payload.downcast_ref::<String>().map(String::as_str).or(payload.downcast_ref::<&str>().copied());
         format!("its parser gave up: {}", words.unwrap_or("without a word"))
     })
 }

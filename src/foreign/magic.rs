@@ -69,8 +69,9 @@ pub fn kind_of(start: &[u8]) -> Option<FileKind> {
         return Some(FileKind { name, remedy, is_text: false });
     }
     let text = without_bom(start).trim_ascii_start();
-    if let Some(&(_, name, remedy)) =
-        NOT_THE_FILE.iter().find(|(bytes, ..)| text.get(..bytes.len()).is_some_and(|s| s.eq_ignore_ascii_case(bytes)))
+    if let Some(&(_, name, remedy)) = NOT_THE_FILE
+        .iter()
+        .find(|(bytes, ..)| text.get(..bytes.len()).is_some_and(|s| s.eq_ignore_ascii_case(bytes)))
     {
         return Some(FileKind { name, remedy, is_text: name != LFS });
     }

@@ -42,7 +42,10 @@ mod tests {
 
     #[test]
     fn what_controls_a_terminal_becomes_an_escape_and_the_rest_stays() {
-        assert_eq!(shown("\x1b]0;owned\x07 a\0b\x7f\u{9b}31m"), "\\u001b]0;owned\\u0007 a\\u0000b\\u007f\\u009b31m");
+        assert_eq!(
+            shown("\x1b]0;owned\x07 a\0b\x7f\u{9b}31m"),
+            "\\u001b]0;owned\\u0007 a\\u0000b\\u007f\\u009b31m"
+        );
         assert_eq!(shown("user\u{202e}gpj.exe \u{2066}x\u{2069}"), "user\\u202egpj.exe \\u2066x\\u2069");
         assert_eq!(shown("one\n\ttwo\r\n"), "one\n\ttwo\\u000d\n");
         assert_eq!(on_a_line("a\n[rank 0] ERROR\tx"), "a\\u000a[rank 0] ERROR\\u0009x");

@@ -27,16 +27,20 @@ impl<B: Backend> Cluster<'_, B> {
     pub fn buffers_of(&self, comm: &B::Comm, sizes: &[(usize, DType)]) -> Result<Vec<Buf>> {
         let bytes = sizes.iter().map(|(numel, dtype)| (numel * dtype.bytes()) as u64).sum();
         all_or_none(comm, self.check_node_memory(bytes))?;
-        let slot = |&(numel, dtype): &(usize, DType)| Slot::always("bench".into(), MemKind::Workspace, numel, dtype);
+        let slot =
+            |&(numel, dtype): &(usize, DType)| Slot::always("bench".into(), MemKind::Workspace, numel, dtype);
         let mut slots: Vec<Slot> = sizes.iter().map(slot).collect();
         let bytes = lay_in_a_row(&mut slots, 0);
         let mut arena = None;
         self.device.release();
-        let allocated = comm.alloc(bytes).and_then(|a| self.device.reserve(0, 0).map(|()| _ = arena.insert(a)));
+        let allocated =
+            comm.alloc(bytes).and_then(|a| self.device.reserve(0, 0).map(|()| _ = arena.insert(a)));
         all_or_none(comm, allocated)?;
         let mut memory = Memory::<B::Device>::new(arena.expect("no rank failed"), false);
-        let mut bufs: Vec<Buf> =
-            slots.iter().map(|slot| memory.take(self.device, slot, MemKind::Workspace, Queue::Compute)).collect();
+        let mut bufs: Vec<Buf> = slots
+            .iter()
+            .map(|slot| memory.take(self.device, slot, MemKind::Workspace, Queue::Compute))
+            .collect();
         // Touches every page before anything is timed.
         bufs.iter_mut().for_each(|buf| self.device.fill_bytes(buf.view_mut(), 0));
         Ok(bufs)
@@ -45,7 +49,9 @@ impl<B: Backend> Cluster<'_, B> {
     /// The system overcommits memory and kills a job that uses more than there is. Devices with memory of
     /// their own refuse.
     fn check_node_memory(&self, bytes: u64) -> Result<()> {
-        let Some(node) = NodeMemory::here().filter(|_| self.device.free_bytes().is_none()) else { return Ok(()) };
+        let Some(node) = NodeMemory::here().filter(|_| self.device.free_bytes().is_none()) else {
+            return Ok(());
+        };
         let host = &self.hosts[self.rank()];
         let n_here = self.hosts.iter().filter(|h| *h == host).count() as u64;
         // Contents are made and checked in copies.
@@ -55,8 +61,8 @@ impl<B: Backend> Cluster<'_, B> {
         }
         Err(Error::Input(format!(
             "buffers and their copies require {needed} bytes on {host} ({n_here} ranks), {} are free: lower \
-             device.gemm_n, device.memory_bytes, collectives.max_bytes or the reference model, or start fewer ranks \
-             on a node",
+             device.gemm_n, device.memory_bytes, collectives.max_bytes or the reference model, or start \
+             fewer ranks on a node",
             node.available_bytes
         )))
     }

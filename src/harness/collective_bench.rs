@@ -61,7 +61,9 @@ impl CollectiveOp {
     pub fn bus_factor(self, n: usize) -> f64 {
         let share = (n as f64 - 1.0) / n as f64;
         match self {
-            CollectiveOp::AllGather | CollectiveOp::ReduceScatter | CollectiveOp::LibraryReduceScatter => share,
+            CollectiveOp::AllGather | CollectiveOp::ReduceScatter | CollectiveOp::LibraryReduceScatter => {
+                share
+            }
             CollectiveOp::AllReduce => 2.0 * share,
             CollectiveOp::Broadcast | CollectiveOp::PointToPoint => 1.0,
         }
@@ -134,7 +136,12 @@ pub struct CollectiveBench {
 
 impl CollectiveBench {
     /// Allocates and fills buffers for a whole vector of `bytes` on `comm`. Collective over it.
-    pub fn new<B: Backend>(cluster: &Cluster<'_, B>, comm: &B::Comm, op: CollectiveOp, bytes: u64) -> Result<Self> {
+    pub fn new<B: Backend>(
+        cluster: &Cluster<'_, B>,
+        comm: &B::Comm,
+        op: CollectiveOp,
+        bytes: u64,
+    ) -> Result<Self> {
         let n = comm.size();
         let part = (bytes as usize / 4 / op.n_parts(n)).max(1);
         let (inp, out, staging) = match op {
@@ -143,7 +150,8 @@ impl CollectiveBench {
             CollectiveOp::LibraryReduceScatter => (part * n, part, 0),
             CollectiveOp::AllReduce | CollectiveOp::Broadcast | CollectiveOp::PointToPoint => (part, part, 0),
         };
-        let mut bufs = cluster.buffers_of(comm, &[(inp, DType::F32), (out, DType::F32), (staging, DType::F32)])?;
+        let mut bufs =
+            cluster.buffers_of(comm, &[(inp, DType::F32), (out, DType::F32), (staging, DType::F32)])?;
         let staging = bufs.pop().filter(|_| staging > 0);
         let out = bufs.pop();
         let mut inp = bufs.pop().expect("three were made");
@@ -159,12 +167,16 @@ impl CollectiveBench {
     /// One call; returns when this rank's part is done.
     pub fn call<B: Backend>(&mut self, cluster: &Cluster<'_, B>, comm: &B::Comm) -> Result<()> {
         let after = cluster.device.record(Queue::Compute);
-        let library =
-            || comm.library().ok_or_else(|| Error::Internal("the backend has no collectives of its library".into()));
+        let library = || {
+            comm.library()
+                .ok_or_else(|| Error::Internal("the backend has no collectives of its library".into()))
+        };
         match self.op {
             CollectiveOp::AllGather => {
-                let (inp, out) =
-                    (self.inp.take().expect("no call is in flight"), self.out.take().expect("no call is in flight"));
+                let (inp, out) = (
+                    self.inp.take().expect("no call is in flight"),
+                    self.out.take().expect("no call is in flight"),
+                );
                 let landed = comm.all_gather(after, smallvec![inp], smallvec![out]).wait()?;
                 (self.inp, self.out) = (landed.inputs.into_iter().next(), landed.outputs.into_iter().next());
             }
@@ -191,8 +203,12 @@ impl CollectiveBench {
                 let out = self.out.as_mut().expect("no call is in flight");
                 match (op, across(comm.rank(), comm.size())) {
                     (CollectiveOp::AllReduce, _) => library()?.all_reduce(out.view_mut(), inp.view())?,
-                    (CollectiveOp::LibraryReduceScatter, _) => library()?.reduce_scatter(out.view_mut(), inp.view())?,
-                    (CollectiveOp::PointToPoint, Some(peer)) => ping_pong(library()?, comm.rank(), peer, out, inp)?,
+                    (CollectiveOp::LibraryReduceScatter, _) => {
+                        library()?.reduce_scatter(out.view_mut(), inp.view())?
+                    }
+                    (CollectiveOp::PointToPoint, Some(peer)) => {
+                        ping_pong(library()?, comm.rank(), peer, out, inp)?
+                    }
                     (CollectiveOp::PointToPoint, None) => {}
                     _ => library()?.broadcast(inp.view_mut(), 0)?,
                 }
@@ -258,7 +274,8 @@ impl CollectiveTime {
         let all = comm.control().all_gather_f64(&own)?;
         let ranks: Vec<&[f64]> = all.chunks_exact(own.len()).collect();
         // A call is over when its slowest rank is.
-        let slowest: Vec<f64> = (0..calls.timed).map(|i| ranks.iter().map(|r| r[i]).fold(0.0, f64::max)).collect();
+        let slowest: Vec<f64> =
+            (0..calls.timed).map(|i| ranks.iter().map(|r| r[i]).fold(0.0, f64::max)).collect();
         let mean_us = slowest.iter().sum::<f64>() / slowest.len() as f64;
         let bytes = bench.bytes(n);
         let algbw = bytes as f64 / mean_us / 1e3;

@@ -64,7 +64,8 @@ impl Waiter {
         let running = Arc::new(Mutex::new("start"));
         let (done, closing) = channel::<()>();
         let what = Arc::clone(&running);
-        let thread = (self.limit_s > 0.0).then(|| threads::spawn("deadline", move || self.wait(&closing, &what)));
+        let thread =
+            (self.limit_s > 0.0).then(|| threads::spawn("deadline", move || self.wait(&closing, &what)));
         // Where no thread can be started the scheduler's own limit has to do.
         let thread = thread.and_then(std::result::Result::ok);
         Deadline { running, done: Some(done), thread }
@@ -124,7 +125,8 @@ mod tests {
     fn what_hangs_is_ended_and_what_ends_in_time_is_not() {
         let start = |local_work, limit_s| {
             let started = Instant::now();
-            Waiter { name: "it".into(), reports_first: false, local_work, started, limit_s, abort: count }.start()
+            Waiter { name: "it".into(), reports_first: false, local_work, started, limit_s, abort: count }
+                .start()
         };
         drop(start(LocalWork::default(), 3600.0));
         drop(start(LocalWork::default(), 0.0));

@@ -53,7 +53,11 @@ mod tests {
         for n in 1..10 {
             let alone = (0..n).filter(|&r| across(r, n).is_none()).count();
             assert_eq!(alone, n % 2, "{n}");
-            assert!((0..n).filter_map(|r| Some((r, across(r, n)?))).all(|(r, p)| r != p && across(p, n) == Some(r)));
+            assert!(
+                (0..n)
+                    .filter_map(|r| Some((r, across(r, n)?)))
+                    .all(|(r, p)| r != p && across(p, n) == Some(r))
+            );
         }
     }
 }

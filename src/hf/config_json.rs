@@ -19,7 +19,8 @@ pub fn of_model(model: &ModelSection, dtype: &str) -> Value {
     config
 }
 
-/// The deck of a model that config.json describes: the sizes are its, all else is a stand-in, for a checkpoint must have one.
+/// The deck of a model that config.json describes: the sizes are its, all else is a stand-in, for a
+/// checkpoint must have one.
 ///
 /// # Errors
 /// Everything in it that this program's models do not have, at once.
@@ -93,13 +94,22 @@ mod tests {
             (json!({ "rms_norm_eps": "1e-5" }), "rms_norm_eps is"),
             (json!({ "tie_word_embeddings": "yes" }), "tie_word_embeddings is"),
             (json!({ "rope_parameters": { "partial_rotary_factor": 0.5 } }), "partial_rotary_factor is 0.5"),
-            (json!({ "rope_parameters": { "factor": 8.0, "rope_theta": 5e5 } }), "rope_parameters.factor is 8.0"),
+            (
+                json!({ "rope_parameters": { "factor": 8.0, "rope_theta": 5e5 } }),
+                "rope_parameters.factor is 8.0",
+            ),
             (
                 json!({ "rope_parameters": { "full_attention": { "rope_type": "default", "rope_theta": 5e5 } } }),
                 "rope_parameters.full_attention is {",
             ),
-            (json!({ "rope_scaling": { "type": "linear", "factor": 2.0 } }), "rope_scaling.type is \"linear\""),
-            (json!({ "rope_scaling": { "rope_type": "default", "low_freq_factor": 1.0 } }), "low_freq_factor is 1.0"),
+            (
+                json!({ "rope_scaling": { "type": "linear", "factor": 2.0 } }),
+                "rope_scaling.type is \"linear\"",
+            ),
+            (
+                json!({ "rope_scaling": { "rope_type": "default", "low_freq_factor": 1.0 } }),
+                "low_freq_factor is 1.0",
+            ),
             (json!({ "rope_scaling": "yarn" }), "rope_scaling is \"yarn\", and must be an object"),
             (json!({ "rope_parameters": [1] }), "rope_parameters is [1]"),
             (json!({ "rope_theta": 1e4, "rope_parameters": { "rope_theta": 5e5 } }), "in two places"),

@@ -42,12 +42,13 @@ pub struct Exported {
     pub dtype: DType,
 }
 
-/// Writes the weights of a step directory, or of the newest of a run directory, to `out_dir`, which may not hold a model yet:
-/// safetensors files of at most `max_shard_bytes` of values (but at least one tensor) each, an index where they are several,
-/// config.json. `progress` is told the bytes written.
+/// Writes the weights of a step directory, or of the newest of a run directory, to `out_dir`, which may not
+/// hold a model yet: safetensors files of at most `max_shard_bytes` of values (but at least one tensor) each,
+/// an index where they are several, config.json. `progress` is told the bytes written.
 ///
 /// # Errors
-/// The checkpoint is damaged or of an unknown model; the directory holds a model; it cannot be written, and then is not there.
+/// The checkpoint is damaged or of an unknown model; the directory holds a model; it cannot be written, and
+/// then is not there.
 pub fn export<D: Ops>(
     source: &Path,
     out_dir: &Path,
@@ -105,7 +106,8 @@ fn write(
             1 => SINGLE.to_string(),
             n => format!("model-{:05}-of-{n:05}.safetensors", i + 1),
         };
-        let shapes: Vec<(&str, &[usize])> = file.iter().map(|t| (t.name.as_str(), t.shape.as_slice())).collect();
+        let shapes: Vec<(&str, &[usize])> =
+            file.iter().map(|t| (t.name.as_str(), t.shape.as_slice())).collect();
         let mut writer = TensorWriter::create(&dir.join(&name), theirs, &shapes)?;
         for tensor in file {
             let values = read(reader, &spec.params[tensor.param], tensor)?;

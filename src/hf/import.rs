@@ -1,7 +1,7 @@
 //! Other people's weights as a checkpoint of step 0, cut for any number of ranks.
 //!
-//! \[Note: imported\] Its optimizer states are zero, its deck is a stand-in around the model's sizes, and its data digest is empty: a run that
-//! restores it starts at step 0 on any data, in any way.
+//! \[Note: imported\] Its optimizer states are zero, its deck is a stand-in around the model's sizes, and its
+//! data digest is empty: a run that restores it starts at step 0 on any data, in any way.
 //!
 //! Must not know: the command line, how ranks cut parameters (the caller says which range is whose).
 
@@ -17,7 +17,9 @@ use crate::backend::Ops;
 use crate::backend::mesh::{Dim, Mesh};
 use crate::checkpoint::manifest::{Alias, MeshDim, Optimizer, Param, digest_block};
 use crate::checkpoint::write::{Values, write_file};
-use crate::checkpoint::{self, Kind, Manifest, SliceShape, Target, check_free_space, estimate_bytes, master, prepare};
+use crate::checkpoint::{
+    self, Kind, Manifest, SliceShape, Target, check_free_space, estimate_bytes, master, prepare,
+};
 use crate::config::Locking;
 use crate::error::{Error, Result};
 use crate::files;
@@ -42,13 +44,14 @@ pub struct Imported {
     pub psi: usize,
 }
 
-/// Writes the weights of a Hugging Face directory, or of one safetensors file with config.json beside it, into the run directory
-/// `run_dir`, which may not hold checkpoints yet. `shard_range(numel, rank)` is the part of a parameter that a rank owns.
-/// `progress` is told the bytes of values written and of all, optimizer states included.
+/// Writes the weights of a Hugging Face directory, or of one safetensors file with config.json beside it,
+/// into the run directory `run_dir`, which may not hold checkpoints yet. `shard_range(numel, rank)` is the
+/// part of a parameter that a rank owns. `progress` is told the bytes of values written and of all, optimizer
+/// states included.
 ///
 /// # Errors
-/// Every tensor that is missing, too many, misshapen or of another type, at once; a head that is not the token embedding;
-/// `run_dir` cannot be written, and then holds no checkpoint.
+/// Every tensor that is missing, too many, misshapen or of another type, at once; a head that is not the
+/// token embedding; `run_dir` cannot be written, and then holds no checkpoint.
 pub fn import<D: Ops>(
     source: &Path,
     run_dir: &Path,
@@ -84,7 +87,10 @@ pub fn import<D: Ops>(
             .collect()
     };
     let write_all = || -> Result<PathBuf> {
-        check_free_space(&partial, (0..n_ranks).map(|rank| estimate_bytes(&shapes(rank), kinds.len())).sum())?;
+        check_free_space(
+            &partial,
+            (0..n_ranks).map(|rank| estimate_bytes(&shapes(rank), kinds.len())).sum(),
+        )?;
         let mut stream = Stream {
             files: &files,
             spec,
@@ -133,20 +139,30 @@ pub fn import<D: Ops>(
 }
 
 /// Their entry for each tensor, in order; every fault at once.
-fn matched(source: &Path, files: &TensorFiles, spec: &ModelSpec, tensors: &[Tensor]) -> Result<Vec<tensors::Entry>> {
+fn matched(
+    source: &Path,
+    files: &TensorFiles,
+    spec: &ModelSpec,
+    tensors: &[Tensor],
+) -> Result<Vec<tensors::Entry>> {
     let (mut faults, mut found) = (Vec::new(), Vec::new());
     let mut extra: Vec<&str> =
         files.entries.keys().map(String::as_str).filter(|name| !names::is_derived(name)).collect();
     let mut tied = Vec::new();
     for tensor in tensors {
         let names = [Some(tensor.name.as_str()), names::without_prefix(&tensor.name)];
-        let Some((name, entry)) = names.into_iter().flatten().find_map(|name| files.entries.get_key_value(name)) else {
+        let Some((name, entry)) =
+            names.into_iter().flatten().find_map(|name| files.entries.get_key_value(name))
+        else {
             faults.push(format!("{} is missing", tensor.name));
             continue;
         };
         extra.retain(|other| other != name);
         if entry.shape != tensor.shape {
-            faults.push(format!("{name} is of shape {:?}, and config.json makes it {:?}", entry.shape, tensor.shape));
+            faults.push(format!(
+                "{name} is of shape {:?}, and config.json makes it {:?}",
+                entry.shape, tensor.shape
+            ));
         } else if !tensors::is_float(entry.dtype) {
             faults.push(format!("{name} is of type {:?}; F32, BF16, F16 or F64 would do", entry.dtype));
         } else {
@@ -160,7 +176,9 @@ fn matched(source: &Path, files: &TensorFiles, spec: &ModelSpec, tensors: &[Tens
             found.push(entry.clone());
         }
     }
-    faults.extend(extra.iter().map(|name| format!("{name} is too many: the model of config.json has no such tensor")));
+    faults.extend(
+        extra.iter().map(|name| format!("{name} is too many: the model of config.json has no such tensor")),
+    );
     for (alias, a, name, b) in tied {
         if !tensors::is_float(a.dtype) || a.shape != b.shape || !are_equal(files, a, b)? {
             faults.push(format!("{alias} is not {name}, and config.json ties it"));
@@ -239,13 +257,20 @@ impl Stream<'_> {
         Ok(())
     }
 
-    fn part(&mut self, tensor: &Tensor, entry: &tensors::Entry, columns: usize, range: Range<usize>) -> Result<()> {
+    fn part(
+        &mut self,
+        tensor: &Tensor,
+        entry: &tensors::Entry,
+        columns: usize,
+        range: Range<usize>,
+    ) -> Result<()> {
         if !tensor.is_transposed {
             let first = self.buffer.len();
             self.files.read(entry, range.clone(), &mut self.buffer)?;
             return refuse_non_finite(tensor, range.start, &self.buffer[first..]);
         }
-        // Rows of ours are columns of theirs: the few that the range touches are read from each row of theirs.
+        // Rows of ours are columns of theirs: the few that the range touches are read from each row of
+        // theirs.
         let rows = tensor.rows.len();
         let (first, end) = (range.start / columns, range.end.div_ceil(columns));
         let mut theirs = Vec::with_capacity((end - first) * columns);
@@ -266,7 +291,8 @@ fn refuse_non_finite(tensor: &Tensor, first: usize, values: &[f32]) -> Result<()
     match values.iter().position(|x| !x.is_finite()) {
         None => Ok(()),
         Some(at) => Err(Error::Input(format!(
-            "{}: element {} is {}; a model needs finite values (of f32), so export it again from a checkpoint before it diverged",
+            "{}: element {} is {}; a model needs finite values (of f32), so export it again from a \
+             checkpoint before it diverged",
             tensor.name,
             first + at,
             values[at]

@@ -7,7 +7,8 @@
 //! | [`tensors`] | safetensors files: headers by the crate, values read where they lie |
 //! | [`export`](mod@export), [`import`](mod@import) | from a checkpoint, and to one |
 //!
-//! An export holds one parameter in memory (twice, where it is transposed), an import blocks of one. Must not know: MPI, devices, the command line.
+//! An export holds one parameter in memory (twice, where it is transposed), an import blocks of one. Must not
+//! know: MPI, devices, the command line.
 
 pub mod config_json;
 pub mod export;

@@ -9,13 +9,14 @@ use crate::model::Model;
 /// What comes before a name where a file holds a model with its head.
 const PREFIXES: [&str; 2] = ["transformer.", "model."];
 
-/// Every tensor of a model as its class in `transformers` saves it, in the order of our parameters; a tied head is not saved.
+/// Every tensor of a model as its class in `transformers` saves it, in the order of our parameters; a tied
+/// head is not saved.
 pub fn of_model(model: &Model) -> Vec<Tensor> {
     model.transformers_tensors()
 }
 
-/// Another name under which a file may have a tensor: a model saved without its head has no prefix before it, as the first
-/// GPT-2 files have none.
+/// Another name under which a file may have a tensor: a model saved without its head has no prefix before it,
+/// as the first GPT-2 files have none.
 pub fn without_prefix(name: &str) -> Option<&str> {
     PREFIXES.iter().find_map(|prefix| name.strip_prefix(prefix))
 }

@@ -1,6 +1,7 @@
 //! safetensors files: their headers by the crate `safetensors`, their values read and written where they lie.
 //!
-//! Must not know: models. Format: <https://huggingface.co/docs/safetensors>, eight bytes of length, a JSON header, the values.
+//! Must not know: models. Format: <https://huggingface.co/docs/safetensors>, eight bytes of length, a JSON
+//! header, the values.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -62,8 +63,12 @@ impl TensorFiles {
                 Ok((file, start, metadata)) => {
                     for (name, info) in metadata.tensors() {
                         let offset = start + info.data_offsets.0 as u64;
-                        let entry =
-                            Entry { file: found.files.len(), offset, dtype: info.dtype, shape: info.shape.clone() };
+                        let entry = Entry {
+                            file: found.files.len(),
+                            offset,
+                            dtype: info.dtype,
+                            shape: info.shape.clone(),
+                        };
                         if found.entries.insert(name.clone(), entry).is_some() {
                             faults.push(format!("{}: {name} is in another file too", path.display()));
                         }
@@ -74,7 +79,9 @@ impl TensorFiles {
         }
         if faults.is_empty() {
             let absent = listed.iter().filter(|(name, _)| !found.entries.contains_key(*name));
-            faults.extend(absent.map(|(name, file)| format!("{file}: the index lists {name} here, and it is not")));
+            faults.extend(
+                absent.map(|(name, file)| format!("{file}: the index lists {name} here, and it is not")),
+            );
         }
         match faults.is_empty() {
             true => Ok(found),
@@ -128,7 +135,8 @@ fn find(path: &Path) -> Result<(Vec<PathBuf>, BTreeMap<String, String>)> {
         (false, true) => listed(&index),
         // transformers reads the single file, other programs the index: they may be of different models.
         (true, true) => Err(Error::Input(format!(
-            "{} has {SINGLE} and {INDEX}, which may be of different models; name one of the two, or remove the other",
+            "{} has {SINGLE} and {INDEX}, which may be of different models; name one of the two, or remove \
+             the other",
             path.display()
         ))),
         (false, false) => Err(Error::Input(format!(
@@ -146,7 +154,8 @@ fn listed(index: &Path) -> Result<(Vec<PathBuf>, BTreeMap<String, String>)> {
     let map = parsed["weight_map"].as_object().ok_or_else(|| no(&"it has no weight_map"))?;
     let mut listed = BTreeMap::new();
     for (name, file) in map {
-        let file = file.as_str().filter(|f| !f.contains('/')).ok_or_else(|| no(&format!("{name} is in {file}")))?;
+        let file =
+            file.as_str().filter(|f| !f.contains('/')).ok_or_else(|| no(&format!("{name} is in {file}")))?;
         listed.insert(name.clone(), file.to_string());
     }
     let names: std::collections::BTreeSet<&String> = listed.values().collect();
@@ -164,13 +173,14 @@ fn header(path: &Path) -> std::result::Result<(File, u64, Metadata), String> {
         let kind = start_of(path).ok().and_then(|start| kind_of(&start));
         kind.map(|kind| format!("not a safetensors file but {}; {}", kind.name, kind.remedy))
     };
-    file.read_exact_at(&mut length, 0)
-        .map_err(|_| but().unwrap_or(format!("not a safetensors file: it has {n_bytes} bytes; copy it again")))?;
+    file.read_exact_at(&mut length, 0).map_err(|_| {
+        but().unwrap_or(format!("not a safetensors file: it has {n_bytes} bytes; copy it again"))
+    })?;
     let length = u64::from_le_bytes(length);
     if length > MAX_HEADER_BYTES || length + 8 > n_bytes {
         return Err(but().unwrap_or(format!(
-            "not a safetensors file, or cut short: it begins with a header length of {length}, and has {n_bytes} bytes; \
-             copy it again"
+            "not a safetensors file, or cut short: it begins with a header length of {length}, and has \
+             {n_bytes} bytes; copy it again"
         )));
     }
     let mut json = vec![0; length as usize];
@@ -205,8 +215,10 @@ impl TensorWriter {
         };
         let about = HashMap::from([("format".to_string(), "pt".to_string())]);
         let infos = tensors.iter().map(info).collect();
-        let metadata = Metadata::new(Some(about), infos).map_err(|e| Error::Internal(format!("safetensors: {e}")))?;
-        let mut json = serde_json::to_vec(&metadata).map_err(|e| Error::Internal(format!("safetensors: {e}")))?;
+        let metadata =
+            Metadata::new(Some(about), infos).map_err(|e| Error::Internal(format!("safetensors: {e}")))?;
+        let mut json =
+            serde_json::to_vec(&metadata).map_err(|e| Error::Internal(format!("safetensors: {e}")))?;
         // Values begin at a multiple of eight bytes.
         json.resize(json.len().next_multiple_of(8), b' ');
         let file = files::create_new(path).map_err(|e| Error::io("create", path, &e))?;

@@ -1,9 +1,11 @@
-//! The flight recorder of a rank, as its main thread has it: which operation it is at, kept in memory and written now and then.
+//! The flight recorder of a rank, as its main thread has it: which operation it is at, kept in memory and
+//! written now and then.
 //!
-//! Every rank runs the same list of operations, so their number tells who is behind whom; within a long operation a rank ticks
-//! as it gets on, and the others wait for it however long it takes. A rank's main thread notes each operation in memory
-//! (`recording.rs`); a second thread (`watchdog.rs`) writes the newest to `RUN/flight/rank_N.progress` now and then, with what the
-//! rank holds, and where it waits long its last events to `RUN/flight/rank_N.jsonl`.
+//! Every rank runs the same list of operations, so their number tells who is behind whom; within a long
+//! operation a rank ticks as it gets on, and the others wait for it however long it takes. A rank's main
+//! thread notes each operation in memory (`recording.rs`); a second thread (`watchdog.rs`) writes the newest
+//! to `RUN/flight/rank_N.progress` now and then, with what the rank holds, and where it waits long its last
+//! events to `RUN/flight/rank_N.jsonl`.
 //!
 //! Must not know: MPI, how the others are judged.
 
@@ -26,9 +28,10 @@ pub struct FlightRecorder {
 }
 
 impl FlightRecorder {
-    /// Starts recording for `rank`, of as many as there are `hosts`, into `RUN/flight`; nothing is written where there are none.
-    /// With a `timeout` above zero it also watches over the others, and `abort` ends the job. A run directory that is not there yet
-    /// is left to come, unless this rank begins to wait long: bad data leave none behind.
+    /// Starts recording for `rank`, of as many as there are `hosts`, into `RUN/flight`; nothing is written
+    /// where there are none. With a `timeout` above zero it also watches over the others, and `abort` ends
+    /// the job. A run directory that is not there yet is left to come, unless this rank begins to wait long:
+    /// bad data leave none behind.
     pub fn start(
         run_dir: &Path,
         rank: usize,
@@ -60,7 +63,8 @@ impl FlightRecorder {
         }
     }
 
-    /// Memory is there: signs of life say what of it is held, beside what the plan holds at most of each kind, and together.
+    /// Memory is there: signs of life say what of it is held, beside what the plan holds at most of each
+    /// kind, and together.
     pub fn show_memory(&self, ledger: Arc<Ledger>, planned: Vec<(MemKind, u64)>, planned_total: u64) {
         self.recording.show_memory(Memory { ledger, planned, planned_total });
     }
@@ -118,7 +122,8 @@ mod tests {
     fn a_sign_of_life_says_what_is_gathered_and_held_beside_the_plan() {
         let dir = tempfile::tempdir().unwrap();
         let units = ["embed", "h.0", "h.1"].map(String::from).into();
-        let flight = FlightRecorder::start(dir.path(), 0, vec!["here".into()], units, Duration::ZERO, || {}).unwrap();
+        let flight =
+            FlightRecorder::start(dir.path(), 0, vec!["here".into()], units, Duration::ZERO, || {}).unwrap();
         let ledger = Arc::new(Ledger::new());
         flight.show_memory(Arc::clone(&ledger), vec![(MemKind::Gathered, 50), (MemKind::Master, 0)], 70);
         ledger.take(MemKind::Gathered, 40);

@@ -1,7 +1,7 @@
 //! `RUN/flight/rank_N.progress`: what a rank says of itself every few seconds while it lives.
 //!
-//! The recorder's second thread writes it; the watchdogs of the other ranks and `zero3 watch` read it. Must not know: what an
-//! operation is.
+//! The recorder's second thread writes it; the watchdogs of the other ranks and `zero3 watch` read it. Must
+//! not know: what an operation is.
 
 use crate::files::{self, MAX_RECORD_BYTES};
 use crate::telemetry::ledger::MemKind;

@@ -1,4 +1,5 @@
-//! What a recorder keeps of its rank, and what of it goes to files: the operation that is under way, those before it, gathers and memory.
+//! What a recorder keeps of its rank, and what of it goes to files: the operation that is under way, those
+//! before it, gathers and memory.
 //!
 //! The main thread notes, another one writes. Must not know: who reads the files, and what follows.
 
@@ -17,8 +18,8 @@ use crate::telemetry::ledger::{Ledger, MemKind};
 const N_EVENTS: usize = 256;
 /// The slowest beat.
 pub(super) const SLOWEST_BEAT: Duration = Duration::from_secs(10);
-/// Signs of life that all ranks together write in a second, before their beat is as slow as it gets: a file system serves more than
-/// one run.
+/// Signs of life that all ranks together write in a second, before their beat is as slow as it gets: a file
+/// system serves more than one run.
 const SIGNS_PER_SECOND: f64 = 10.0;
 
 /// One operation, as it began.
@@ -87,7 +88,9 @@ impl State {
         // A recorder that writes nothing knows no units.
         if let Some(gathers) = self.gathers.get_mut(unit) {
             let changed = |count: u32, by: i32| {
-                count.checked_add_signed(by).unwrap_or_else(|| panic!("unit {unit}: a gather ends that had not begun"))
+                count
+                    .checked_add_signed(by)
+                    .unwrap_or_else(|| panic!("unit {unit}: a gather ends that had not begun"))
             };
             gathers.on_their_way = changed(gathers.on_their_way, on_their_way);
             gathers.whole = changed(gathers.whole, whole);
@@ -95,14 +98,22 @@ impl State {
     }
 }
 
-/// Between two signs of life of a rank: a second where ranks are few, for whoever watches, and no longer than `longest`.
+/// Between two signs of life of a rank: a second where ranks are few, for whoever watches, and no longer than
+/// `longest`.
 pub(super) fn beat(n_ranks: usize, longest: Duration) -> Duration {
-    Duration::from_secs_f64((n_ranks as f64 / SIGNS_PER_SECOND).clamp(1.0, SLOWEST_BEAT.as_secs_f64())).min(longest)
+    Duration::from_secs_f64((n_ranks as f64 / SIGNS_PER_SECOND).clamp(1.0, SLOWEST_BEAT.as_secs_f64()))
+        .min(longest)
 }
 
 impl Recording {
     /// Of `rank`, of as many as there are `hosts`, which gives a sign of life every `beat`.
-    pub(super) fn new(run_dir: &Path, rank: usize, hosts: Vec<String>, units: Vec<String>, beat: Duration) -> Self {
+    pub(super) fn new(
+        run_dir: &Path,
+        rank: usize,
+        hosts: Vec<String>,
+        units: Vec<String>,
+        beat: Duration,
+    ) -> Self {
         let now = Event { ordinal: 0, step: 0, what: "start", unit: None, began: Instant::now() };
         Recording {
             dir: run_dir.join(FLIGHT_DIR),
@@ -197,7 +208,8 @@ impl Recording {
         }
     }
 
-    /// Makes the directory of signs of life. A fault of the file system is no reason to end a run, here and below.
+    /// Makes the directory of signs of life. A fault of the file system is no reason to end a run, here and
+    /// below.
     pub(super) fn make_dir(&self) {
         if let Err(error) = std::fs::create_dir_all(&self.dir) {
             log::debug!("{}: {error}", self.dir.display());
@@ -243,7 +255,9 @@ impl Recording {
 
     /// What the ledger holds beside the plan: each kind that is ever held, and all together.
     fn held(&self) -> (Vec<KindNow>, Held) {
-        let Some(Memory { ledger, planned, planned_total }) = self.memory.get() else { return Default::default() };
+        let Some(Memory { ledger, planned, planned_total }) = self.memory.get() else {
+            return Default::default();
+        };
         let (by_kind, (now, peak)) = ledger.since_start();
         let kinds = MemKind::ALL.into_iter().zip(by_kind).map(|(kind, (now, peak))| {
             let planned = planned.iter().find(|(k, _)| *k == kind).map_or(0, |(_, bytes)| *bytes);
@@ -256,8 +270,10 @@ impl Recording {
     /// Waits for a beat; true when the recorder has been closed.
     pub(super) fn rest(&self, beat: Duration) -> bool {
         let state = self.lock();
-        let (state, _) =
-            self.closing.wait_timeout_while(state, beat, |state| !state.closed).unwrap_or_else(PoisonError::into_inner);
+        let (state, _) = self
+            .closing
+            .wait_timeout_while(state, beat, |state| !state.closed)
+            .unwrap_or_else(PoisonError::into_inner);
         state.closed
     }
 

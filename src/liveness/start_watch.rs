@@ -203,7 +203,10 @@ fn watch(watched: &'static Watched, timeout: impl FnOnce() -> Option<Duration> +
                 if let Some(found) = ask() {
                     let ms = found.as_millis() as u64;
                     // Not over what the ranks have agreed on meanwhile.
-                    watched.timeout_ms.compare_exchange(u64::MAX, ms, Ordering::Relaxed, Ordering::Relaxed).ok();
+                    watched
+                        .timeout_ms
+                        .compare_exchange(u64::MAX, ms, Ordering::Relaxed, Ordering::Relaxed)
+                        .ok();
                 }
             });
             if let Err(error) = asked {
@@ -215,7 +218,8 @@ fn watch(watched: &'static Watched, timeout: impl FnOnce() -> Option<Duration> +
             let what = PLACES[place as usize].1;
             let stop = Stop::from_code(wish).map_or(String::new(), |stop| stop.to_string());
             say(&format!(
-                "stopped early: {stop}, and this one got no further than `{what}`: nothing was begun, the same command goes on"
+                "stopped early: {stop}, and this one got no further than `{what}`: nothing was begun, the \
+                 same command goes on"
             ));
             watched.end_with(Exit::StoppedEarly, ends);
             return;
@@ -261,7 +265,9 @@ fn judge(watched: &Watched, place: StartPlace, limit: Duration, waited: Duration
     clock::rest(LOOK_EVERY * 3);
     let is_here = || !watched.is_over() && watched.place().0 == place && watched.place().1.elapsed() > limit;
     let again = look();
-    if !is_here() || again.iter().any(|now| all.iter().any(|then| then.rank == now.rank && then.place != now.place)) {
+    if !is_here()
+        || again.iter().any(|now| all.iter().any(|then| then.rank == now.rank && then.place != now.place))
+    {
         return false;
     }
     let late = late(&again, launched.as_ref());
@@ -313,8 +319,9 @@ fn late(all: &[Seen], launched: Option<&Launched>) -> Vec<String> {
         if !is_late {
             continue;
         }
-        let place =
-            seen.place.map_or("its first step".to_string(), |(place, _)| format!("`{}`", PLACES[place as usize].1));
+        let place = seen
+            .place
+            .map_or("its first step".to_string(), |(place, _)| format!("`{}`", PLACES[place as usize].1));
         let how = match seen.state {
             'T' | 't' => "it is stopped".to_string(),
             'Z' | 'X' => "it has ended".into(),
@@ -370,11 +377,21 @@ mod tests {
         let stopped = one(&[seen(0, 'S', Some(Deck)), seen(1, 'T', Some(Mpi)), seen(2, 'S', Some(Mpi))]);
         assert_eq!(stopped, "rank 1 (process 71) has not got past `start MPI`: it is stopped");
         let behind = one(&[seen(0, 'S', Some(Compare)), seen(1, 'D', Some(Deck))]);
-        assert_eq!(behind, "rank 1 (process 71) has not got past `read the deck`: it waits for a disk or file server");
+        assert_eq!(
+            behind,
+            "rank 1 (process 71) has not got past `read the deck`: it waits for a disk or file server"
+        );
         let not_begun = one(&[seen(0, 'S', Some(Mpi)), seen(1, 'R', None)]);
         assert_eq!(not_begun, "rank 1 (process 71) has not got past its first step: it is alive (state R)");
         let deck = one(&[seen(0, 'S', Some(Deck)), seen(1, 'S', Some(Deck))]);
-        assert!(deck.starts_with("rank 0 (process 70) has not got past `read the deck`") && !deck.contains("rank 1"));
-        assert_eq!(one(&[seen(0, 'S', Some(Compare)), seen(1, 'S', Some(Compare))]), "", "somebody elsewhere");
+        assert!(
+            deck.starts_with("rank 0 (process 70) has not got past `read the deck`")
+                && !deck.contains("rank 1")
+        );
+        assert_eq!(
+            one(&[seen(0, 'S', Some(Compare)), seen(1, 'S', Some(Compare))]),
+            "",
+            "somebody elsewhere"
+        );
     }
 }

@@ -28,8 +28,8 @@ fn micro_batches_of(n_ranks: usize, n_micro_batches: usize) -> Vec<usize> {
     (0..n_ranks).map(|rank| (rank..n_micro_batches).step_by(n_ranks).count()).collect()
 }
 
-/// Where the time of one step went, in ms; the three add up to the step of rank 0, whose clock counts: what ranks spent apart
-/// from each other (a save, an evaluation) is then in no two classes.
+/// Where the time of one step went, in ms; the three add up to the step of rank 0, whose clock counts: what
+/// ranks spent apart from each other (a save, an evaluation) is then in no two classes.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct StepShares {
     /// Compute of the mean rank.
@@ -100,14 +100,14 @@ impl fmt::Display for Straggler {
         match self.class {
             Class::Chronic => write!(
                 f,
-                "straggler, chronic: rank {rank} on {host} was the slowest in {n_slow} of the last {n_steps} steps; it computes \
-                 {compute_ms:.1} ms a step and waits {wait_ms:.1} ms, the median rank computes {others_ms:.1} ms and waits \
-                 {others_wait_ms:.1} ms"
+                "straggler, chronic: rank {rank} on {host} was the slowest in {n_slow} of the last {n_steps} \
+                 steps; it computes {compute_ms:.1} ms a step and waits {wait_ms:.1} ms, the median rank \
+                 computes {others_ms:.1} ms and waits {others_wait_ms:.1} ms"
             ),
             Class::OneOff => write!(
                 f,
-                "straggler, one-off: in step {step} rank {rank} on {host} computed {compute_ms:.0} ms, the median rank \
-                 {others_ms:.0} ms"
+                "straggler, one-off: in step {step} rank {rank} on {host} computed {compute_ms:.0} ms, the \
+                 median rank {others_ms:.0} ms"
             ),
         }
     }
@@ -140,11 +140,12 @@ impl Stragglers {
         (0..self.n_micro_batches.len()).filter(|&r| self.n_micro_batches[r] > 0)
     }
 
-    /// What the median of the other ranks would take for as many micro-batches as `rank` has; that rank itself would be the median
-    /// of two.
+    /// What the median of the other ranks would take for as many micro-batches as `rank` has; that rank
+    /// itself would be the median of two.
     fn median_of_others(&self, rank: usize, compute: impl Fn(usize) -> f64) -> f64 {
         let pace = |r: usize| compute(r) / self.n_micro_batches[r] as f64;
-        median(&self.judged().filter(|&r| r != rank).map(pace).collect::<Vec<_>>()) * self.n_micro_batches[rank] as f64
+        median(&self.judged().filter(|&r| r != rank).map(pace).collect::<Vec<_>>())
+            * self.n_micro_batches[rank] as f64
     }
 
     /// What the median of the other ranks waits.
@@ -257,7 +258,10 @@ mod tests {
         assert!(chronic[0].contains("chronic: rank 1 on n2"), "{chronic:?}");
         assert!(chronic[0].ends_with("the median rank computes 50.0 ms and waits 1.0 ms"), "{chronic:?}");
         let once = lines(&|s| if s == 7 { 900.0 } else { 50.0 });
-        assert!(once[0].contains("one-off: in step 7 rank 1 on n2 computed 900 ms, the median rank 50 ms"), "{once:?}");
+        assert!(
+            once[0].contains("one-off: in step 7 rank 1 on n2 computed 900 ms, the median rank 50 ms"),
+            "{once:?}"
+        );
         assert!(lines(&|_| 60.0).is_empty(), "by a fifth is not slow");
     }
 
@@ -266,8 +270,11 @@ mod tests {
         assert_eq!(micro_batches_of(3, 7), [3, 2, 2]);
         assert_eq!(micro_batches_of(4, 3), [1, 1, 1, 0]);
         let lines = |n_micro_batches: usize, ranks: [f64; 3]| -> Vec<String> {
-            let mut stragglers = Stragglers::new(["n1", "n1", "n2"].map(String::from).into(), n_micro_batches);
-            (1..=WINDOW as u64).filter_map(|s| said(stragglers.step(s, &ranks.map(|ms| rank(ms, 1.0))))).collect()
+            let mut stragglers =
+                Stragglers::new(["n1", "n1", "n2"].map(String::from).into(), n_micro_batches);
+            (1..=WINDOW as u64)
+                .filter_map(|s| said(stragglers.step(s, &ranks.map(|ms| rank(ms, 1.0)))))
+                .collect()
         };
         assert!(lines(4, [100.0, 50.0, 50.0]).is_empty(), "two micro-batches take twice as long as one");
         assert!(lines(2, [50.0, 50.0, 1.0]).is_empty(), "a rank without any is no measure");

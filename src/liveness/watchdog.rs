@@ -1,7 +1,8 @@
 //! The second thread of a recorder: this rank's signs of life, and who is late where the rank stands still.
 //!
-//! When the main thread has not moved for `timeout`, this thread reads the files of all ranks (the stuck communicator is of no
-//! use), and the lowest rank that is alive says who has not arrived where. The job ends.
+//! When the main thread has not moved for `timeout`, this thread reads the files of all ranks (the stuck
+//! communicator is of no use), and the lowest rank that is alive says who has not arrived where. The job
+//! ends.
 //!
 //! Must not know: MPI. How the job is ended is told.
 
@@ -12,7 +13,8 @@ use crate::clock::{self, unix_now};
 use crate::liveness::heartbeat::{Heartbeat, Place};
 use crate::liveness::recording::{Recording, SLOWEST_BEAT};
 
-/// Beats between two looks at the others, after which a file that has not changed is of a rank that does not live.
+/// Beats between two looks at the others, after which a file that has not changed is of a rank that does not
+/// live.
 const BEATS_TO_LIVE: u32 = 3;
 /// What the lowest live rank may take to say who is late before another one ends the job in its place.
 const TIME_TO_SAY: Duration = Duration::from_secs(10);
@@ -28,7 +30,10 @@ pub(super) fn watch(recording: &Recording, timeout: Option<Duration>, abort: imp
     let mut awake = clock::Awake::now();
     loop {
         if let Some(gap) = awake.look(Instant::now(), recording.beat) {
-            log::warn!("this rank did not run for {:.0} s (stopped, or its node is overloaded)", gap.as_secs_f64());
+            log::warn!(
+                "this rank did not run for {:.0} s (stopped, or its node is overloaded)",
+                gap.as_secs_f64()
+            );
         }
         let (place, waited) = recording.standing();
         let waited = awake.part_of(waited);
@@ -53,8 +58,8 @@ pub(super) fn watch(recording: &Recording, timeout: Option<Duration>, abort: imp
     }
 }
 
-/// Looks twice at all ranks; the lowest live one says who is late. False when this rank, or one it may be waiting for, gets
-/// on after all.
+/// Looks twice at all ranks; the lowest live one says who is late. False when this rank, or one it may be
+/// waiting for, gets on after all.
 fn judge(recording: &Recording, beat: Duration, place: Place) -> bool {
     let mut awake = clock::Awake::now();
     let before = read_all(recording);
@@ -87,9 +92,15 @@ fn judge(recording: &Recording, beat: Duration, place: Place) -> bool {
     }
     let live: Vec<bool> = (0..recording.hosts.len()).map(lives).collect();
     let own = recording.now();
-    for line in
-        verdict(&after, &live, &recording.hosts, recording.rank, &recording.words(&own), own.step, own.began.elapsed())
-    {
+    for line in verdict(
+        &after,
+        &live,
+        &recording.hosts,
+        recording.rank,
+        &recording.words(&own),
+        own.step,
+        own.began.elapsed(),
+    ) {
         log::error!("{line}");
     }
     log::error!("the last events of each rank are in {}; the job ends with code 5", recording.dir.display());
@@ -101,7 +112,8 @@ fn read_all(recording: &Recording) -> Vec<Option<Heartbeat>> {
     (0..recording.hosts.len()).map(|rank| Heartbeat::read(&recording.dir, rank)).collect()
 }
 
-/// Who has not arrived, one line per late rank: those without a sign of life; without such, those furthest behind.
+/// Who has not arrived, one line per late rank: those without a sign of life; without such, those furthest
+/// behind.
 fn verdict(
     all: &[Option<Heartbeat>],
     live: &[bool],
@@ -127,21 +139,30 @@ fn verdict(
         waited.as_secs_f64()
     )];
     for (rank, progress) in all.iter().enumerate() {
-        let is_late =
-            if any_dead { !live[rank] } else { first < last && progress.as_ref().map_or(0, |p| p.ordinal) == first };
+        let is_late = if any_dead {
+            !live[rank]
+        } else {
+            first < last && progress.as_ref().map_or(0, |p| p.ordinal) == first
+        };
         if !is_late {
             continue;
         }
         lines.push(match progress {
             None => format!(
-                "rank {rank} on {} has not arrived at `{meeting}` of step {meeting_step}: it has never been seen",
+                "rank {rank} on {} has not arrived at `{meeting}` of step {meeting_step}: it has never been \
+                 seen",
                 hosts[rank]
             ),
             Some(p) => {
-                let sign = if live[rank] { "it is alive" } else { "it gives no sign of life (stopped, or its node is gone)" };
+                let sign = if live[rank] {
+                    "it is alive"
+                } else {
+                    "it gives no sign of life (stopped, or its \
+                                                                   node is gone)"
+                };
                 format!(
-                    "rank {rank} on {} (process {}) has not arrived at `{meeting}` of step {meeting_step}: last seen at `{}` of step {}, \
-                     which it began {:.0} s ago; {sign}",
+                    "rank {rank} on {} (process {}) has not arrived at `{meeting}` of step {meeting_step}: \
+                     last seen at `{}` of step {}, which it began {:.0} s ago; {sign}",
                     p.host,
                     p.pid,
                     p.what,
@@ -152,7 +173,9 @@ fn verdict(
         });
     }
     if lines.len() == 1 {
-        lines.push("every rank has arrived and lives: the collective itself does not end (network, or MPI)".into());
+        lines.push(
+            "every rank has arrived and lives: the collective itself does not end (network, or MPI)".into(),
+        );
     }
     lines
 }
@@ -166,7 +189,17 @@ mod tests {
     fn progress(rank: usize, ordinal: u64) -> Option<Heartbeat> {
         let (host, what) = (format!("n{rank}"), "forward h.0".to_string());
         let since_unix = unix_now();
-        Some(Heartbeat { rank, host, pid: 7, beat: 1, ordinal, step: 3, what, since_unix, ..Heartbeat::default() })
+        Some(Heartbeat {
+            rank,
+            host,
+            pid: 7,
+            beat: 1,
+            ordinal,
+            step: 3,
+            what,
+            since_unix,
+            ..Heartbeat::default()
+        })
     }
 
     #[test]
@@ -176,18 +209,30 @@ mod tests {
             verdict(all, live, &hosts, 0, "wait h.1", 3, Duration::from_secs(9))[1..].join("\n")
         };
         let dead = late(&[progress(0, 9), progress(1, 9), progress(2, 9)], &[true, true, false]);
-        assert!(dead.starts_with("rank 2 on n2 (process 7) has not arrived at `wait h.1` of step 3"), "{dead}");
+        assert!(
+            dead.starts_with("rank 2 on n2 (process 7) has not arrived at `wait h.1` of step 3"),
+            "{dead}"
+        );
         assert!(dead.contains("no sign of life") && !dead.contains("rank 1"), "{dead}");
         let behind = late(&[progress(0, 9), progress(1, 4), progress(2, 8)], &[true; 3]);
-        assert!(behind.starts_with("rank 1 on n1") && behind.contains("last seen at `forward h.0`"), "{behind}");
+        assert!(
+            behind.starts_with("rank 1 on n1") && behind.contains("last seen at `forward h.0`"),
+            "{behind}"
+        );
         assert!(behind.contains("it is alive") && !behind.contains("rank 2"), "{behind}");
         // The rank that looks is the one behind.
         let own = late(&[progress(0, 4), progress(1, 9)], &[true; 2]);
-        assert!(own.starts_with("rank 0 on n0 (process 7) has not arrived at `forward h.0` of step 3"), "{own}");
+        assert!(
+            own.starts_with("rank 0 on n0 (process 7) has not arrived at `forward h.0` of step 3"),
+            "{own}"
+        );
         let none = late(&[progress(0, 9), progress(1, 9)], &[true; 2]);
         assert!(none.contains("every rank has arrived"), "{none}");
         let unseen = late(&[progress(0, 9), None], &[true, false]);
-        assert!(unseen.starts_with("rank 1 on n1 has not arrived") && unseen.contains("never been seen"), "{unseen}");
+        assert!(
+            unseen.starts_with("rank 1 on n1 has not arrived") && unseen.contains("never been seen"),
+            "{unseen}"
+        );
     }
 
     #[test]
@@ -196,7 +241,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let start = |timeout| {
             let abort = || ABORTED.store(true, Ordering::SeqCst);
-            FlightRecorder::start(dir.path(), 0, vec!["here".into(); 2], vec!["embed".into()], timeout, abort).unwrap()
+            FlightRecorder::start(dir.path(), 0, vec!["here".into(); 2], vec!["embed".into()], timeout, abort)
+                .unwrap()
         };
         let flight = start(Duration::from_secs(60));
         flight.at(1, "gather", Some(0));

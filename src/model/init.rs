@@ -1,5 +1,5 @@
-//! Initial weights from a counter-based generator: element `i` of a parameter is a function of (seed, name, i), so
-//! every rank count starts from the same bits.
+//! Initial weights from a counter-based generator: element `i` of a parameter is a function of (seed, name,
+//! i), so every rank count starts from the same bits.
 
 use crate::params::{Init, ParamSpec};
 use rand_chacha::ChaCha8Rng;
@@ -17,8 +17,8 @@ pub fn fill(param: &ParamSpec, seed: u64, range: Range<usize>, out: &mut [f32]) 
     }
 }
 
-/// Normal numbers by Box and Muller, two per pair of 64-bit words. Logarithm and cosine come from a crate, so that
-/// no node's libm shows.
+/// Normal numbers by Box and Muller, two per pair of 64-bit words. Logarithm and cosine come from a crate, so
+/// that no node's libm shows.
 fn normal(seed: u64, stream: u64, std: f64, range: Range<usize>, out: &mut [f32]) {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     rng.set_stream(stream);

@@ -174,7 +174,10 @@ fn take_params<'a, K: Layer>(of: &K, params: &mut impl Iterator<Item = View<'a>>
 }
 
 /// Gradients of a layer: buffers without their padding.
-pub fn take_grads<'a, K: Layer>(of: &K, grads: &mut impl Iterator<Item = ViewMut<'a>>) -> K::Params<ViewMut<'a>> {
+pub fn take_grads<'a, K: Layer>(
+    of: &K,
+    grads: &mut impl Iterator<Item = ViewMut<'a>>,
+) -> K::Params<ViewMut<'a>> {
     of.params(|part| grads.next().expect("one per parameter").range(0..part.numel()))
 }
 
@@ -426,7 +429,10 @@ impl LinearSaves for SavesGelu {
     type Saved<V> = GeluSaved<V>;
 
     fn saved<V>(numel: usize, mut each: impl FnMut(SavedPart) -> V) -> GeluSaved<V> {
-        GeluSaved { pre: each(SavedPart::activation("pre", numel)), out: each(SavedPart::activation("out", numel)) }
+        GeluSaved {
+            pre: each(SavedPart::activation("pre", numel)),
+            out: each(SavedPart::activation("out", numel)),
+        }
     }
 }
 
@@ -531,7 +537,15 @@ impl<L: Reads> Forward<'_, LinearGelu<L>> {
         let LinearParams { weight, bias } = self.params;
         let GeluSaved { pre, out } = &mut self.saved;
         let bias = bias.expect("GELU comes after a layer with a bias");
-        dev.linear_gelu_forward(out.reborrow(), pre.reborrow(), inp.view(), weight, bias, work, self.of.shape);
+        dev.linear_gelu_forward(
+            out.reborrow(),
+            pre.reborrow(),
+            inp.view(),
+            weight,
+            bias,
+            work,
+            self.of.shape,
+        );
     }
 
     /// GELU of its output.
@@ -557,7 +571,13 @@ impl<L: Reads> Forward<'_, LinearBranch<L>> {
 
 impl<L: Reads, S: LinearSaves> Backward<'_, LinearOf<L, S>> {
     /// Overwrites its parameters' gradients.
-    pub fn backward_weight<D: Ops>(&mut self, dev: &D, dout: View<'_>, inp: Rows<'_, L::From>, work: ViewMut<'_>) {
+    pub fn backward_weight<D: Ops>(
+        &mut self,
+        dev: &D,
+        dout: View<'_>,
+        inp: Rows<'_, L::From>,
+        work: ViewMut<'_>,
+    ) {
         let LinearParams { weight, bias } = &mut self.grads;
         let (dweight, dbias) = (weight.reborrow(), bias.as_mut().map(ViewMut::reborrow));
         dev.linear_backward_weight(dweight, dbias, dout, inp.view(), work, self.of.shape, false);
@@ -646,7 +666,13 @@ impl<L> Layer for Attention<L> {
 
 impl<L: Reads> Forward<'_, Attention<L>> {
     /// Attention of whole sequences, or of new rows over those that are kept. Overwrites what it saves.
-    pub fn forward<D: Ops>(&mut self, dev: &D, qkv: Rows<'_, L::From>, work: ViewMut<'_>, cached: Option<Cached<'_>>) {
+    pub fn forward<D: Ops>(
+        &mut self,
+        dev: &D,
+        qkv: Rows<'_, L::From>,
+        work: ViewMut<'_>,
+        cached: Option<Cached<'_>>,
+    ) {
         let AttentionSaved { out, lse } = &mut self.saved;
         let shape = self.of.shape;
         let Some(Cached { first, qkv: kept, work: scratch }) = cached else {
@@ -894,7 +920,13 @@ impl<L: Reads> Forward<'_, Swiglu<L>> {
 
 impl<L: Reads> Backward<'_, Swiglu<L>> {
     /// Overwrites `dgate_up`.
-    pub fn backward<D: Ops>(&self, dev: &D, dgate_up: ViewMut<'_>, dout: View<'_>, gate_up: Rows<'_, L::From>) {
+    pub fn backward<D: Ops>(
+        &self,
+        dev: &D,
+        dgate_up: ViewMut<'_>,
+        dout: View<'_>,
+        gate_up: Rows<'_, L::From>,
+    ) {
         dev.swiglu_backward(dgate_up, dout, gate_up.view(), self.of.f);
     }
 

@@ -62,7 +62,14 @@ pub fn chunks<D: Ops>(
         let shape = LinearShape { rows: end - start, n_in: c, n_out: vocab };
         let normed = normed.range(start * c..end * c);
         let used = 0..(end - start) * vocab;
-        dev.linear_forward(logits.reborrow().range(used.clone()), normed, weight, None, work.reborrow(), shape);
+        dev.linear_forward(
+            logits.reborrow().range(used.clone()),
+            normed,
+            weight,
+            None,
+            work.reborrow(),
+            shape,
+        );
         dev.cross_entropy(
             logits.reborrow().range(used.clone()),
             losses.reborrow().range(start..end),
@@ -73,7 +80,15 @@ pub fn chunks<D: Ops>(
             let dlogits = logits.as_view().range(used);
             let dnormed = dnormed.reborrow().range(start * c..end * c);
             dev.linear_backward_input(dnormed, dlogits, weight, work.reborrow(), shape);
-            dev.linear_backward_weight(dweight.reborrow(), None, dlogits, normed, work.reborrow(), shape, start > 0);
+            dev.linear_backward_weight(
+                dweight.reborrow(),
+                None,
+                dlogits,
+                normed,
+                work.reborrow(),
+                shape,
+                start > 0,
+            );
         }
     }
 }

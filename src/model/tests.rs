@@ -1,5 +1,5 @@
-//! A whole micro-batch of a small model of each family, unit by unit, in f32 and in mixed precision, with scratch of exactly the planned
-//! size.
+//! A whole micro-batch of a small model of each family, unit by unit, in f32 and in mixed precision, with
+//! scratch of exactly the planned size.
 
 use super::{BackwardIo, Cached, ForwardIo, LossGrad, LossIo, Model};
 use crate::backend::cpu::CpuDevice;
@@ -66,7 +66,9 @@ fn micro_batch(family: &str, threads: usize, precision: Precision, nudged: (usiz
             buf_of(precision.param, &xs)
         })
         .collect();
-    let of = |unit: usize| -> Vec<View<'_>> { spec.units[unit].params.iter().map(|&p| params[p].view()).collect() };
+    let of = |unit: usize| -> Vec<View<'_>> {
+        spec.units[unit].params.iter().map(|&p| params[p].view()).collect()
+    };
     let grad_dtype = |p: usize| if spec.is_summed(p) { SHARED_GRAD } else { precision.grad };
     let mut grads: Vec<Option<Buf>> = (spec.params.iter().enumerate())
         .map(|(p, param)| Some(buf_of(grad_dtype(p), &vec![f32::NAN; param.numel()])))
@@ -103,7 +105,12 @@ fn micro_batch(family: &str, threads: usize, precision: Precision, nudged: (usiz
         } else {
             let input = (unit > 0).then(|| residual[unit - 1].view());
             let (tokens, saved, grads) = (tokens.view(), &saved[unit][..], &mut unit_grads[..]);
-            model.backward(&dev, unit, &of(unit), BackwardIo { tokens, input, saved, work, dresidual, grads });
+            model.backward(
+                &dev,
+                unit,
+                &of(unit),
+                BackwardIo { tokens, input, saved, work, dresidual, grads },
+            );
         }
         ids.iter().zip(unit_grads).for_each(|(&p, grad)| grads[p] = Some(grad));
     }
@@ -123,7 +130,8 @@ fn mixed_precision_follows_f32_and_keeps_its_bits_on_any_number_of_threads() {
         for grad in [DType::Bf16, DType::F32] {
             let precision = Precision { param: DType::Bf16, activation: DType::Bf16, grad };
             let mixed = run(1, precision);
-            let bits = |result: &[Vec<f32>]| -> Vec<u32> { result.iter().flatten().map(|x| x.to_bits()).collect() };
+            let bits =
+                |result: &[Vec<f32>]| -> Vec<u32> { result.iter().flatten().map(|x| x.to_bits()).collect() };
             for threads in [2, 3] {
                 assert_eq!(bits(&run(threads, precision)), bits(&mixed), "{threads} threads, {family:?}");
             }
@@ -131,8 +139,12 @@ fn mixed_precision_follows_f32_and_keeps_its_bits_on_any_number_of_threads() {
                 let norm = |xs: &mut dyn Iterator<Item = f64>| xs.map(|x| x * x).sum::<f64>().sqrt();
                 let error = norm(&mut mixed.iter().zip(exact).map(|(a, b)| (a - b) as f64));
                 let size = norm(&mut exact.iter().map(|&x| x as f64));
-                // Some twenty roundings of 2^-9 on the way through, as a random walk: 1 %; weights themselves are rounded.
-                assert!(error <= 0.03 * size, "output {i}: {error} off a vector of length {size}, {family:?}");
+                // Some twenty roundings of 2^-9 on the way through, as a random walk: 1 %; weights themselves
+                // are rounded.
+                assert!(
+                    error <= 0.03 * size,
+                    "output {i}: {error} off a vector of length {size}, {family:?}"
+                );
             }
         }
     }
@@ -148,9 +160,11 @@ fn gradients_are_finite_differences_of_the_loss() {
         for (p, param) in spec.params.iter().enumerate() {
             let loss = |h| mean(&micro_batch(family, 1, Precision::F32, (p, h))[0]);
             let difference = (loss(H) - loss(-H)) / f64::from(2.0 * H);
-            let products = exact[1 + p].iter().zip(direction(param.numel())).map(|(&g, d)| g as f64 * d as f64);
+            let products =
+                exact[1 + p].iter().zip(direction(param.numel())).map(|(&g, d)| g as f64 * d as f64);
             let (slope, size) = products.fold((0.0, 0.0), |(sum, size), x| (sum + x, size + x.abs()));
-            // A mean of losses of size 4 is good to some 1e-7, which 2 H divides; the third derivative adds about H^2.
+            // A mean of losses of size 4 is good to some 1e-7, which 2 H divides; the third derivative adds
+            // about H^2.
             let tolerance = 1e-4 + 0.01 * size.min(slope.abs()) + 1e-3 * size;
             let error = (difference - slope).abs();
             assert!(error <= tolerance, "{}: {difference} against {slope}, {family:?}", param.name);
@@ -164,7 +178,9 @@ fn rows_at_a_time(family: &str, tokens: &[u32], rows: usize) -> Vec<f32> {
     let model = model(family, 1, rows, Precision::F32);
     let spec = &model.spec;
     let params: Vec<Buf> = (spec.params.iter().enumerate())
-        .map(|(p, param)| buf_of(DType::F32, &spread(param.numel(), p).iter().map(|x| 0.3 * x).collect::<Vec<_>>()))
+        .map(|(p, param)| {
+            buf_of(DType::F32, &spread(param.numel(), p).iter().map(|x| 0.3 * x).collect::<Vec<_>>())
+        })
         .collect();
     let (t, shape) = (tokens.len(), model.attention_shape());
     let nan = |n: usize| buf_of(DType::F32, &vec![f32::NAN; n]);

@@ -133,7 +133,8 @@ impl Theirs<'_> {
         }
     }
 
-    /// The sizes of a model with a gated hidden layer and rotated, shared heads; `what` is its name in faults.
+    /// The sizes of a model with a gated hidden layer and rotated, shared heads; `what` is its name in
+    /// faults.
     pub fn gated(&mut self, what: &str) {
         self.size("n_layer", "num_hidden_layers", None);
         self.size("n_head", "num_attention_heads", None);
@@ -150,9 +151,10 @@ impl Theirs<'_> {
             Value::Bool(tied) => self.set("tied", tied.to_string()),
             other => self.faults.push(format!("tie_word_embeddings is {other}, and must be true or false")),
         }
-        for (key, default, good) in
-            [("hidden_act", json!("silu"), &[json!("silu")][..]), ("attention_bias", json!(false), &[json!(false)])]
-        {
+        for (key, default, good) in [
+            ("hidden_act", json!("silu"), &[json!("silu")][..]),
+            ("attention_bias", json!(false), &[json!(false)]),
+        ] {
             self.fixed(key, default, good, what);
         }
     }
@@ -175,7 +177,9 @@ impl Theirs<'_> {
                         }
                     }
                 }
-                other => self.faults.push(format!("{place} is {}, and must be an object or null", brief(other))),
+                other => {
+                    self.faults.push(format!("{place} is {}, and must be an object or null", brief(other)))
+                }
             }
         }
         self.read.push("partial_rotary_factor".into());
@@ -193,7 +197,8 @@ impl Theirs<'_> {
             };
             if !is_plain {
                 self.faults.push(format!(
-                    "{key} is {}, and this program's {model} rotates whole heads by frequencies that are not scaled",
+                    "{key} is {}, and this program's {model} rotates whole heads by frequencies that are not \
+                     scaled",
                     brief(&value)
                 ));
             }
@@ -203,9 +208,11 @@ impl Theirs<'_> {
     /// A key that nothing here knows may mean another model: everything but null is refused by name.
     pub fn refuse_unknown(&mut self) {
         for (key, value) in self.config.as_object().into_iter().flatten() {
-            let is_known = self.read.contains(key) || OF_OTHERS.contains(&key.as_str()) || key.starts_with('_');
+            let is_known =
+                self.read.contains(key) || OF_OTHERS.contains(&key.as_str()) || key.starts_with('_');
             if !is_known && !is_nothing(value) {
-                self.faults.push(format!("{key} is {}, and this program does not know what it means", brief(value)));
+                self.faults
+                    .push(format!("{key} is {}, and this program does not know what it means", brief(value)));
             }
         }
     }

@@ -140,7 +140,8 @@ macro_rules! unit {
                     ),)+
                 };
                 let left = (params.next().is_some(), saved.next().is_some(), grads.next().is_some());
-                assert_eq!(left, (false, false, false), "parameters, saved tensors or gradients that no layer has");
+                assert_eq!(left, (false, false, false), "parameters, saved tensors or gradients that no \
+                                                         layer has");
                 unit
             }
 
@@ -181,8 +182,8 @@ macro_rules! unit {
 }
 
 /// Defines the scratch of a visit: `Name<D>(sizes: &Type, precision) { field: (numel, dtype), ... }`, where
-/// `numel` may ask the device type `D`. Makes a struct of views and the list that the planner lays out, in the
-/// same order.
+/// `numel` may ask the device type `D`. Makes a struct of views and the list that the planner lays out, in
+/// the same order.
 macro_rules! scratch {
     (
         $(#[$meta:meta])*
@@ -207,7 +208,8 @@ macro_rules! scratch {
 
             /// Views of the buffers.
             pub fn of(bufs: &'a mut [$crate::backend::Buf]) -> Self {
-                let [$($field),+] = bufs else { panic!("{} scratch buffers for {}", bufs.len(), stringify!($Name)) };
+                let [$($field),+] = bufs else { panic!("{} scratch buffers for \
+                                                        {}", bufs.len(), stringify!($Name)) };
                 $Name { $($field: $field.view_mut(),)+ }
             }
         }
@@ -269,12 +271,24 @@ impl<'a> SpecBuilder<'a> {
             std::mem::swap(&mut saved, &mut backward_work);
         }
         self.multiplied += unit.products().iter().map(|p| p.n_in * p.n_out).sum::<usize>();
-        self.units.push(UnitSpec { name: name.into(), role, params, pieces, saved, forward_work, backward_work });
+        self.units.push(UnitSpec {
+            name: name.into(),
+            role,
+            params,
+            pieces,
+            saved,
+            forward_work,
+            backward_work,
+        });
     }
 
     fn param(&mut self, spec: ParamSpec) -> ParamId {
         if let Some(id) = self.params.iter().position(|param| param.name == spec.name) {
-            assert_eq!(self.params[id].shape, spec.shape, "{} is tied to a tensor of its own shape", spec.name);
+            assert_eq!(
+                self.params[id].shape, spec.shape,
+                "{} is tied to a tensor of its own shape",
+                spec.name
+            );
             return id;
         }
         self.params.push(spec);
@@ -289,7 +303,8 @@ impl<'a> SpecBuilder<'a> {
     pub fn finish(self, out_row: usize, alias: Option<(&str, &str)>) -> ModelSpec {
         let SpecBuilder { dims, precision, params, units, multiplied } = self;
         let multiplied = multiplied + dims.vocab * dims.c;
-        let id = |of: &str| params.iter().position(|param| param.name == of).expect("a parameter of the model");
+        let id =
+            |of: &str| params.iter().position(|param| param.name == of).expect("a parameter of the model");
         ModelSpec {
             aliases: alias.map(|(name, of)| (name.to_string(), id(of))).into_iter().collect(),
             params,

@@ -4,8 +4,8 @@ use crate::config::OptimSection;
 
 /// Learning rate of update `step`, counted from 1.
 ///
-/// Warm-up: `lr * step / warmup_steps` up to `warmup_steps`; then a half cosine from `lr` to `min_lr` that ends at
-/// `decay_steps`; `min_lr` after it. The cosine comes from a crate, so that no node's libm shows.
+/// Warm-up: `lr * step / warmup_steps` up to `warmup_steps`; then a half cosine from `lr` to `min_lr` that
+/// ends at `decay_steps`; `min_lr` after it. The cosine comes from a crate, so that no node's libm shows.
 pub fn lr_at(step: u64, o: &OptimSection) -> f64 {
     if step <= o.warmup_steps {
         return o.lr * step as f64 / o.warmup_steps as f64;
@@ -22,7 +22,13 @@ mod tests {
     use super::*;
 
     fn section(warmup: u64, decay: u64) -> OptimSection {
-        OptimSection { lr: 1.0, min_lr: 0.1, warmup_steps: warmup, decay_steps: decay, ..OptimSection::default() }
+        OptimSection {
+            lr: 1.0,
+            min_lr: 0.1,
+            warmup_steps: warmup,
+            decay_steps: decay,
+            ..OptimSection::default()
+        }
     }
 
     #[test]

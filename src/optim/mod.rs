@@ -1,4 +1,5 @@
-//! The end of a step: exact gradient norm, clipping, learning rate, the optimizer's update of this rank's slices.
+//! The end of a step: exact gradient norm, clipping, learning rate, the optimizer's update of this rank's
+//! slices.
 //!
 //! The only communication is that of the norm. Must not know: units, schedules, files.
 
@@ -13,8 +14,8 @@ use crate::params::{ModelSpec, ParamId, UnitId};
 use crate::plan::State;
 use crate::zero::{Shards, Updated};
 
-/// The global gradient norm: the exact sum of the squares of every owned element, rounded once, then its square
-/// root. NaN where any gradient is not finite. The same bits for every rank count.
+/// The global gradient norm: the exact sum of the squares of every owned element, rounded once, then its
+/// square root. NaN where any gradient is not finite. The same bits for every rank count.
 pub fn grad_norm<D: Device, C: Comm>(device: &D, comm: &C, shards: &Shards, spec: &ModelSpec) -> Result<f64> {
     let grads = (0..spec.params.len()).map(|p| shards.owned(p, State::Grad));
     let mut words: [i64; DIGITS + 1] = device.sum_of_squares(grads)?.to_words();
@@ -30,7 +31,8 @@ pub fn first_non_finite<D: Device, C: Comm>(
     spec: &ModelSpec,
 ) -> Result<Option<(UnitId, ParamId)>> {
     let flags = not_finite(device, comm, shards, State::Grad, spec)?;
-    let backward = spec.units.iter().enumerate().rev().flat_map(|(u, unit)| unit.params.iter().map(move |&p| (u, p)));
+    let backward =
+        spec.units.iter().enumerate().rev().flat_map(|(u, unit)| unit.params.iter().map(move |&p| (u, p)));
     Ok(backward.into_iter().find(|&(_, p)| flags[p]))
 }
 
@@ -58,8 +60,8 @@ fn not_finite<D: Device, C: Comm>(
     Ok(flags.iter().map(|&n| n > 0).collect())
 }
 
-/// Factor of the gradient for a norm of at most `max_norm` (0 = no clipping): `min(1, c / (norm + 1e-6))`, in f64,
-/// rounded once.
+/// Factor of the gradient for a norm of at most `max_norm` (0 = no clipping): `min(1, c / (norm + 1e-6))`, in
+/// f64, rounded once.
 pub fn clip_factor(norm: f64, max_norm: f64) -> f32 {
     if max_norm == 0.0 { 1.0 } else { (max_norm / (norm + 1e-6)).min(1.0) as f32 }
 }
@@ -75,8 +77,8 @@ pub fn update<D: Device>(
     grad_scale: f32,
 ) {
     let hyper = o.hyper();
-    let [plain, decaying] =
-        [false, true].map(|decays| UpdateStep::new(o.kind, &hyper, &UpdateNow { step, lr, grad_scale, decays }));
+    let [plain, decaying] = [false, true]
+        .map(|decays| UpdateStep::new(o.kind, &hyper, &UpdateNow { step, lr, grad_scale, decays }));
     for (p, param) in spec.params.iter().enumerate() {
         let Updated { master, rounded, grad, states } = shards.updated(p);
         device.update(master, states, grad, if param.decay { &decaying } else { &plain }, rounded);

@@ -95,7 +95,9 @@ impl OptimizerKind {
 
     /// The hyperparameters that a deck has which says nothing but `optim.kind`, with this weight decay.
     pub fn default_hyper(self, weight_decay: f64) -> Hyper {
-        let of = |key: &str| self.keys().iter().find(|(name, _)| *name == key).map_or(0.0, |(_, default)| *default);
+        let of = |key: &str| {
+            self.keys().iter().find(|(name, _)| *name == key).map_or(0.0, |(_, default)| *default)
+        };
         let (beta1, beta2, eps, momentum) = (of("beta1"), of("beta2"), of("eps"), of("momentum"));
         Hyper { beta1, beta2, eps, momentum, nesterov: of("nesterov") != 0.0, weight_decay }
     }

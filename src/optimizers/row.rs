@@ -91,7 +91,10 @@ impl<T> OptimStates<T> {
 
     /// States and values, in order.
     pub fn iter(&self) -> impl Iterator<Item = (OptimState, &T)> {
-        OptimState::ALL.into_iter().zip(&self.0).filter_map(|(state, value)| value.as_ref().map(|value| (state, value)))
+        OptimState::ALL
+            .into_iter()
+            .zip(&self.0)
+            .filter_map(|(state, value)| value.as_ref().map(|value| (state, value)))
     }
 }
 
@@ -184,7 +187,8 @@ mod tests {
 
     #[test]
     fn states_are_found_by_their_name() {
-        let mut both = OptimStates::of(&[OptimState::ExpAvg, OptimState::ExpAvgSq], |state| state.name().len());
+        let mut both =
+            OptimStates::of(&[OptimState::ExpAvg, OptimState::ExpAvgSq], |state| state.name().len());
         assert_eq!((both[OptimState::ExpAvg], both[OptimState::ExpAvgSq]), (7, 10));
         assert_eq!(both.named([OptimState::ExpAvgSq, OptimState::ExpAvg]), [10, 7]);
         assert_eq!(both.take(OptimState::ExpAvg), Some(7));

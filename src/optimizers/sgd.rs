@@ -40,7 +40,13 @@ impl Optimizer for SgdStep {
 
     fn scalars(&self) -> Scalars {
         let decay = 1.0 - self.lr * self.weight_decay;
-        Scalars::from_slice(&[self.grad_scale, decay, self.momentum, f32::from(u8::from(self.nesterov)), self.lr])
+        Scalars::from_slice(&[
+            self.grad_scale,
+            decay,
+            self.momentum,
+            f32::from(u8::from(self.nesterov)),
+            self.lr,
+        ])
     }
 
     fn element(&self, weight: &mut f64, states: &mut OptimStates<f64>, grad: f64) {

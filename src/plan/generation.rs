@@ -102,13 +102,14 @@ impl Plan {
         {
             always.push(slot(format!("cached attention: {name}"), MemKind::Workspace, numel, dtype));
         }
-        let resident_end = self.resident.iter().map(|slot| slot.offset + aligned(slot.bytes())).max().unwrap_or(0);
+        let resident_end =
+            self.resident.iter().map(|slot| slot.offset + aligned(slot.bytes())).max().unwrap_or(0);
         let base = memory::lay_in_a_row(&mut always, resident_end);
         let throughout: Vec<Slot> = self.resident.iter().chain(&always).cloned().collect();
         let mut program = |spec: &ModelSpec| -> Result<Program> {
             let schedule = schedule::evaluation(spec, &self.partitions, &self.placements, &self.knobs)?;
-            let mut program =
-                Lifetimes::new(spec, &self.partitions, &self.knobs, &schedule, Gradients::None).program(schedule);
+            let mut program = Lifetimes::new(spec, &self.partitions, &self.knobs, &schedule, Gradients::None)
+                .program(schedule);
             self.arena_bytes = self.arena_bytes.max(packing::pack(&mut program.slots, base));
             program.peaks = memory::peaks(&throughout, &program.slots, program.schedule.instrs.len());
             Ok(program)

@@ -87,14 +87,14 @@ impl Knobs {
         Knobs { trains: false, stage: 3, persistence_threshold_bytes: 0, ..Knobs::from_deck(deck) }
     }
 
-    /// What arrives at a rank for each element of its gradient slices when all ranks contribute: the others' contributions, or
-    /// one sum.
+    /// What arrives at a rank for each element of its gradient slices when all ranks contribute: the others'
+    /// contributions, or one sum.
     pub fn arrivals(&self, world_size: usize) -> usize {
         if self.deterministic { world_size - 1 } else { 1.min(world_size - 1) }
     }
 
-    /// Whether a unit's saved tensors are dropped after forward and computed again in backward. Of `every:K` it is
-    /// each K-th block, the first one included.
+    /// Whether a unit's saved tensors are dropped after forward and computed again in backward. Of `every:K`
+    /// it is each K-th block, the first one included.
     pub fn recomputes(&self, spec: &ModelSpec, unit: UnitId) -> bool {
         let block = unit.wrapping_sub(1); // unit 0 is the embedding
         spec.units[unit].role == UnitRole::Block

@@ -1,5 +1,5 @@
-//! Where every buffer lies: each one has a kind, a size and a lifetime in the schedule, and gets its offset in
-//! the one arena before step 0.
+//! Where every buffer lies: each one has a kind, a size and a lifetime in the schedule, and gets its offset
+//! in the one arena before step 0.
 
 use crate::dtype::DType;
 use crate::telemetry::ledger::MemKind;
@@ -110,7 +110,8 @@ pub fn peaks(resident: &[Slot], slots: &[Slot], n_instrs: usize) -> Peaks {
     let mut gains: Vec<Vec<(usize, i64)>> = vec![Vec::new(); n_instrs + 1];
     for slot in slots {
         let bytes = slot.bytes() as i64;
-        let mut change = |at: usize, kind: MemKind, gain: i64| gains[at.min(n_instrs)].push((index(kind), gain));
+        let mut change =
+            |at: usize, kind: MemKind, gain: i64| gains[at.min(n_instrs)].push((index(kind), gain));
         change(slot.first, slot.kind_at(slot.first), bytes);
         if let Some(landed) = slot.landed.filter(|&landed| landed > slot.first) {
             change(landed, slot.kind_at(slot.first), -bytes);

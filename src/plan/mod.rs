@@ -1,5 +1,5 @@
-//! Everything that is decided before step 0, as pure functions of (model, N, deck): the cut of each parameter,
-//! the order of instructions, where each buffer lies, and the bytes that travel.
+//! Everything that is decided before step 0, as pure functions of (model, N, deck): the cut of each
+//! parameter, the order of instructions, where each buffer lies, and the bytes that travel.
 //!
 //! `zero3 plan` prints it, the executor runs it, the summary holds the measured figures against it.
 //! Must not know: MPI, devices, the clock.
@@ -45,9 +45,11 @@ pub use program::Program;
 pub struct StepSlots {
     /// All of them.
     pub slots: Vec<Slot>,
-    /// Fp32 sum of each parameter's gradient slice, where the slice at rest cannot hold it: lower precision, or whole.
+    /// Fp32 sum of each parameter's gradient slice, where the slice at rest cannot hold it: lower precision,
+    /// or whole.
     pub sums: Vec<Option<SlotId>>,
-    /// Fp32 full gradient of each parameter held from micro-step to micro-step (`reduce = last_micro_step`), padded.
+    /// Fp32 full gradient of each parameter held from micro-step to micro-step (`reduce = last_micro_step`),
+    /// padded.
     pub held: Vec<Option<SlotId>>,
 }
 
@@ -103,8 +105,10 @@ impl Plan {
 
     /// Plans a model on `world_size` ranks. Fails where a cap in the deck cannot be kept.
     pub fn new(spec: &ModelSpec, world_size: usize, knobs: &Knobs) -> Result<Self> {
-        let partitions: Vec<Partition> = spec.params.iter().map(|p| Partition::new(p.numel(), world_size)).collect();
-        let placements: Vec<Placement> = spec.params.iter().map(|p| Placement::of(p.numel(), knobs)).collect();
+        let partitions: Vec<Partition> =
+            spec.params.iter().map(|p| Partition::new(p.numel(), world_size)).collect();
+        let placements: Vec<Placement> =
+            spec.params.iter().map(|p| Placement::of(p.numel(), knobs)).collect();
         let (mut resident, resident_ids) = resident_slots(spec, &partitions, &placements, knobs);
         let resident_end = memory::lay_in_a_row(&mut resident, 0);
         let mut step = step_slots(spec, &partitions, &placements, knobs);
@@ -117,7 +121,8 @@ impl Plan {
                 true => schedule::training(spec, &partitions, &placements, knobs, gradients)?,
                 false => schedule::evaluation(spec, &partitions, &placements, knobs)?,
             };
-            let mut program = Lifetimes::new(spec, &partitions, knobs, &schedule, gradients).program(schedule);
+            let mut program =
+                Lifetimes::new(spec, &partitions, knobs, &schedule, gradients).program(schedule);
             let (base, always) = match train {
                 true => (step_end, resident.iter().chain(&step.slots).cloned().collect()),
                 false => (resident_end, resident.clone()),
@@ -167,7 +172,8 @@ impl Plan {
         self.resident.iter().map(|slot| slot.bytes() as u64).sum()
     }
 
-    /// What the stage's formula says without padding and persistent parameters: `whole * Psi + cut * Psi / N`.
+    /// What the stage's formula says without padding and persistent parameters: `whole * Psi + cut * Psi /
+    /// N`.
     pub fn formula_bytes(&self, n_params: usize) -> f64 {
         let (whole, cut) = placement::bytes_per_param(&self.knobs);
         whole as f64 * n_params as f64 + cut as f64 * n_params as f64 / self.world_size as f64
@@ -187,7 +193,8 @@ impl Plan {
         let always = self.resident.clone(); // the step's own buffers are back by then
         // Other states are refreshed after a restore only.
         let buckets = self.refreshed_state().into_iter().flat_map(|state| self.refresh.of(state));
-        let slots: Vec<Slot> = buckets.flat_map(|b| &b.staging).map(|&id| self.refresh.slots[id].clone()).collect();
+        let slots: Vec<Slot> =
+            buckets.flat_map(|b| &b.staging).map(|&id| self.refresh.slots[id].clone()).collect();
         let refresh = memory::peaks(&always, &slots, self.refresh.buckets.len());
         for other in self.train_hold.iter().map(|p| &p.peaks).chain([&refresh]) {
             peaks.raise(other);
@@ -242,7 +249,12 @@ fn resident_slots(
     (slots, ids)
 }
 
-fn step_slots(spec: &ModelSpec, partitions: &[Partition], placements: &[Placement], knobs: &Knobs) -> StepSlots {
+fn step_slots(
+    spec: &ModelSpec,
+    partitions: &[Partition],
+    placements: &[Placement],
+    knobs: &Knobs,
+) -> StepSlots {
     let mut step = StepSlots::default();
     let mut add = |name: String, kind: MemKind, numel: usize| {
         step.slots.push(Slot::always(name, kind, numel, DType::F32));

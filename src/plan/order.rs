@@ -63,7 +63,8 @@ mod tests {
                 assert!(seen.into_iter().eq(0..n_micro), "{n_micro} on {n_ranks}");
                 // Terms whose sum depends on the order of the additions.
                 let term = |j: usize| if j.is_multiple_of(2) { 1e16 } else { 1.0 + j as f64 };
-                let gathered = order.sum(|rank, a| term(order.of(a, rank).expect("a term is a micro-batch's")));
+                let gathered =
+                    order.sum(|rank, a| term(order.of(a, rank).expect("a term is a micro-batch's")));
                 assert_eq!(gathered.to_bits(), (0..n_micro).map(term).sum::<f64>().to_bits());
             }
         }

@@ -108,7 +108,11 @@ impl<'a> OrderedExchange<'a> {
     pub fn sends(self) -> impl Iterator<Item = Message> + use<'a> {
         let owners = if self.rank < self.contributors { 0..self.size } else { 0..0 };
         owners.filter(move |&to| to != self.rank).flat_map(move |to| {
-            self.pieces.iter().map(move |piece| Message { peer: to, param: piece.param, elements: piece.in_full(to) })
+            self.pieces.iter().map(move |piece| Message {
+                peer: to,
+                param: piece.param,
+                elements: piece.in_full(to),
+            })
         })
     }
 

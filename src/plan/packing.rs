@@ -1,7 +1,7 @@
 //! Offsets for buffers that live for a while: two may share a place if they never live at the same time.
 //!
-//! First fit, largest first. What is taken at any time is kept in a tree over the instructions, so that placing a slot
-//! asks a handful of sets instead of every slot placed before.
+//! First fit, largest first. What is taken at any time is kept in a tree over the instructions, so that
+//! placing a slot asks a handful of sets instead of every slot placed before.
 
 use super::memory::{Slot, aligned};
 use std::collections::BTreeMap;
@@ -46,7 +46,8 @@ impl Places {
     }
 }
 
-/// A segment tree over instructions: node `i` covers those of its children `2 i` and `2 i + 1`, leaf `n_leaves + t` is `t`.
+/// A segment tree over instructions: node `i` covers those of its children `2 i` and `2 i + 1`, leaf
+/// `n_leaves + t` is `t`.
 struct Taken {
     n_leaves: usize,
     /// Taken during all instructions of the node.
@@ -94,7 +95,8 @@ impl Taken {
         let within = cover.iter().map(|&node| &self.sometimes[node]);
         let sets: Vec<&Places> = within.chain(above.iter().map(|&node| &self.throughout[node])).collect();
         let mut offset = base;
-        while let Some(end) = sets.iter().filter_map(|places| places.in_the_way(offset, offset + size)).max() {
+        while let Some(end) = sets.iter().filter_map(|places| places.in_the_way(offset, offset + size)).max()
+        {
             offset = end;
         }
         offset

@@ -1,5 +1,5 @@
-//! What is cut into slices and what every rank keeps whole: the ZeRO stages and the persistence threshold, per
-//! parameter.
+//! What is cut into slices and what every rank keeps whole: the ZeRO stages and the persistence threshold,
+//! per parameter.
 
 use super::knobs::Knobs;
 use super::partition::Partition;
@@ -41,8 +41,8 @@ pub enum State {
 }
 
 impl Placement {
-    /// Stage 0 keeps everything whole, 1 cuts the optimizer, 2 the gradients too, 3 the parameters too but for those at
-    /// or under the persistence threshold.
+    /// Stage 0 keeps everything whole, 1 cuts the optimizer, 2 the gradients too, 3 the parameters too but
+    /// for those at or under the persistence threshold.
     pub fn of(numel: usize, knobs: &Knobs) -> Self {
         let cut_from = |stage| if knobs.stage >= stage { Hold::Sharded } else { Hold::Whole };
         let persistent = (numel * knobs.param_dtype.bytes()) as u64 <= knobs.persistence_threshold_bytes;
@@ -166,7 +166,11 @@ mod tests {
     fn an_optimizer_of_fewer_states_keeps_fewer_bytes() {
         let of = |kind: OptimizerKind, hyper: Hyper, stage| {
             let optim_states = kind.states(&hyper);
-            bytes_per_param(&Knobs { optimizer: kind, optim_states, ..knobs(stage, DType::Bf16, DType::Bf16) })
+            bytes_per_param(&Knobs {
+                optimizer: kind,
+                optim_states,
+                ..knobs(stage, DType::Bf16, DType::Bf16)
+            })
         };
         let by_default = |kind: OptimizerKind, stage| of(kind, kind.default_hyper(0.0), stage);
         for kind in [OptimizerKind::Lion, OptimizerKind::Sgd] {
@@ -184,6 +188,10 @@ mod tests {
         let knobs = Knobs { persistence_threshold_bytes: 40, ..Knobs::default() };
         assert_eq!(Placement::of(10, &knobs).param, Hold::Whole);
         assert_eq!(Placement::of(11, &knobs).param, Hold::Sharded);
-        assert_eq!(Placement::of(10, &knobs).grad, Hold::Sharded, "gradient and moments are cut all the same");
+        assert_eq!(
+            Placement::of(10, &knobs).grad,
+            Hold::Sharded,
+            "gradient and moments are cut all the same"
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! The program of a pass: a schedule, the buffers it needs, and from which instruction to which each of them lives.
+//! The program of a pass: a schedule, the buffers it needs, and from which instruction to which each of them
+//! lives.
 //!
 //! Where they lie is packed afterwards (`packing.rs`). Must not know: what lives between passes.
 
@@ -28,9 +29,11 @@ pub struct Program {
     pub gathered: Vec<Vec<SlotId>>,
     /// Residual stream written by each unit but the head, (B, T, C).
     pub residual: Vec<SlotId>,
-    /// Tensors each unit's forward saves. Where a unit is computed again in backward they end with the forward visit.
+    /// Tensors each unit's forward saves. Where a unit is computed again in backward they end with the
+    /// forward visit.
     pub saved: Vec<Vec<SlotId>>,
-    /// The same tensors, written anew at the start of the backward visit; empty where nothing is computed again.
+    /// The same tensors, written anew at the start of the backward visit; empty where nothing is computed
+    /// again.
     pub recomputed: Vec<Vec<SlotId>>,
     /// Where the repeated forward puts its output, which nobody reads.
     pub recomputed_out: Vec<Option<SlotId>>,
@@ -123,7 +126,15 @@ impl<'a> Lifetimes<'a> {
         }
     }
 
-    fn add(&mut self, name: String, kind: MemKind, numel: usize, dtype: DType, first: usize, last: usize) -> SlotId {
+    fn add(
+        &mut self,
+        name: String,
+        kind: MemKind,
+        numel: usize,
+        dtype: DType,
+        first: usize,
+        last: usize,
+    ) -> SlotId {
         self.slots.push(Slot { name, kind, numel, dtype, offset: 0, first, last, landed: None });
         self.slots.len() - 1
     }
@@ -169,7 +180,13 @@ impl<'a> Lifetimes<'a> {
             let first = self.visit(u, if is_head { Pass::Loss } else { Pass::Forward });
             let last = self.last_visit(u);
             let again = self.trains() && self.knobs.recomputes(spec, u);
-            saved.push(self.add_all(u, MemKind::Activation, &unit.saved, first, if again { first } else { last }));
+            saved.push(self.add_all(
+                u,
+                MemKind::Activation,
+                &unit.saved,
+                first,
+                if again { first } else { last },
+            ));
             forward_work.push(self.add_all(u, MemKind::Workspace, &unit.forward_work, first, first));
             let (saved_again, work_again): (&[TensorSpec], &[TensorSpec]) =
                 if again { (&unit.saved, &unit.forward_work) } else { (&[], &[]) };
@@ -185,7 +202,14 @@ impl<'a> Lifetimes<'a> {
         }
         let dresidual = self.trains().then(|| {
             let last = self.visit(0, Pass::Backward);
-            self.add("dresidual".into(), MemKind::Activation, spec.residual_numel, activation, loss_visit, last)
+            self.add(
+                "dresidual".into(),
+                MemKind::Activation,
+                spec.residual_numel,
+                activation,
+                loss_visit,
+                last,
+            )
         });
         let (grads, rounded) = if self.trains() { self.grads(&schedule) } else { Default::default() };
         let staging = (0..schedule.reduces.len()).map(|r| self.staging(r, &schedule)).collect();
@@ -231,15 +255,23 @@ impl<'a> Lifetimes<'a> {
             .iter()
             .map(|&p| {
                 let name = format!("{} for {:?}", self.spec.params[p].name, gather.pass);
-                let id = self.add(name, MemKind::Gathered, self.partitions[p].padded_numel(), dtype, start, release);
+                let id = self.add(
+                    name,
+                    MemKind::Gathered,
+                    self.partitions[p].padded_numel(),
+                    dtype,
+                    start,
+                    release,
+                );
                 self.slots[id].landed = Some(landed);
                 id
             })
             .collect()
     }
 
-    /// A full gradient lives from the first visit that writes it (of a tied parameter: the head's) until it has been
-    /// reduced, or added to what is held. Where it is rounded before it travels, until then, and what travels from there.
+    /// A full gradient lives from the first visit that writes it (of a tied parameter: the head's) until it
+    /// has been reduced, or added to what is held. Where it is rounded before it travels, until then, and
+    /// what travels from there.
     fn grads(&mut self, schedule: &Schedule) -> (Vec<SlotId>, Vec<Option<SlotId>>) {
         let spec = self.spec;
         let held = self.gradients != Gradients::Reduce;

@@ -1,5 +1,5 @@
-//! What is kept whole and updated by its owners' slices becomes whole again: an all-gather of each bucket after the
-//! update (parameters), before it (gradients, stage 0), or after a restore (all of them).
+//! What is kept whole and updated by its owners' slices becomes whole again: an all-gather of each bucket
+//! after the update (parameters), before it (gradients, stage 0), or after a restore (all of them).
 
 use super::knobs::Knobs;
 use super::memory::Slot;
@@ -14,7 +14,8 @@ use crate::telemetry::ledger::MemKind;
 pub struct Refresh {
     /// Buckets, in order.
     pub buckets: Vec<Bucket>,
-    /// Send staging of all buckets: a copy of this rank's slices, since a collective may not read where it writes.
+    /// Send staging of all buckets: a copy of this rank's slices, since a collective may not read where it
+    /// writes.
     pub slots: Vec<Slot>,
     /// End of the highest slot.
     pub end: usize,

@@ -1,7 +1,7 @@
 //! The order of everything in one micro-step (or one evaluation pass): gather, wait, use, release, reduce.
 //!
-//! It is a pure function of the model, N and the deck. The executor in `train/step.rs` runs the list from top to
-//! bottom; nothing is discovered at run time.
+//! It is a pure function of the model, N and the deck. The executor in `train/step.rs` runs the list from top
+//! to bottom; nothing is discovered at run time.
 
 use super::knobs::Knobs;
 use super::partition::Partition;
@@ -181,12 +181,13 @@ pub fn evaluation(
     knobs: &Knobs,
 ) -> Result<Schedule> {
     let head = spec.units.len() - 1;
-    let visits: Vec<(UnitId, Pass)> = (0..head).map(|u| (u, Pass::Forward)).chain([(head, Pass::Loss)]).collect();
+    let visits: Vec<(UnitId, Pass)> =
+        (0..head).map(|u| (u, Pass::Forward)).chain([(head, Pass::Loss)]).collect();
     build(spec, partitions, placements, knobs, &visits, Gradients::None)
 }
 
-/// The parameters a visit has to gather: those that are cut, unless it needs none (the gradient of a lookup is a
-/// function of the tokens alone).
+/// The parameters a visit has to gather: those that are cut, unless it needs none (the gradient of a lookup
+/// is a function of the tokens alone).
 fn to_gather(spec: &ModelSpec, placements: &[Placement], (unit, pass): (UnitId, Pass)) -> Vec<ParamId> {
     if pass == Pass::Backward && spec.units[unit].role == UnitRole::Embedding {
         return Vec::new();
@@ -206,8 +207,9 @@ fn build(
     let mut gather_of_visit: Vec<Option<GatherId>> = Vec::with_capacity(visits.len());
     for &(unit, pass) in visits {
         let params = to_gather(spec, placements, (unit, pass));
-        let kept =
-            gathers.iter().position(|g| g.unit == unit && pass == Pass::Backward && !knobs.release_after_forward);
+        let kept = gathers
+            .iter()
+            .position(|g| g.unit == unit && pass == Pass::Backward && !knobs.release_after_forward);
         gather_of_visit.push(match (params.is_empty(), kept) {
             (true, _) => None,
             (false, Some(forward)) => Some(forward),
@@ -219,11 +221,19 @@ fn build(
         });
     }
     let users = spec.users();
-    let last_use = |g: GatherId| gather_of_visit.iter().rposition(|&v| v == Some(g)).expect("a gather is for a visit");
+    let last_use =
+        |g: GatherId| gather_of_visit.iter().rposition(|&v| v == Some(g)).expect("a gather is for a visit");
 
     let no_room = |OverCap| over_cap(spec, partitions, knobs, visits, &gathers);
-    let mut order =
-        Order { instrs: Vec::new(), started: 0, waited: 0, live_bytes: 0, partitions, gathers: &gathers, knobs };
+    let mut order = Order {
+        instrs: Vec::new(),
+        started: 0,
+        waited: 0,
+        live_bytes: 0,
+        partitions,
+        gathers: &gathers,
+        knobs,
+    };
     let mut reduces: Vec<Reduce> = Vec::new();
     let mut in_flight: Option<ReduceId> = None;
     for (i, &(unit, pass)) in visits.iter().enumerate() {
@@ -303,8 +313,8 @@ struct Order<'a> {
 }
 
 impl Order<'_> {
-    /// Starts gathers in order up to and including `last`. Without `needed` it stops early where a cap would be
-    /// passed, or where a parameter is still on its way in an earlier gather.
+    /// Starts gathers in order up to and including `last`. Without `needed` it stops early where a cap would
+    /// be passed, or where a parameter is still on its way in an earlier gather.
     fn start_up_to(&mut self, last: GatherId, needed: bool) -> std::result::Result<(), OverCap> {
         while self.started <= last {
             let next = &self.gathers[self.started];
@@ -340,7 +350,8 @@ fn over_cap(
     visits: &[(UnitId, Pass)],
     gathers: &[Gather],
 ) -> Error {
-    // Without prefetching, what is alive at a visit is its own gather and what is kept from forward to backward.
+    // Without prefetching, what is alive at a visit is its own gather and what is kept from forward to
+    // backward.
     let bytes = |g: &Gather| gathered_bytes(g, partitions, knobs.param_dtype);
     let ranks = human::counted(partitions[0].world_size, "rank");
     let wants = if knobs.release_after_forward {
@@ -348,17 +359,24 @@ fn over_cap(
         let (unit, needed) = (&spec.units[largest.unit].name, bytes(largest));
         format!("unit `{unit}` alone gathers {needed} bytes on {ranks}: at least that, or 0 for no cap")
     } else {
-        // Forward gathers pile up to the head, the embedding's apart: it has no gather in backward to be kept for.
-        let kept =
-            |g: &&Gather| visits.contains(&(g.unit, Pass::Backward)) && spec.units[g.unit].role == UnitRole::Block;
+        // Forward gathers pile up to the head, the embedding's apart: it has no gather in backward to be kept
+        // for.
+        let kept = |g: &&Gather| {
+            visits.contains(&(g.unit, Pass::Backward)) && spec.units[g.unit].role == UnitRole::Block
+        };
         let (blocks, others): (Vec<&Gather>, Vec<&Gather>) = gathers.iter().partition(kept);
-        let needed = blocks.iter().map(|g| bytes(g)).sum::<u64>() + others.iter().map(|g| bytes(g)).max().unwrap_or(0);
+        let needed =
+            blocks.iter().map(|g| bytes(g)).sum::<u64>() + others.iter().map(|g| bytes(g)).max().unwrap_or(0);
         format!(
-            "zero.release_after_forward = false keeps up to {needed} bytes gathered on {ranks}: at least that, 0 for no cap, or \
-             release after forward"
+            "zero.release_after_forward = false keeps up to {needed} bytes gathered on {ranks}: at least \
+             that, 0 for no cap, or release after forward"
         )
     };
-    Error::Deck(vec![Fault { key: "zero.max_live_bytes".into(), value: knobs.max_live_bytes.to_string(), wants }])
+    Error::Deck(vec![Fault {
+        key: "zero.max_live_bytes".into(),
+        value: knobs.max_live_bytes.to_string(),
+        wants,
+    }])
 }
 
 /// Cuts a gather into calls of at most `gather_bucket_bytes`, at least one parameter each.
@@ -381,13 +399,14 @@ fn calls(params: &[ParamId], partitions: &[Partition], knobs: &Knobs) -> Vec<Ran
     calls
 }
 
-/// Cuts the slices of `params` into exchanges whose receive staging keeps to `reduce_bucket_bytes`: (N-1) contributions to each
-/// element. Where a reduce-scatter adds on the way it is one sum of each, but only whole slices can be cut from a full
-/// gradient, so one that is larger than the cap is a bucket of its own.
+/// Cuts the slices of `params` into exchanges whose receive staging keeps to `reduce_bucket_bytes`: (N-1)
+/// contributions to each element. Where a reduce-scatter adds on the way it is one sum of each, but only
+/// whole slices can be cut from a full gradient, so one that is larger than the cap is a bucket of its own.
 fn buckets(params: &[ParamId], partitions: &[Partition], knobs: &Knobs) -> Arc<[Bucket]> {
     let arrivals = knobs.arrivals(partitions[params[0]].world_size).max(1) as u64;
     // At least one cache line of each, so that a tiny cap still makes progress.
-    let cap_numel = ((knobs.reduce_bucket_bytes / knobs.reduce_dtype.bytes() as u64 / arrivals) as usize).max(16);
+    let cap_numel =
+        ((knobs.reduce_bucket_bytes / knobs.reduce_dtype.bytes() as u64 / arrivals) as usize).max(16);
     let mut buckets = vec![Bucket { pieces: Vec::new() }];
     let mut room = cap_numel;
     for (position, &param) in params.iter().enumerate() {

@@ -132,13 +132,17 @@ impl Paper {
             let Volume { all_gather_bytes, reduce_scatter_bytes } = plan.step_volume(rank, shape.n_micro);
             match step_volume.last_mut() {
                 Some(row)
-                    if (row.all_gather_bytes, row.reduce_scatter_bytes) == (all_gather_bytes, reduce_scatter_bytes) =>
+                    if (row.all_gather_bytes, row.reduce_scatter_bytes)
+                        == (all_gather_bytes, reduce_scatter_bytes) =>
                 {
                     row.last_rank = last_rank;
                 }
-                _ => {
-                    step_volume.push(VolumeRow { first_rank: rank, last_rank, all_gather_bytes, reduce_scatter_bytes })
-                }
+                _ => step_volume.push(VolumeRow {
+                    first_rank: rank,
+                    last_rank,
+                    all_gather_bytes,
+                    reduce_scatter_bytes,
+                }),
             }
         }
         Paper {
@@ -184,25 +188,30 @@ impl Paper {
     }
 }
 
-/// Every rank of a full node receives slices of every rank outside it. Seen from the first node, whose ranks have
-/// micro-batches longest.
+/// Every rank of a full node receives slices of every rank outside it. Seen from the first node, whose ranks
+/// have micro-batches longest.
 fn node_volume(plan: &Plan, shape: Shape) -> NodeVolume {
     let n = plan.world_size;
     let k = shape.ranks_per_node.min(n);
     let (ranks, outside) = (k as u64, (n - k) as u64);
     // A gather brings as much from each peer.
-    let from_a_peer = plan.step_volume(0, shape.n_micro).all_gather_bytes.checked_div(n as u64 - 1).unwrap_or(0);
+    let from_a_peer =
+        plan.step_volume(0, shape.n_micro).all_gather_bytes.checked_div(n as u64 - 1).unwrap_or(0);
     let slices = ranks * plan.reduce_slice_bytes();
-    let contributions: Vec<(u64, u64)> =
-        plan.reductions(shape.n_micro).map(|(active, times)| (active.saturating_sub(k) as u64, times)).collect();
+    let contributions: Vec<(u64, u64)> = plan
+        .reductions(shape.n_micro)
+        .map(|(active, times)| (active.saturating_sub(k) as u64, times))
+        .collect();
     // In a reduce-scatter ranks without a gradient take part, too.
     let on_a_ring = |contributed: u64| contributed > 0 || !plan.knobs.deterministic && outside > 0;
     let on_rings = contributions.iter().filter(|(contributed, _)| on_a_ring(*contributed));
     let rings = on_rings.map(|(_, times)| times).sum::<u64>();
     // A ring's link into a node carries all slices but one.
     let ring_slices = if outside > 0 { n as u64 - 1 } else { 0 };
-    let ring_reduce_scatter_bytes = plan.reduce_slice_bytes().saturating_mul(rings).saturating_mul(ring_slices);
-    let contributed: u64 = contributions.iter().map(|(contributed, times)| contributed.saturating_mul(*times)).sum();
+    let ring_reduce_scatter_bytes =
+        plan.reduce_slice_bytes().saturating_mul(rings).saturating_mul(ring_slices);
+    let contributed: u64 =
+        contributions.iter().map(|(contributed, times)| contributed.saturating_mul(*times)).sum();
     NodeVolume {
         all_gather_bytes: (ranks * outside).saturating_mul(from_a_peer),
         reduce_scatter_bytes: match plan.knobs.deterministic {
@@ -265,7 +274,11 @@ impl fmt::Display for Paper {
         for p in &self.params {
             let shape = format!("{:?}", p.shape);
             let (name, numel, slice) = (&p.name, p.numel, p.shard_numel);
-            writeln!(f, "  {name:<width$} {shape:>16} {numel:>12} {slice:>12} {:>8} {:>6}", p.padding, p.empty_slices)?;
+            writeln!(
+                f,
+                "  {name:<width$} {shape:>16} {numel:>12} {slice:>12} {:>8} {:>6}",
+                p.padding, p.empty_slices
+            )?;
         }
         writeln!(
             f,

@@ -134,7 +134,10 @@ fn walk(spec: &ModelSpec, partitions: &[Partition], s: &Schedule) -> u64 {
                     let users = spec.units.iter().enumerate().filter(|(_, u)| u.params.contains(&p));
                     for (u, unit) in users {
                         let pass = if unit.role == UnitRole::Head { Pass::Loss } else { Pass::Backward };
-                        assert!(visited.contains(&(u, pass)), "gradient of {p} is complete when it is reduced");
+                        assert!(
+                            visited.contains(&(u, pass)),
+                            "gradient of {p} is complete when it is reduced"
+                        );
                     }
                 }
             }
@@ -164,7 +167,8 @@ proptest! {
         let plan = Plan::new(&spec, n, &capped).unwrap();
         prop_assert!(walk(&spec, &plan.partitions, &plan.train.schedule) <= largest + slack);
         let refused = Plan::new(&spec, n, &Knobs { max_live_bytes: largest - 1, ..knobs });
-        prop_assert!(refused.unwrap_err().to_string().contains(&largest.to_string()), "the error names what would do");
+        prop_assert!(refused.unwrap_err().to_string().contains(&largest.to_string()), "the error names what \
+                                                                                       would do");
     }
 
     #[test]
@@ -213,7 +217,8 @@ proptest! {
 
         let a = MicroBatches::new(n_micro, n).micro_steps() as u64;
         let reductions = if knobs.reduce == ReduceWhen::LastMicroStep { 1 } else { a };
-        // What the bound leaves out: gathers that are saved, and contributions of this rank's own and of none.
+        // What the bound leaves out: gathers that are saved, and contributions of this rank's own and of
+        // none.
         let saved: u64 = plan.savings(&spec).iter().map(|s| a * s.bytes).sum();
         let slices: u64 = plan.partitions.iter().map(|p| (knobs.reduce_dtype.bytes() * p.shard_numel()) as u64).sum();
         let absent = reductions * (n as u64 - 1) * slices - volume.reduce_scatter_bytes;
@@ -329,8 +334,10 @@ fn prefetch_starts_the_next_gather_before_the_current_unit_computes() {
     let plan = Plan::new(&spec, 2, &knobs(1, true)).unwrap();
     let instrs = &plan.train.schedule.instrs;
     let start = instrs.iter().position(|i| *i == Instr::Gather(2)).unwrap();
-    let previous =
-        instrs.iter().position(|i| matches!(i, Instr::Compute(Visit { unit: 1, pass: Pass::Forward, .. }))).unwrap();
+    let previous = instrs
+        .iter()
+        .position(|i| matches!(i, Instr::Compute(Visit { unit: 1, pass: Pass::Forward, .. })))
+        .unwrap();
     assert!(start < previous);
     let without = Plan::new(&spec, 2, &knobs(0, true)).unwrap();
     let peak = |p: &Plan| p.train.peaks.by_kind.iter().find(|(k, _)| *k == MemKind::Prefetched).unwrap().1;

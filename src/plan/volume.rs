@@ -1,4 +1,5 @@
-//! Bytes a rank receives in one training step, from the plan alone (rule 6), and what the plan saves, by name.
+//! Bytes a rank receives in one training step, from the plan alone (rule 6), and what the plan saves, by
+//! name.
 
 use super::Plan;
 use super::order::MicroBatches;
@@ -25,7 +26,8 @@ impl Volume {
     }
 }
 
-/// The most a rank receives in a step without persistent parameters (rule 6): everything gathered and reduced so often.
+/// The most a rank receives in a step without persistent parameters (rule 6): everything gathered and reduced
+/// so often.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Bound {
     /// All-gathers of all padded parameters (in stage 0: of their gradients).
@@ -52,15 +54,20 @@ impl Plan {
     pub fn gather_bytes(&self, schedule: &Schedule) -> u64 {
         let peers = self.world_size as u64 - 1;
         let dtype = self.knobs.param_dtype.bytes();
-        let shards =
-            |g: &Gather| -> u64 { g.params.iter().map(|&p| (dtype * self.partitions[p].shard_numel()) as u64).sum() };
+        let shards = |g: &Gather| -> u64 {
+            g.params.iter().map(|&p| (dtype * self.partitions[p].shard_numel()) as u64).sum()
+        };
         schedule.gathers.iter().map(|g| peers * shards(g)).sum()
     }
 
     /// The state that every step makes whole again: the updated parameters, in stage 0 the gradients instead.
     pub fn refreshed_state(&self) -> Option<State> {
         let any_whole = |hold: fn(&Placement) -> Hold| self.placements.iter().any(|p| hold(p) == Hold::Whole);
-        if any_whole(|p| p.optim) { Some(State::Grad) } else { any_whole(|p| p.param).then_some(State::Param) }
+        if any_whole(|p| p.optim) {
+            Some(State::Grad)
+        } else {
+            any_whole(|p| p.param).then_some(State::Param)
+        }
     }
 
     /// Bytes of one rank's slices of all parameters in `dtype`, padding included.
@@ -85,8 +92,8 @@ impl Plan {
         }
     }
 
-    /// Contributions that reach `rank` in a reduction of the gradients of ranks `0..contributors`. In a reduce-scatter a
-    /// rank without a gradient takes part with zeros.
+    /// Contributions that reach `rank` in a reduction of the gradients of ranks `0..contributors`. In a
+    /// reduce-scatter a rank without a gradient takes part with zeros.
     pub fn n_received(&self, rank: usize, contributors: usize) -> usize {
         match self.knobs.deterministic {
             true => ordered_exchange::n_received(rank, contributors),
@@ -118,7 +125,8 @@ impl Plan {
         borders
     }
 
-    /// Rule 6 for this stage and these element types: `2A` gathers of everything in stage 3, one refresh below it.
+    /// Rule 6 for this stage and these element types: `2A` gathers of everything in stage 3, one refresh
+    /// below it.
     pub fn bound(&self, n_micro: usize) -> Bound {
         let a = MicroBatches::new(n_micro, self.world_size).micro_steps();
         let (all_gathers, gathered) = match self.knobs.stage {
@@ -129,13 +137,21 @@ impl Plan {
         let reductions = self.reductions(n_micro).map(|(_, times)| times).sum::<u64>();
         let gathered = (all_gathers as u64).saturating_mul(self.slice_bytes(gathered));
         let bytes = gathered.saturating_add(reductions.saturating_mul(self.reduce_slice_bytes()));
-        Bound { all_gathers, reductions: reductions as usize, bytes: bytes.saturating_mul(self.world_size as u64 - 1) }
+        Bound {
+            all_gathers,
+            reductions: reductions as usize,
+            bytes: bytes.saturating_mul(self.world_size as u64 - 1),
+        }
     }
 
-    /// Ranks that add a gradient in micro-step `a`: those with a micro-batch, or, where gradients are held, those with
-    /// one in any micro-step.
+    /// Ranks that add a gradient in micro-step `a`: those with a micro-batch, or, where gradients are held,
+    /// those with one in any micro-step.
     pub fn contributors(&self, n_micro: usize, a: usize) -> usize {
-        MicroBatches::new(n_micro, self.world_size).contributors(if self.train_hold.is_some() { 0 } else { a })
+        MicroBatches::new(n_micro, self.world_size).contributors(if self.train_hold.is_some() {
+            0
+        } else {
+            a
+        })
     }
 
     /// What one micro-step saves against two all-gathers of every parameter that is cut.

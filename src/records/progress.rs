@@ -1,8 +1,8 @@
 //! What a person sees while a run goes on: a bar on a terminal, plain aligned lines elsewhere.
 //!
-//! Lines go to stdout, the bar to stderr, so that a redirected stdout holds the lines alone. A closed stdout (`| head`) does not
-//! end a run. Behind a launcher both are pipes that it copies to its own terminal, in no order between the two: there lines go
-//! to stderr too, above the bar. Must not know: what a step does.
+//! Lines go to stdout, the bar to stderr, so that a redirected stdout holds the lines alone. A closed stdout
+//! (`| head`) does not end a run. Behind a launcher both are pipes that it copies to its own terminal, in no
+//! order between the two: there lines go to stderr too, above the bar. Must not know: what a step does.
 
 use std::io::{self, IsTerminal, Write as _};
 use std::time::Instant;
@@ -84,7 +84,8 @@ impl Progress {
         }
     }
 
-    /// Time left at the mean pace of this process, evaluation and checkpoints included; NaN before its first step.
+    /// Time left at the mean pace of this process, evaluation and checkpoints included; NaN before its first
+    /// step.
     fn eta_seconds(&self, step: u64, elapsed_seconds: f64) -> f64 {
         let n_done = step.saturating_sub(self.start_step);
         elapsed_seconds / n_done as f64 * self.total_steps.saturating_sub(step) as f64
@@ -108,7 +109,10 @@ impl BytesBar {
     pub fn any_size(title: &'static str, n_bytes: u64, is_terminal: bool) -> Self {
         BytesBar(is_terminal.then(|| {
             let bar = ProgressBar::new(n_bytes).with_message(title);
-            bar.set_style(style(&format!("{} {{msg}} {{bytes}} of {{total_bytes}}, {{eta}} left", colored_bar())));
+            bar.set_style(style(&format!(
+                "{} {{msg}} {{bytes}} of {{total_bytes}}, {{eta}} left",
+                colored_bar()
+            )));
             bar
         }))
     }
@@ -138,7 +142,8 @@ fn colored_bar() -> &'static str {
     if no_color { "[{bar:30}]" } else { "[{bar:30.cyan}]" }
 }
 
-/// A terminal at the other end of stderr: control sequences get there as they are, its size is not known here.
+/// A terminal at the other end of stderr: control sequences get there as they are, its size is not known
+/// here.
 #[derive(Debug)]
 struct Forwarded;
 
@@ -198,7 +203,8 @@ fn header() -> String {
     )
 }
 
-/// One step in one line. Times and peak are the slowest and the largest rank's; `wait ms` is exposed communication.
+/// One step in one line. Times and peak are the slowest and the largest rank's; `wait ms` is exposed
+/// communication.
 fn line(row: &StepRow, eta_seconds: f64) -> String {
     let slowest = &row.ranks.max;
     format!(
@@ -222,8 +228,12 @@ mod tests {
     use crate::telemetry::step_row::{RankStep, combine};
 
     fn row(step: u64) -> StepRow {
-        let rank =
-            RankStep { step_ms: 250.0, exposed_comm_ms: 1.5, live_peak_bytes: 3.0 * 1048576.0, ..RankStep::default() };
+        let rank = RankStep {
+            step_ms: 250.0,
+            exposed_comm_ms: 1.5,
+            live_peak_bytes: 3.0 * 1048576.0,
+            ..RankStep::default()
+        };
         StepRow {
             step,
             tokens: 8192,
@@ -243,7 +253,9 @@ mod tests {
             assert_eq!(line(&row, 90_061.0).len(), header().len(), "{}\n{}", header(), line(&row, 90_061.0));
         }
         let shown = line(&row(12), 75.0);
-        for part in ["12", "5.5432", " - ", "1.2500", "3.000e-4", "250.00", "32.8k", "1.50", "3.0 MiB", "1m15s"] {
+        for part in
+            ["12", "5.5432", " - ", "1.2500", "3.000e-4", "250.00", "32.8k", "1.50", "3.0 MiB", "1m15s"]
+        {
             assert!(shown.contains(part), "{part:?} is not in {shown}");
         }
     }

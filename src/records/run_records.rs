@@ -1,8 +1,8 @@
-//! What a run directory keeps for those who look at the run later: the deck as it was resolved, and the moments at which the run
-//! started, went on from a checkpoint, skipped a step, found a straggler, or ended.
+//! What a run directory keeps for those who look at the run later: the deck as it was resolved, and the
+//! moments at which the run started, went on from a checkpoint, skipped a step, found a straggler, or ended.
 //!
-//! `RUN/events.jsonl` is history: lines are added and never taken back, also where a resume makes steps again. Must not know: decks
-//! (it is handed text), MPI.
+//! `RUN/events.jsonl` is history: lines are added and never taken back, also where a resume makes steps
+//! again. Must not know: decks (it is handed text), MPI.
 
 use crate::clock::unix_now;
 use crate::error::{Error, Result};
@@ -102,13 +102,15 @@ impl RunRecords {
 
     /// Adds an event.
     pub fn add(&mut self, event: &RunEvent) -> Result<()> {
-        let mut line = serde_json::to_string(&Line { unix: unix_now(), event: event.clone() }).expect("plain data");
+        let mut line =
+            serde_json::to_string(&Line { unix: unix_now(), event: event.clone() }).expect("plain data");
         line.push('\n');
         self.file.write_all(line.as_bytes()).map_err(|err| Error::io("write", &self.path, &err))
     }
 }
 
-/// The events of a run, oldest first; lines that are none (torn ones) are passed over. None where there is no such file.
+/// The events of a run, oldest first; lines that are none (torn ones) are passed over. None where there is no
+/// such file.
 pub fn read_events(run_dir: &Path) -> Result<Option<Vec<RunEvent>>> {
     let path = run_dir.join(EVENTS_FILE);
     match files::read(&path, files::MAX_LOG_BYTES) {
@@ -129,12 +131,16 @@ mod tests {
     fn events_are_added_behind_a_torn_line_and_read_back_in_order() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(read_events(dir.path()).unwrap(), None);
-        let start = |step| RunEvent::Start { step, attempts: step, ranks: 3, backend: "cpu".into(), from: None };
+        let start =
+            |step| RunEvent::Start { step, attempts: step, ranks: 3, backend: "cpu".into(), from: None };
         let skip = RunEvent::Skip { step: 4, attempts: 5, loss: None, grad_norm: Some(2.5), in_a_row: 1 };
         RunRecords::open(dir.path(), "[run]").unwrap().add(&start(0)).unwrap();
         let path = dir.path().join(EVENTS_FILE);
         let mut text = std::fs::read_to_string(&path).unwrap();
-        assert!(text.ends_with("}\n") && text.contains(r#""event":"start""#) && text.contains(r#""unix":"#), "{text}");
+        assert!(
+            text.ends_with("}\n") && text.contains(r#""event":"start""#) && text.contains(r#""unix":"#),
+            "{text}"
+        );
         text.push_str(r#"{"unix":1,"event":"sk"#);
         std::fs::write(&path, text).unwrap();
         let mut records = RunRecords::open(dir.path(), "[run]\ndir = 1").unwrap();

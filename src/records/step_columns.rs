@@ -1,7 +1,8 @@
-//! The columns of `steps.csv` and `steps.jsonl`: their names, units and meanings, and a row as a line of either.
+//! The columns of `steps.csv` and `steps.jsonl`: their names, units and meanings, and a row as a line of
+//! either.
 //!
-//! One table drives both files and the table in docs/logs.md. Floats are written in the shortest form that reads back to the same
-//! bits. Must not know: files.
+//! One table drives both files and the table in docs/logs.md. Floats are written in the shortest form that
+//! reads back to the same bits. Must not know: files.
 
 use std::fmt::Write as _;
 
@@ -68,7 +69,9 @@ pub fn columns() -> Vec<Column> {
         row("val_loss", "nats/token", "validation loss after this step; empty where none was made", |r| {
             r.val_loss.into()
         }),
-        row("grad_norm", "-", "global L2 norm of the gradient before clipping", |r| Value::Float(r.grad_norm)),
+        row("grad_norm", "-", "global L2 norm of the gradient before clipping", |r| {
+            Value::Float(r.grad_norm)
+        }),
         row("lr", "-", "learning rate of the step", |r| Value::Float(r.lr)),
     ];
     columns.extend((0..9).map(measure));
@@ -78,7 +81,9 @@ pub fn columns() -> Vec<Column> {
         "tokens / step_ms_max: all ranks' tokens over the slowest rank's step",
         |r| Value::Float(r.tokens_per_s()),
     ));
-    columns.push(row("mfu", "-", "model FLOPs utilisation, 0 to 1; empty where the peak is unknown", |r| r.mfu.into()));
+    columns.push(row("mfu", "-", "model FLOPs utilisation, 0 to 1; empty where the peak is unknown", |r| {
+        r.mfu.into()
+    }));
     columns.extend((9..MEASURES.len()).map(measure));
     for (i, Measure { name, unit, .. }) in MEASURES.into_iter().enumerate() {
         for (which, word, source) in
@@ -111,7 +116,8 @@ impl Column {
     }
 }
 
-/// Appends a float in the shortest form that reads back to the same bits, e.g. `0.001`, `1e-7`, `12345`, `NaN`, `inf`.
+/// Appends a float in the shortest form that reads back to the same bits, e.g. `0.001`, `1e-7`, `12345`,
+/// `NaN`, `inf`.
 fn push_float(text: &mut String, x: f64) {
     let plain = x == 0.0 || !x.is_finite() || (1e-5..1e17).contains(&x.abs());
     if plain { write!(text, "{x}") } else { write!(text, "{x:e}") }.expect("writing to a String");
@@ -155,9 +161,9 @@ mod tests {
     #[test]
     fn columns_stand_in_the_documented_order() {
         let names: Vec<String> = columns().into_iter().map(|c| c.name).collect();
-        let plain = "step tokens loss val_loss grad_norm lr step_ms data_ms forward_ms backward_ms optimizer_ms checkpoint_ms \
-                     exposed_comm_ms all_gather_bytes reduce_scatter_bytes tokens_per_s mfu live_peak_bytes resident_bytes \
-                     peak_rss_bytes page_faults";
+        let plain = "step tokens loss val_loss grad_norm lr step_ms data_ms forward_ms backward_ms \
+                     optimizer_ms checkpoint_ms exposed_comm_ms all_gather_bytes reduce_scatter_bytes \
+                     tokens_per_s mfu live_peak_bytes resident_bytes peak_rss_bytes page_faults";
         assert_eq!(names[..21].join(" "), plain);
         assert_eq!(names[21..25], ["step_ms_min", "step_ms_max", "data_ms_min", "data_ms_max"]);
         assert_eq!(names[46], "page_faults_max");
@@ -185,7 +191,9 @@ mod tests {
         push_json(&mut json, &columns, &bad);
         assert!(csv.starts_with("1,1024,NaN,,inf,-inf,"), "{csv}");
         assert!(
-            json.starts_with("{\"step\":1,\"tokens\":1024,\"loss\":null,\"val_loss\":null,\"grad_norm\":null,"),
+            json.starts_with(
+                "{\"step\":1,\"tokens\":1024,\"loss\":null,\"val_loss\":null,\"grad_norm\":null,"
+            ),
             "{json}"
         );
     }

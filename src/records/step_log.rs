@@ -1,7 +1,7 @@
 //! `steps.csv` and `steps.jsonl`: one row per step, for programs to read.
 //!
-//! A row is one write, so a killed run tears at most its last line; a resume drops that line and every row later than the
-//! checkpoint. Must not know: which columns there are, how the numbers came about.
+//! A row is one write, so a killed run tears at most its last line; a resume drops that line and every row
+//! later than the checkpoint. Must not know: which columns there are, how the numbers came about.
 
 use crate::files;
 use std::fs::File;
@@ -34,8 +34,9 @@ struct LogFile {
 impl StepLog {
     /// Opens `steps.csv` and `steps.jsonl` in `dir`, which is made if need be.
     ///
-    /// `resume_after` None begins anew and drops what is there. Some(checkpoint step) keeps the well-formed rows up to that
-    /// step, byte for byte, drops the rest, and goes on behind them; doing it twice changes nothing.
+    /// `resume_after` None begins anew and drops what is there. Some(checkpoint step) keeps the well-formed
+    /// rows up to that step, byte for byte, drops the rest, and goes on behind them; doing it twice changes
+    /// nothing.
     pub fn open(dir: &Path, resume_after: Option<u64>) -> Result<Self> {
         std::fs::create_dir_all(dir).map_err(|err| Error::io("create", dir, &err))?;
         let columns = columns();
@@ -59,8 +60,8 @@ impl StepLog {
         self.json.append(&self.line)
     }
 
-    /// Waits until all rows are on the disk. To be called before a checkpoint is published, so that no checkpoint is newer
-    /// than the log even after a power failure.
+    /// Waits until all rows are on the disk. To be called before a checkpoint is published, so that no
+    /// checkpoint is newer than the log even after a power failure.
     pub fn sync(&mut self) -> Result<()> {
         for log in [&self.csv, &self.json] {
             log.check_place()?;
@@ -106,7 +107,8 @@ impl LogFile {
             // A torn header means that the run died before its first row.
             if let Some(found) = found.filter(|found| found.ends_with(b"\n") && found != wanted.as_bytes()) {
                 return Err(Error::Input(format!(
-                    "{} has other columns than this version writes ({} instead of {}); move it and steps.jsonl away, then resume",
+                    "{} has other columns than this version writes ({} instead of {}); move it and \
+                     steps.jsonl away, then resume",
                     path.display(),
                     String::from_utf8_lossy(&found).split(',').count(),
                     wanted.split(',').count(),
@@ -130,7 +132,8 @@ impl LogFile {
         Ok(LogFile { path, file })
     }
 
-    /// The file is still the one at its path: rows of a file that was moved or removed would be lost without a word.
+    /// The file is still the one at its path: rows of a file that was moved or removed would be lost without
+    /// a word.
     fn check_place(&self) -> Result<()> {
         let inode = |meta: &std::fs::Metadata| (meta.dev(), meta.ino());
         let own = self.file.metadata().map_err(|err| Error::io("stat", &self.path, &err))?;
@@ -141,8 +144,8 @@ impl LogFile {
             Err(err) => return Err(Error::io("stat", &self.path, &err)),
         };
         Err(Error::Io(format!(
-            "{} {what} while this run was writing it: rows and checkpoints would go apart; see that nobody else uses the run \
-             directory, and start again, which goes on from the newest checkpoint",
+            "{} {what} while this run was writing it: rows and checkpoints would go apart; see that nobody \
+             else uses the run directory, and start again, which goes on from the newest checkpoint",
             self.path.display()
         )))
     }
@@ -246,7 +249,8 @@ mod tests {
     #[test]
     fn a_log_that_is_moved_removed_or_replaced_while_it_is_written_is_an_error_at_the_next_row_or_save() {
         let none = |path: &Path| std::fs::remove_file(path).unwrap();
-        let moved = |path: &Path| std::fs::rename(path.parent().unwrap(), path.with_file_name("../moved")).unwrap();
+        let moved =
+            |path: &Path| std::fs::rename(path.parent().unwrap(), path.with_file_name("../moved")).unwrap();
         let another = |path: &Path| {
             std::fs::write(path.with_file_name("other"), b"x").unwrap();
             std::fs::rename(path.with_file_name("other"), path).unwrap();

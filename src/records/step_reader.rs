@@ -23,7 +23,8 @@ pub struct LoggedStep {
     pub mfu: Option<f64>,
 }
 
-/// Where in a line of `steps.csv` the numbers of a [`LoggedStep`] stand. A log of another version may lack some: they are NaN.
+/// Where in a line of `steps.csv` the numbers of a [`LoggedStep`] stand. A log of another version may lack
+/// some: they are NaN.
 #[derive(Debug)]
 pub struct StepColumns {
     n_columns: usize,
@@ -38,11 +39,13 @@ pub struct StepColumns {
 }
 
 impl StepColumns {
-    /// Of the file's first line, which must name `step`, `loss` and all that is `needed`; else says which it lacks.
+    /// Of the file's first line, which must name `step`, `loss` and all that is `needed`; else says which it
+    /// lacks.
     pub fn of_header(line: &str, needed: &[&str]) -> Result<Self, String> {
         let names: Vec<&str> = line.split(',').collect();
         let of = |name: &str| names.iter().position(|n| *n == name);
-        let must = |name: &str| of(name).ok_or_else(|| format!("no column {name}: not a log of this version"));
+        let must =
+            |name: &str| of(name).ok_or_else(|| format!("no column {name}: not a log of this version"));
         let (step, loss) = (must("step")?, must("loss")?);
         needed.iter().try_for_each(|name| must(name).map(drop))?;
         Ok(StepColumns {
@@ -91,8 +94,11 @@ mod tests {
     #[test]
     fn a_row_reads_back_as_it_was_logged() {
         let dir = tempfile::tempdir().unwrap();
-        let ranks =
-            [20.0, 30.0].map(|step_ms| RankStep { step_ms, exposed_comm_ms: step_ms / 4.0, ..RankStep::default() });
+        let ranks = [20.0, 30.0].map(|step_ms| RankStep {
+            step_ms,
+            exposed_comm_ms: step_ms / 4.0,
+            ..RankStep::default()
+        });
         let row = StepRow { step: 7, tokens: 60, loss: f64::NAN, grad_norm: 0.1, ..StepRow::default() };
         let row = StepRow { val_loss: Some(4.5), ranks: combine(&ranks), ..row };
         StepLog::open(dir.path(), None).unwrap().write(&row).unwrap();
@@ -117,7 +123,10 @@ mod tests {
 
     #[test]
     fn what_is_no_header_and_no_row_is_told_from_what_is() {
-        assert_eq!(StepColumns::of_header("a,b", &[]).unwrap_err(), "no column step: not a log of this version");
+        assert_eq!(
+            StepColumns::of_header("a,b", &[]).unwrap_err(),
+            "no column step: not a log of this version"
+        );
         assert!(StepColumns::of_header("step,loss", &["mfu"]).unwrap_err().contains("no column mfu"));
         let columns = StepColumns::of_header("step,loss,val_loss", &[]).unwrap();
         let read = columns.row("1,5.5,").unwrap();

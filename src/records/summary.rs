@@ -1,4 +1,5 @@
-//! `summary.json` and the closing words of a run: what was done, and whether it moved and held what the plan said.
+//! `summary.json` and the closing words of a run: what was done, and whether it moved and held what the plan
+//! said.
 //!
 //! The trainer fills it. Must not know: where the numbers come from.
 
@@ -47,14 +48,16 @@ pub struct Summary {
     pub tokens_per_s: Option<f64>,
     /// Where the time of this process went.
     pub phases: Vec<PhaseTotal>,
-    /// What the newest training step asked rank 0's heap for, from the first instruction to the optimizer's last.
+    /// What the newest training step asked rank 0's heap for, from the first instruction to the optimizer's
+    /// last.
     #[serde(default)]
     pub step_allocations: Vec<Allocations>,
     /// Last training loss in nats per token.
     pub loss: Option<f64>,
     /// Last validation loss in nats per token.
     pub val_loss: Option<f64>,
-    /// Entropy of the validation tokens' frequencies in nats: what a model that learned frequencies alone would reach.
+    /// Entropy of the validation tokens' frequencies in nats: what a model that learned frequencies alone
+    /// would reach.
     pub unigram_entropy: Option<f64>,
     /// Received payload per rank in one training step.
     pub all_gather_bytes_per_step: Planned,
@@ -80,7 +83,8 @@ pub struct Summary {
     pub last_checkpoint: Option<String>,
     /// Program, MPI, HDF5, instruction set and the like.
     pub versions: BTreeMap<String, String>,
-    /// Faults that tests asked for, in this run or before the checkpoint it went on from; none in a run whose results count.
+    /// Faults that tests asked for, in this run or before the checkpoint it went on from; none in a run whose
+    /// results count.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub test_hooks: Vec<String>,
     /// What to try next; closing words only.
@@ -136,7 +140,8 @@ pub struct Resident {
     pub n_params: u64,
     /// Bytes of state per parameter that the stage keeps whole on every rank; 0 in stage 3.
     pub whole_bytes_per_param: u64,
-    /// Bytes of state per parameter that are cut into slices: 16 in stage 3, in fp32 and in bf16 with bf16 gradients.
+    /// Bytes of state per parameter that are cut into slices: 16 in stage 3, in fp32 and in bf16 with bf16
+    /// gradients.
     pub cut_bytes_per_param: u64,
     /// `whole * n_params + cut * n_params / world_size`, a real number.
     pub formula_bytes: f64,
@@ -189,7 +194,8 @@ impl fmt::Display for Summary {
         let (world_size, step, total) = (self.world_size, self.step, self.total_steps);
         writeln!(f, "{}{step} of {total}, from step {} on, {ranks}", label("step"), self.start_step)?;
         let time = human::seconds(self.wall_seconds);
-        let rate = self.tokens_per_s.map_or(String::new(), |rate| format!(", {} tokens/s", human::count(rate)));
+        let rate =
+            self.tokens_per_s.map_or(String::new(), |rate| format!(", {} tokens/s", human::count(rate)));
         writeln!(f, "{}{} in {time}{rate}", label("tokens"), self.tokens)?;
         if let Some(loss) = self.loss {
             writeln!(f, "{}{loss:.4} nats/token", label("training loss"))?;
@@ -221,7 +227,9 @@ impl fmt::Display for Summary {
         if !self.peak_at.is_empty() {
             writeln!(f, "{}at {}", label(""), self.peak_at)?;
         }
-        for KindBytes { kind, bytes } in self.peak_bytes_by_kind.iter().filter(|k| k.bytes != Planned::default()) {
+        for KindBytes { kind, bytes } in
+            self.peak_bytes_by_kind.iter().filter(|k| k.bytes != Planned::default())
+        {
             writeln!(f, "    {:<23}{bytes}", kind.name())?;
         }
         writeln!(f, "files")?;

@@ -1,7 +1,8 @@
-//! `timing.json`: what a scheduler, and whoever asks it for time, wants to know of a run, kept current while it goes on.
+//! `timing.json`: what a scheduler, and whoever asks it for time, wants to know of a run, kept current while
+//! it goes on.
 //!
-//! It outlives the process: a resumed run reads its predecessor's file and goes on adding. It also decides when there is no
-//! time for one more step. Must not know: MPI, checkpoints, steps' contents.
+//! It outlives the process: a resumed run reads its predecessor's file and goes on adding. It also decides
+//! when there is no time for one more step. Must not know: MPI, checkpoints, steps' contents.
 
 use crate::batch::job_clock::JobClock;
 use crate::batch::job_comment::JobComment;
@@ -112,11 +113,14 @@ pub struct Lost {
 }
 
 impl Record {
-    /// The same with no time that is negative or endless: whatever a file says, what is added to it stays a figure.
+    /// The same with no time that is negative or endless: whatever a file says, what is added to it stays a
+    /// figure.
     fn within_range(mut self) -> Self {
         let l = &mut self.lost_seconds;
-        let lost = [&mut l.queue, &mut l.startup, &mut l.restore, &mut l.recomputed_steps, &mut l.skipped_steps];
-        let more = [&mut l.checkpoint_stall, &mut l.evaluation, &mut l.exposed_communication, &mut l.stragglers];
+        let lost =
+            [&mut l.queue, &mut l.startup, &mut l.restore, &mut l.recomputed_steps, &mut l.skipped_steps];
+        let more =
+            [&mut l.checkpoint_stall, &mut l.evaluation, &mut l.exposed_communication, &mut l.stragglers];
         let own = [&mut self.useful_step_seconds, &mut self.step_seconds_median, &mut self.wall_seconds];
         let times = own.into_iter().chain([&mut self.since_unix, &mut self.updated_unix]);
         for time in lost.into_iter().chain(more).chain(times) {
@@ -148,7 +152,8 @@ pub struct Timing {
     path: Option<PathBuf>,
     clock: JobClock,
     record: Record,
-    /// When this record was opened, and how far the job, and the run with all its jobs, had come by then, in seconds.
+    /// When this record was opened, and how far the job, and the run with all its jobs, had come by then, in
+    /// seconds.
     opened: Instant,
     job_seconds: f64,
     run_seconds: f64,
@@ -172,8 +177,8 @@ impl Timing {
         Timing::new(None, JobClock::default(), Record::default(), [0.0; 3])
     }
 
-    /// For rank 0. `state_bytes` is what one rank saves; `resumed` says that a predecessor's file, if there is one, is of this
-    /// run.
+    /// For rank 0. `state_bytes` is what one rank saves; `resumed` says that a predecessor's file, if there
+    /// is one, is of this run.
     pub fn open(run_dir: &Path, clock: JobClock, resumed: Option<u64>, state_bytes: u64) -> Self {
         let path = run_dir.join("timing.json");
         let before = resumed.and_then(|_| files::read_text(&path, files::MAX_RECORD_BYTES).ok());
@@ -196,7 +201,8 @@ impl Timing {
                     if before.updated_unix > 0.0 { job_started - before.updated_unix } else { 0.0 }.max(0.0);
                 lost.queue += between_jobs;
                 run_seconds = before.wall_seconds + between_jobs;
-                let again = before.step.saturating_sub(resumed.unwrap_or(0)) as f64 * before.step_seconds_median;
+                let again =
+                    before.step.saturating_sub(resumed.unwrap_or(0)) as f64 * before.step_seconds_median;
                 let again = again.min(record.useful_step_seconds);
                 record.useful_step_seconds -= again;
                 lost.recomputed_steps += again;
@@ -243,8 +249,15 @@ impl Timing {
         self.comment = self.path.as_ref().and_then(|_| JobComment::of_this_job());
     }
 
-    /// The first step comes next. `process_seconds` went by since the process started, `restore_seconds` of them in a restore.
-    pub fn begin_steps(&mut self, at_step: u64, total_steps: u64, process_seconds: f64, restore_seconds: f64) {
+    /// The first step comes next. `process_seconds` went by since the process started, `restore_seconds` of
+    /// them in a restore.
+    pub fn begin_steps(
+        &mut self,
+        at_step: u64,
+        total_steps: u64,
+        process_seconds: f64,
+        restore_seconds: f64,
+    ) {
         let since_job = self.job_seconds + self.opened.elapsed().as_secs_f64();
         self.record.startup_seconds = (since_job.max(process_seconds) - restore_seconds).max(0.0);
         self.record.restore_seconds = restore_seconds;
@@ -254,7 +267,8 @@ impl Timing {
         self.steps_began = Instant::now();
     }
 
-    /// A round of the loop begins: asks for a stop at its end where there is no time for another one and a save.
+    /// A round of the loop begins: asks for a stop at its end where there is no time for another one and a
+    /// save.
     pub fn begin_round(&mut self) {
         let now = Instant::now();
         if let Some(began) = self.round_began.replace(now) {
@@ -276,7 +290,8 @@ impl Timing {
         2.0 * round + SAVE_FACTOR * save + LEAVE_SECONDS
     }
 
-    /// A step is done; `evaluation_seconds` and `stall_seconds` went by for validation and saves since the last one.
+    /// A step is done; `evaluation_seconds` and `stall_seconds` went by for validation and saves since the
+    /// last one.
     pub fn step(&mut self, step: u64, ranks: &[RankStep], evaluation_seconds: f64, stall_seconds: f64) {
         let shares = StepShares::of(ranks);
         let seconds = ranks.iter().map(|r| r.step_ms).fold(0.0, f64::max) / 1e3;
@@ -293,16 +308,20 @@ impl Timing {
         lost.checkpoint_stall += stall_seconds;
     }
 
-    /// What the launcher grants a rank between SIGTERM and its death, where it is less than a step and a save have taken: said once,
-    /// after the third step, whose predecessors warm up.
+    /// What the launcher grants a rank between SIGTERM and its death, where it is less than a step and a save
+    /// have taken: said once, after the third step, whose predecessors warm up.
     pub fn warn_of_grace(&mut self, grace_seconds: Option<f64>) {
-        let Some(grace) = grace_seconds.filter(|_| self.step_seconds.len() == 3 && self.path.is_some()) else { return };
+        let Some(grace) = grace_seconds.filter(|_| self.step_seconds.len() == 3 && self.path.is_some())
+        else {
+            return;
+        };
         let steps: Vec<f64> = self.step_seconds.iter().copied().collect();
         let needed = quantile(&steps, 0.5) + self.record.save_seconds_max;
         if needed > grace {
             log::warn!(
-                "a step takes {needed:.1} s, and mpirun kills its ranks {grace:.0} s after it gets SIGTERM: no checkpoint would \
-                 be saved; send SIGUSR1 instead, give mpirun `--mca odls_base_sigkill_timeout 60`, or start with srun"
+                "a step takes {needed:.1} s, and mpirun kills its ranks {grace:.0} s after it gets SIGTERM: \
+                 no checkpoint would be saved; send SIGUSR1 instead, give mpirun `--mca \
+                 odls_base_sigkill_timeout 60`, or start with srun"
             );
         }
     }
@@ -348,7 +367,10 @@ impl Timing {
         let comment = self.comment.take();
         self.write(true);
         if let Some(mut comment) = comment {
-            comment.post_last(&format!("zero3: step {} of {}, {ending}", self.record.step, self.record.total_steps));
+            comment.post_last(&format!(
+                "zero3: step {} of {}, {ending}",
+                self.record.step, self.record.total_steps
+            ));
         }
     }
 
@@ -366,7 +388,8 @@ impl Timing {
         record.projected_end_unix = now + record.seconds_to_finish;
         let again = record.startup_seconds + record.restore_seconds + SAVE_FACTOR * record.save_seconds_max;
         record.recommended_time = slurm_time(again + 1.1 * record.seconds_to_finish + SIGNAL_SLACK_SECONDS);
-        record.recommended_signal = format!("USR1@{}", (self.seconds_needed() + SIGNAL_SLACK_SECONDS).ceil() as u64);
+        record.recommended_signal =
+            format!("USR1@{}", (self.seconds_needed() + SIGNAL_SLACK_SECONDS).ceil() as u64);
         (record.updated_unix, record.job_ends_unix) = (now, self.clock.end);
         record.job_ends_from = self.clock.end_from.map_or("", Limit::name).into();
         (record.job_id, record.n_restarts) = (self.clock.job_id.clone(), self.clock.n_restarts);
@@ -388,9 +411,12 @@ fn push(values: &mut VecDeque<f64>, value: f64) {
 
 /// A run on its way, for the job's comment.
 fn in_words(record: &Record) -> String {
-    let end =
-        jiff::Timestamp::from_second(record.projected_end_unix as i64).map_or(String::new(), |t| format!(", done {t}"));
-    format!("zero3: step {} of {}, {:.3} s a step{end}", record.step, record.total_steps, record.step_seconds_median)
+    let end = jiff::Timestamp::from_second(record.projected_end_unix as i64)
+        .map_or(String::new(), |t| format!(", done {t}"));
+    format!(
+        "zero3: step {} of {}, {:.3} s a step{end}",
+        record.step, record.total_steps, record.step_seconds_median
+    )
 }
 
 /// Seconds as `--time` takes them, rounded up to a minute.

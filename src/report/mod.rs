@@ -28,10 +28,12 @@ pub struct Wanted {
     pub html: Option<PathBuf>,
 }
 
-/// The answers for a finished (or stopped) run; figures and the page where they are wanted. Returns what is said on stdout.
+/// The answers for a finished (or stopped) run; figures and the page where they are wanted. Returns what is
+/// said on stdout.
 ///
 /// # Errors
-/// The directory is no run's, or lacks what is asked for: nothing is written then. A file that cannot be written.
+/// The directory is no run's, or lacks what is asked for: nothing is written then. A file that cannot be
+/// written.
 pub fn run(run_dir: &Path, wanted: &Wanted) -> Result<String> {
     if wanted.figures.is_none() && wanted.html.is_none() {
         return five_answers(run_dir);
@@ -68,7 +70,8 @@ fn five_answers(run_dir: &Path) -> Result<String> {
     match run_dir::read_summary(run_dir)? {
         Some(summary) => Ok(questions::in_words(&summary)),
         None => Err(Error::Input(format!(
-            "{}: no such file; a run directory with a finished or stopped run would do (a running job answers to SIGUSR2)",
+            "{}: no such file; a run directory with a finished or stopped run would do (a running job \
+             answers to SIGUSR2)",
             run_dir.join(crate::records::summary::SUMMARY_FILE).display()
         ))),
     }
@@ -88,8 +91,8 @@ fn files_of(figure: &Figure, dir: &Path, with_png: bool) -> Result<Vec<(PathBuf,
 
 fn no_summary(run: &RunDir) -> String {
     format!(
-        "the run has left no summary: it goes on, or it was killed (its log reaches to step {} of {}); the answers come with its end, and \
-         SIGUSR2 asks a running job",
+        "the run has left no summary: it goes on, or it was killed (its log reaches to step {} of {}); the \
+         answers come with its end, and SIGUSR2 asks a running job",
         run.steps.last().map_or(0, |s| s.step),
         run.deck.train.steps
     )

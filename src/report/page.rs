@@ -1,5 +1,5 @@
-//! `report.html`: the five answers and the figures in one file. It loads nothing and runs nothing; light or dark is the reader's
-//! system's choice.
+//! `report.html`: the five answers and the figures in one file. It loads nothing and runs nothing; light or
+//! dark is the reader's system's choice.
 
 use super::questions::{AnswerTable, AnsweredQuestion};
 use crate::figures::Figure;
@@ -50,13 +50,18 @@ impl Page<'_> {
         write!(out, "{}<body><main>", html::head(&format!("zero3 report: {}", self.heading), STYLE))?;
         write!(
             out,
-            "<h1>zero3 report</h1><p>{heading}</p>\n<nav class=\"muted\"><a href=\"#answers\">Five answers</a>"
+            "<h1>zero3 report</h1><p>{heading}</p>\n<nav class=\"muted\"><a href=\"#answers\">Five \
+             answers</a>"
         )?;
         for figure in self.figures {
             write!(out, "<a href=\"#{0}\">{0}</a>", figure.name)?;
         }
         out.push_str("<a href=\"#deck\">deck</a></nav>\n");
-        write_table(out, &["", ""], self.facts.iter().map(|(name, value)| vec![name.clone(), value.clone()]))?;
+        write_table(
+            out,
+            &["", ""],
+            self.facts.iter().map(|(name, value)| vec![name.clone(), value.clone()]),
+        )?;
         out.push_str("<h2 id=\"answers\">Five answers</h2>\n");
         match self.answers {
             Err(why) => writeln!(out, "<p>{}</p>", escape(why))?,

@@ -33,8 +33,9 @@ pub fn heading(s: &Summary) -> String {
 
 /// The answers for a finished (or stopped) run.
 pub fn five(s: &Summary) -> [AnsweredQuestion; 5] {
-    let kind =
-        |kind: MemKind| s.peak_bytes_by_kind.iter().find(|k| k.kind == kind).map_or(Planned::default(), |k| k.bytes);
+    let kind = |kind: MemKind| {
+        s.peak_bytes_by_kind.iter().find(|k| k.kind == kind).map_or(Planned::default(), |k| k.bytes)
+    };
     let r = &s.resident;
     let at_rest = s.peak_bytes_by_kind.iter().filter(|k| k.kind.is_resident() && k.bytes.measured > 0);
     let (live, ahead) = (kind(MemKind::Gathered), kind(MemKind::Prefetched));
@@ -44,7 +45,8 @@ pub fn five(s: &Summary) -> [AnsweredQuestion; 5] {
     let worst = s.units.iter().max_by(|a, b| a.times.late_byte_ms.total_cmp(&b.times.late_byte_ms));
     let worst = worst.map(|w| format!("The most by unit {}: {:.0} byte-ms.", w.name, w.times.late_byte_ms));
     let mut late = vec![format!(
-        "{late_byte_ms:.0} byte-ms kept after the last use, over all steps ({} gathered at peak); the plan releases right after use.",
+        "{late_byte_ms:.0} byte-ms kept after the last use, over all steps ({} gathered at peak); the plan \
+         releases right after use.",
         human::bytes(live.measured)
     )];
     late.extend(worst);
@@ -81,12 +83,17 @@ pub fn five(s: &Summary) -> [AnsweredQuestion; 5] {
             sentences: vec![overlap],
             table: Some(units),
         },
-        AnsweredQuestion { question: "Were old full parameters released soon enough?", sentences: late, table: None },
+        AnsweredQuestion {
+            question: "Were old full parameters released soon enough?",
+            sentences: late,
+            table: None,
+        },
         AnsweredQuestion {
             question: "Were gradients reduced to shards, or did full copies pile up?",
             sentences: vec![
                 format!(
-                    "At most {} bytes of full gradients at once, planned {}: {verdict}. {} bytes reduced per step, planned {}.",
+                    "At most {} bytes of full gradients at once, planned {}: {verdict}. {} bytes reduced per \
+                     step, planned {}.",
                     full.measured,
                     full.planned,
                     s.reduce_scatter_bytes_per_step.measured,
@@ -103,8 +110,10 @@ pub fn five(s: &Summary) -> [AnsweredQuestion; 5] {
 fn overlap(s: &Summary) -> (String, AnswerTable) {
     let times = |sum: fn(&UnitTimes) -> f64| s.units.iter().map(|u| sum(&u.times)).sum::<f64>();
     let (comm, wait) = (times(|t| t.gather_ms + t.reduce_ms), times(|t| t.gather_wait_ms + t.reduce_wait_ms));
-    let sentence =
-        format!("{} of {comm:.1} ms of communication was hidden; {wait:.1} ms were waited for.", share(comm, wait));
+    let sentence = format!(
+        "{} of {comm:.1} ms of communication was hidden; {wait:.1} ms were waited for.",
+        share(comm, wait)
+    );
     let ms = |ms: f64| format!("{ms:.2}");
     let row = |name: &str, t: &UnitTimes| {
         vec![
@@ -159,7 +168,8 @@ pub mod tests {
     use crate::records::summary::{KindBytes, UnitRow};
 
     pub fn summary() -> Summary {
-        let times = UnitTimes { gather_ms: 10.0, gather_wait_ms: 2.5, late_byte_ms: 77.0, ..UnitTimes::default() };
+        let times =
+            UnitTimes { gather_ms: 10.0, gather_wait_ms: 2.5, late_byte_ms: 77.0, ..UnitTimes::default() };
         let kind = |kind, n| KindBytes { kind, bytes: Planned { planned: n, measured: n } };
         Summary {
             run_dir: "runs/<tiny>".into(),
@@ -173,9 +183,14 @@ pub mod tests {
     #[test]
     fn each_answer_cites_its_numbers() {
         let text = in_words(&summary());
-        for part in
-            ["75 %", "10.00", "4321 bytes of full gradients at once", "did not pile up", "77 byte-ms", "params at rest"]
-        {
+        for part in [
+            "75 %",
+            "10.00",
+            "4321 bytes of full gradients at once",
+            "did not pile up",
+            "77 byte-ms",
+            "params at rest",
+        ] {
             assert!(text.contains(part), "{part} is not in\n{text}");
         }
         assert!(text.lines().all(|line| line == line.trim_end()), "{text}");

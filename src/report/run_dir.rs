@@ -83,7 +83,10 @@ impl RunDir {
     /// It is none, or a file is not what this version writes. A torn last row of the log is no fault.
     pub fn read(run_dir: &Path) -> Result<Self> {
         if !run_dir.is_dir() {
-            return Err(Error::Input(format!("{}: no such directory; a run directory would do", run_dir.display())));
+            return Err(Error::Input(format!(
+                "{}: no such directory; a run directory would do",
+                run_dir.display()
+            )));
         }
         let summary = read_summary(run_dir)?;
         let path = run_dir.join(DECK_FILE);
@@ -94,15 +97,18 @@ impl RunDir {
         });
         let (Some(deck), Some((world_size, backend))) = (text_of(&path)?, start) else {
             return Err(Error::Input(format!(
-                "{}: no run directory of this version, it lacks {DECK_FILE} or events.jsonl; figures need the run.dir that \
-                 `zero3 train` wrote them to",
+                "{}: no run directory of this version, it lacks {DECK_FILE} or events.jsonl; figures need \
+                 the run.dir that `zero3 train` wrote them to",
                 run_dir.display()
             )));
         };
         let deck = Deck::parse(&deck, &[], &path.display().to_string())?;
         let backend = BackendKind::named(&backend).ok_or_else(|| {
             let path = run_dir.join("events.jsonl");
-            Error::Input(format!("{}: backend `{backend}` is unknown to this version of zero3", path.display()))
+            Error::Input(format!(
+                "{}: backend `{backend}` is unknown to this version of zero3",
+                path.display()
+            ))
         })?;
         Ok(RunDir {
             summary,
@@ -110,13 +116,15 @@ impl RunDir {
             world_size,
             backend,
             events,
-            steps: text_of(&run_dir.join(STEPS_FILE))?.map_or(Ok(Vec::new()), |text| steps_of(&text, run_dir))?,
+            steps: text_of(&run_dir.join(STEPS_FILE))?
+                .map_or(Ok(Vec::new()), |text| steps_of(&text, run_dir))?,
             trace: text_of(&run_dir.join("trace.json"))?.map(|text| trace_of(&text, run_dir)).transpose()?,
         })
     }
 }
 
-/// Rows of `steps.csv`; what is behind the last line end was torn off and is left out, like any line that is no row.
+/// Rows of `steps.csv`; what is behind the last line end was torn off and is left out, like any line that is
+/// no row.
 fn steps_of(text: &str, run_dir: &Path) -> Result<Vec<LoggedStep>> {
     let mut lines = text.rfind('\n').map_or("", |end| &text[..end]).lines();
     let Some(header) = lines.next() else { return Ok(Vec::new()) };
@@ -179,7 +187,9 @@ fn trace_of(text: &str, run_dir: &Path) -> Result<Vec<TracedEvent>> {
             }),
             // The counter follows the instruction after which it was read.
             "C" => {
-                if let Some(last) = events.last_mut().filter(|e| e.rank == raw.pid && e.track == Track::Compute) {
+                if let Some(last) =
+                    events.last_mut().filter(|e| e.rank == raw.pid && e.track == Track::Compute)
+                {
                     last.live_bytes = Some(raw.args.bytes);
                 }
             }
@@ -217,7 +227,10 @@ mod tests {
         ]}"#;
         let events = trace_of(text, Path::new("RUN")).unwrap();
         assert_eq!(events.len(), 2);
-        assert_eq!((events[0].live_bytes, events[0].start_ms, events[0].ms, events[0].step), (Some(42), 1.0, 0.5, 7));
+        assert_eq!(
+            (events[0].live_bytes, events[0].start_ms, events[0].ms, events[0].step),
+            (Some(42), 1.0, 0.5, 7)
+        );
         assert_eq!((events[1].live_bytes, events[1].track, events[1].bytes), (None, Track::Gather, 9));
         assert!(trace_of("[]", Path::new("RUN")).is_err());
     }
@@ -225,7 +238,8 @@ mod tests {
     #[test]
     fn a_directory_that_is_no_run_says_what_would_do() {
         let dir = tempfile::tempdir().unwrap();
-        for (path, part) in [(dir.path().join("none"), "no such directory"), (dir.path().into(), "deck.toml")] {
+        for (path, part) in [(dir.path().join("none"), "no such directory"), (dir.path().into(), "deck.toml")]
+        {
             let error = RunDir::read(&path).unwrap_err();
             assert!(error.to_string().contains(part) && error.exit().code() == 2, "{error}");
         }

@@ -4,8 +4,9 @@ use pictures::run_plan::RunPlan;
 
 /// The plan of a small deck on `n` ranks.
 pub fn planned(n: usize, keys: &[&str]) -> RunPlan {
-    let text = "[run]\ndir = \"RUN\"\n[model]\nn_layer = 2\nn_head = 2\nd_model = 20\nseq_len = 16\nvocab_size = 256\n\
-                [data]\ntrain = [\"text\"]\n[train]\nsteps = 4\nmicro_batch_size = 1\nglobal_batch_size = 6\n";
+    let text = "[run]\ndir = \"RUN\"\n[model]\nn_layer = 2\nn_head = 2\nd_model = 20\nseq_len = \
+                16\nvocab_size = 256\n[data]\ntrain = [\"text\"]\n[train]\nsteps = 4\nmicro_batch_size = \
+                1\nglobal_batch_size = 6\n";
     let overrides: Vec<(String, String)> = keys
         .iter()
         .map(|key| key.split_once('=').expect("key=value"))

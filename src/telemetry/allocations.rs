@@ -1,12 +1,12 @@
 //! The program's allocator, [`Counting`]: the system's, with two additions.
 //!
-//! It counts how often a step asks the heap for memory, and on whose behalf, so that "the arena is all there is" can be held
-//! against a number. Only threads that say so are counted (a rank's main thread, its queues and its compute threads), so writers in
-//! the background do not show.
+//! It counts how often a step asks the heap for memory, and on whose behalf, so that "the arena is all there
+//! is" can be held against a number. Only threads that say so are counted (a rank's main thread, its queues
+//! and its compute threads), so writers in the background do not show.
 //!
-//! And each of these threads keeps what crate `gemm` packs in: it wants a buffer for nearly every product, some of megabytes, and
-//! takes none from its caller. Out of the heap it would come from another place each time, and what lies between would make the
-//! heap grow long after the first step.
+//! And each of these threads keeps what crate `gemm` packs in: it wants a buffer for nearly every product,
+//! some of megabytes, and takes none from its caller. Out of the heap it would come from another place each
+//! time, and what lies between would make the heap grow long after the first step.
 //!
 //! Must not know: what a step does.
 
@@ -23,7 +23,8 @@ pub enum Owner {
     Program,
     /// Crate `gemm`: packing buffers of matrix products that are larger than any before on that thread.
     Products,
-    /// Crates `rayon` and `gemm` where several threads compute: lists of tasks, and what a task notes for itself.
+    /// Crates `rayon` and `gemm` where several threads compute: lists of tasks, and what a task notes for
+    /// itself.
     Tasks,
 }
 
@@ -56,8 +57,8 @@ static COUNTERS: [Counters; Owner::ALL.len()] =
         Owner::ALL.len()];
 
 thread_local! {
-    /// Whose allocations this thread makes; none where it is not counted. Has no destructor, so that the allocator may ask at
-    /// any time.
+    /// Whose allocations this thread makes; none where it is not counted. Has no destructor, so that the
+    /// allocator may ask at any time.
     static OWNER: Cell<Option<Owner>> = const { Cell::new(None) };
 }
 
@@ -70,7 +71,8 @@ pub fn count_this_thread(owner: Owner) {
     OWNER.set(Some(owner));
 }
 
-/// Runs `work` with what it allocates on this thread put down to `owner`; where the thread is not counted nothing is.
+/// Runs `work` with what it allocates on this thread put down to `owner`; where the thread is not counted
+/// nothing is.
 ///
 /// # Panics
 /// For [`Owner::Products`]: that is [`packing`].
@@ -82,8 +84,8 @@ pub fn on_behalf_of<T>(owner: Owner, work: impl FnOnce() -> T) -> T {
 /// The same for a matrix product of crate `gemm`, which gets the pieces that the thread keeps.
 ///
 /// # Safety
-/// What `work` allocates on this thread is given back on this thread. Another one would give a piece to the heap, and this one would
-/// not know.
+/// What `work` allocates on this thread is given back on this thread. Another one would give a piece to the
+/// heap, and this one would not know.
 pub unsafe fn packing<T>(work: impl FnOnce() -> T) -> T {
     put_down_to(Owner::Products, work)
 }
@@ -128,13 +130,13 @@ impl Piece {
 }
 
 thread_local! {
-    /// `gemm` has one for as long as the thread lives, and some for the time of a product. As [`OWNER`] without a destructor: they
-    /// are kept to the end of the process.
+    /// `gemm` has one for as long as the thread lives, and some for the time of a product. As [`OWNER`]
+    /// without a destructor: they are kept to the end of the process.
     static PACKING: Cell<[Piece; N_PIECES]> = const { Cell::new([Piece::NONE; N_PIECES]) };
 }
 
-/// More than a product has at once, and those that its thread takes up while it waits for others; were it more, the heap would be
-/// asked, and that counted.
+/// More than a product has at once, and those that its thread takes up while it waits for others; were it
+/// more, the heap would be asked, and that counted.
 const N_PIECES: usize = 8;
 
 /// The system's allocator, counted, with a kept piece for packing.
@@ -150,7 +152,8 @@ impl Counting {
         }
     }
 
-    /// One of the thread's pieces, where it is for packing and one is free: the smallest that fits, or another made larger.
+    /// One of the thread's pieces, where it is for packing and one is free: the smallest that fits, or
+    /// another made larger.
     fn lend(layout: Layout) -> Option<*mut u8> {
         if OWNER.get() != Some(Owner::Products) {
             return None;
@@ -191,8 +194,9 @@ impl Counting {
     }
 }
 
-// SAFETY: every block is the system allocator's own, and handed out once until it comes back; counting and lending neither allocate
-// from here nor unwind. A piece comes back on the thread it was lent to: [`packing`] asks its caller for that.
+// SAFETY: every block is the system allocator's own, and handed out once until it comes back; counting and
+// lending neither allocate from here nor unwind. A piece comes back on the thread it was lent to: [`packing`]
+// asks its caller for that.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if let Some(start) = Self::lend(layout) {
@@ -216,7 +220,8 @@ unsafe impl GlobalAlloc for Counting {
 
     unsafe fn realloc(&self, old: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
         if Self::lent(&mut PACKING.get(), old).is_some() {
-            // SAFETY: the caller keeps to the contract of `realloc`: the new size is one, and the old block is as large as `layout` says.
+            // SAFETY: the caller keeps to the contract of `realloc`: the new size is one, and the old block
+            // is as large as `layout` says.
             return unsafe {
                 let new = self.alloc(Layout::from_size_align_unchecked(new_size, layout.align()));
                 if !new.is_null() {

@@ -1,7 +1,7 @@
 //! Payload bytes this rank received, by the purpose of the call.
 //!
-//! Counted from the arguments of the real calls, by whoever makes them. A gradient exchange counts as reduce_scatter: that is
-//! what it is, whatever call carries it. Must not know: MPI.
+//! Counted from the arguments of the real calls, by whoever makes them. A gradient exchange counts as
+//! reduce_scatter: that is what it is, whatever call carries it. Must not know: MPI.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -20,8 +20,12 @@ pub enum CommClass {
 
 impl CommClass {
     /// Every class.
-    pub const ALL: [CommClass; 4] =
-        [CommClass::TrainAllGather, CommClass::TrainReduceScatter, CommClass::EvalAllGather, CommClass::Control];
+    pub const ALL: [CommClass; 4] = [
+        CommClass::TrainAllGather,
+        CommClass::TrainReduceScatter,
+        CommClass::EvalAllGather,
+        CommClass::Control,
+    ];
 }
 
 /// Counters of one rank; shared between the main thread and whichever thread drives the collectives.

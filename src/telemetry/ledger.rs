@@ -1,7 +1,7 @@
 //! The memory ledger: every planned byte a rank holds, by kind, now and at its highest.
 //!
-//! The arena and the executor write it; the plan predicts it; between steps it shows the shards alone. Must not know: where
-//! buffers come from, units' names.
+//! The arena and the executor write it; the plan predicts it; between steps it shows the shards alone. Must
+//! not know: where buffers come from, units' names.
 
 use std::fmt;
 use std::sync::{Mutex, MutexGuard};
@@ -226,7 +226,8 @@ impl Ledger {
         (state.peak_before, state.total_peak_before) = (state.now, state.total_now);
     }
 
-    /// Bytes now, and most over the steps so far: of each kind, in the order of [`MemKind::ALL`], and of all together.
+    /// Bytes now, and most over the steps so far: of each kind, in the order of [`MemKind::ALL`], and of all
+    /// together.
     pub fn since_start(&self) -> (Vec<(u64, u64)>, (u64, u64)) {
         let state = *self.state();
         let (peaks, total_peak) = state.peaks_since_start();
@@ -243,7 +244,11 @@ impl State {
 
     fn subtract(&mut self, kind: MemKind, bytes: u64) {
         let held = self.now[kind as usize];
-        assert!(bytes <= held, "{bytes} bytes of {kind} given back while {held} are held, during {}", self.label);
+        assert!(
+            bytes <= held,
+            "{bytes} bytes of {kind} given back while {held} are held, during {}",
+            self.label
+        );
         self.now[kind as usize] = held - bytes;
     }
 
@@ -281,7 +286,9 @@ mod tests {
     use super::*;
 
     #[test]
-    #[should_panic(expected = "5 bytes of gathered params given back while 4 are held, during release of unit 7")]
+    #[should_panic(
+        expected = "5 bytes of gathered params given back while 4 are held, during release of unit 7"
+    )]
     fn giving_back_more_than_is_held_is_a_broken_invariant() {
         let ledger = Ledger::new();
         ledger.take(MemKind::Gathered, 4);

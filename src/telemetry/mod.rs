@@ -1,5 +1,5 @@
-//! What a rank measures of itself while it runs: timers, the memory ledger, counters of bytes, per-unit times, traces, and the
-//! numbers of a step that follow from them.
+//! What a rank measures of itself while it runs: timers, the memory ledger, counters of bytes, per-unit
+//! times, traces, and the numbers of a step that follow from them.
 //!
 //! Must not know: MPI, models, backends, decks, the files of a run.
 

@@ -16,8 +16,8 @@ pub struct Measure {
 /// The struct, its array and the description of its numbers, from one list.
 macro_rules! measures {
     ($($name:ident: $unit:literal, $definition:literal;)+) => {
-        /// Numbers of one rank and one step that may differ between ranks. f64 throughout, so that one all-gather carries
-        /// them; bytes are exact up to 2^53.
+        /// Numbers of one rank and one step that may differ between ranks. f64 throughout, so that one
+        /// all-gather carries them; bytes are exact up to 2^53.
         #[derive(Debug, Clone, Copy, PartialEq, Default)]
         pub struct RankStep {
             $(
@@ -79,7 +79,8 @@ pub struct RankStats {
 pub fn combine(ranks: &[RankStep]) -> RankStats {
     assert!(!ranks.is_empty(), "numbers of 0 ranks");
     let arrays: Vec<[f64; MEASURES.len()]> = ranks.iter().map(RankStep::to_array).collect();
-    let fold = |i: usize, f: fn(f64, f64) -> f64| arrays[1..].iter().fold(arrays[0][i], |acc, a| f(acc, a[i]));
+    let fold =
+        |i: usize, f: fn(f64, f64) -> f64| arrays[1..].iter().fold(arrays[0][i], |acc, a| f(acc, a[i]));
     RankStats {
         mean: RankStep::from_array(std::array::from_fn(|i| fold(i, |a, b| a + b) / ranks.len() as f64)),
         min: RankStep::from_array(std::array::from_fn(|i| fold(i, f64::min))),

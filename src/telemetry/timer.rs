@@ -1,12 +1,12 @@
 //! Where the time of a step goes. Every nanosecond belongs to exactly one phase.
 //!
-//! A phase that begins inside another stops the outer one's clock until it ends: a wait for a collective during the
-//! forward pass counts as exposed communication, not as forward. So the phases add up to the elapsed time, and what nobody
-//! claimed is [`Phase::Other`]. One timer belongs to one thread.
+//! A phase that begins inside another stops the outer one's clock until it ends: a wait for a collective
+//! during the forward pass counts as exposed communication, not as forward. So the phases add up to the
+//! elapsed time, and what nobody claimed is [`Phase::Other`]. One timer belongs to one thread.
 //!
-//! Time is that of a [`Clock`]: of the host where work is done when a call returns, of a device's queue where the host runs
-//! ahead; then a phase costs what the queue spent on it, and what the host does beside a busy queue costs nothing.
-//! Must not know: what the phases do.
+//! Time is that of a [`Clock`]: of the host where work is done when a call returns, of a device's queue where
+//! the host runs ahead; then a phase costs what the queue spent on it, and what the host does beside a busy
+//! queue costs nothing. Must not know: what the phases do.
 
 use crate::error::Result;
 use std::cell::{Cell, RefCell};
@@ -118,7 +118,8 @@ pub trait Clock {
     fn when(&self, mark: &Self::Mark) -> Result<Instant>;
 }
 
-/// A stopwatch that always runs for exactly one phase. No lock, and no allocation once a step is as long as the ones before.
+/// A stopwatch that always runs for exactly one phase. No lock, and no allocation once a step is as long as
+/// the ones before.
 pub struct PhaseTimer<C: Clock> {
     clock: C,
     running: Cell<Phase>,
@@ -135,7 +136,8 @@ impl<C: Clock> PhaseTimer<C> {
         PhaseTimer { clock, running: Cell::new(Phase::Other), since, ended: RefCell::default() }
     }
 
-    /// Charges the time so far to the running phase, lets `phase` run from now on, and returns the phase that ran.
+    /// Charges the time so far to the running phase, lets `phase` run from now on, and returns the phase that
+    /// ran.
     pub fn switch(&self, phase: Phase) -> Phase {
         if phase != self.running.get() {
             self.charge();
@@ -160,8 +162,8 @@ impl<C: Clock> PhaseTimer<C> {
         f()
     }
 
-    /// The times since the last call (or the start), which begin anew. The running phase goes on. Waits for the clock to
-    /// come to now.
+    /// The times since the last call (or the start), which begin anew. The running phase goes on. Waits for
+    /// the clock to come to now.
     ///
     /// # Errors
     /// As for [`Clock::when`].
@@ -228,7 +230,10 @@ mod tests {
         assert!(times.ms(Phase::ExposedComm) >= 35.0, "{times:?}");
         // With the outer clock running on, the two would add up to twice the sleep.
         let elapsed = start.elapsed().as_nanos() as u64;
-        assert!(times.ns(Phase::Forward) + times.ns(Phase::ExposedComm) <= elapsed, "{times:?} of {elapsed} ns");
+        assert!(
+            times.ns(Phase::Forward) + times.ns(Phase::ExposedComm) <= elapsed,
+            "{times:?} of {elapsed} ns"
+        );
     }
 
     #[test]

@@ -1,8 +1,8 @@
-//! What happened when, for chosen steps: spans of compute, collectives and waits, and the live bytes, written in the
-//! Chrome trace format that Perfetto and chrome://tracing open.
+//! What happened when, for chosen steps: spans of compute, collectives and waits, and the live bytes, written
+//! in the Chrome trace format that Perfetto and chrome://tracing open.
 //!
-//! Each rank is a process, each queue a thread. Ranks stamp their own clocks; the writer shifts them by measured offsets.
-//! Must not know: MPI, units' meaning.
+//! Each rank is a process, each queue a thread. Ranks stamp their own clocks; the writer shifts them by
+//! measured offsets. Must not know: MPI, units' meaning.
 
 use crate::clock;
 use crate::error::Result;
@@ -110,8 +110,8 @@ impl Trace {
     }
 }
 
-/// Writes `trace.json`: `ranks[r]` are rank r's events, `offsets_ns[r]` what its clock is ahead of rank 0's, `hosts[r]` its
-/// node, `units` the names of units.
+/// Writes `trace.json`: `ranks[r]` are rank r's events, `offsets_ns[r]` what its clock is ahead of rank 0's,
+/// `hosts[r]` its node, `units` the names of units.
 pub fn write(
     run_dir: &Path,
     ranks: &[Vec<Event<'_>>],
@@ -119,13 +119,16 @@ pub fn write(
     hosts: &[String],
     units: &[String],
 ) -> Result<()> {
-    let begin =
-        ranks.iter().zip(offsets_ns).flat_map(|(events, &o)| events.iter().map(move |e| shifted(e.start_ns, o))).min();
+    let begin = ranks
+        .iter()
+        .zip(offsets_ns)
+        .flat_map(|(events, &o)| events.iter().map(move |e| shifted(e.start_ns, o)))
+        .min();
     let begin = begin.unwrap_or(0);
     let mut events = Vec::new();
     for (rank, (own, &offset)) in ranks.iter().zip(offsets_ns).enumerate() {
-        // A thread's number is no process's and no other thread's: Perfetto takes thread 0, and a thread with its process's
-        // number, for the process itself, and would draw a rank's queues on one line.
+        // A thread's number is no process's and no other thread's: Perfetto takes thread 0, and a thread with
+        // its process's number, for the process itself, and would draw a rank's queues on one line.
         let tid = |track: Track| ranks.len() * (1 + track as usize) + rank;
         let meta = |name: &str, tid: usize, value: String| json!({"ph": "M", "name": name, "pid": rank, "tid": tid, "args": {"name": value}});
         events.push(meta("process_name", tid(Track::Compute), format!("rank {rank} on {}", hosts[rank])));
@@ -167,8 +170,9 @@ pub fn write(
     })
 }
 
-/// A time in the format's unit, in steps of 1/8 µs. These are exact in binary, sums too: Perfetto turns a time into whole
-/// nanoseconds by cutting off, and drops a span that begins a nanosecond before the one ahead of it has ended.
+/// A time in the format's unit, in steps of 1/8 µs. These are exact in binary, sums too: Perfetto turns a
+/// time into whole nanoseconds by cutting off, and drops a span that begins a nanosecond before the one ahead
+/// of it has ended.
 fn microseconds(ns: u64) -> f64 {
     ns.saturating_add(62).div_euclid(125) as f64 / 8.0
 }
@@ -205,10 +209,12 @@ mod tests {
         late[0].start_ns += 1_000_000;
         let dir = tempfile::tempdir().unwrap();
         let hosts = ["a".to_string(), "b".to_string()];
-        write(dir.path(), &[on_time, late], &[0, 1_000_000], &hosts, &["embed".into(), "h.0".into()]).unwrap();
+        write(dir.path(), &[on_time, late], &[0, 1_000_000], &hosts, &["embed".into(), "h.0".into()])
+            .unwrap();
         let text = std::fs::read_to_string(dir.path().join("trace.json")).unwrap();
         let json: serde_json::Value = serde_json::from_str(&text).unwrap();
-        let spans: Vec<_> = json["traceEvents"].as_array().unwrap().iter().filter(|e| e["ph"] == "X").collect();
+        let spans: Vec<_> =
+            json["traceEvents"].as_array().unwrap().iter().filter(|e| e["ph"] == "X").collect();
         assert_eq!(spans.len(), 2);
         for span in spans {
             assert_eq!((span["ts"].as_f64(), span["dur"].as_f64()), (Some(0.0), Some(5.0)));

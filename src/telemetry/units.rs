@@ -1,5 +1,5 @@
-//! Per unit, over a whole run: how long its collectives took, how much of that compute had to wait for, and whether its
-//! parameters outlived their use. Always on: a few additions per instruction.
+//! Per unit, over a whole run: how long its collectives took, how much of that compute had to wait for, and
+//! whether its parameters outlived their use. Always on: a few additions per instruction.
 //!
 //! Must not know: what a unit is.
 

@@ -78,7 +78,8 @@ pub struct Documents<'a> {
     hashes: bool,
     at: Cursor,
     open: Option<Box<dyn Read + Send>>,
-    /// Bytes read; those before `start` have been given out, and byte `start` is byte `at.offset` of the file.
+    /// Bytes read; those before `start` have been given out, and byte `start` is byte `at.offset` of the
+    /// file.
     window: Vec<u8>,
     start: usize,
     /// The file ends with the window.
@@ -97,9 +98,16 @@ impl<'a> Documents<'a> {
     /// Documents of the files from `at` on; `layout` holds for all of them but files named as [`JSON_LINES`]
     /// are, in small letters or large. Without `hashes`, a document that is given out in parts has the hash
     /// 0.
-    pub fn new(paths: &'a [PathBuf], layout: &Layout, hashes: bool, at: Cursor, last_cut: LastCut<'a>) -> Self {
-        let is_lines =
-            |path: &Path| path.extension().is_some_and(|e| JSON_LINES.iter().any(|end| e.eq_ignore_ascii_case(end)));
+    pub fn new(
+        paths: &'a [PathBuf],
+        layout: &Layout,
+        hashes: bool,
+        at: Cursor,
+        last_cut: LastCut<'a>,
+    ) -> Self {
+        let is_lines = |path: &Path| {
+            path.extension().is_some_and(|e| JSON_LINES.iter().any(|end| e.eq_ignore_ascii_case(end)))
+        };
         let of = |path: &PathBuf| match (layout, is_lines(path)) {
             (Layout::JsonLines(_), _) | (_, false) => layout.clone(),
             (_, true) => Layout::JsonLines("text".into()),
@@ -122,8 +130,8 @@ impl<'a> Documents<'a> {
     /// The next piece; none after the last file. Empty documents are passed over.
     ///
     /// # Errors
-    /// A file cannot be read, a line is no JSON object with that text, or a piece would be longer than [`MAX_PIECE_BYTES`]:
-    /// named with file and offset.
+    /// A file cannot be read, a line is no JSON object with that text, or a piece would be longer than
+    /// [`MAX_PIECE_BYTES`]: named with file and offset.
     pub fn next_piece(&mut self) -> Result<Option<Piece>> {
         while self.at.file < self.paths.len() {
             if self.open.is_none() {
@@ -162,7 +170,8 @@ impl<'a> Documents<'a> {
         loop {
             let rest = &self.window[self.start..];
             if rest.is_empty() && self.is_end {
-                // A part was the last: its document ends with the file, and whoever waits for its end must hear of it.
+                // A part was the last: its document ends with the file, and whoever waits for its end must
+                // hear of it.
                 return Ok(self.at.within.map(|hash| self.give(0, 0, false, true, hash)));
             }
             if let Some(end) = find_end(&layout, rest, self.is_end) {
@@ -200,8 +209,9 @@ impl<'a> Documents<'a> {
             }
             if wanted >= MAX_PIECE_BYTES {
                 return Err(Error::Input(format!(
-                    "{}: from byte offset {} on there are {MAX_PIECE_BYTES} bytes without a place to cut; shorter documents \
-                     would do: name what separates them with --separator, or write them as JSON lines",
+                    "{}: from byte offset {} on there are {MAX_PIECE_BYTES} bytes without a place to cut; \
+                     shorter documents would do: name what separates them with --separator, or write them as \
+                     JSON lines",
                     self.paths[self.at.file].display(),
                     self.at.offset
                 )));
@@ -217,13 +227,15 @@ impl<'a> Documents<'a> {
         let reader = self.open.as_mut().expect("a file is open");
         let want = wanted.saturating_sub(self.window.len());
         let n = reader.take(want as u64).read_to_end(&mut self.window);
-        let n = n.map_err(|e| Error::Input(format!("reading {}: {e}", self.paths[self.at.file].display())))?;
+        let n =
+            n.map_err(|e| Error::Input(format!("reading {}: {e}", self.paths[self.at.file].display())))?;
         self.is_end = n < want;
         Ok(())
     }
 
     fn skip(&mut self, n: usize) {
-        self.n_line_ends += memchr::memchr_iter(b'\n', &self.window[self.start..self.start + n]).count() as u64;
+        self.n_line_ends +=
+            memchr::memchr_iter(b'\n', &self.window[self.start..self.start + n]).count() as u64;
         self.start += n;
         self.at.offset += n as u64;
     }
@@ -301,8 +313,8 @@ impl<'a> Documents<'a> {
         let path = &self.paths[self.at.file];
         if path == Path::new("-") {
             return Err(Error::Input(format!(
-                "standard input: the document at byte offset {} is longer than {PIECE_BYTES} bytes, and a split by its hash has \
-                 to read it twice; put it into a file",
+                "standard input: the document at byte offset {} is longer than {PIECE_BYTES} bytes, and a \
+                 split by its hash has to read it twice; put it into a file",
                 self.at.offset
             )));
         }
@@ -447,9 +459,13 @@ mod tests {
         ]);
         let found = pieces(&paths, &Layout::Whole, at, &|_| None).unwrap();
         assert_eq!((texts(&found), found[0].offset), (vec!["one".to_string(), "two".into()], 3));
-        for start in [&b"\x1f\x8b\x08rest"[..], b"PK\x03\x04", b"version https://git-lfs.github.com/spec/v1\n"] {
+        for start in
+            [&b"\x1f\x8b\x08rest"[..], b"PK\x03\x04", b"version https://git-lfs.github.com/spec/v1\n"]
+        {
             let (_dir, paths) = files(&[("a.txt", start)]);
-            let Err(Error::Input(text)) = pieces(&paths, &Layout::Whole, at, &|_| None) else { panic!("{start:?}") };
+            let Err(Error::Input(text)) = pieces(&paths, &Layout::Whole, at, &|_| None) else {
+                panic!("{start:?}")
+            };
             assert!(text.contains("a.txt is a") && text.contains("not text; "), "{text}");
         }
     }

@@ -1,8 +1,9 @@
 //! What is to be made of what, where it lies, and what of it is there already.
 //!
-//! \[Note: restart\] Beside the output lies `OUT.tokenize.json`: what is being made of what, and how far it has come, durably. A process
-//! that finds it goes on from there; what the tokens are does not depend on where a process ended, nor on the number of threads.
-//! When all is done the file stays, and says which tokenizer the tokens are of. Nothing else that lies at an output is written over.
+//! \[Note: restart\] Beside the output lies `OUT.tokenize.json`: what is being made of what, and how far it
+//! has come, durably. A process that finds it goes on from there; what the tokens are does not depend on
+//! where a process ended, nor on the number of threads. When all is done the file stays, and says which
+//! tokenizer the tokens are of. Nothing else that lies at an output is written over.
 //!
 //! Must not know: how text becomes tokens, the command line.
 
@@ -128,7 +129,8 @@ fn states_in(dir: &Path) -> Vec<(BTreeSet<OsString>, State)> {
     let read = |path: PathBuf| {
         let state: State = serde_json::from_slice(&files::read(&path, MAX_RECORD_BYTES).ok()?).ok()?;
         let out = PathBuf::from(path.to_str()?.strip_suffix(STATE_END)?);
-        let names = files_of(&out, &state).into_iter().flatten().filter_map(|p| Some(p.file_name()?.to_os_string()));
+        let names =
+            files_of(&out, &state).into_iter().flatten().filter_map(|p| Some(p.file_name()?.to_os_string()));
         Some((names.collect(), state))
     };
     paths.into_iter().filter_map(read).collect()
@@ -153,7 +155,8 @@ pub fn other_tokenizer(files: &[PathBuf], named: &Tokenizer) -> Result<Option<St
     let mut states = BTreeMap::new();
     for file in files {
         let beside = states.entry(dir_of(file)).or_insert_with_key(|dir| states_in(dir));
-        let Some((_, state)) = beside.iter().find(|(names, _)| file.file_name().is_some_and(|n| names.contains(n)))
+        let Some((_, state)) =
+            beside.iter().find(|(names, _)| file.file_name().is_some_and(|n| names.contains(n)))
         else {
             continue;
         };
@@ -161,8 +164,8 @@ pub fn other_tokenizer(files: &[PathBuf], named: &Tokenizer) -> Result<Option<St
         // A file may have moved; what is in it has not changed then.
         if *then != today || then.is_empty() && *tokenizer != *name {
             return Ok(Some(format!(
-                "the tokens of {} were made with {}, and the tokenizer is {} today: they mean something else; go back to the \
-                 one they were made with, or make them again",
+                "the tokens of {} were made with {}, and the tokenizer is {} today: they mean something \
+                 else; go back to the one they were made with, or make them again",
                 file.display(),
                 with_digest(tokenizer, then),
                 with_digest(name, &today)
@@ -231,8 +234,9 @@ pub(super) fn start(job: &Job<'_>) -> Result<State> {
             return Ok(fresh);
         }
     };
-    let found: State = serde_json::from_slice(&found)
-        .map_err(|e| Error::Input(format!("{} cannot be read: {e}; say --overwrite to start over", path.display())))?;
+    let found: State = serde_json::from_slice(&found).map_err(|e| {
+        Error::Input(format!("{} cannot be read: {e}; say --overwrite to start over", path.display()))
+    })?;
     if found.options != fresh.options || found.version != fresh.version {
         let show = |options: &Options| serde_json::to_string(options).expect("plain data");
         return Err(Error::Input(format!(
@@ -246,7 +250,11 @@ pub(super) fn start(job: &Job<'_>) -> Result<State> {
         let changed = found.inputs.iter().zip(&fresh.inputs).find(|(a, b)| a != b);
         let what = match changed {
             Some((a, b)) if a.path == b.path => format!("{} has changed since", a.path.display()),
-            _ => format!("it was begun with {} files, and not these {}", found.inputs.len(), fresh.inputs.len()),
+            _ => format!(
+                "it was begun with {} files, and not these {}",
+                found.inputs.len(),
+                fresh.inputs.len()
+            ),
         };
         return Err(Error::Input(format!("{}: {what}{over}", job.out.display())));
     }
@@ -255,7 +263,8 @@ pub(super) fn start(job: &Job<'_>) -> Result<State> {
     Ok(if is_stream && !found.is_finished { fresh } else { found })
 }
 
-/// Whether a file of this path may be written: one of the outputs, or with shards one numbered as they are, whole or not.
+/// Whether a file of this path may be written: one of the outputs, or with shards one numbered as they are,
+/// whole or not.
 fn is_output(job: &Job<'_>, path: &Path) -> bool {
     let text = |path: &Path| path.as_os_str().to_string_lossy().into_owned();
     let found = text(path);
@@ -265,7 +274,8 @@ fn is_output(job: &Job<'_>, path: &Path) -> bool {
         Some(_) => {
             let first = text(&shard_path(name, job.options.shard_tokens, 0));
             let at = first.rfind("_000000").expect("a shard has a number") + 1;
-            let number = found.strip_prefix(&first[..at]).and_then(|rest| rest.strip_suffix(&first[at + 6..]));
+            let number =
+                found.strip_prefix(&first[..at]).and_then(|rest| rest.strip_suffix(&first[at + 6..]));
             number.is_some_and(|n| n.len() >= 6 && n.bytes().all(|b| b.is_ascii_digit()))
         }
     })
@@ -276,8 +286,11 @@ fn refuse_others_files(job: &Job<'_>, over: &str) -> Result<()> {
     let dir = job.out.parent().unwrap_or(Path::new(""));
     let listed = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
     let entries = fs::read_dir(listed).map_err(|e| Error::io("list", listed, &e))?;
-    let mut found: Vec<PathBuf> =
-        entries.flatten().map(|entry| dir.join(entry.file_name())).filter(|path| is_output(job, path)).collect();
+    let mut found: Vec<PathBuf> = entries
+        .flatten()
+        .map(|entry| dir.join(entry.file_name()))
+        .filter(|path| is_output(job, path))
+        .collect();
     found.sort();
     match found.first() {
         None => Ok(()),
@@ -289,23 +302,26 @@ fn refuse_others_files(job: &Job<'_>, over: &str) -> Result<()> {
 fn refuse_inputs_as_outputs(job: &Job<'_>) -> Result<()> {
     let whole = |path: &Path| fs::canonicalize(path).ok();
     let dir = job.out.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let same_dir = |path: &PathBuf| whole(path).is_some_and(|p| p.parent().map(Path::to_path_buf) == whole(dir));
+    let same_dir =
+        |path: &PathBuf| whole(path).is_some_and(|p| p.parent().map(Path::to_path_buf) == whole(dir));
     let as_output = |path: &&PathBuf| {
         let name = whole(path).and_then(|path| path.file_name().map(|name| job.out.with_file_name(name)));
         same_dir(path) && name.is_some_and(|name| is_output(job, &name))
     };
     match job.inputs.iter().find(as_output) {
         None => Ok(()),
-        Some(input) => {
-            Err(Error::Input(format!("{} is read, and would be written over; name another output", input.display())))
-        }
+        Some(input) => Err(Error::Input(format!(
+            "{} is read, and would be written over; name another output",
+            input.display()
+        ))),
     }
 }
 
 /// Removes what an earlier process made here, so that none of its shards is taken for one of the new ones.
 fn remove_earlier(job: &Job<'_>, state_path: &Path) {
-    let earlier =
-        files::read(state_path, MAX_RECORD_BYTES).ok().and_then(|bytes| serde_json::from_slice::<State>(&bytes).ok());
+    let earlier = files::read(state_path, MAX_RECORD_BYTES)
+        .ok()
+        .and_then(|bytes| serde_json::from_slice::<State>(&bytes).ok());
     if let Some(state) = earlier {
         remove_made(&job.out, &state);
     }

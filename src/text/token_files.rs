@@ -1,7 +1,8 @@
-//! Token files as they are being made: one, or as many as it takes, each a valid file of its own under its final name.
+//! Token files as they are being made: one, or as many as it takes, each a valid file of its own under its
+//! final name.
 //!
-//! A file is written as `NAME.partial`, and gets its name when it is whole and durable. What [`TokenFiles::save`] returns is enough to go on
-//! after a kill. Must not know: text, documents.
+//! A file is written as `NAME.partial`, and gets its name when it is whole and durable. What
+//! [`TokenFiles::save`] returns is enough to go on after a kill. Must not know: text, documents.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Seek, SeekFrom, Write};
@@ -80,7 +81,9 @@ impl TokenFiles {
     pub fn save(&mut self) -> Result<Written> {
         let path = self.partial();
         if let Some(file) = &mut self.file {
-            file.flush().and_then(|()| file.get_ref().sync_data()).map_err(|e| Error::io("write", &path, &e))?;
+            file.flush()
+                .and_then(|()| file.get_ref().sync_data())
+                .map_err(|e| Error::io("write", &path, &e))?;
         }
         Ok(self.at)
     }
@@ -109,7 +112,8 @@ impl TokenFiles {
     fn create(&mut self) -> Result<()> {
         let path = self.partial();
         // What is there is ours: `job.rs` has seen to it.
-        let file = files::open_own(&path, files::NEW_FILE_MODE).and_then(|file| file.set_len(0).map(|()| file));
+        let file =
+            files::open_own(&path, files::NEW_FILE_MODE).and_then(|file| file.set_len(0).map(|()| file));
         let file = file.map_err(|e| Error::io("create", &path, &e))?;
         let mut file = BufWriter::with_capacity(1 << 20, file);
         // The header is written last: a file that is not whole has no magic number.
@@ -158,7 +162,8 @@ impl TokenFiles {
         let n = tokens.len() as u64;
         if self.format.header_bytes() > 0 && self.at.tokens + n > llmc::MAX_TOKENS {
             return Err(Error::Input(format!(
-                "{}: an llm.c token file counts to {} tokens, and there are more; say --shard-tokens, e.g. 100000000",
+                "{}: an llm.c token file counts to {} tokens, and there are more; say --shard-tokens, e.g. \
+                 100000000",
                 path.display(),
                 llmc::MAX_TOKENS
             )));
@@ -189,7 +194,9 @@ impl TokenFiles {
 }
 
 fn narrow<T: TryFrom<u32>>(token: u32) -> T {
-    T::try_from(token).ok().unwrap_or_else(|| panic!("token {token} in a file of {} bytes each", size_of::<T>()))
+    T::try_from(token)
+        .ok()
+        .unwrap_or_else(|| panic!("token {token} in a file of {} bytes each", size_of::<T>()))
 }
 
 /// The name of file `i`: `path` itself where there is one file only.
@@ -231,7 +238,9 @@ mod tests {
             let made = files.finish().unwrap();
             let paths: Vec<PathBuf> = (0..made.shards).map(|i| shard_path(&whole, shard, i)).collect();
             assert_eq!((paths.len(), made.total), (if shard.is_some() { 4 } else { 1 }, 1000));
-            for (saved_at, killed_at) in [(0, 10), (200, 200), (200, 301), (299, 700), (400, 1000), (600, 1000)] {
+            for (saved_at, killed_at) in
+                [(0, 10), (200, 200), (200, 301), (299, 700), (400, 1000), (600, 1000)]
+            {
                 let dir = tempfile::tempdir().unwrap();
                 let path = dir.path().join("t.bin");
                 let mut files = TokenFiles::new(&path, format, shard, Written::default()).unwrap();
@@ -249,7 +258,10 @@ mod tests {
                 for path in &paths {
                     let name = path.file_name().unwrap();
                     let bytes = |dir: &Path| std::fs::read(dir.join(name)).unwrap();
-                    assert!(bytes(want.path()) == bytes(dir.path()), "{name:?} of {format}, {saved_at} {killed_at}");
+                    assert!(
+                        bytes(want.path()) == bytes(dir.path()),
+                        "{name:?} of {format}, {saved_at} {killed_at}"
+                    );
                 }
                 assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), paths.len());
             }

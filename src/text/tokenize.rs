@@ -1,6 +1,7 @@
 //! Text files to token files: read in order, encode on all cores, write in order, go on after a kill.
 //!
-//! What is there already, and how far an earlier process has come, is `job.rs`' care (\[Note: restart\] there).
+//! What is there already, and how far an earlier process has come, is `job.rs`' care (\[Note: restart\]
+//! there).
 //!
 //! Must not know: the command line.
 
@@ -13,7 +14,8 @@ use rayon::prelude::*;
 
 use super::documents::{Documents, Piece};
 use super::job::{
-    DocumentToken, Job, State, files_of, lock, lock_path, outputs, remove_made, start, state_path, write_state,
+    DocumentToken, Job, State, files_of, lock, lock_path, outputs, remove_made, start, state_path,
+    write_state,
 };
 use super::token_files::TokenFiles;
 use crate::data::ScanProgress;
@@ -40,14 +42,19 @@ pub struct Made {
 /// Does the job, or what is left of it. `progress` is told the bytes of input that are done.
 ///
 /// # Errors
-/// Bad text, with file and offset; an input that changed since an earlier process read it; an output that is something else's;
-/// another process at the same output; failures of the file system.
+/// Bad text, with file and offset; an input that changed since an earlier process read it; an output that is
+/// something else's; another process at the same output; failures of the file system.
 pub fn tokenize(job: &Job<'_>, progress: ScanProgress) -> Result<Made> {
     threads::start_shared_pool()?;
     tokenize_by(job, progress, BATCH_BYTES, SAVE_EVERY)
 }
 
-fn tokenize_by(job: &Job<'_>, progress: ScanProgress, batch_bytes: usize, save_every: Duration) -> Result<Made> {
+fn tokenize_by(
+    job: &Job<'_>,
+    progress: ScanProgress,
+    batch_bytes: usize,
+    save_every: Duration,
+) -> Result<Made> {
     let lock = lock(&job.out)?;
     let made = make(job, progress, batch_bytes, save_every);
     drop(lock);
@@ -69,9 +76,11 @@ fn make(job: &Job<'_>, progress: ScanProgress, batch_bytes: usize, save_every: D
 
     // From here on what lies at the output is known to be ours.
     write_state(&state, &job.out)?;
-    let before: Vec<u64> = state.inputs.iter().scan(0, |sum, i| Some(std::mem::replace(sum, *sum + i.bytes))).collect();
+    let before: Vec<u64> =
+        state.inputs.iter().scan(0, |sum, i| Some(std::mem::replace(sum, *sum + i.bytes))).collect();
     let last_cut = |text: &[u8]| job.tokenizer.last_cut(text);
-    let mut documents = Documents::new(&job.inputs, &options.layout, options.val_fraction > 0.0, state.at, &last_cut);
+    let mut documents =
+        Documents::new(&job.inputs, &options.layout, options.val_fraction > 0.0, state.at, &last_cut);
     let mut saved = Instant::now();
     for n_batch in 0.. {
         let batch = next_batch(&mut documents, batch_bytes)?;
@@ -106,8 +115,9 @@ fn make(job: &Job<'_>, progress: ScanProgress, batch_bytes: usize, save_every: D
             _ => ("validation", "training"),
         };
         return Err(Error::Input(format!(
-            "--val-fraction {}: the split is by document, and all {} went to {all}, none to {side}; more documents would do (--separator \
-             says what is between them in a file), another fraction, or data.val_fraction in the deck, which takes the end of the tokens",
+            "--val-fraction {}: the split is by document, and all {} went to {all}, none to {side}; more \
+             documents would do (--separator says what is between them in a file), another fraction, or \
+             data.val_fraction in the deck, which takes the end of the tokens",
             options.val_fraction,
             human::counted(state.documents.iter().sum::<u64>() as usize, "document"),
         )));
@@ -149,7 +159,9 @@ fn encode(job: &Job<'_>, piece: &Piece) -> Result<Vec<u32>> {
         let at = piece.offset + if piece.is_verbatim { fault.offset as u64 } else { 0 };
         Error::Input(format!("{}: byte offset {at}: {}", job.inputs[piece.file].display(), fault.what))
     })?;
-    if let (true, DocumentToken::After, Some(id)) = (piece.ends, job.options.document_token, job.options.separator_id) {
+    if let (true, DocumentToken::After, Some(id)) =
+        (piece.ends, job.options.document_token, job.options.separator_id)
+    {
         tokens.push(id);
     }
     Ok(tokens)
@@ -274,18 +286,25 @@ mod tests {
         let all = |dir: &Path| {
             let mut found: Vec<_> = fs::read_dir(dir).unwrap().map(|e| e.unwrap().path()).collect();
             found.sort();
-            found.iter().map(|p| (p.file_name().unwrap().to_owned(), fs::read(p).unwrap())).collect::<Vec<_>>()
+            found
+                .iter()
+                .map(|p| (p.file_name().unwrap().to_owned(), fs::read(p).unwrap()))
+                .collect::<Vec<_>>()
         };
         let whole = tempfile::tempdir().unwrap();
         tokenize_by(&job(&bytes, whole.path(), &inputs), &|_| {}, 64, Duration::ZERO).unwrap();
-        // A process that ends after its n-th batch leaves the state of that batch and perhaps more in the files.
+        // A process that ends after its n-th batch leaves the state of that batch and perhaps more in the
+        // files.
         for n in 0..20 {
             let dir = tempfile::tempdir().unwrap();
             let job = job(&bytes, dir.path(), &inputs);
             let left = std::sync::atomic::AtomicI64::new(n);
             let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                 let stop = |_| {
-                    assert!(left.fetch_sub(1, std::sync::atomic::Ordering::Relaxed) > 0, "the test ends it here");
+                    assert!(
+                        left.fetch_sub(1, std::sync::atomic::Ordering::Relaxed) > 0,
+                        "the test ends it here"
+                    );
                 };
                 tokenize_by(&job, &stop, 64, Duration::ZERO)
             }));

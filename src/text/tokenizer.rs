@@ -1,4 +1,5 @@
-//! Text to tokens and back, by one of three tokenizers. The pairs and the regular expressions are other people's, from crates.
+//! Text to tokens and back, by one of three tokenizers. The pairs and the regular expressions are other
+//! people's, from crates.
 //!
 //! Must not know: files of text or tokens, what a document is.
 
@@ -15,7 +16,8 @@ use crate::foreign::{guarded, without_bom};
 /// No longer tokenizer.json is read.
 const MAX_TOKENIZER_BYTES: u64 = 1 << 30;
 
-/// Runs of white space longer than this are refused for GPT-2: its regular expression would run out of its stack of 10^6.
+/// Runs of white space longer than this are refused for GPT-2: its regular expression would run out of its
+/// stack of 10^6.
 const MAX_BLANKS: usize = 500_000;
 
 /// End-of-document tokens by their usual names, as looked for in a `tokenizer.json`.
@@ -46,18 +48,22 @@ pub struct TextFault {
 }
 
 impl TextTokenizer {
-    /// Loads a tokenizer by its deck name. `token` names the token that separates documents, where the usual ones would not do.
+    /// Loads a tokenizer by its deck name. `token` names the token that separates documents, where the usual
+    /// ones would not do.
     ///
     /// # Errors
     /// The file is missing or is no `tokenizer.json`; there is no such token.
     pub fn load(named: &Named, token: Option<&str>) -> Result<Self> {
         let (kind, vocab_size, usual, digest) = match named {
             Named::None => {
-                return Err(Error::Input("tokenizer none: say bytes, gpt2 or the path of a tokenizer.json".into()));
+                return Err(Error::Input(
+                    "tokenizer none: say bytes, gpt2 or the path of a tokenizer.json".into(),
+                ));
             }
             Named::Bytes => (Kind::Bytes, 256, None, String::new()),
             Named::Gpt2 => {
-                let bpe = tiktoken_rs::r50k_base().map_err(|e| Error::Internal(format!("GPT-2's vocabulary: {e}")))?;
+                let bpe = tiktoken_rs::r50k_base()
+                    .map_err(|e| Error::Internal(format!("GPT-2's vocabulary: {e}")))?;
                 (Kind::Gpt2(Box::new(bpe)), 50257, Some(50256), String::new())
             }
             Named::File(path) => {
@@ -73,10 +79,14 @@ impl TextTokenizer {
             (Some("<|endoftext|>"), Kind::Gpt2(_)) => usual,
             (Some(token), Kind::File(file)) => match file.token_to_id(token) {
                 Some(id) => Some(id),
-                None => return Err(Error::Input(format!("{name} has no token {token:?}; name one that it has"))),
+                None => {
+                    return Err(Error::Input(format!("{name} has no token {token:?}; name one that it has")));
+                }
             },
             (Some(token), _) => {
-                return Err(Error::Input(format!("the tokenizer {name} has no token {token:?}; leave it out")));
+                return Err(Error::Input(format!(
+                    "the tokenizer {name} has no token {token:?}; leave it out"
+                )));
             }
         };
         Ok(TextTokenizer { kind, name, digest, vocab_size, document_token })
@@ -102,8 +112,9 @@ impl TextTokenizer {
         self.document_token
     }
 
-    /// The tokens of a text, appended to `out`. Words such as `<|endoftext|>` are plain text to `gpt2` (tiktoken's
-    /// `encode_ordinary`) and tokens to a `tokenizer.json` that lists them (`encode(..., add_special_tokens=False)`).
+    /// The tokens of a text, appended to `out`. Words such as `<|endoftext|>` are plain text to `gpt2`
+    /// (tiktoken's `encode_ordinary`) and tokens to a `tokenizer.json` that lists them (`encode(...,
+    /// add_special_tokens=False)`).
     ///
     /// # Errors
     /// It is no text of this tokenizer: what is wrong, and at which byte.
@@ -124,8 +135,8 @@ impl TextTokenizer {
         Ok(())
     }
 
-    /// The bytes that tokens stand for; `bytes` and `gpt2` give back exactly what was encoded. Tokens outside the vocabulary
-    /// (padding of a model's vocabulary) show as U+FFFD.
+    /// The bytes that tokens stand for; `bytes` and `gpt2` give back exactly what was encoded. Tokens outside
+    /// the vocabulary (padding of a model's vocabulary) show as U+FFFD.
     pub fn decode(&self, tokens: &[u32]) -> Vec<u8> {
         let one_by_one = |bytes_of: &dyn Fn(u32) -> Option<Vec<u8>>| -> Vec<u8> {
             tokens.iter().flat_map(|&token| bytes_of(token).unwrap_or_else(|| "\u{fffd}".into())).collect()
@@ -145,12 +156,13 @@ impl TextTokenizer {
         }
     }
 
-    /// The last place at or before the end of `text` where it may be cut so that the parts encode to what the whole does,
-    /// whatever follows; none where no such place is known.
+    /// The last place at or before the end of `text` where it may be cut so that the parts encode to what the
+    /// whole does, whatever follows; none where no such place is known.
     ///
-    /// \[Note: cuts\] GPT-2's expression makes no word that goes on from something else into white space, and looks ahead only
-    /// from within white space. So a text may be cut before white space that follows something else. Nothing of the kind
-    /// is known of a `tokenizer.json`, whose normalizer and model may see the whole text.
+    /// \[Note: cuts\] GPT-2's expression makes no word that goes on from something else into white space, and
+    /// looks ahead only from within white space. So a text may be cut before white space that follows
+    /// something else. Nothing of the kind is known of a `tokenizer.json`, whose normalizer and model may see
+    /// the whole text.
     pub fn last_cut(&self, text: &[u8]) -> Option<usize> {
         match &self.kind {
             Kind::Bytes => Some(text.len()).filter(|&n| n > 0),
@@ -260,7 +272,11 @@ mod tests {
         let found: serde_json::Value = serde_json::from_str(&text).unwrap();
         let path = golden.join("tokenizer.json").to_str().unwrap().to_string();
         let file = TextTokenizer::load(&Named::File(path), None).unwrap();
-        assert_eq!((file.vocab_size(), file.document_token()), (600, Some(1)), "<|end_of_text|> of tokens.py");
+        assert_eq!(
+            (file.vocab_size(), file.document_token()),
+            (600, Some(1)),
+            "<|end_of_text|> of tokens.py"
+        );
         let cases = found["cases"].as_array().unwrap();
         assert!(cases.len() > 10);
         for case in cases {
@@ -279,7 +295,8 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(400))]
 
         #[test]
-        fn gpt2_tokens_are_below_the_vocabulary_and_decode_to_the_text(text in "\\PC{0,60}|[ \\n\\t'a-z0-9.é語]{0,60}") {
+        fn gpt2_tokens_are_below_the_vocabulary_and_decode_to_the_text(text in "\\PC{0,60}|[ \
+                                                                                \\n\\t'a-z0-9.é語]{0,60}") {
             let tokens = encoded(gpt2(), text.as_bytes());
             prop_assert!(tokens.iter().all(|&t| t < 50256));
             prop_assert_eq!(gpt2().decode(&tokens), text.as_bytes());
@@ -329,11 +346,19 @@ mod tests {
         let path = dir.path().join("tokenizer.json");
         let named = Named::File(path.to_str().unwrap().into());
         let cuts = (0..40).map(|i| whole[..i * whole.len() / 40].to_vec());
-        let odd =
-            ["{\"decoder\":[", "{\"model\":", "[]", "null", "{\"added_tokens\":[{\"id\":-1}]}", "{\"normalizer\":["];
+        let odd = [
+            "{\"decoder\":[",
+            "{\"model\":",
+            "[]",
+            "null",
+            "{\"added_tokens\":[{\"id\":-1}]}",
+            "{\"normalizer\":[",
+        ];
         for content in cuts.chain(odd.map(|text| text.as_bytes().to_vec())) {
             std::fs::write(&path, &content).unwrap();
-            let Err(Error::Input(why)) = TextTokenizer::load(&named, None) else { panic!("{} bytes", content.len()) };
+            let Err(Error::Input(why)) = TextTokenizer::load(&named, None) else {
+                panic!("{} bytes", content.len())
+            };
             assert!(why.contains("tokenizer.json: not a tokenizer.json: "), "{why}");
         }
         std::fs::write(&path, [b"\xef\xbb\xbf", &whole[..]].concat()).unwrap();

@@ -57,16 +57,17 @@ impl Batches {
     pub fn open<C: Comm>(comm: &C, deck: &Deck, is_terminal: bool, flight: &FlightRecorder) -> Result<Self> {
         flight.at(0, "data", None);
         let config = data_config(deck);
-        let files =
-            decided_by_rank_0(comm, || ResolvedFiles::resolve(&config.train, &config.val).map(|f| f.to_bytes()))?;
+        let files = decided_by_rank_0(comm, || {
+            ResolvedFiles::resolve(&config.train, &config.val).map(|f| f.to_bytes())
+        })?;
         let files = ResolvedFiles::from_bytes(&files)?;
         let opened = Dataset::open_files(&config, &files);
         let mut dataset = None;
         let sizes = all_or_none(comm, opened.map(|d| (d.n_bytes(), dataset.insert(d).train().n_tokens())))?;
         if let Some((rank, other)) = sizes.iter().enumerate().find(|(_, s)| **s != sizes[0]) {
             return Err(Error::Input(format!(
-                "rank {rank} sees {} bytes of data and rank 0 sees {}: the file system has not settled, or the ranks see \
-                 different files",
+                "rank {rank} sees {} bytes of data and rank 0 sees {}: the file system has not settled, or \
+                 the ranks see different files",
                 other.0, sizes[0].0
             )));
         }
@@ -106,13 +107,20 @@ impl Batches {
     }
 
     /// Micro-batch `j` of the step that starts at global sample `step_base`.
-    pub fn training_micro_batch(&self, step_base: u64, j: usize, micro_batch_size: usize, into: &mut MicroBatch) {
+    pub fn training_micro_batch(
+        &self,
+        step_base: u64,
+        j: usize,
+        micro_batch_size: usize,
+        into: &mut MicroBatch,
+    ) {
         self.fill(self.dataset.train(), step_base, j, micro_batch_size, into);
     }
 
     /// Validation micro-batch `i` of `train.eval_batches`: its windows lie evenly over the whole of the data.
     pub fn validation_micro_batch(&self, i: usize, micro_batch_size: usize, into: &mut MicroBatch) {
-        let val = self.dataset.val().expect("eval_every needs validation data, which the deck's check saw to");
+        let val =
+            self.dataset.val().expect("eval_every needs validation data, which the deck's check saw to");
         self.fill(val, 0, i, micro_batch_size, into);
     }
 

@@ -1,5 +1,6 @@
 //! What happens at the beginning and the end of every instruction, whatever it is: planned buffers are taken
-//! and given back, and what the rank does is recorded: flight recorder, ledger, phases, bytes received, spans.
+//! and given back, and what the rank does is recorded: flight recorder, ledger, phases, bytes received,
+//! spans.
 //!
 //! Must not know: what an instruction does (`moves.rs`).
 
@@ -84,7 +85,9 @@ impl<B: Backend> Stepper<'_, B> {
                 self.flight.gathered(unit);
                 self.record_landed(pass, unit, Track::Gather, pass.purpose.gather_class());
             }
-            Instr::ReduceWait(_) => self.record_landed(pass, unit, Track::Reduce, CommClass::TrainReduceScatter),
+            Instr::ReduceWait(_) => {
+                self.record_landed(pass, unit, Track::Reduce, CommClass::TrainReduceScatter)
+            }
             Instr::Compute(visit) => {
                 if let Some(g) = visit.gather {
                     pass.lists.last_use[g] = Some(self.device.mark(Queue::Compute));
@@ -94,7 +97,12 @@ impl<B: Backend> Stepper<'_, B> {
                 self.flight.released(unit);
                 released_bytes = program.gathered[g].iter().map(|&id| program.slots[id].bytes() as u64).sum();
                 if let Some(used) = pass.lists.last_use[g].take() {
-                    self.record(SpanKind::UnusedParams { bytes: released_bytes }, unit, used, pass.purpose.trains());
+                    self.record(
+                        SpanKind::UnusedParams { bytes: released_bytes },
+                        unit,
+                        used,
+                        pass.purpose.trains(),
+                    );
                 }
             }
             Instr::Gather(_) | Instr::Accumulate(_) | Instr::Round(_) | Instr::Reduce(_) => {}

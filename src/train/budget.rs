@@ -54,23 +54,31 @@ pub fn what_fits<D: Device>(deck: &Deck, n: usize, budget: u64) -> String {
 
 /// Whether `n_here` ranks of a node with `node` memory can hold `plan`, made from `deck`: an error where they
 /// cannot, a warning where other processes use some of it now.
-pub fn check_node<D: Device>(deck: &Deck, plan: &Plan, node: NodeMemory, n_here: usize) -> Result<Option<String>> {
+pub fn check_node<D: Device>(
+    deck: &Deck,
+    plan: &Plan,
+    node: NodeMemory,
+    n_here: usize,
+) -> Result<Option<String>> {
     let each = plan.arena_bytes as u64 + plan.outside_bytes();
     let together = each.saturating_mul(n_here as u64);
     let ranks = human::counted(n_here, "rank");
     let needed = format!(
-        "the plan needs {each} bytes for model and activations on each rank, {together} for the {ranks} of this node"
+        "the plan needs {each} bytes for model and activations on each rank, {together} for the {ranks} of \
+         this node"
     );
     if together > node.limit_bytes {
         let has = node.limit_bytes;
         let remedy = remedy(deck, plan.world_size, has / n_here as u64, &needs::<D>);
         return Err(Error::Input(format!(
-            "{needed}, which has {has}; {remedy}, as would fewer ranks on a node (`zero3 plan` shows what each needs)"
+            "{needed}, which has {has}; {remedy}, as would fewer ranks on a node (`zero3 plan` shows what \
+             each needs)"
         )));
     }
     let free = node.available_bytes;
-    Ok((together > free)
-        .then(|| format!("{needed}; only {free} of its memory are free now, and the system may kill the job")))
+    Ok((together > free).then(|| {
+        format!("{needed}; only {free} of its memory are free now, and the system may kill the job")
+    }))
 }
 
 /// Bytes that each of `n` ranks would hold of a deck's plan.
@@ -88,7 +96,8 @@ pub fn check_free<D: Device>(deck: &Deck, plan: &Plan, free_bytes: Option<u64>) 
     let rows = by_kind.iter().filter(|(kind, bytes)| *bytes > 0 && *kind != MemKind::Staging);
     let rows: Vec<String> = rows.map(|(kind, bytes)| format!("  {kind:<20} {bytes:>16}")).collect();
     Err(Error::Comm(format!(
-        "the plan needs {needed} bytes on each of {}, the device has {free} left; peaks by kind, in bytes:\n{}\n{}",
+        "the plan needs {needed} bytes on each of {}, the device has {free} left; peaks by kind, in \
+         bytes:\n{}\n{}",
         human::counted(n, "rank"),
         rows.join("\n"),
         remedy(deck, n, free, &arena_bytes::<D>)
@@ -169,7 +178,12 @@ fn changes(deck: &Deck) -> Vec<Change> {
     let key = "zero.release_after_forward";
     add(!zero.release_after_forward, key, "true".into(), Box::new(|d| d.zero.release_after_forward = true));
     let key = "zero.persistence_threshold_bytes";
-    add(zero.persistence_threshold_bytes > 0, key, "0".into(), Box::new(|d| d.zero.persistence_threshold_bytes = 0));
+    add(
+        zero.persistence_threshold_bytes > 0,
+        key,
+        "0".into(),
+        Box::new(|d| d.zero.persistence_threshold_bytes = 0),
+    );
     add(zero.stage < 3, "zero.stage", "3".into(), Box::new(|d| d.zero.stage = 3));
     let (key, all) = ("zero.activation_checkpointing", ActivationCheckpointing::All);
     let recompute: Box<dyn Fn(&mut Deck)> = Box::new(move |d| d.zero.activation_checkpointing = all);
@@ -188,7 +202,8 @@ mod tests {
     /// A deck of which only recomputation and a micro-batch of 2 save anything: 30 bytes and 5 bytes of 100,
     /// 40 on 2 ranks.
     fn needs(deck: &Deck, n: usize) -> Option<u64> {
-        let recomputed = if deck.zero.activation_checkpointing == ActivationCheckpointing::All { 30 } else { 0 };
+        let recomputed =
+            if deck.zero.activation_checkpointing == ActivationCheckpointing::All { 30 } else { 0 };
         let smaller = if deck.train.micro_batch_size <= 2 { 5 } else { 0 };
         Some((100 - recomputed - smaller) / n as u64)
     }
@@ -227,6 +242,8 @@ mod tests {
             remedy(33),
             format!("2 ranks with {recompute}, train.micro_batch_size = 1 would fit, with 32 on each")
         );
-        assert!(needs(&deck, 1) == Some(100) && self::remedy(&deck, 1, 0, &|_, _| Some(1)).starts_with("no knob"));
+        assert!(
+            needs(&deck, 1) == Some(100) && self::remedy(&deck, 1, 0, &|_, _| Some(1)).starts_with("no knob")
+        );
     }
 }

@@ -54,11 +54,12 @@ fn verdict(key: &str) -> Verdict {
         _ if key.starts_with("data.") => Verdict::Data,
         "train.eval_every" | "train.eval_batches" => Verdict::Free,
         "train.sample_every" | "train.sample_prompt" | "train.sample_tokens" => Verdict::Free,
-        "zero.param_dtype" | "zero.grad_dtype" | "zero.reduce_dtype" | "zero.reduce" | "zero.deterministic" => {
-            Verdict::Course
-        }
+        "zero.param_dtype" | "zero.grad_dtype" | "zero.reduce_dtype" | "zero.reduce"
+        | "zero.deterministic" => Verdict::Course,
         "run.backend" | "run.tf32" => Verdict::Course,
-        _ if ["run.", "zero.", "checkpoint.", "log."].iter().any(|section| key.starts_with(section)) => Verdict::Free,
+        _ if ["run.", "zero.", "checkpoint.", "log."].iter().any(|section| key.starts_with(section)) => {
+            Verdict::Free
+        }
         _ => Verdict::Course,
     }
 }
@@ -69,7 +70,8 @@ fn verdict(key: &str) -> Verdict {
 pub fn changes(saved: &str, deck: &Deck) -> Vec<Change> {
     let parse = |text: &str| text.parse::<toml::Table>().unwrap_or_default();
     let (old, new) = (parse(saved), parse(&deck.to_toml()));
-    let derived = Deck::parse(saved, &[], "the deck of a checkpoint").map(|old| old.to_toml()).unwrap_or_default();
+    let derived =
+        Deck::parse(saved, &[], "the deck of a checkpoint").map(|old| old.to_toml()).unwrap_or_default();
     let derived = parse(&derived);
     let value = |table: &toml::Table, section: &str, field: &str| table.get(section)?.get(field).cloned();
     let mut found = Vec::new();
@@ -77,7 +79,8 @@ pub fn changes(saved: &str, deck: &Deck) -> Vec<Change> {
         let Some(now) = value(&new, key.section(), key.field()) else { continue };
         let saved = value(&old, key.section(), key.field());
         let verdict = if saved.is_some() { verdict(key.name) } else { Verdict::Free };
-        let before = saved.or_else(|| value(&derived, key.section(), key.field())).or_else(|| key.fixed_default());
+        let before =
+            saved.or_else(|| value(&derived, key.section(), key.field())).or_else(|| key.fixed_default());
         if before.as_ref() != Some(&now) {
             let before = before.map_or("(absent)".to_string(), |v| v.to_string());
             found.push(Change { key: key.name.to_string(), before, now: now.to_string(), verdict });
@@ -101,7 +104,8 @@ mod tests {
             d_model = 8
             seq_len = 8
         ";
-        let overrides: Vec<(String, String)> = overrides.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
+        let overrides: Vec<(String, String)> =
+            overrides.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
         Deck::parse(text, &overrides, "a test").unwrap()
     }
 
@@ -131,7 +135,8 @@ mod tests {
         ];
         for (key, value, expected) in cases {
             let found = changes(&saved, &deck(&[(key, value)]));
-            let own = found.iter().find(|c| c.key == key).unwrap_or_else(|| panic!("{key} is not in {found:?}"));
+            let own =
+                found.iter().find(|c| c.key == key).unwrap_or_else(|| panic!("{key} is not in {found:?}"));
             assert_eq!(own.verdict, expected, "{own}");
         }
     }
@@ -139,7 +144,8 @@ mod tests {
     #[test]
     fn a_key_that_the_old_program_did_not_know_is_no_change_at_its_default() {
         let saved = deck(&[]).to_toml();
-        let old: String = saved.lines().filter(|line| !line.starts_with("keep_every")).collect::<Vec<_>>().join("\n");
+        let old: String =
+            saved.lines().filter(|line| !line.starts_with("keep_every")).collect::<Vec<_>>().join("\n");
         assert!(old.len() < saved.len());
         assert_eq!(changes(&old, &deck(&[])), []);
         let found = changes(&old, &deck(&[("checkpoint.keep_every", "5")]));

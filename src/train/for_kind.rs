@@ -93,8 +93,8 @@ impl OnKind for Kernels<'_> {
             key: "model.n_head".into(),
             value: model.n_head.to_string(),
             wants: format!(
-                "at least {}: heads of {d_head} channels are too wide for the attention kernels on GPUs, which take \
-                 {most}",
+                "at least {}: heads of {d_head} channels are too wide for the attention kernels on GPUs, \
+                 which take {most}",
                 model.d_model.div_ceil(most)
             ),
         }]))

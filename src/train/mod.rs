@@ -57,7 +57,11 @@ pub use job::{Ending, HINTED_RANKS, Job, Verdict, Watch};
 /// Runs a job to its end on the shard group `comm`. Errors of the deck, the data or a checkpoint are the same
 /// on every rank; any other error is this rank's own, and the caller has to abort the job. The recorder comes
 /// back, where there is one, to watch over the end of MPI.
-pub fn run<B: Backend>(device: &B::Device, comm: &B::Comm, job: &Job) -> Result<(Exit, Option<FlightRecorder>)> {
+pub fn run<B: Backend>(
+    device: &B::Device,
+    comm: &B::Comm,
+    job: &Job,
+) -> Result<(Exit, Option<FlightRecorder>)> {
     let run = Run::<B> { device, comm, job };
     // 1. Plan every instruction and every byte, the same on every rank.
     start_watch::at(StartPlace::Plan);
@@ -154,7 +158,8 @@ impl<'r, B: Backend> Run<'r, B> {
         let is_first = on_this_node().next().is_some_and(|(rank, _)| rank == comm.rank());
         let node = NodeMemory::here().filter(|_| is_first);
         let n_here = on_this_node().count();
-        let verdict = node.map_or(Ok(None), |node| budget::check_node::<B::Device>(&job.deck, plan, node, n_here));
+        let verdict =
+            node.map_or(Ok(None), |node| budget::check_node::<B::Device>(&job.deck, plan, node, n_here));
         for (host, warning) in hosts.iter().zip(all_or_none(*comm, verdict)?) {
             if let (0, Some(warning)) = (comm.rank(), warning) {
                 log::warn!("{host}: {warning}");
@@ -198,8 +203,9 @@ impl<'r, B: Backend> Run<'r, B> {
         let run_dir = Path::new(&job.deck.run.dir);
         let units = model.spec.units.iter().map(|u| u.name.clone()).collect();
         let (timeout, abort) = (Duration::from_secs(job.deck.run.timeout), job.abort);
-        let started =
-            FlightRecorder::start(run_dir, comm.rank(), hosts, units, timeout, move || abort(Exit::CommFailure));
+        let started = FlightRecorder::start(run_dir, comm.rank(), hosts, units, timeout, move || {
+            abort(Exit::CommFailure)
+        });
         agreed(*comm, started)
     }
 
@@ -212,7 +218,8 @@ impl<'r, B: Backend> Run<'r, B> {
         device.release();
         all_or_none(comm, budget::check_free::<B::Device>(&job.deck, plan, device.free_bytes()))?;
         let n_sums = planning::n_sums(&job.deck, comm.size());
-        let stepper = Stepper::allocate(Parts { device, comm, model, plan, flight, n_sums, poison: job.poison })?;
+        let stepper =
+            Stepper::allocate(Parts { device, comm, model, plan, flight, n_sums, poison: job.poison })?;
         stepper.memory.count_outside(MemKind::Staging, plan.pinned_bytes);
         let peaks = closing::peaks_of_run(&job.deck, plan);
         stepper.flight.show_memory(stepper.memory.share_ledger(), peaks.by_kind, peaks.total);
@@ -232,7 +239,8 @@ impl<'r, B: Backend> Run<'r, B> {
             None => state::initialise(stepper, deck)?,
         }
         let checkpoint = found.checkpoint.as_ref();
-        let resumed = decided_by_rank_0(self.comm, || run_dir::make_room(Path::new(&deck.run.dir), checkpoint))?;
+        let resumed =
+            decided_by_rank_0(self.comm, || run_dir::make_room(Path::new(&deck.run.dir), checkpoint))?;
         Ok(Restored { position, from: checkpoint.map(|found| found.path.clone()), seconds, resumed })
     }
 
@@ -253,7 +261,12 @@ impl<'r, B: Backend> Run<'r, B> {
             timing.comment_in_job();
         }
         let mut report = RunReport::new(job, stepper, batches, at, timing, records)?;
-        report.timing.begin_steps(at.step, deck.train.steps, job.started.elapsed().as_secs_f64(), restored.seconds);
+        report.timing.begin_steps(
+            at.step,
+            deck.train.steps,
+            job.started.elapsed().as_secs_f64(),
+            restored.seconds,
+        );
         // What an earlier job left says nothing about the end of this one.
         report.timing.write(true);
         let ending = TrainLoop::new(stepper, job, batches, at, log, &mut report)?.run()?;

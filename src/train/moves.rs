@@ -78,7 +78,8 @@ impl<B: Backend> Stepper<'_, B> {
             true => reduce.params.iter().map(|&p| self.shards.lend_held(p)).collect(),
             false => take(live, &travelling_ids(pass.program, &reduce.params)),
         };
-        let staging = pass.program.staging[r].map(|id| live[id].take().expect("the planned life covers this use"));
+        let staging =
+            pass.program.staging[r].map(|id| live[id].take().expect("the planned life covers this use"));
         let own = Contribution { full, staging, from: pass.purpose.contributions() };
         let after = self.device.record(Queue::Compute);
         reductions.start(r, reduce, self.comm, after, &mut self.shards, own);
@@ -90,7 +91,9 @@ impl<B: Backend> Stepper<'_, B> {
         let reduce = &pass.program.schedule.reduces[r];
         let (full, staging) = reductions.wait(r, reduce, &mut self.shards, self.plan, landed)?;
         match self.plan.train_hold.is_some() {
-            true => full.into_iter().zip(&reduce.params).for_each(|(buf, &p)| self.shards.restore_held(p, buf)),
+            true => {
+                full.into_iter().zip(&reduce.params).for_each(|(buf, &p)| self.shards.restore_held(p, buf))
+            }
             false => put(live, &travelling_ids(pass.program, &reduce.params), full),
         }
         if let Some(id) = pass.program.staging[r] {

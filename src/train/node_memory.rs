@@ -1,5 +1,5 @@
-//! Whether what the ranks of a node will hold together fits into it, before it is allocated: memory is handed out on credit,
-//! and a job that uses more than there is is killed without a word.
+//! Whether what the ranks of a node will hold together fits into it, before it is allocated: memory is handed
+//! out on credit, and a job that uses more than there is is killed without a word.
 //!
 //! Must not know: what the memory is for.
 
@@ -19,7 +19,8 @@ impl NodeMemory {
     /// This node's; None where the system does not say.
     pub fn here() -> Option<Self> {
         let meminfo = fs::read_to_string("/proc/meminfo").ok()?;
-        let files = limits::control_files(&limits::own_groups(), "memory", "memory.max", "memory.limit_in_bytes");
+        let files =
+            limits::control_files(&limits::own_groups(), "memory", "memory.max", "memory.limit_in_bytes");
         let limits = files.into_iter().filter_map(|file| fs::read_to_string(file).ok());
         Self::of(&meminfo, limits.filter_map(|text| text.trim().parse().ok()))
     }
@@ -42,8 +43,8 @@ impl NodeMemory {
 mod tests {
     use super::*;
 
-    const MEMINFO: &str =
-        "MemTotal:       1000 kB\nMemFree:  1 kB\nMemAvailable:    300 kB\nSwapTotal:  200 kB\nSwapFree:  50 kB\n";
+    const MEMINFO: &str = "MemTotal:       1000 kB\nMemFree:  1 kB\nMemAvailable:    300 kB\nSwapTotal:  200 \
+                           kB\nSwapFree:  50 kB\n";
 
     #[test]
     fn the_least_limit_counts() {

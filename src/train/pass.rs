@@ -38,7 +38,9 @@ impl Purpose {
     pub(super) fn phase_of(self, instr: Instr) -> Option<Phase> {
         match (self, instr) {
             (Purpose::Train { .. }, Instr::Wait(_) | Instr::ReduceWait(_)) => Some(Phase::ExposedComm),
-            (Purpose::Train { .. }, Instr::Compute(Visit { pass: Pass::Forward, .. })) => Some(Phase::Forward),
+            (Purpose::Train { .. }, Instr::Compute(Visit { pass: Pass::Forward, .. })) => {
+                Some(Phase::Forward)
+            }
             (Purpose::Train { .. }, Instr::Compute(Visit { pass: Pass::Loss | Pass::Backward, .. })) => {
                 Some(Phase::Backward)
             }

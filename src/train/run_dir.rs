@@ -61,7 +61,10 @@ pub fn check(run_dir: &Path) -> Result<()> {
     let checkpoints = checkpoint::checkpoints_dir(run_dir);
     let wanted = "set run.dir to a directory, there already or not, that can be written";
     // The first of checkpoints, run directory, its parent, ... that is there.
-    let there = checkpoints.ancestors().find(|p| std::fs::symlink_metadata(p).is_ok()).filter(|p| *p != Path::new(""));
+    let there = checkpoints
+        .ancestors()
+        .find(|p| std::fs::symlink_metadata(p).is_ok())
+        .filter(|p| *p != Path::new(""));
     let there = there.unwrap_or(Path::new("."));
     let at = format!("run.dir = {}", run_dir.display());
     if !there.is_dir() {
@@ -83,7 +86,11 @@ pub fn make_room(run_dir: &Path, checkpoint: Option<&RecordedStep>) -> Result<Op
         log::warn!("what an earlier save left cannot be removed yet; the next save tries again: {why}");
     }
     if let Some(place) = checkpoint::set_aside(run_dir, resumed)? {
-        log::warn!("what an earlier run left beyond step {} is now in {}", resumed.unwrap_or(0), place.display());
+        log::warn!(
+            "what an earlier run left beyond step {} is now in {}",
+            resumed.unwrap_or(0),
+            place.display()
+        );
     }
     Ok(resumed)
 }

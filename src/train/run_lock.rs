@@ -1,7 +1,8 @@
 //! One job at a time in a run directory: rank 0 holds a lock on `RUN/job.lock` as long as it lives.
 //!
-//! The kernel lets go of the lock when its holder dies, however it dies, so that a file that is still there says nothing by
-//! itself: only the lock counts. The file names the holder for whoever is refused. It is gone after an orderly end.
+//! The kernel lets go of the lock when its holder dies, however it dies, so that a file that is still there
+//! says nothing by itself: only the lock counts. The file names the holder for whoever is refused. It is gone
+//! after an orderly end.
 //!
 //! Must not know: MPI, checkpoints.
 
@@ -23,8 +24,8 @@ use std::time::Duration;
 /// Name of the file under the run directory.
 pub const LOCK_FILE: &str = "job.lock";
 
-/// How long a job that comes back under the id of the holder waits for its former self to be gone: a scheduler may put a job
-/// back before a file server has noticed that the node it ran on is down.
+/// How long a job that comes back under the id of the holder waits for its former self to be gone: a
+/// scheduler may put a job back before a file server has noticed that the node it ran on is down.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Whose lock it is.
@@ -62,8 +63,8 @@ pub struct RunLock {
 }
 
 impl RunLock {
-    /// Locks a run directory that is there for `me`. Errors: another job holds it; or locks are demanded, and the file system
-    /// has none.
+    /// Locks a run directory that is there for `me`. Errors: another job holds it; or locks are demanded, and
+    /// the file system has none.
     pub fn hold(run_dir: &Path, locking: Locking, me: &Holder) -> Result<Self> {
         let path = run_dir.join(LOCK_FILE);
         if locking == Locking::Off {
@@ -75,12 +76,15 @@ impl RunLock {
             let outcome = file.try_lock();
             let holder = read_holder(&mut file);
             let mine_again = holder.as_ref().is_some_and(|holder| me.job.is_some() && holder.job == me.job);
-            if let (true, Err(TryLockError::WouldBlock), Some(holder)) = (mine_again && may_wait, &outcome, &holder) {
+            if let (true, Err(TryLockError::WouldBlock), Some(holder)) =
+                (mine_again && may_wait, &outcome, &holder)
+            {
                 wait_a_moment(run_dir, holder, std::mem::replace(&mut said, true))?;
                 return Ok(None);
             }
             let holding = if outcome.is_err() { holders_of(&file) } else { Vec::new() };
-            if !decide(outcome, run_dir, locking, &Others { me, named: holder.as_ref(), holding: &holding })? {
+            if !decide(outcome, run_dir, locking, &Others { me, named: holder.as_ref(), holding: &holding })?
+            {
                 return Ok(Some(RunLock { path: path.clone(), file: None }));
             }
             // Its former holder may have removed the file between our opening and locking it.
@@ -94,7 +98,10 @@ impl RunLock {
             Some(lock) => Ok(lock),
             None => match try_once(false)? {
                 Some(lock) => Ok(lock),
-                None => Err(Error::Io(format!("{} was replaced again and again while it was locked", path.display()))),
+                None => Err(Error::Io(format!(
+                    "{} was replaced again and again while it was locked",
+                    path.display()
+                ))),
             },
         }
     }
@@ -129,8 +136,8 @@ fn wait_a_moment(run_dir: &Path, holder: &Holder, said: bool) -> Result<()> {
     start_watch::tick();
     match Stop::from_code(signals::stop_code()) {
         Some(stop) => Err(Error::Stopped(format!(
-            "stopped early: {stop} while this job waited for {holder} to leave run.dir = {dir}; nothing was begun, the same \
-             command goes on"
+            "stopped early: {stop} while this job waited for {holder} to leave run.dir = {dir}; nothing was \
+             begun, the same command goes on"
         ))),
         None => Ok(()),
     }
@@ -159,13 +166,18 @@ fn holders_of(file: &File) -> Vec<Process> {
     let locks = std::fs::read_to_string("/proc/locks").unwrap_or_default();
     let process = |pid: u32| {
         let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-        let user = std::fs::metadata(format!("/proc/{pid}")).map_or("?".into(), |meta| meta.uid().to_string());
+        let user =
+            std::fs::metadata(format!("/proc/{pid}")).map_or("?".into(), |meta| meta.uid().to_string());
         Process { pid, is: format!("`{}` of user {user}", name.trim().escape_debug()) }
     };
-    pids_in(&locks, libc::major(meta.dev()), libc::minor(meta.dev()), meta.ino()).into_iter().map(process).collect()
+    pids_in(&locks, libc::major(meta.dev()), libc::minor(meta.dev()), meta.ino())
+        .into_iter()
+        .map(process)
+        .collect()
 }
 
-/// Process ids in `/proc/locks` that hold, not wait for, a lock on a file: `1: FLOCK  ADVISORY  WRITE 42 08:01:77 0 EOF`.
+/// Process ids in `/proc/locks` that hold, not wait for, a lock on a file: `1: FLOCK  ADVISORY  WRITE 42
+/// 08:01:77 0 EOF`.
 fn pids_in(locks: &str, major: u32, minor: u32, inode: u64) -> Vec<u32> {
     let wanted = format!("{major:02x}:{minor:02x}:{inode}");
     let held = locks.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
@@ -194,9 +206,11 @@ fn decide(
     match outcome {
         Ok(()) => Ok(true),
         Err(TryLockError::WouldBlock) => {
-            let other = others.holding.iter().find(|process| holder.is_none_or(|holder| process.pid != holder.pid));
+            let other =
+                others.holding.iter().find(|process| holder.is_none_or(|holder| process.pid != holder.pid));
             let is_gone = |holder: &&Holder| {
-                holder.host == others.me.host && environment::state_of(holder.pid).is_none_or(|state| state == 'Z')
+                holder.host == others.me.host
+                    && environment::state_of(holder.pid).is_none_or(|state| state == 'Z')
             };
             if let Some(gone) = holder.filter(is_gone) {
                 let who = match other {
@@ -218,8 +232,8 @@ fn decide(
             )))
         }
         Err(TryLockError::Error(e)) if locking == Locking::BestEffort => {
-            let who =
-                holder.map_or(String::new(), |holder| format!("; the last one that was, or still is, is {holder}"));
+            let who = holder
+                .map_or(String::new(), |holder| format!("; the last one that was, or still is, is {holder}"));
             log::warn!("{dir} cannot be locked ({e}): see to it that no other job runs there{who}");
             Ok(false)
         }
@@ -317,7 +331,10 @@ mod tests {
         drop(lock);
         std::os::unix::fs::symlink(dir.path().join("elsewhere"), &path).unwrap();
         let error = RunLock::hold(dir.path(), Locking::On, &holder(9, None)).unwrap_err();
-        assert!(error.to_string().contains("symbolic link") && !dir.path().join("elsewhere").exists(), "{error}");
+        assert!(
+            error.to_string().contains("symbolic link") && !dir.path().join("elsewhere").exists(),
+            "{error}"
+        );
     }
 
     /// Whoever could read the file of an earlier version can hold a lock on it after its job was killed.
@@ -332,7 +349,9 @@ mod tests {
         stranger.lock_shared().unwrap();
         let text = RunLock::hold(dir.path(), Locking::On, &holder(8, None)).unwrap_err().to_string();
         let own = format!("process {} (", std::process::id());
-        for part in ["process 4294967295 on n1 has ended", &own, "has a lock on its job.lock", "remove the file"] {
+        for part in
+            ["process 4294967295 on n1 has ended", &own, "has a lock on its job.lock", "remove the file"]
+        {
             assert!(text.contains(part), "{part:?} is not in {text}");
         }
     }

@@ -1,9 +1,9 @@
 //! Saving: in place while training waits, or from a copy while training goes on.
 //!
-//! A save has three stages: every rank writes its file; the log row of its step reaches the disk; rank 0 commits. With
-//! `checkpoint.async_save` the first and the last run on a thread, and the ranks agree after each step whether all are done, so
-//! every rank takes each stage at the same step boundary. The stall is then the copy. A save that comes before the last one
-//! is done waits for it.
+//! A save has three stages: every rank writes its file; the log row of its step reaches the disk; rank 0
+//! commits. With `checkpoint.async_save` the first and the last run on a thread, and the ranks agree after
+//! each step whether all are done, so every rank takes each stage at the same step boundary. The stall is
+//! then the copy. A save that comes before the last one is done waits for it.
 //!
 //! Must not know: HDF5, what a step computes.
 
@@ -76,7 +76,10 @@ impl<'a> Saver<'a> {
         if bytes > 0 {
             stepper.memory.count_outside(MemKind::Staging, bytes);
             if stepper.comm.rank() == 0 {
-                log::info!("checkpoints are written beside training, from {} of host staging", human::bytes(bytes));
+                log::info!(
+                    "checkpoints are written beside training, from {} of host staging",
+                    human::bytes(bytes)
+                );
             }
             // Not zeros: the pages are to be there before the first save.
             staging = vec![1.0; bytes as usize / size_of::<f32>()];
@@ -147,7 +150,9 @@ impl<'a> Saver<'a> {
         let (shapes, kinds) = (shapes(stepper), state::stored(stepper.plan));
         let owned_shapes: Vec<SliceShape<'_>> = shapes.iter().map(Shape::borrowed).collect();
         let needed: u64 =
-            all_or_none(stepper.comm, Ok(checkpoint::estimate_bytes(&owned_shapes, kinds.len())))?.iter().sum();
+            all_or_none(stepper.comm, Ok(checkpoint::estimate_bytes(&owned_shapes, kinds.len())))?
+                .iter()
+                .sum();
         let partial = decided_by_rank_0(stepper.comm, || {
             std::fs::create_dir_all(run_dir).map_err(|e| Error::io("mkdir", run_dir, &e))?;
             let partial = checkpoint::prepare(run_dir, at.step)?; // frees what dead saves left
@@ -160,7 +165,8 @@ impl<'a> Saver<'a> {
         let locking = self.deck.checkpoint.locking;
         // A run that saves only because it is told to stop has planned no staging.
         if stepper.plan.host_staging_bytes == 0 {
-            let values: Vec<Stored<&[f32]>> = owned.iter().map(|stored| stored.each_ref().map(|v| &**v)).collect();
+            let values: Vec<Stored<&[f32]>> =
+                owned.iter().map(|stored| stored.each_ref().map(|v| &**v)).collect();
             let target = Target { dir: &partial, rank, world_size, step: at.step, kinds: &kinds, locking };
             let own = write(&target, &shapes, &values);
             return Ok(Stage::Written(all_to_rank_0(stepper.comm, own)?));
@@ -177,7 +183,8 @@ impl<'a> Saver<'a> {
                 place
             }));
         }
-        // The staging has room for padding too, and the last ranks' slices have less of it, or nothing at all.
+        // The staging has room for padding too, and the last ranks' slices have less of it, or nothing at
+        // all.
         assert!(end <= staging.len(), "{end} values of this rank, staging for {}", staging.len());
         let step = at.step;
         let writer = Work::start("checkpoint writer", move || {
@@ -205,7 +212,9 @@ impl<'a> Saver<'a> {
             let ready = match &stage {
                 Stage::Writing(writer) => wait || all_ready(stepper, writer.is_finished())?,
                 Stage::Written(_) => true,
-                Stage::Committing(commit) => wait || all_ready(stepper, commit.as_ref().is_none_or(Work::is_finished))?,
+                Stage::Committing(commit) => {
+                    wait || all_ready(stepper, commit.as_ref().is_none_or(Work::is_finished))?
+                }
             };
             if !ready {
                 self.pending = Some((at, stage));
@@ -263,7 +272,9 @@ impl<'a> Saver<'a> {
     fn failed<B: Backend>(&mut self, stepper: &Stepper<'_, B>, at: Position, error: Error) -> Result<()> {
         // Every rank has learnt of it; what one rank alone met is no matter of the disk.
         let (rank, error) = match error {
-            Error::Agreed { rank, error } if matches!(*error, Error::Io(_) | Error::Checkpoint(_)) => (rank, error),
+            Error::Agreed { rank, error } if matches!(*error, Error::Io(_) | Error::Checkpoint(_)) => {
+                (rank, error)
+            }
             other => return Err(other),
         };
         // No rank writes any more, and none ends the job before the room is free again.
@@ -273,7 +284,8 @@ impl<'a> Saver<'a> {
         let why = format!("the checkpoint of step {} failed: {error}", at.step);
         if self.deck.checkpoint.on_error == OnSaveError::Stop {
             let why = format!(
-                "{why}; the checkpoints before it are whole (checkpoint.on_error=continue would let the run go on)"
+                "{why}; the checkpoints before it are whole (checkpoint.on_error=continue would let the run \
+                 go on)"
             );
             return Err(Error::Agreed { rank, error: Box::new(Error::Io(why)) });
         }
@@ -328,7 +340,8 @@ fn write(target: &Target<'_>, shapes: &[Shape], values: &[Stored<&[f32]>]) -> Re
     record
 }
 
-/// Rank 0's part: the master file, the commit, the clearing away of old ones, which is no failure of the save where it fails.
+/// Rank 0's part: the master file, the commit, the clearing away of old ones, which is no failure of the save
+/// where it fails.
 fn commit(run_dir: &Path, manifest: Manifest, keep_last: usize, keep_every: u64) -> Result<PathBuf> {
     let dir = checkpoint::master::finish(run_dir, manifest)?;
     let left = match checkpoint::retain(run_dir, keep_last, keep_every) {

@@ -1,5 +1,5 @@
-//! The state of a run: fresh or restored, and what a checkpoint says of it (`save.rs` writes one). Slices go between the
-//! arena and `checkpoint/`; ranks agree on each stage.
+//! The state of a run: fresh or restored, and what a checkpoint says of it (`save.rs` writes one). Slices go
+//! between the arena and `checkpoint/`; ranks agree on each stage.
 
 use super::batches::Batches;
 use super::changes::{Verdict, changes};
@@ -8,7 +8,8 @@ use crate::backend::agree::all_or_none;
 use crate::backend::mesh::{Dim, Mesh};
 use crate::backend::{Backend, Comm, Device};
 use crate::checkpoint::manifest::{
-    Alias, BY_NCCL, BY_NCCL_OF_RANKS, BY_RANK, FileRecord, IN_ORDER, MeshDim, Optimizer, Param, Seeds, digest_block,
+    Alias, BY_NCCL, BY_NCCL_OF_RANKS, BY_RANK, FileRecord, IN_ORDER, MeshDim, Optimizer, Param, Seeds,
+    digest_block,
 };
 use crate::checkpoint::{self, Kind, Manifest, Reader, Stored, WeightsFile};
 use crate::config::{Deck, ReduceWhen};
@@ -109,7 +110,8 @@ pub fn find(run_dir: &Path, start: &Start) -> Result<Option<RecordedStep>> {
 /// What the run would start from is there and fits, for a dry run.
 ///
 /// # Errors
-/// There is nothing where it says, it is damaged, or it is of another model, other data or another sequence of samples.
+/// There is nothing where it says, it is damaged, or it is of another model, other data or another sequence
+/// of samples.
 pub fn check_start(deck: &Deck, start: &Start, spec: &ModelSpec, data_digest: &str) -> Result<()> {
     match find(Path::new(&deck.run.dir), start)? {
         Some(found) if found.step >= deck.train.steps => Ok(()),
@@ -125,7 +127,8 @@ pub fn check_start(deck: &Deck, start: &Start, spec: &ModelSpec, data_digest: &s
 enum Weights {
     /// Somebody's HDF5 file.
     File(WeightsFile),
-    /// A checkpoint, of which values of one kind are read: weights, unless its `model.h5` was named with another group.
+    /// A checkpoint, of which values of one kind are read: weights, unless its `model.h5` was named with
+    /// another group.
     Checkpoint(Box<Reader>, Kind),
 }
 
@@ -148,10 +151,14 @@ fn open_weights(from: &str, spec: &ModelSpec) -> Result<Weights> {
         let faults = unlike(reader.manifest(), spec);
         return match faults.is_empty() {
             true => Ok(Weights::Checkpoint(Box::new(reader), kind)),
-            false => Err(Error::Input(format!("model.init_from = {from}: another model:\n  {}", faults.join("\n  ")))),
+            false => Err(Error::Input(format!(
+                "model.init_from = {from}: another model:\n  {}",
+                faults.join("\n  ")
+            ))),
         };
     }
-    let wanted: Vec<(&str, &[usize])> = spec.params.iter().map(|p| (p.name.as_str(), p.shape.as_slice())).collect();
+    let wanted: Vec<(&str, &[usize])> =
+        spec.params.iter().map(|p| (p.name.as_str(), p.shape.as_slice())).collect();
     WeightsFile::open(from, &wanted).map(Weights::File)
 }
 
@@ -210,7 +217,9 @@ pub fn restore<B: Backend>(
         let is_imported = is_imported(&manifest);
         let other_data = manifest.data_digest != batches.digest && !is_imported;
         if other_data {
-            log::warn!("the data are not those the checkpoint was trained on; data.allow_changed lets the run go on");
+            log::warn!(
+                "the data are not those the checkpoint was trained on; data.allow_changed lets the run go on"
+            );
         }
         log::info!(
             "restored step {} from {} (written by {} ranks; {} bytes of values read, at most {} by one rank)",
@@ -226,8 +235,12 @@ pub fn restore<B: Backend>(
                 Verdict::Free if other_data && change.key == "data.train" => {
                     log::warn!("deck changed since then, as data.allow_changed lets it: {change}")
                 }
-                Verdict::Free => log::info!("deck changed since then, with no effect on the result: {change}"),
-                Verdict::Course => log::info!("deck changed since then, the run goes on the new way: {change}"),
+                Verdict::Free => {
+                    log::info!("deck changed since then, with no effect on the result: {change}")
+                }
+                Verdict::Course => {
+                    log::info!("deck changed since then, the run goes on the new way: {change}")
+                }
                 Verdict::Data | Verdict::Model => {
                     log::warn!("deck changed since then, as data.allow_changed lets it: {change}")
                 }
@@ -260,21 +273,29 @@ fn is_imported(manifest: &Manifest) -> bool {
 }
 
 /// The checkpoint is of this model and, unless the deck allows otherwise, of these data.
-fn check_fits(dir: &Path, manifest: &Manifest, spec: &ModelSpec, deck: &Deck, data_digest: &str) -> Result<()> {
+fn check_fits(
+    dir: &Path,
+    manifest: &Manifest,
+    spec: &ModelSpec,
+    deck: &Deck,
+    data_digest: &str,
+) -> Result<()> {
     let mut faults = unlike(manifest, spec);
     let is_imported = is_imported(manifest);
     let (kind, theirs) = (deck.optim.kind, &manifest.optimizer.name);
     // What no run has trained has no state to lose.
     if kind.name() != theirs && !is_imported {
         faults.push(format!(
-            "optim.kind is {kind}, the checkpoint has the optimizer state of {theirs}: set optim.kind={theirs}, or begin a \
-             run of {kind} with its weights: another run.dir and model.init_from={}",
+            "optim.kind is {kind}, the checkpoint has the optimizer state of {theirs}: set \
+             optim.kind={theirs}, or begin a run of {kind} with its weights: another run.dir and \
+             model.init_from={}",
             dir.display()
         ));
     }
     if manifest.data_digest != data_digest && !deck.data.allow_changed && !is_imported {
         faults.push(format!(
-            "the data differ: digest {data_digest} now, {} in the checkpoint; restore the files, or set data.allow_changed=true",
+            "the data differ: digest {data_digest} now, {} in the checkpoint; restore the files, or set \
+             data.allow_changed=true",
             manifest.data_digest
         ));
     }
@@ -282,17 +303,20 @@ fn check_fits(dir: &Path, manifest: &Manifest, spec: &ModelSpec, deck: &Deck, da
         match change.verdict {
             Verdict::Free | Verdict::Course => {}
             Verdict::Data if deck.data.allow_changed || is_imported => {}
-            Verdict::Data => faults
-                .push(format!("{change}: another sequence of samples; set it back, or set data.allow_changed=true")),
-            Verdict::Model => faults.push(format!("{change}: another model; set it back, or start a run of its own")),
+            Verdict::Data => faults.push(format!(
+                "{change}: another sequence of samples; set it back, or set data.allow_changed=true"
+            )),
+            Verdict::Model => {
+                faults.push(format!("{change}: another model; set it back, or start a run of its own"))
+            }
         }
     }
     if faults.is_empty() {
         return Ok(());
     }
     Err(Error::Checkpoint(format!(
-        "{} does not fit this run:\n  {}\nset another run.dir, go back to the deck it was made with, or start over with \
-         --resume none",
+        "{} does not fit this run:\n  {}\nset another run.dir, go back to the deck it was made with, or \
+         start over with --resume none",
         dir.display(),
         faults.join("\n  ")
     )))
@@ -333,8 +357,8 @@ pub(super) fn owned<'a, B: Backend>(stepper: &'a Stepper<'_, B>) -> Result<Vec<S
     params.map(|p| Stored::of(&kinds, |kind| read(p, kind)).transposed()).collect()
 }
 
-/// How a step of this deck adds gradient contributions on `world_size` ranks. A rank that has one micro-batch at most has nothing
-/// to add up of its own.
+/// How a step of this deck adds gradient contributions on `world_size` ranks. A rank that has one micro-batch
+/// at most has nothing to add up of its own.
 fn reduction_order(deck: &Deck, world_size: usize) -> &'static str {
     let n_micro = deck.train.n_micro();
     let ranks_first = deck.zero.reduce == ReduceWhen::LastMicroStep && world_size < n_micro;

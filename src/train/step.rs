@@ -135,7 +135,11 @@ impl<B: Backend> Stepper<'_, B> {
     }
 
     /// Mean loss of `n_batches` evaluation micro-batches, distributed and summed as those of a step.
-    pub fn evaluate(&mut self, n_batches: usize, mut load: impl FnMut(usize, &mut MicroBatch)) -> Result<f64> {
+    pub fn evaluate(
+        &mut self,
+        n_batches: usize,
+        mut load: impl FnMut(usize, &mut MicroBatch),
+    ) -> Result<f64> {
         let order = MicroBatches::new(n_batches, self.comm.size());
         let plan = self.plan;
         for a in 0..order.micro_steps() {
@@ -273,7 +277,8 @@ mod tests {
         let (model, plan) = planning::of_deck::<CpuDevice>(&deck, 2).unwrap();
         let units: Vec<&str> = model.spec.units.iter().map(|unit| unit.name.as_str()).collect();
         let page = include_str!("step.rs").split("//! ```").nth(1).expect("a block of text");
-        let shown = page.lines().skip(1).map(|line| line.trim_start_matches("//! ")).collect::<Vec<_>>().join("\n");
+        let shown =
+            page.lines().skip(1).map(|line| line.trim_start_matches("//! ")).collect::<Vec<_>>().join("\n");
         assert_eq!(shown.trim_end(), as_text(&plan.train, &units));
     }
 }

@@ -73,7 +73,10 @@ impl<'a, B: Backend> Stepper<'a, B> {
         let Parts { device, comm, model, plan, flight, n_sums, poison } = parts;
         let mut arena = None;
         let allocated = comm.alloc(plan.arena_bytes).map(|a| _ = arena.insert(a));
-        all_or_none(comm, allocated.and_then(|()| device.reserve(n_sums, model.spec.tokens_per_micro_batch)))?;
+        all_or_none(
+            comm,
+            allocated.and_then(|()| device.reserve(n_sums, model.spec.tokens_per_micro_batch)),
+        )?;
         let mut memory = Memory::new(arena.expect("no rank failed"), poison);
         let shards = Shards::allocate(device, &mut memory, plan, comm.rank());
         Ok(Stepper {

@@ -28,14 +28,18 @@ pub fn write<B: Backend>(stepper: &mut Stepper<'_, B>, run_dir: &Path, host: &st
     let own = serde_json::to_vec(&stepper.trace.take()).expect("events are plain data");
     let texts = stepper.comm.control().all_gather_bytes(&own)?;
     decided_by_rank_0(stepper.comm, || {
-        let ranks: Vec<Vec<Event<'_>>> =
-            texts.iter().map(|text| serde_json::from_slice(text).expect("written by the same program")).collect();
+        let ranks: Vec<Vec<Event<'_>>> = texts
+            .iter()
+            .map(|text| serde_json::from_slice(text).expect("written by the same program"))
+            .collect();
         let units: Vec<String> = stepper.model.spec.units.iter().map(|u| u.name.clone()).collect();
         trace::write(run_dir, &ranks, &offsets_ns, &hosts, &units)
     })?;
     if stepper.comm.rank() == 0 {
         let apart = offsets_ns.iter().map(|o| o.unsigned_abs()).max().unwrap_or(0) as f64 / 1e3;
-        log::info!("trace.json is written; clocks of ranks were up to {apart:.1} us from rank 0's and are corrected");
+        log::info!(
+            "trace.json is written; clocks of ranks were up to {apart:.1} us from rank 0's and are corrected"
+        );
     }
     Ok(())
 }
@@ -104,7 +108,8 @@ impl<B: Backend> Stepper<'_, B> {
     pub(super) fn answer(&self, pass: &PassState<'_, B>) {
         let (spec, schedule) = (&self.model.spec, &pass.program.schedule);
         let names = |ids: Vec<GatherId>| -> String {
-            let names: Vec<&str> = ids.iter().map(|&g| spec.units[schedule.gathers[g].unit].name.as_str()).collect();
+            let names: Vec<&str> =
+                ids.iter().map(|&g| spec.units[schedule.gathers[g].unit].name.as_str()).collect();
             if names.is_empty() { "none".into() } else { names.join(", ") }
         };
         let (what, unit) = pass.program.describe(pass.instr());

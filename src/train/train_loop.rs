@@ -76,8 +76,10 @@ impl<'r, 's, B: Backend> TrainLoop<'r, 's, B> {
         if let Some(seconds) = self.saver.take_seconds() {
             self.report.timing.saved(seconds);
         }
-        if let (Exit::Finished | Exit::StoppedEarly, Some(why)) = (verdict.exit, self.saver.newest_failure()) {
-            let reason = format!("{} steps are done, but their checkpoint could not be saved: {why}", self.at.step);
+        if let (Exit::Finished | Exit::StoppedEarly, Some(why)) = (verdict.exit, self.saver.newest_failure())
+        {
+            let reason =
+                format!("{} steps are done, but their checkpoint could not be saved: {why}", self.at.step);
             verdict = Verdict { exit: Exit::CommFailure, reason };
         }
         Ok(Ending { position: self.at, last_checkpoint: self.saver.into_last(), verdict })
@@ -129,7 +131,8 @@ impl<'r, 's, B: Backend> TrainLoop<'r, 's, B> {
             return Ok(None);
         }
         let reason = format!(
-            "{in_a_row} steps in a row were not finite (loss {}, gradient norm {}{}); weights are those of step {}; {}",
+            "{in_a_row} steps in a row were not finite (loss {}, gradient norm {}{}); weights are those of \
+             step {}; {}",
             outcome.loss,
             outcome.grad_norm,
             report::origin(&self.stepper.model.spec, outcome),
@@ -144,9 +147,11 @@ impl<'r, 's, B: Backend> TrainLoop<'r, 's, B> {
         let bad = optim::first_non_finite_weight(*device, *comm, shards, &model.spec)?;
         Ok(match bad {
             // No update of this process has touched them.
-            None if self.at.step == self.first_step => "not one step was: the weights that it began with are too \
+            None if self.at.step == self.first_step => {
+                "not one step was: the weights that it began with are too \
                                                         large to compute with, so start from others"
-                .into(),
+                    .into()
+            }
             None => "lower optim.lr, or raise train.max_skipped_steps".into(),
             Some(p) => format!(
                 "{} holds values that are not finite, which no training mends: start from weights that are",
@@ -232,7 +237,8 @@ impl<'r, 's, B: Backend> TrainLoop<'r, 's, B> {
 
     fn stopped(&self, stop: Stop) -> Verdict {
         let (step, steps) = (self.at.step, self.job.deck.train.steps);
-        let reason = format!("stopped early: {stop}; step {step} of {steps} is saved, the same command goes on");
+        let reason =
+            format!("stopped early: {stop}; step {step} of {steps} is saved, the same command goes on");
         Verdict { exit: Exit::StoppedEarly, reason }
     }
 }

@@ -32,7 +32,8 @@ impl<B: Backend> Stepper<'_, B> {
         // A visit that needs no parameters gets none.
         let needs_none = pass == Pass::Backward && spec.units[unit].role == UnitRole::Embedding;
         let params = if needs_none { PerTensor::new() } else { self.params_of(unit, gathered, &whole) };
-        let work_ids = if pass == Pass::Forward { &program.forward_work[unit] } else { &program.backward_work[unit] };
+        let work_ids =
+            if pass == Pass::Forward { &program.forward_work[unit] } else { &program.backward_work[unit] };
         let mut work = take(live, work_ids);
         match pass {
             Pass::Forward => {
@@ -40,7 +41,14 @@ impl<B: Backend> Stepper<'_, B> {
                 let mut out = live[program.residual[unit]].take().expect("the output is live");
                 let input = (unit > 0).then(|| get(live, program.residual[unit - 1]).view());
                 let tokens = get(live, program.tokens).view();
-                let io = ForwardIo { tokens, input, out: out.view_mut(), saved: &mut saved, work: &mut work, cached };
+                let io = ForwardIo {
+                    tokens,
+                    input,
+                    out: out.view_mut(),
+                    saved: &mut saved,
+                    work: &mut work,
+                    cached,
+                };
                 model.forward(dev, unit, &params, io);
                 live[program.residual[unit]] = Some(out);
                 put(live, &program.saved[unit], saved);
@@ -68,7 +76,8 @@ impl<B: Backend> Stepper<'_, B> {
             }
             Pass::Backward => {
                 let again = program.recomputed_out[unit];
-                let saved_ids = if again.is_some() { &program.recomputed[unit] } else { &program.saved[unit] };
+                let saved_ids =
+                    if again.is_some() { &program.recomputed[unit] } else { &program.saved[unit] };
                 let mut saved = take(live, saved_ids);
                 if let Some(out_id) = again {
                     // The same kernels on the same input: the same bits as the forward's.
@@ -95,8 +104,14 @@ impl<B: Backend> Stepper<'_, B> {
                 let input = (unit > 0).then(|| get(live, program.residual[unit - 1]).view());
                 let tokens = get(live, program.tokens).view();
                 let (work, grads_io) = (&mut work[..], &mut grads[..]);
-                let io =
-                    BackwardIo { tokens, input, saved: &saved, work, dresidual: dresidual.view_mut(), grads: grads_io };
+                let io = BackwardIo {
+                    tokens,
+                    input,
+                    saved: &saved,
+                    work,
+                    dresidual: dresidual.view_mut(),
+                    grads: grads_io,
+                };
                 model.backward(dev, unit, &params, io);
                 live[dresidual_id] = Some(dresidual);
                 put(live, saved_ids, saved);

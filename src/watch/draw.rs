@@ -55,7 +55,8 @@ pub fn draw(frame: &mut Frame<'_>, view: &View<'_>, colors: Colors) {
     .areas(area);
     frame.render_widget(Paragraph::new(head_lines(view, colors)), head);
     let memory_width = if area.width < WIDE { 40 } else { 56 };
-    let [steps, memory] = Layout::horizontal([Constraint::Min(0), Constraint::Length(memory_width)]).areas(body);
+    let [steps, memory] =
+        Layout::horizontal([Constraint::Min(0), Constraint::Length(memory_width)]).areas(body);
     let [loss, pace] = Layout::vertical([Constraint::Fill(2), Constraint::Fill(1)]).areas(steps);
     draw_loss(frame, view, colors, loss);
     draw_pace(frame, view, colors, pace);
@@ -100,7 +101,9 @@ fn head_lines<'v>(view: &'v View<'_>, colors: Colors) -> Vec<Line<'v>> {
         None => Line::raw("q leaves"),
     };
     let time = match view.time_in_words() {
-        Some((words, mood)) => plain(&words, if mood == Mood::Good { Style::default() } else { colors.of(mood) }),
+        Some((words, mood)) => {
+            plain(&words, if mood == Mood::Good { Style::default() } else { colors.of(mood) })
+        }
         None => Line::default(),
     };
     vec![first, second, Line::raw(speed(view)), time]
@@ -138,7 +141,9 @@ fn draw_loss(frame: &mut Frame<'_>, view: &View<'_>, colors: Colors, area: Rect)
     let chart = Chart::new(datasets)
         .block(Block::bordered().title(title))
         .legend_position(None)
-        .x_axis(Axis::default().bounds([x_min, x_max]).labels(labels(x_min, x_max, |x| format!("step {x:.0}"))))
+        .x_axis(
+            Axis::default().bounds([x_min, x_max]).labels(labels(x_min, x_max, |x| format!("step {x:.0}"))),
+        )
         .y_axis(Axis::default().bounds([y_min, y_max]).labels(labels(y_min, y_max, |y| format!("{y:.2}"))));
     frame.render_widget(chart, area);
 }
@@ -151,8 +156,9 @@ fn draw_pace(frame: &mut Frame<'_>, view: &View<'_>, colors: Colors, area: Rect)
     let title = last.map_or("tokens/s".into(), |r| format!("tokens/s: {}", human::count(r.tokens_per_s)));
     draw_line(frame, view, &title, |r| r.tokens_per_s, colors.fg(Color::Green), rate);
     if let Some(time) = time {
-        let title =
-            view.step_ms.map_or("ms/step".into(), |(median, p95)| format!("ms/step: median {median:.1}, p95 {p95:.1}"));
+        let title = view
+            .step_ms
+            .map_or("ms/step".into(), |(median, p95)| format!("ms/step: median {median:.1}, p95 {p95:.1}"));
         draw_line(frame, view, &title, |r| r.step_ms_max, colors.fg(Color::Magenta), time);
     }
 }
@@ -168,7 +174,8 @@ fn draw_line(
     let width = area.width.saturating_sub(2) as usize;
     let newest = &view.rows[view.rows.len().saturating_sub(width)..];
     // Bars are whole numbers.
-    let data: Vec<u64> = newest.iter().map(of).map(|x| if x.is_finite() { (100.0 * x) as u64 } else { 0 }).collect();
+    let data: Vec<u64> =
+        newest.iter().map(of).map(|x| if x.is_finite() { (100.0 * x) as u64 } else { 0 }).collect();
     frame.render_widget(
         Sparkline::default().data(data).style(style).block(Block::bordered().title(format!(" {title} "))),
         area,
@@ -202,9 +209,9 @@ fn rank_line(rank: &RankLine, colors: Colors) -> Line<'static> {
 }
 
 fn event_lines<'v>(view: &'v View<'_>) -> impl Iterator<Item = Line<'v>> {
-    view.happened
-        .iter()
-        .map(|(ago, words)| plain(&format!("{:>7} ago  {words}", human::seconds(ago.max(0.0))), Style::default()))
+    view.happened.iter().map(|(ago, words)| {
+        plain(&format!("{:>7} ago  {words}", human::seconds(ago.max(0.0))), Style::default())
+    })
 }
 
 /// What counts most, for a small terminal: a line each, cut off at its edge.
@@ -214,7 +221,11 @@ fn few_lines<'v>(view: &'v View<'_>, colors: Colors) -> Vec<Line<'v>> {
     if let Some(row) = view.rows.last() {
         let val = view.val_loss.map_or(String::new(), |(_, loss)| format!(" val {loss:.4}"));
         lines.push(Line::raw(format!("loss {:.4}{val}", row.loss)));
-        lines.push(Line::raw(format!("{} tokens/s {:.1} ms/step", human::count(row.tokens_per_s), row.step_ms_max)));
+        lines.push(Line::raw(format!(
+            "{} tokens/s {:.1} ms/step",
+            human::count(row.tokens_per_s),
+            row.step_ms_max
+        )));
     }
     if let Some((words, mood)) = view.time_in_words() {
         lines.push(plain(&words, if mood == Mood::Good { Style::default() } else { colors.of(mood) }));
@@ -245,7 +256,8 @@ fn thinned(points: impl Iterator<Item = (f64, f64)>, n_points: usize, n_columns:
 
 /// Smallest and largest, apart from each other; 0 to 1 of none.
 fn range(values: impl Iterator<Item = f64>) -> (f64, f64) {
-    let (min, max) = values.fold((f64::INFINITY, f64::NEG_INFINITY), |(min, max), x| (min.min(x), max.max(x)));
+    let (min, max) =
+        values.fold((f64::INFINITY, f64::NEG_INFINITY), |(min, max), x| (min.min(x), max.max(x)));
     match (min.is_finite(), min < max) {
         (false, _) => (0.0, 1.0),
         (true, true) => (min, max),

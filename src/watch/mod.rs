@@ -1,8 +1,8 @@
 //! `zero3 watch RUN`: a run as it goes on, or as it ended, from its own records.
 //!
-//! `run_files.rs` reads the files (`tail.rs` those that grow), `view.rs` makes of them what is shown, `draw.rs` draws it on
-//! the terminal of `terminal.rs`, `text.rs` writes it as plain lines. Needs no port and asks nothing of the job; never
-//! writes into a run directory. Must not know: MPI, plans, devices.
+//! `run_files.rs` reads the files (`tail.rs` those that grow), `view.rs` makes of them what is shown,
+//! `draw.rs` draws it on the terminal of `terminal.rs`, `text.rs` writes it as plain lines. Needs no port and
+//! asks nothing of the job; never writes into a run directory. Must not know: MPI, plans, devices.
 
 mod draw;
 mod run_files;
@@ -50,7 +50,8 @@ pub fn once(run_dir: &Path) -> Result<String> {
     let view = View::of(&records, now);
     if view.status == Status::Nothing {
         return Err(Error::Input(format!(
-            "{}: no records of a run; a run.dir would do (on a terminal, without --once, `zero3 watch` waits for a run to begin)",
+            "{}: no records of a run; a run.dir would do (on a terminal, without --once, `zero3 watch` waits \
+             for a run to begin)",
             run_dir.display()
         )));
     }
@@ -62,7 +63,9 @@ fn check(run_dir: &Path) -> Result<()> {
         Ok(meta) if !meta.is_dir() => {
             Err(Error::Input(format!("{} is no directory; the run.dir of a run would do", run_dir.display())))
         }
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(Error::io("look at", run_dir, &error)),
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(Error::io("look at", run_dir, &error))
+        }
         _ => Ok(()),
     }
 }

@@ -170,7 +170,9 @@ impl RunFiles {
             let Some(said) = Heartbeat::read(&dir, rank) else { continue };
             let before = self.signs.get(&rank);
             let changed = match before {
-                Some(sign) if (sign.said.pid, sign.said.beat) != (said.pid, said.beat) => Some(Instant::now()),
+                Some(sign) if (sign.said.pid, sign.said.beat) != (said.pid, said.beat) => {
+                    Some(Instant::now())
+                }
                 other => other.and_then(|sign| sign.changed),
             };
             // Clocks of two nodes may differ: whoever is seen to change lives, whatever its clock says.
@@ -186,7 +188,9 @@ impl RunFiles {
 }
 
 fn lines(text: &[u8]) -> impl Iterator<Item = String> + '_ {
-    text.split(|&b| b == b'\n').filter(|line| !line.is_empty()).map(|line| String::from_utf8_lossy(line).into_owned())
+    text.split(|&b| b == b'\n')
+        .filter(|line| !line.is_empty())
+        .map(|line| String::from_utf8_lossy(line).into_owned())
 }
 
 /// A JSON file that is replaced in one piece.
@@ -213,9 +217,13 @@ impl<T: DeserializeOwned> Whole<T> {
             (self.value, self.fault) = (None, None);
             if seen.is_some() {
                 let name = self.path.file_name().unwrap_or_default().display();
-                match files::read(&self.path, files::MAX_RECORD_BYTES).map(|text| serde_json::from_slice(&text)) {
+                match files::read(&self.path, files::MAX_RECORD_BYTES)
+                    .map(|text| serde_json::from_slice(&text))
+                {
                     Ok(Ok(value)) => self.value = Some(value),
-                    Ok(Err(error)) => self.fault = Some(format!("{name}: not of this version, or damaged: {error}")),
+                    Ok(Err(error)) => {
+                        self.fault = Some(format!("{name}: not of this version, or damaged: {error}"))
+                    }
                     Err(error) => self.fault = Some(format!("{name}: {error}")),
                 }
             }
@@ -232,7 +240,9 @@ mod tests {
     fn sign(dir: &Path, rank: usize, beat: u64, updated_unix: f64) {
         let flight = dir.join(FLIGHT_DIR);
         std::fs::create_dir_all(&flight).unwrap();
-        Heartbeat { rank, beat, updated_unix, beat_seconds: 1.0, ..Heartbeat::default() }.write(&flight).unwrap();
+        Heartbeat { rank, beat, updated_unix, beat_seconds: 1.0, ..Heartbeat::default() }
+            .write(&flight)
+            .unwrap();
     }
 
     #[test]
@@ -242,7 +252,8 @@ mod tests {
         let mut records = RunFiles::new(dir.path());
         records.look(0.0);
         assert!(records.rows.is_empty() && records.faults.is_empty(), "{:?}", records.faults);
-        std::fs::write(&path, "step,loss,val_loss,step_ms_max\n1,5.5,,20\n2,NaN,4.5,30\nthree,1,,1\n4,5").unwrap();
+        std::fs::write(&path, "step,loss,val_loss,step_ms_max\n1,5.5,,20\n2,NaN,4.5,30\nthree,1,,1\n4,5")
+            .unwrap();
         records.look(0.0);
         let found: Vec<(u64, bool, Option<f64>, f64)> =
             records.rows.iter().map(|r| (r.step, r.loss.is_nan(), r.val_loss, r.step_ms_max)).collect();
@@ -300,7 +311,11 @@ mod tests {
         for _ in 0..2 {
             records.look(0.0);
             assert_eq!(records.faults.len(), 1);
-            assert!(records.faults[0].starts_with("timing.json: not of this version"), "{:?}", records.faults);
+            assert!(
+                records.faults[0].starts_with("timing.json: not of this version"),
+                "{:?}",
+                records.faults
+            );
         }
         std::fs::write(&path, "{\"step\": 12}\n").unwrap();
         records.look(0.0);

@@ -33,7 +33,8 @@ struct Place {
 /// What a look found.
 #[derive(Debug, PartialEq, Eq)]
 pub struct News {
-    /// The file is another one than before, or its beginning was written anew: what was read of it counts no more.
+    /// The file is another one than before, or its beginning was written anew: what was read of it counts no
+    /// more.
     pub anew: bool,
     /// Whole lines with their ends; a torn last line is left for later.
     pub text: Vec<u8>,

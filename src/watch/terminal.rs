@@ -1,4 +1,5 @@
-//! The terminal: taken over, drawn on, asked for keys, and given back as it was, also after a panic or a signal.
+//! The terminal: taken over, drawn on, asked for keys, and given back as it was, also after a panic or a
+//! signal.
 
 use super::draw::{Colors, draw};
 use super::run_files::RunFiles;

@@ -34,7 +34,8 @@ impl Made {
     fn rows(self, steps: impl Iterator<Item = u64>) -> Self {
         let mut log = StepLog::open(self.path(), None).unwrap();
         for step in steps {
-            let rank = RankStep { step_ms: 20.0 + (step % 7) as f64, exposed_comm_ms: 5.0, ..RankStep::default() };
+            let rank =
+                RankStep { step_ms: 20.0 + (step % 7) as f64, exposed_comm_ms: 5.0, ..RankStep::default() };
             let row = StepRow {
                 step,
                 tokens: 2048,
@@ -82,7 +83,10 @@ impl Made {
             gathering: vec!["h.2".into()],
             memory: vec![
                 KindNow { kind: MemKind::ParamShard, held: held(1 << 20, 1 << 20) },
-                KindNow { kind: MemKind::Activation, held: held((1 + rank as u64) << 20, (1 + rank as u64) << 20) },
+                KindNow {
+                    kind: MemKind::Activation,
+                    held: held((1 + rank as u64) << 20, (1 + rank as u64) << 20),
+                },
             ],
             memory_total: held(2 << 20, 3 << 20),
             ..Heartbeat::default()
@@ -192,7 +196,9 @@ fn a_screen_of_usual_size_shows_everything() {
 #[test]
 fn a_small_screen_shows_what_counts_and_no_size_is_too_small() {
     let screen = running().screen(40, 10);
-    for (part, line) in [("running, step 120 of 400", 0), ("loss 2.0250", 1), ("97.5k tokens/s", 2), ("5m00s", 3)] {
+    for (part, line) in
+        [("running, step 120 of 400", 0), ("loss 2.0250", 1), ("97.5k tokens/s", 2), ("5m00s", 3)]
+    {
         assert!(screen[line].contains(part), "{part:?} is not in line {line} of\n{}", screen.join("\n"));
     }
     let made = running();
@@ -232,7 +238,11 @@ fn the_status_follows_the_signs_of_life_and_the_last_word() {
     assert_eq!(Made::new().sign(0, 2, 0.0).status(), Status::Starting);
     assert_eq!(Made::new().started(2, None).sign(0, 2, 0.0).sign(1, 2, 7.0).status(), Status::Running);
     assert_eq!(Made::new().started(2, None).sign(0, 2, 0.0).sign(1, 2, 9.0).status(), Status::Silent(1));
-    assert_eq!(Made::new().started(3, None).sign(0, 3, 0.0).sign(1, 3, 0.0).status(), Status::Silent(1), "never seen");
+    assert_eq!(
+        Made::new().started(3, None).sign(0, 3, 0.0).sign(1, 3, 0.0).status(),
+        Status::Silent(1),
+        "never seen"
+    );
     let dead = Made::new().started(2, None).sign(0, 2, 70.0).sign(1, 2, 60.0);
     assert!(matches!(dead.status(), Status::Dead(s) if (60.0..61.0).contains(&s)), "{:?}", dead.status());
     is_ended(Made::new().started(1, None).happens(ended(0)).status(), 0);
@@ -241,7 +251,11 @@ fn the_status_follows_the_signs_of_life_and_the_last_word() {
     let mut later = Made::new().started(2, None).happens(ended(75)).started(2, None);
     assert_eq!(later.status(), Status::Lost);
     later.began = unix_now() + 1.0;
-    assert_eq!(later.sign(0, 2, 0.0).status(), Status::Starting, "a resumed job that has not begun its steps");
+    assert_eq!(
+        later.sign(0, 2, 0.0).status(),
+        Status::Starting,
+        "a resumed job that has not begun its steps"
+    );
     assert_eq!(Made::new().rows(1..=3).status(), Status::Lost);
 }
 
@@ -271,7 +285,10 @@ fn a_snapshot_names_silent_ranks_first_and_memory_over_plan() {
     let made = Made::new().started(3, None).rows(1..=3).sign(0, 3, 0.0).sign(1, 3, 0.0).sign(2, 3, 40.0);
     let text = made.see(snapshot);
     let ranks = text.lines().find(|line| line.starts_with("ranks")).unwrap();
-    assert!(ranks.contains("2  no sign of life for 40s: on node2, last at `forward h.1` of step 121"), "{text}");
+    assert!(
+        ranks.contains("2  no sign of life for 40s: on node2, last at `forward h.1` of step 121"),
+        "{text}"
+    );
     assert!(text.contains("1 of 3 ranks gives no sign of life; step 3"), "{text}");
     let made = Made::new().started(4, None).rows(1..=3);
     let over = (0..4).fold(made, |made, rank| made.sign(rank, 4, 0.0)).see(snapshot);

@@ -19,7 +19,9 @@ pub fn snapshot(view: &View<'_>) -> String {
     line("status", &view.status_in_words().0);
     line("job", &headline(view));
     if let Some(row) = view.rows.last() {
-        let val = view.val_loss.map_or(String::new(), |(step, loss)| format!(", validation {loss:.4} at step {step}"));
+        let val = view
+            .val_loss
+            .map_or(String::new(), |(step, loss)| format!(", validation {loss:.4} at step {step}"));
         line("loss", &format!("{:.4} nats/token{val}; gradient norm {:.4}", row.loss, row.grad_norm));
         line("speed", &speed(view));
     }
@@ -38,7 +40,10 @@ pub fn snapshot(view: &View<'_>) -> String {
     }
     more(&mut line, view.ranks.len(), "ranks");
     for (i, (ago, words)) in view.happened.iter().take(N_LISTED).enumerate() {
-        line(if i == 0 { "events" } else { "" }, &format!("{:>7} ago  {words}", human::seconds(ago.max(0.0))));
+        line(
+            if i == 0 { "events" } else { "" },
+            &format!("{:>7} ago  {words}", human::seconds(ago.max(0.0))),
+        );
     }
     more(&mut line, view.happened.len(), "events");
     for fault in view.faults {
@@ -145,8 +150,11 @@ pub fn rank_in_words(rank: &RankLine) -> String {
             rank.step
         ),
         Some(true) => {
-            let stands =
-                if rank.seconds >= 1.0 { format!(" for {}", human::seconds(rank.seconds)) } else { String::new() };
+            let stands = if rank.seconds >= 1.0 {
+                format!(" for {}", human::seconds(rank.seconds))
+            } else {
+                String::new()
+            };
             format!(
                 "{:>4}  step {} {}{stands}; whole now: {}; on their way: {}",
                 rank.rank,

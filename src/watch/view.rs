@@ -143,14 +143,16 @@ pub struct View<'a> {
 impl<'a> View<'a> {
     /// Of the records at `now_unix`.
     pub fn of(records: &'a RunFiles, now_unix: f64) -> Self {
-        let newest = records.signs.values().max_by(|a, b| a.said.started_unix.total_cmp(&b.said.started_unix));
+        let newest =
+            records.signs.values().max_by(|a, b| a.said.started_unix.total_cmp(&b.said.started_unix));
         let world_size = newest.map(|sign| sign.said.world_size);
         let started = records.happened.iter().rev().find_map(|line| match line.event {
             RunEvent::Start { ranks, .. } => Some(ranks as usize),
             _ => None,
         });
         // Files of ranks that a smaller job no longer has say nothing.
-        let signs: Vec<&Sign> = records.signs.values().filter(|sign| Some(sign.said.rank) < world_size).collect();
+        let signs: Vec<&Sign> =
+            records.signs.values().filter(|sign| Some(sign.said.rank) < world_size).collect();
         let summary = records.summary();
         let world_size = world_size.or(started).or(summary.map(|s| s.world_size as usize));
         let world_size = world_size.unwrap_or(0);
@@ -178,7 +180,8 @@ impl<'a> View<'a> {
             val_loss: records.rows.iter().rev().find_map(|r| r.val_loss.map(|loss| (r.step, loss))),
             step_ms: (!ms.is_empty()).then(|| (quantile(&ms, 0.5), quantile(&ms, 0.95))),
             exposed: (all_ms > 0.0).then(|| sum(|r| r.exposed_comm_ms) / all_ms),
-            limit: current.and_then(|t| t.job_ends_unix.map(|end| (end - now_unix, t.job_ends_from.as_str()))),
+            limit: current
+                .and_then(|t| t.job_ends_unix.map(|end| (end - now_unix, t.job_ends_from.as_str()))),
             eta_seconds: current
                 .filter(|t| t.seconds_to_finish > 0.0)
                 .map(|t| (t.seconds_to_finish - (now_unix - t.updated_unix)).max(0.0)),
@@ -187,7 +190,12 @@ impl<'a> View<'a> {
             memory: memory(records, &signs),
             ranks: rank_lines(&signs, world_size, now_unix),
             counts: counts(&records.happened),
-            happened: records.happened.iter().rev().map(|line| (now_unix - line.unix, in_words(&line.event))).collect(),
+            happened: records
+                .happened
+                .iter()
+                .rev()
+                .map(|line| (now_unix - line.unix, in_words(&line.event)))
+                .collect(),
             faults: &records.faults,
             status,
         }
@@ -203,11 +211,17 @@ impl<'a> View<'a> {
             Status::Silent(n) => {
                 let give = if *n == 1 { "gives" } else { "give" };
                 let world_size = self.world_size;
-                (format!("{n} of {world_size} ranks {give} no sign of life; step {}{steps}", self.step), Mood::Bad)
+                (
+                    format!("{n} of {world_size} ranks {give} no sign of life; step {}{steps}", self.step),
+                    Mood::Bad,
+                )
             }
             Status::Dead(seconds) => {
                 let since = human::seconds(*seconds);
-                (format!("dead: no rank has given a sign of life for {since}; step {}{steps}", self.step), Mood::Bad)
+                (
+                    format!("dead: no rank has given a sign of life for {since}; step {}{steps}", self.step),
+                    Mood::Bad,
+                )
             }
             Status::Ended { exit_code, reason } => {
                 let mood = match *exit_code {
@@ -217,9 +231,10 @@ impl<'a> View<'a> {
                 };
                 (format!("{reason} (exit code {exit_code})"), mood)
             }
-            Status::Lost => {
-                (format!("over at step {}{steps} without a word: killed, or its node is gone", self.step), Mood::Bad)
-            }
+            Status::Lost => (
+                format!("over at step {}{steps} without a word: killed, or its node is gone", self.step),
+                Mood::Bad,
+            ),
         }
     }
 
@@ -245,7 +260,8 @@ impl<'a> View<'a> {
     /// Restores, skipped steps and stragglers in words.
     pub fn counts_in_words(&self) -> String {
         let Counts { restores, skipped, chronic, one_off } = self.counts;
-        let (restores, skipped) = (human::counted(restores, "restore"), human::counted(skipped, "skipped step"));
+        let (restores, skipped) =
+            (human::counted(restores, "restore"), human::counted(skipped, "skipped step"));
         format!("{restores}, {skipped}, stragglers: {chronic} chronic, {one_off} one-off")
     }
 }
@@ -280,7 +296,9 @@ fn status(records: &RunFiles, signs: &[&Sign], world_size: usize, now_unix: f64)
     match (last, records.summary()) {
         // A run without events, of an earlier version.
         (None, Some(s)) => Status::Ended { exit_code: s.exit_code, reason: s.exit_reason.clone() },
-        (None, None) if records.rows.is_empty() && records.timing().is_none() && records.faults.is_empty() => {
+        (None, None)
+            if records.rows.is_empty() && records.timing().is_none() && records.faults.is_empty() =>
+        {
             Status::Nothing
         }
         _ => Status::Lost,
@@ -289,12 +307,16 @@ fn status(records: &RunFiles, signs: &[&Sign], world_size: usize, now_unix: f64)
 
 /// The fullest rank's bytes of each kind; of a run that is over what its summary says.
 fn memory(records: &RunFiles, signs: &[&Sign]) -> Memory {
-    let fullest =
-        |a: Held, b: Held| Held { now: a.now.max(b.now), peak: a.peak.max(b.peak), planned: a.planned.max(b.planned) };
+    let fullest = |a: Held, b: Held| Held {
+        now: a.now.max(b.now),
+        peak: a.peak.max(b.peak),
+        planned: a.planned.max(b.planned),
+    };
     if let Some(sign) = signs.iter().find(|sign| !sign.said.memory.is_empty()) {
         let kinds = sign.said.memory.iter().map(|k| k.kind);
         let all_of = |kind| signs.iter().flat_map(|s| &s.said.memory).filter(move |k| k.kind == kind);
-        let kinds = kinds.map(|kind| (kind, all_of(kind).map(|k| k.held).fold(Held::default(), fullest))).collect();
+        let kinds =
+            kinds.map(|kind| (kind, all_of(kind).map(|k| k.held).fold(Held::default(), fullest))).collect();
         let total = signs.iter().map(|s| s.said.memory_total).fold(Held::default(), fullest);
         return Memory { kinds, total, is_live: signs.iter().any(|s| s.is_live) };
     }
@@ -308,7 +330,8 @@ fn memory(records: &RunFiles, signs: &[&Sign]) -> Memory {
     }
 }
 
-/// Ranks that are not seen or silent first, then those that stand still behind others; else in the order of ranks, which is easy to read.
+/// Ranks that are not seen or silent first, then those that stand still behind others; else in the order of
+/// ranks, which is easy to read.
 fn rank_lines(signs: &[&Sign], world_size: usize, now_unix: f64) -> Vec<RankLine> {
     if signs.is_empty() {
         return Vec::new();
@@ -378,7 +401,8 @@ fn in_words(event: &RunEvent) -> String {
             let number = |x: &Option<f64>| x.map_or("not finite".into(), |x| format!("{x:.4}"));
             let (loss, norm) = (number(loss), number(grad_norm));
             format!(
-                "attempt {attempts} skipped: loss {loss}, gradient norm {norm}; step {step} stands, {in_a_row} in a row"
+                "attempt {attempts} skipped: loss {loss}, gradient norm {norm}; step {step} stands, \
+                 {in_a_row} in a row"
             )
         }
         RunEvent::Straggler(straggler) => straggler.to_string(),

@@ -35,7 +35,8 @@ impl Shards {
             buf
         };
         let n = plan.partitions.len();
-        let states = (0..n).map(|p| State::ALL.map(|state| plan.resident_slot(p, state).map(&mut take))).collect();
+        let states =
+            (0..n).map(|p| State::ALL.map(|state| plan.resident_slot(p, state).map(&mut take))).collect();
         let none = || (0..n).map(|_| None).collect();
         Shards {
             rank,
@@ -115,7 +116,8 @@ impl Shards {
     /// The owned elements for writing, without padding.
     pub fn owned_mut(&mut self, param: ParamId, state: State) -> ViewMut<'_> {
         let place = self.owned_range(param, state);
-        let buf = self.states[param][state.index()].as_mut().expect("the state exists and no collective has it");
+        let buf =
+            self.states[param][state.index()].as_mut().expect("the state exists and no collective has it");
         buf.view_mut().range(place)
     }
 
@@ -129,7 +131,8 @@ impl Shards {
     /// elements), without padding.
     pub fn updated(&mut self, param: ParamId) -> Updated<'_> {
         let whole = self.placements[param].optim == Hold::Whole;
-        let places = State::ALL.map(|state| if whole { 0..self.numel(param) } else { self.owned_range(param, state) });
+        let places =
+            State::ALL.map(|state| if whole { 0..self.numel(param) } else { self.owned_range(param, state) });
         let (mut weight, mut master, mut grad, mut states) = (None, None, None, OptimStates::default());
         for ((state, buf), place) in State::ALL.into_iter().zip(&mut self.states[param]).zip(places) {
             let Some(view) = buf.as_mut().map(|buf| buf.view_mut().range(place)) else { continue };
@@ -186,8 +189,11 @@ impl Shards {
     /// Adds a full gradient to the held one; overwrites it where `first`.
     pub fn hold_gradient<D: Ops>(&mut self, device: &D, param: ParamId, full: &Buf, first: bool) {
         let n = self.numel(param);
-        let held =
-            self.held[param].as_mut().expect("a plan that holds gradients has their slots").view_mut().range(0..n);
+        let held = self.held[param]
+            .as_mut()
+            .expect("a plan that holds gradients has their slots")
+            .view_mut()
+            .range(0..n);
         let full = full.view().range(0..n);
         if first { device.cast(held, full) } else { device.accumulate(held, full) }
     }

@@ -25,7 +25,8 @@ pub fn doubles() -> &'static Path {
         let mut make = Command::new("make");
         make.arg("-s").arg("-j2").arg("-f").arg(root.join("tests/cuda/doubles/Makefile"));
         make.arg(format!("OUT={}", dir.display()));
-        let built = make.output().unwrap_or_else(|e| panic!("the tests need make: {e}. `make setup` installs it"));
+        let built =
+            make.output().unwrap_or_else(|e| panic!("the tests need make: {e}. `make setup` installs it"));
         assert!(built.status.success(), "{make:?}\n{}", String::from_utf8_lossy(&built.stderr));
         dir
     })
@@ -38,12 +39,14 @@ pub fn doubles_beside(library: &str) -> TempDir {
     dir
 }
 
-/// A directory with the doubles, one of which is no library: whatever the machine has of that name is not found either.
+/// A directory with the doubles, one of which is no library: whatever the machine has of that name is not
+/// found either.
 pub fn doubles_without(library: &str) -> TempDir {
     let dir = doubles_beside(library);
     let base = library.split(".so").next().expect("a name");
     for suffix in ["", ".1", ".2", ".9", ".10", ".11", ".12", ".13"] {
-        std::fs::write(dir.path().join(format!("{base}.so{suffix}")), "no library").expect("a temporary file");
+        std::fs::write(dir.path().join(format!("{base}.so{suffix}")), "no library")
+            .expect("a temporary file");
     }
     dir
 }
@@ -57,7 +60,8 @@ pub fn doubles_without_symbol(library: &str, symbol: &str) -> TempDir {
     // A name of the same length in the table of names: nobody finds the function by the old one.
     let mut bytes = std::fs::read(doubles().join(library)).expect("a double");
     let name: Vec<u8> = [b"\0", symbol.as_bytes(), b"\0"].concat();
-    let places: Vec<usize> = (0..bytes.len() - name.len()).filter(|&i| bytes[i..].starts_with(&name)).collect();
+    let places: Vec<usize> =
+        (0..bytes.len() - name.len()).filter(|&i| bytes[i..].starts_with(&name)).collect();
     assert!(!places.is_empty(), "{library} has no {symbol}");
     places.into_iter().for_each(|i| bytes[i + 1] = b'X');
     let path = dir.path().join(library);
@@ -98,7 +102,8 @@ impl Run {
         self.on_libraries(doubles(), n_devices).env("CUDA_DOUBLE_ORDER", order)
     }
 
-    /// The same with doubles of another directory. Their images look like real ones: none goes to the user's cache.
+    /// The same with doubles of another directory. Their images look like real ones: none goes to the user's
+    /// cache.
     pub fn on_libraries(self, dir: &Path, n_devices: usize) -> Self {
         let run = self.env("XDG_CACHE_HOME", concat!(env!("CARGO_TARGET_TMPDIR"), "/cache"));
         run.env("LD_LIBRARY_PATH", library_path(dir)).env("CUDA_DOUBLE_DEVICES", n_devices.to_string())

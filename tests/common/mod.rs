@@ -1,7 +1,8 @@
-//! The harness of tests that drive the real binary under mpirun: launch, decks and text to train on, logs to compare.
+//! The harness of tests that drive the real binary under mpirun: launch, decks and text to train on, logs to
+//! compare.
 //!
-//! Must not know: what any one test claims. Every program runs under `timeout`, so a hang is a failure with a name.
-//! A missing mpirun is a failure too, never a reason to skip.
+//! Must not know: what any one test claims. Every program runs under `timeout`, so a hang is a failure with a
+//! name. A missing mpirun is a failure too, never a reason to skip.
 #![allow(dead_code)] // each test binary uses a part
 
 pub mod cuda;
@@ -15,7 +16,8 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// What a run may take unless the test says otherwise: generous for a machine that runs other tests beside it.
+/// What a run may take unless the test says otherwise: generous for a machine that runs other tests beside
+/// it.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(240);
 /// How long mpirun may take to end its ranks once asked, before it is killed itself.
 const GRACE_SECONDS: u64 = 10;
@@ -141,7 +143,8 @@ impl Running {
             stderr: String::from_utf8_lossy(&out.stderr).into_owned(),
             elapsed,
         };
-        // 124: `timeout` ended it; 137: it had to be killed. A rank that a test killed also gives 137, but in time.
+        // 124: `timeout` ended it; 137: it had to be killed. A rank that a test killed also gives 137, but in
+        // time.
         if elapsed >= self.timeout && [124, 137].contains(&output.code) {
             panic!("ran past its {:?} and was ended\n{output}", self.timeout);
         }
@@ -151,13 +154,17 @@ impl Running {
     /// Process id of a rank, waiting up to a minute until it has started.
     pub fn pid_of_rank(&self, rank: usize) -> u32 {
         let mark = format!("{RUN_MARK}={}", self.mark);
-        let rank_names = ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"].map(|name| format!("{name}={rank}"));
+        let rank_names =
+            ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"].map(|name| format!("{name}={rank}"));
         let deadline = Instant::now() + Duration::from_secs(60);
         while Instant::now() < deadline {
             for entry in std::fs::read_dir("/proc").expect("a Linux machine").flatten() {
-                let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+                let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
+                    continue;
+                };
                 let environ = std::fs::read(entry.path().join("environ")).unwrap_or_default();
-                let has = |wanted: &str| environ.split(|&b| b == 0).any(|variable| variable == wanted.as_bytes());
+                let has =
+                    |wanted: &str| environ.split(|&b| b == 0).any(|variable| variable == wanted.as_bytes());
                 if has(&mark) && rank_names.iter().any(|name| has(name)) {
                     return pid;
                 }
@@ -193,7 +200,8 @@ impl Drop for Running {
 
 fn send_signal(signal: &str, pid: u32) {
     // The shell's builtin: there need not be a program of that name.
-    let status = Command::new("sh").args(["-c", "kill -s \"$1\" \"$2\"", "sh", signal, &pid.to_string()]).status();
+    let status =
+        Command::new("sh").args(["-c", "kill -s \"$1\" \"$2\"", "sh", signal, &pid.to_string()]).status();
     assert!(status.expect("there is a shell").success(), "cannot send {signal} to process {pid}");
 }
 
@@ -202,12 +210,15 @@ struct Mpirun {
     args: Vec<&'static str>,
 }
 
-/// The launcher, told that more ranks than cores are fine, and that ranks of tests side by side must not all be bound to
-/// the first cores.
+/// The launcher, told that more ranks than cores are fine, and that ranks of tests side by side must not all
+/// be bound to the first cores.
 fn mpirun() -> Mpirun {
     let program = std::env::var_os("MPIRUN").unwrap_or_else(|| "mpirun".into());
     let version = Command::new(&program).arg("--version").output().unwrap_or_else(|e| {
-        panic!("the tests need {}: {e}. `make setup` installs Open MPI; MPIRUN names another", program.display())
+        panic!(
+            "the tests need {}: {e}. `make setup` installs Open MPI; MPIRUN names another",
+            program.display()
+        )
     });
     let open_mpi = String::from_utf8_lossy(&version.stdout).contains("Open MPI");
     Mpirun { program, args: if open_mpi { vec!["--oversubscribe", "--bind-to", "none"] } else { vec![] } }
@@ -254,12 +265,15 @@ impl Output {
 impl std::fmt::Display for Output {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Output { line, code, stdout, stderr, elapsed } = self;
-        write!(f, "{line}\nended after {elapsed:.1?} with code {code}\n--- stdout\n{stdout}\n--- stderr\n{stderr}")
+        write!(
+            f,
+            "{line}\nended after {elapsed:.1?} with code {code}\n--- stdout\n{stdout}\n--- stderr\n{stderr}"
+        )
     }
 }
 
-/// Builds tests/preload/files.c once and says where the library is, for `LD_PRELOAD`: a file system with faults. Its variables are
-/// described there.
+/// Builds tests/preload/files.c once and says where the library is, for `LD_PRELOAD`: a file system with
+/// faults. Its variables are described there.
 pub fn faulty_files() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| {
@@ -285,8 +299,8 @@ pub struct Case {
 impl Case {
     /// A byte-level GPT of two layers that trains 4 steps of 6 sequences in well under a second.
     ///
-    /// Odd on purpose: 6 micro-batches divide by neither 4 nor 5 ranks; d_model = 20 and 3 * 20 biases do not divide
-    /// by 3, 7 or 8, so slices cut rows and the last one is padded.
+    /// Odd on purpose: 6 micro-batches divide by neither 4 nor 5 ranks; d_model = 20 and 3 * 20 biases do not
+    /// divide by 3, 7 or 8, so slices cut rows and the last one is padded.
     pub fn tiny() -> Self {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let case = Case { dir };
@@ -343,10 +357,12 @@ impl Case {
     }
 }
 
-/// `n_bytes` of made-up English: words drawn with a bias, so that there is something to learn; the same every time.
+/// `n_bytes` of made-up English: words drawn with a bias, so that there is something to learn; the same every
+/// time.
 pub fn text(n_bytes: usize) -> String {
-    const WORDS: &str = "the rank owns a slice of every weight and gathers what it needs before it computes; then it \
-                         lets go, sums what the others found, and moves on to the next layer of the model.";
+    const WORDS: &str = "the rank owns a slice of every weight and gathers what it needs before it computes; \
+                         then it lets go, sums what the others found, and moves on to the next layer of the \
+                         model.";
     let words: Vec<&str> = WORDS.split(' ').collect();
     let mut text = String::with_capacity(n_bytes + 16);
     let mut state = 0x2545_f491_4f6c_dd1d_u64;
@@ -401,7 +417,8 @@ impl Steps {
     /// A column as numbers; none of it may be empty.
     #[track_caller]
     pub fn numbers(&self, name: &str) -> Vec<f64> {
-        let number = |text: &str| text.parse().unwrap_or_else(|_| panic!("{name} has {text:?}, not a number"));
+        let number =
+            |text: &str| text.parse().unwrap_or_else(|_| panic!("{name} has {text:?}, not a number"));
         self.column(name).into_iter().map(number).collect()
     }
 }

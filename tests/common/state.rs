@@ -1,4 +1,5 @@
-//! What a checkpoint holds, parameter by parameter, whatever rank count wrote it: values to compare bit by bit.
+//! What a checkpoint holds, parameter by parameter, whatever rank count wrote it: values to compare bit by
+//! bit.
 
 use std::collections::BTreeMap;
 use std::path::Path;

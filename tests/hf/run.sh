@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The transformers package loads exports and imports what it wrote: make test-hf. HF_PYTHON names a Python that has torch and transformers.
+# The transformers package loads exports and imports what it wrote: make test-hf. HF_PYTHON names a Python
+# that has torch and transformers.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 . scripts/env.sh

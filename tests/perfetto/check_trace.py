@@ -57,7 +57,8 @@ def main() -> int:
         written = [e for e in json.load(file)["traceEvents"] if e["ph"] in "Xi"]
     expect("spans and moments read", sum(r.spans for r in rows), len(written))
 
-    # A unit's forward and backward run once in each micro-step of each rank; all units alike but the two ends.
+    # A unit's forward and backward run once in each micro-step of each rank; all units alike but the two
+    # ends.
     for phase in ("forward", "backward"):
         rows = ask(f"""
             select process.pid as pid, slice.name as name, count(*) as n from slice

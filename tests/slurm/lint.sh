@@ -1,6 +1,6 @@
 #!/bin/bash
-# Asks a Slurm controller whether it would take each of the scripts as it is: sbatch --test-only. Where no controller
-# answers, a cluster of two nodes is brought up for it.
+# Asks a Slurm controller whether it would take each of the scripts as it is: sbatch --test-only. Where no
+# controller answers, a cluster of two nodes is brought up for it.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 if ! timeout 10 scontrol ping >/dev/null 2>&1; then

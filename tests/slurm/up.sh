@@ -1,19 +1,20 @@
 #!/bin/bash
 # Brings up a Slurm cluster of several nodes on this machine, for tests:
 #   tests/slurm/up.sh DIRECTORY N_NODES [GPUS_PER_NODE]
-# Everything it writes lies in DIRECTORY (absolute, short: sockets live in it); tests/slurm/down.sh DIRECTORY ends it
-# and removes the directory. Clients find the cluster by SLURM_CONF=DIRECTORY/slurm.conf. Several clusters can be up at
-# once: ports are picked, and munge has its own daemon, key and socket. Needs root.
+# Everything it writes lies in DIRECTORY (absolute, short: sockets live in it); tests/slurm/down.sh DIRECTORY
+# ends it and removes the directory. Clients find the cluster by SLURM_CONF=DIRECTORY/slurm.conf. Several
+# clusters can be up at once: ports are picked, and munge has its own daemon, key and socket. Needs root.
 #
-# A node is a slurmd in a namespace with a hostname, an /etc/hosts, a /dev/shm and a TmpFS of its own: ranks of two
-# "nodes" must not find each other's shared memory segments, nor one node the other's PMIx files. GPUs are device files that
-# Slurm counts and hands out, with nothing behind them: no driver finds a GPU.
+# A node is a slurmd in a namespace with a hostname, an /etc/hosts, a /dev/shm and a TmpFS of its own: ranks
+# of two "nodes" must not find each other's shared memory segments, nor one node the other's PMIx files. GPUs
+# are device files that Slurm counts and hands out, with nothing behind them: no driver finds a GPU.
 set -euo pipefail
 PATH=$PATH:/usr/sbin:/sbin
 root=$1
 n_nodes=$2
 n_gpus=${3:-0}
-# Seconds that a requeued job waits for its old credentials to expire, and that a node has to start a task: 120 by default.
+# Seconds that a requeued job waits for its old credentials to expire, and that a node has to start a task:
+# 120 by default.
 cred_expire=10
 
 fail() {
@@ -28,7 +29,8 @@ done
 
 listens() { (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; }
 
-# Prints the first of $1 free ports in a row, below the range from which the kernel hands out ports on its own.
+# Prints the first of $1 free ports in a row, below the range from which the kernel hands out ports on its
+# own.
 free_ports() {
     local first port
     while :; do
@@ -54,9 +56,10 @@ wait_for() {
     fail "gave up waiting for $what"
 }
 
-# The kernel shares processors fairly among sessions (sched autogroup), and each step of a node is a session of its own. Ranks of
-# one node that yield while they wait for those of another then keep both from running: for tens of seconds, seen with Linux
-# 6.18. In one control group of processors, where this machine lets us make one, there are no such sessions.
+# The kernel shares processors fairly among sessions (sched autogroup), and each step of a node is a session
+# of its own. Ranks of one node that yield while they wait for those of another then keep both from running:
+# for tens of seconds, seen with Linux 6.18. In one control group of processors, where this machine lets us
+# make one, there are no such sessions.
 join_one_group() {
     local base group
     for base in /sys/fs/cgroup/cpu /sys/fs/cgroup; do

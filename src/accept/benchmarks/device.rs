@@ -53,8 +53,9 @@ fn memory<B: Backend>(acceptance: &Acceptance<'_, B>) -> Result<(f64, u64)> {
     let [out, x, y] = bufs.as_mut_slice() else { unreachable!("three were asked for") };
     cluster.fill(x, |i| (i % 1000) as f32)?;
     cluster.fill(y, |i| (i % 777) as f32)?;
-    let time =
-        cluster.mean_time(acceptance.deck.device.seconds, || cluster.device.add(out.view_mut(), x.view(), y.view()))?;
+    let time = cluster.mean_time(acceptance.deck.device.seconds, || {
+        cluster.device.add(out.view_mut(), x.view(), y.view())
+    })?;
     let wrong = |(i, got): &(usize, &f32)| **got != (i % 1000 + i % 777) as f32;
     let n_wrong = cluster.read(out.view())?.iter().enumerate().filter(wrong).count() as u64;
     Ok((12.0 * numel as f64 / time.as_secs_f64() / 1e9, n_wrong))
@@ -78,7 +79,8 @@ pub fn run<B: Backend>(acceptance: &Acceptance<'_, B>) -> Result<(Vec<Metric>, V
         let what = stem.trim_start_matches("device.");
         let n_wrong = format!("{stem}.n_wrong");
         metrics.push(Metric::exactly(&n_wrong, wrong.iter().sum(), 0.0, "", bad.join(", ")));
-        let slowest = (0..cluster.n()).min_by(|&x, &y| rates[x].total_cmp(&rates[y])).expect("a job has ranks");
+        let slowest =
+            (0..cluster.n()).min_by(|&x, &y| rates[x].total_cmp(&rates[y])).expect("a job has ranks");
         metrics.push(acceptance.judged(limited, rates[slowest], unit, None).because(cluster.name(slowest)));
         metrics.push(Metric::info(&format!("{stem}.median"), median(&rates), unit));
         for r in slow_members(&rates, acceptance.deck.device.slow_rank) {

@@ -24,10 +24,16 @@ use std::time::Instant;
 const STOP_SIGNAL: libc::c_int = libc::SIGUSR1;
 
 /// The section. Collective.
-pub fn run<B: Backend>(acceptance: &Acceptance<'_, B>, work: &Path, reference: &ReferenceRun) -> Result<Vec<Metric>> {
+pub fn run<B: Backend>(
+    acceptance: &Acceptance<'_, B>,
+    work: &Path,
+    reference: &ReferenceRun,
+) -> Result<Vec<Metric>> {
     let half = acceptance.deck.training.steps / 2;
-    let mut metrics =
-        vec![restore_on_fewer(acceptance, work, reference, half)?, stop_and_resume(acceptance, work, reference, half)?];
+    let mut metrics = vec![
+        restore_on_fewer(acceptance, work, reference, half)?,
+        stop_and_resume(acceptance, work, reference, half)?,
+    ];
     metrics.extend(soak(acceptance, work, reference)?);
     Ok(metrics)
 }
@@ -40,8 +46,11 @@ fn part_of<B: Backend>(
     dir: &Path,
     steps: u64,
 ) -> Result<config::Deck> {
-    let mut deck =
-        acceptance.deck.reference(&reference.tokens, &dir.display().to_string(), acceptance.deck.training.steps)?;
+    let mut deck = acceptance.deck.reference(
+        &reference.tokens,
+        &dir.display().to_string(),
+        acceptance.deck.training.steps,
+    )?;
     (deck.train.steps, deck.checkpoint.every) = (steps, steps);
     Ok(deck)
 }
@@ -49,7 +58,8 @@ fn part_of<B: Backend>(
 /// Number of steps of the run `whole`, from step `skipped` on, whose bits are not those of `part`, which
 /// begins there.
 fn n_differing_steps(whole: &TrainedRun, skipped: usize, part: &TrainedRun) -> usize {
-    let bits = |t: &TrainedRun, i: usize| [t.losses.get(i), t.grad_norms.get(i)].map(|x| x.map(|x| x.to_bits()));
+    let bits =
+        |t: &TrainedRun, i: usize| [t.losses.get(i), t.grad_norms.get(i)].map(|x| x.map(|x| x.to_bits()));
     (skipped..whole.losses.len()).filter(|&i| bits(whole, i) != bits(part, i - skipped)).count()
 }
 
@@ -75,7 +85,9 @@ fn restore_on_fewer<B: Backend>(
     let said = all_or_none(cluster.comm, Ok(outcome.filter(|_| cluster.rank() == 0)))?;
     let part = said.into_iter().next().flatten().expect("rank 0 is a member").map_err(agreed_failure)?;
     let n_differing = n_differing_steps(&reference.trained, half as usize, &part);
-    let blame = format!("steps after a restore of step {half} on {m} ranks differ from those of the uninterrupted run");
+    let blame = format!(
+        "steps after a restore of step {half} on {m} ranks differ from those of the uninterrupted run"
+    );
     Ok(Metric::exactly(name, n_differing as f64, 0.0, "steps", blame)
         .because(format!("saved by {} ranks at step {half}, restored on {m}", cluster.n())))
 }
@@ -96,7 +108,8 @@ fn stop_and_resume<B: Backend>(
             signals::send_to_self(STOP_SIGNAL);
         }
     };
-    let stopped = train_on_all(cluster, deck.clone(), Start::Scratch, Exit::StoppedEarly, Some(Box::new(observer)));
+    let stopped =
+        train_on_all(cluster, deck.clone(), Start::Scratch, Exit::StoppedEarly, Some(Box::new(observer)));
     cluster.comm.control().barrier()?;
     // A signal on another rank came from the scheduler, not from this section, and stays.
     if receives {
@@ -105,15 +118,19 @@ fn stop_and_resume<B: Backend>(
     let stopped = stopped?;
     let resumed = train_on_all(cluster, deck, Start::Auto, Exit::Finished, None)?;
     let at = stopped.losses.len();
-    let n_differing =
-        n_differing_steps(&reference.trained, at, &resumed) + n_differing_steps(&stopped, 0, &reference.trained);
+    let n_differing = n_differing_steps(&reference.trained, at, &resumed)
+        + n_differing_steps(&stopped, 0, &reference.trained);
     let blame = "steps before and after a stop differ from those of the uninterrupted run";
     Ok(Metric::exactly("elasticity.stop_and_resume", n_differing as f64, 0.0, "steps", blame)
         .because(format!("SIGUSR1 to {}, saved at step {at}, resumed", cluster.name(cluster.n() - 1))))
 }
 
 /// Training without interruption for `elasticity.soak_minutes`.
-fn soak<B: Backend>(acceptance: &Acceptance<'_, B>, work: &Path, reference: &ReferenceRun) -> Result<Vec<Metric>> {
+fn soak<B: Backend>(
+    acceptance: &Acceptance<'_, B>,
+    work: &Path,
+    reference: &ReferenceRun,
+) -> Result<Vec<Metric>> {
     let cluster = &acceptance.cluster;
     let names = [limits::GOODPUT.name, "elasticity.chronic_stragglers", "elasticity.one_off_stragglers"];
     let minutes = acceptance.deck.elasticity.soak_minutes;
@@ -155,15 +172,18 @@ fn soak<B: Backend>(acceptance: &Acceptance<'_, B>, work: &Path, reference: &Ref
         found.iter().filter(|straggler| straggler.class == class).map(Straggler::to_string).collect()
     };
     let (chronic, one_off) = (of_class(Class::Chronic), of_class(Class::OneOff));
-    let words =
-        format!("{n_steps} steps, {total_s:.1} s by the slowest rank of each, in a run of {:.1} s", trained.seconds);
+    let words = format!(
+        "{n_steps} steps, {total_s:.1} s by the slowest rank of each, in a run of {:.1} s",
+        trained.seconds
+    );
     Ok(vec![
         acceptance.judged(limits::GOODPUT, goodput.min(1.0), "", Some(1.0)).because(words),
         match (cluster.n(), n_steps) {
             (1, _) => Metric::skipped(names[1], "one rank has no peers"),
-            (_, 0..WINDOW) => {
-                Metric::skipped(names[1], format!("{n_steps} steps: stragglers are found over windows of {WINDOW}"))
-            }
+            (_, 0..WINDOW) => Metric::skipped(
+                names[1],
+                format!("{n_steps} steps: stragglers are found over windows of {WINDOW}"),
+            ),
             _ => Metric::none_of(names[1], &chronic),
         },
         Metric::info(names[2], one_off.len() as f64, "").because(one_off.join("; ")),
@@ -176,8 +196,11 @@ mod tests {
 
     #[test]
     fn bits_are_compared_from_the_step_that_was_restored_and_missing_steps_count() {
-        let run =
-            |losses: &[f64]| TrainedRun { losses: losses.into(), grad_norms: losses.into(), ..TrainedRun::default() };
+        let run = |losses: &[f64]| TrainedRun {
+            losses: losses.into(),
+            grad_norms: losses.into(),
+            ..TrainedRun::default()
+        };
         let whole = run(&[4.0, 3.0, 2.0, 1.0]);
         assert_eq!(n_differing_steps(&whole, 2, &run(&[2.0, 1.0])), 0);
         assert_eq!(n_differing_steps(&whole, 2, &run(&[2.0, 1.0 + f64::EPSILON])), 1);

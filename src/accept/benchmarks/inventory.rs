@@ -120,7 +120,10 @@ fn file_system(mounts: &str, dir: &Path) -> Option<String> {
 }
 
 /// The section: every rank's facts, and their comparison. Collective.
-pub fn run<B: Backend>(acceptance: &Acceptance<'_, B>, own: &RankFacts) -> Result<(Vec<Metric>, Vec<RankFacts>)> {
+pub fn run<B: Backend>(
+    acceptance: &Acceptance<'_, B>,
+    own: &RankFacts,
+) -> Result<(Vec<Metric>, Vec<RankFacts>)> {
     let cluster = &acceptance.cluster;
     let all = all_or_none(cluster.comm, Ok(facts(acceptance, own)))?;
     let n_hosts = cluster.hosts.iter().collect::<BTreeSet<_>>().len();
@@ -134,7 +137,8 @@ pub fn run<B: Backend>(acceptance: &Acceptance<'_, B>, own: &RankFacts) -> Resul
         preset => preset.name().into(),
     };
     metrics.push(
-        Metric::info("inventory.reference_params", acceptance.reference_spec()?.numel() as f64, "").because(shape),
+        Metric::info("inventory.reference_params", acceptance.reference_spec()?.numel() as f64, "")
+            .because(shape),
     );
     let plan_digest = plan_digest(acceptance)?;
     let digests = cluster.comm.control().all_gather_bytes(&plan_digest.to_le_bytes())?;
@@ -150,7 +154,8 @@ pub fn run<B: Backend>(acceptance: &Acceptance<'_, B>, own: &RankFacts) -> Resul
     let found = disagreements(&all);
     let (fatal, other): (Vec<&Disagreement>, Vec<&Disagreement>) =
         found.iter().partition(|found| MUST_AGREE.contains(&found.fact.as_str()));
-    let in_words = |list: &[&Disagreement]| list.iter().map(|found| in_words(cluster, found)).collect::<Vec<_>>();
+    let in_words =
+        |list: &[&Disagreement]| list.iter().map(|found| in_words(cluster, found)).collect::<Vec<_>>();
     let (n_fatal, blame) = (fatal.len() as f64, in_words(&fatal).join("; "));
     metrics.push(Metric::exactly("inventory.disagreements", n_fatal, 0.0, "", blame));
     metrics.push(Metric::none_of("inventory.odd_ones_out", &in_words(&other)));
@@ -188,7 +193,12 @@ mod tests {
         let found = disagreements(&ranks);
         assert_eq!(
             found,
-            [Disagreement { fact: "kernel".into(), ranks: vec![0], value: "5.1".into(), majority: "6.0".into() }]
+            [Disagreement {
+                fact: "kernel".into(),
+                ranks: vec![0],
+                value: "5.1".into(),
+                majority: "6.0".into()
+            }]
         );
         assert!(disagreements(&ranks[1..]).is_empty());
     }
@@ -204,7 +214,10 @@ mod tests {
     #[test]
     fn the_file_system_is_that_of_the_longest_mount() {
         let mounts = "/dev/a / ext4 rw 0 0\nfs:/x /proc nfs rw 0 0\ntmpfs /pro tmpfs rw 0 0\n";
-        assert_eq!(file_system(mounts, Path::new("/proc/self/not/there")).unwrap(), "nfs from fs:/x at /proc");
+        assert_eq!(
+            file_system(mounts, Path::new("/proc/self/not/there")).unwrap(),
+            "nfs from fs:/x at /proc"
+        );
         assert_eq!(file_system(mounts, Path::new("/not/there")).unwrap(), "ext4 from /dev/a at /");
     }
 }

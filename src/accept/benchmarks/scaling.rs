@@ -26,7 +26,10 @@ pub fn run<B: Backend>(
     let cluster = &acceptance.cluster;
     let n = cluster.n();
     if n == 1 {
-        return Ok((vec![Metric::skipped("scaling", "one rank: there is nothing to scale over")], Vec::new()));
+        return Ok((
+            vec![Metric::skipped("scaling", "one rank: there is nothing to scale over")],
+            Vec::new(),
+        ));
     }
     let t = &acceptance.deck.training;
     // Micro-batches of a rank in every weak run: as many as in the reference run, one at least.
@@ -38,7 +41,8 @@ pub fn run<B: Backend>(
             let dir = work.join(format!("{mode}_{k}")).display().to_string();
             let group: Vec<usize> = (0..k).collect();
             let trained = train_on_groups(cluster, &[group], |_| {
-                let mut deck = acceptance.deck.reference(&reference.tokens, &dir, acceptance.deck.scaling.steps)?;
+                let mut deck =
+                    acceptance.deck.reference(&reference.tokens, &dir, acceptance.deck.scaling.steps)?;
                 if mode == "weak" {
                     deck.train.global_batch_size = t.micro_batch_size * each * k;
                 }
@@ -48,13 +52,19 @@ pub fn run<B: Backend>(
             if k == 1 {
                 first = tokens_per_s;
             }
-            points.push(ScalingPoint { mode, n_ranks: k, tokens_per_s, efficiency: tokens_per_s / (first * k as f64) });
+            points.push(ScalingPoint {
+                mode,
+                n_ranks: k,
+                tokens_per_s,
+                efficiency: tokens_per_s / (first * k as f64),
+            });
         }
     }
     let metric = |mode: &str, limited: LimitedMetric| {
         let of_mode = || points.iter().filter(|p| p.mode == mode);
         let last = of_mode().next_back().expect("a run on all ranks");
-        let all: Vec<String> = of_mode().map(|p| format!("{:.0} tokens/s on {}", p.tokens_per_s, p.n_ranks)).collect();
+        let all: Vec<String> =
+            of_mode().map(|p| format!("{:.0} tokens/s on {}", p.tokens_per_s, p.n_ranks)).collect();
         acceptance.judged(limited, last.efficiency, "", Some(1.0)).because(all.join(", "))
     };
     let metrics = vec![metric("strong", limits::STRONG_EFFICIENCY), metric("weak", limits::WEAK_EFFICIENCY)];

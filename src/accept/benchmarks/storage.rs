@@ -92,10 +92,9 @@ fn timed<B: Backend, T>(
     let started = Instant::now();
     let done = cluster.local_work.run(work);
     let seconds = started.elapsed().as_secs_f64();
-    let own = done
-        .as_ref()
-        .err()
-        .map_or(String::new(), |e| format!("{}: {what} in {}: {e}", cluster.name(cluster.rank()), dir.display()));
+    let own = done.as_ref().err().map_or(String::new(), |e| {
+        format!("{}: {what} in {}: {e}", cluster.name(cluster.rank()), dir.display())
+    });
     let reported = cluster.comm.control().all_gather_bytes(own.as_bytes())?;
     let reported: Vec<String> =
         reported.iter().map(|s| String::from_utf8_lossy(s).into_owned()).filter(|s| !s.is_empty()).collect();
@@ -104,10 +103,15 @@ fn timed<B: Backend, T>(
 }
 
 /// The section. Collective.
-pub fn run<B: Backend>(acceptance: &Acceptance<'_, B>, dir: &Path) -> Result<(Vec<Metric>, Vec<StorageRates>)> {
+pub fn run<B: Backend>(
+    acceptance: &Acceptance<'_, B>,
+    dir: &Path,
+) -> Result<(Vec<Metric>, Vec<StorageRates>)> {
     let cluster = &acceptance.cluster;
     let dir = &dir.join("storage");
-    decided_by_rank_0(cluster.comm, || std::fs::create_dir_all(dir).map_err(|e| Error::io("mkdir", dir, &e)))?;
+    decided_by_rank_0(cluster.comm, || {
+        std::fs::create_dir_all(dir).map_err(|e| Error::io("mkdir", dir, &e))
+    })?;
     let found = measure(acceptance, dir);
     cluster.comm.control().barrier()?;
     if cluster.rank() == 0 {
@@ -116,7 +120,10 @@ pub fn run<B: Backend>(acceptance: &Acceptance<'_, B>, dir: &Path) -> Result<(Ve
     found
 }
 
-fn measure<B: Backend>(acceptance: &Acceptance<'_, B>, dir: &Path) -> Result<(Vec<Metric>, Vec<StorageRates>)> {
+fn measure<B: Backend>(
+    acceptance: &Acceptance<'_, B>,
+    dir: &Path,
+) -> Result<(Vec<Metric>, Vec<StorageRates>)> {
     let cluster = &acceptance.cluster;
     let (rank, n) = (cluster.rank(), cluster.n());
     let bytes = match acceptance.deck.storage.bytes_per_rank {
@@ -124,7 +131,8 @@ fn measure<B: Backend>(acceptance: &Acceptance<'_, B>, dir: &Path) -> Result<(Ve
         bytes => bytes,
     };
     let failed = |names: &[&str], why: &[String]| {
-        let mut metrics = vec![Metric::exactly("storage.n_failed_ranks", why.len() as f64, 0.0, "", why.join("; "))];
+        let mut metrics =
+            vec![Metric::exactly("storage.n_failed_ranks", why.len() as f64, 0.0, "", why.join("; "))];
         metrics.extend(names.iter().map(|name| Metric::skipped(name, "the file system failed before")));
         (metrics, Vec::new())
     };
@@ -144,17 +152,26 @@ fn measure<B: Backend>(acceptance: &Acceptance<'_, B>, dir: &Path) -> Result<(Ve
     let wrong = cluster.gather(wrong.unwrap_or(0) as f64)?;
     let blame: Vec<String> = (0..n)
         .filter(|&r| wrong[r] > 0.0)
-        .map(|r| format!("{} read {} wrong bytes that {} wrote", cluster.name(r), wrong[r], cluster.name((r + 1) % n)))
+        .map(|r| {
+            format!(
+                "{} read {} wrong bytes that {} wrote",
+                cluster.name(r),
+                wrong[r],
+                cluster.name((r + 1) % n)
+            )
+        })
         .collect();
     let n_files = acceptance.deck.storage.n_files;
-    let (small, _) = timed(acceptance, "make, rename and remove files", dir, || small_files(dir, rank, n_files))?;
+    let (small, _) =
+        timed(acceptance, "make, rename and remove files", dir, || small_files(dir, rank, n_files))?;
     let small = match small {
         Ok(seconds) => seconds,
         Err(why) => return Ok(failed(&names[2..], &why)),
     };
     let longest_s = small.iter().fold(0.0, |a: f64, &b| a.max(b));
     // The job is done when its slowest rank is.
-    let slowest = |rates: &[f64]| (0..n).min_by(|&a, &b| rates[a].total_cmp(&rates[b])).expect("a job has ranks");
+    let slowest =
+        |rates: &[f64]| (0..n).min_by(|&a, &b| rates[a].total_cmp(&rates[b])).expect("a job has ranks");
     let total = |rates: &[f64]| n as f64 * rates[slowest(rates)];
     let words = |rates: &[f64]| {
         let r = slowest(rates);
@@ -173,11 +190,10 @@ fn measure<B: Backend>(acceptance: &Acceptance<'_, B>, dir: &Path) -> Result<(Ve
         Metric::exactly("storage.n_wrong", wrong.iter().sum(), 0.0, "bytes", blame.join("; ")),
         acceptance.judged(limits::METADATA, (3 * n * n_files) as f64 / longest_s, "1/s", None),
     ];
-    let rates = written
-        .into_iter()
-        .zip(read_back)
-        .enumerate()
-        .map(|(rank, (write_gb_per_s, read_gb_per_s))| StorageRates { rank, write_gb_per_s, read_gb_per_s });
+    let rates =
+        written.into_iter().zip(read_back).enumerate().map(|(rank, (write_gb_per_s, read_gb_per_s))| {
+            StorageRates { rank, write_gb_per_s, read_gb_per_s }
+        });
     Ok((metrics, rates.collect()))
 }
 

@@ -39,7 +39,8 @@ pub fn run<B: Backend>(acceptance: &Acceptance<'_, B>, work: &Path) -> Result<(V
     let trained = train_on_all(cluster, deck.clone(), Start::Scratch, Exit::Finished, None)?;
     let summary: Summary = decided_by_rank_0(cluster.comm, || {
         let path = dir.join("summary.json");
-        let text = files::read_text(&path, files::MAX_RECORD_BYTES).map_err(|e| Error::io("read", &path, &e))?;
+        let text =
+            files::read_text(&path, files::MAX_RECORD_BYTES).map_err(|e| Error::io("read", &path, &e))?;
         serde_json::from_str(&text).map_err(|e| Error::Io(format!("{}: {e}", path.display())))
     })?;
     let mut metrics = speed::<B>(acceptance, &deck, &trained);
@@ -54,7 +55,8 @@ pub fn run<B: Backend>(acceptance: &Acceptance<'_, B>, work: &Path) -> Result<(V
     let stored = decided_by_rank_0(cluster.comm, || golden_losses::read(&t.known_answers))?;
     let golden = golden_losses::find(&stored, &losses.reference, &losses.computed_on);
     metrics.push(against_golden_losses(acceptance, &trained, golden));
-    let known_digest = golden.filter(|(_, bits)| *bits).map(|(g, _)| harness::digest(&g.losses, &g.grad_norms));
+    let known_digest =
+        golden.filter(|(_, bits)| *bits).map(|(g, _)| harness::digest(&g.losses, &g.grad_norms));
     metrics.push(on_subsets(acceptance, work, &tokens, &trained, known_digest)?);
     Ok((metrics, ReferenceRun { tokens, trained, losses }))
 }
@@ -69,7 +71,11 @@ fn kind_of_device<B: Backend>(cluster: &Cluster<'_, B>) -> String {
     }
 }
 
-fn speed<B: Backend>(acceptance: &Acceptance<'_, B>, deck: &config::Deck, trained: &TrainedRun) -> Vec<Metric> {
+fn speed<B: Backend>(
+    acceptance: &Acceptance<'_, B>,
+    deck: &config::Deck,
+    trained: &TrainedRun,
+) -> Vec<Metric> {
     let cluster = &acceptance.cluster;
     let tokens_per_s = trained.tokens_per_s();
     let flops = Model::of_deck::<B::Device>(deck).spec.flops_per_token;
@@ -99,7 +105,13 @@ fn speed<B: Backend>(acceptance: &Acceptance<'_, B>, deck: &config::Deck, traine
 /// Bytes and memory must be the planned ones.
 fn against_plan(summary: &Summary, metrics: &mut Vec<Metric>) {
     let mut exact = |name: &str, Planned { planned, measured }: &Planned| {
-        metrics.push(Metric::exactly(name, *measured as f64, *planned as f64, "bytes", "differs from the plan"));
+        metrics.push(Metric::exactly(
+            name,
+            *measured as f64,
+            *planned as f64,
+            "bytes",
+            "differs from the plan",
+        ));
     };
     exact("training.all_gather_bytes", &summary.all_gather_bytes_per_step);
     exact("training.reduce_scatter_bytes", &summary.reduce_scatter_bytes_per_step);
@@ -148,7 +160,8 @@ fn against_golden_losses<B: Backend>(
                 "loss of the last step; the golden one was computed on another kind of processor, {}",
                 golden.computed_on
             );
-            let mut metric = acceptance.judged(limits::LOSSES, own.unwrap_or(f64::NAN), "nats", wanted).because(words);
+            let mut metric =
+                acceptance.judged(limits::LOSSES, own.unwrap_or(f64::NAN), "nats", wanted).because(words);
             metric.correctness = true;
             metric
         }
@@ -172,7 +185,8 @@ fn on_subsets<B: Backend>(
         return Ok(Metric::skipped(name, "one rank has no subsets"));
     }
     let mut round = 0;
-    let n_micro_batches = acceptance.deck.training.global_batch_size / acceptance.deck.training.micro_batch_size;
+    let n_micro_batches =
+        acceptance.deck.training.global_batch_size / acceptance.deck.training.micro_batch_size;
     let finding = bisect::find(cluster.n(), n_micro_batches, trained.digest(), known, |groups| {
         round += 1;
         let dir = |g: usize| work.join(format!("subset_{round}_{g}")).display().to_string();
@@ -183,7 +197,9 @@ fn on_subsets<B: Backend>(
     });
     let finding = match finding {
         Ok(finding) => finding,
-        Err(error @ Error::Agreed { .. }) => return Err(agreed_failure(format!("the same steps on subsets: {error}"))),
+        Err(error @ Error::Agreed { .. }) => {
+            return Err(agreed_failure(format!("the same steps on subsets: {error}")));
+        }
         Err(error) => return Err(error),
     };
     let names = |ranks: &[usize]| ranks.iter().map(|&r| cluster.name(r)).collect::<Vec<_>>().join(", ");

@@ -4,7 +4,8 @@ use crate::accept::facts::AcceptanceFacts;
 use crate::accept::verdict::metric::ReferenceSource;
 
 /// The columns, in order.
-const COLUMNS: [&str; 9] = ["metric", "value", "unit", "status", "reference", "low", "high", "source", "reason"];
+const COLUMNS: [&str; 9] =
+    ["metric", "value", "unit", "status", "reference", "low", "high", "source", "reason"];
 
 /// The file. Numbers read back to the same bits.
 pub fn table(facts: &AcceptanceFacts) -> Result<String, csv::Error> {

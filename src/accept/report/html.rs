@@ -30,7 +30,8 @@ pub fn page(facts: &AcceptanceFacts) -> Result<String, Error> {
     let line = facts.verdict.line();
     write!(out, "{}<body><main>", html::head(&format!("zero3 accept: {line}"), STYLE))?;
     let class = if facts.verdict.accepted { "PASS" } else { "FAIL" };
-    let began = Timestamp::from_second(facts.job.started_unix as i64).map_or(String::new(), |t| format!(" from {t}"));
+    let began =
+        Timestamp::from_second(facts.job.started_unix as i64).map_or(String::new(), |t| format!(" from {t}"));
     let hosts: BTreeSet<&String> = facts.ranks.iter().filter_map(|own| own.get("host")).collect();
     let nodes = if hosts.len() == 1 { "1 node".into() } else { format!("{} nodes", hosts.len()) };
     write!(
@@ -56,7 +57,8 @@ pub fn page(facts: &AcceptanceFacts) -> Result<String, Error> {
             Ending::Failed => ("FAIL", "could not continue"),
             Ending::UnderWay => ("FAIL", "not over"),
         };
-        let why = if result.reason.is_empty() { String::new() } else { format!(": {}", escape(&result.reason)) };
+        let why =
+            if result.reason.is_empty() { String::new() } else { format!(": {}", escape(&result.reason)) };
         write!(out, "<p class=\"{class}\">{how}{why}</p>")?;
         if result.metrics.is_empty() {
             continue;

@@ -30,7 +30,10 @@ fn suite(result: &SectionResult) -> TestSuite {
     let is_skipped = |case: &&TestCase| matches!(case.status, TestCaseStatus::Skipped { .. });
     let n_skipped = suite.test_cases.iter().filter(is_skipped).count();
     suite.extra.insert("skipped".into(), n_skipped.to_string().into());
-    suite.test_cases.iter_mut().for_each(|case| _ = case.set_classname(format!("zero3.accept.{}", result.section)));
+    suite
+        .test_cases
+        .iter_mut()
+        .for_each(|case| _ = case.set_classname(format!("zero3.accept.{}", result.section)));
     suite
 }
 

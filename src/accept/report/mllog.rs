@@ -21,7 +21,8 @@ pub fn lines(facts: &AcceptanceFacts) -> String {
         out.add(at(result.began_s), "INTERVAL_START", "block_start", Value::Null, of_section());
         let stop = at(result.began_s + result.took_s);
         for metric in &result.metrics {
-            let more = json!({ "unit": metric.unit, "status": metric.status.name(), "reason": metric.reason });
+            let more =
+                json!({ "unit": metric.unit, "status": metric.status.name(), "reason": metric.reason });
             out.add(stop, "POINT_IN_TIME", &metric.name, json!(metric.value), more);
         }
         if let (Section::Training, Some(run)) = (result.section, &facts.reference_run) {
@@ -32,7 +33,13 @@ pub fn lines(facts: &AcceptanceFacts) -> String {
         out.add(stop, "INTERVAL_END", "block_stop", Value::Null, of_section());
     }
     let status = if facts.verdict.accepted { "success" } else { "aborted" };
-    out.add(end, "INTERVAL_END", "run_stop", Value::Null, json!({ "status": status, "verdict": facts.verdict.line() }));
+    out.add(
+        end,
+        "INTERVAL_END",
+        "run_stop",
+        Value::Null,
+        json!({ "status": status, "verdict": facts.verdict.line() }),
+    );
     out.text
 }
 

@@ -23,7 +23,8 @@ fn is_wide(low: f64, high: f64) -> bool {
 
 /// Bus bandwidth of collectives over all ranks, by size.
 fn busbw(facts: &AcceptanceFacts) -> Option<Figure> {
-    let points: Vec<_> = facts.collectives.points.iter().filter(|p| p.scope == "all" && p.busbw > 0.0).collect();
+    let points: Vec<_> =
+        facts.collectives.points.iter().filter(|p| p.scope == "all" && p.busbw > 0.0).collect();
     let mut ops = Vec::new();
     for p in &points {
         if !ops.contains(&p.op) {
@@ -39,8 +40,9 @@ fn busbw(facts: &AcceptanceFacts) -> Option<Figure> {
         name: "busbw".into(),
         title: "Bus bandwidth of collectives".into(),
         subtitle: format!("all {} ranks; both axes logarithmic", facts.job.n_ranks),
-        caption: "Small messages are bound by latency, large ones by bandwidth: each curve should rise and then level off at \
-                  the bandwidth of the network. A curve below its neighbours at the right end limits training."
+        caption: "Small messages are bound by latency, large ones by bandwidth: each curve should rise and \
+                  then level off at the bandwidth of the network. A curve below its neighbours at the right \
+                  end limits training."
             .into(),
         chart: Chart {
             x: Axis::new("size of the whole vector").bytes().log(),
@@ -61,11 +63,13 @@ const N_DRAWN: usize = 8;
 fn steps(facts: &AcceptanceFacts) -> Option<Figure> {
     let run = facts.reference_run.as_ref().filter(|run| !run.losses.is_empty())?;
     let all = || run.compute_ms.iter().flatten().copied().filter(|ms| *ms > 0.0);
-    let (low, high) = all().fold((f64::INFINITY, 0.0), |(low, high): (f64, f64), ms| (low.min(ms), high.max(ms)));
+    let (low, high) =
+        all().fold((f64::INFINITY, 0.0), |(low, high): (f64, f64), ms| (low.min(ms), high.max(ms)));
     // Bins have the same width on the axis that is drawn.
     let (factor, width) = ((high / low).powf(1.0 / N_BINS as f64), ((high - low) / N_BINS as f64).max(1e-6));
     let bin = |ms: f64| if is_wide(low, high) { (ms / low).ln() / factor.ln() } else { (ms - low) / width };
-    let edge = |i: usize| if is_wide(low, high) { low * factor.powi(i as i32) } else { low + width * i as f64 };
+    let edge =
+        |i: usize| if is_wide(low, high) { low * factor.powi(i as i32) } else { low + width * i as f64 };
     let histogram = |times: &[f64]| -> Vec<(f64, f64)> {
         let mut bins = [0.0; N_BINS];
         for t in times.iter().filter(|t| **t > 0.0) {
@@ -97,8 +101,9 @@ fn steps(facts: &AcceptanceFacts) -> Option<Figure> {
         title: "Compute time of a step, by rank".into(),
         subtitle,
         caption: format!(
-            "{} steps of the reference run. The curves of healthy ranks coincide; a rank further to the right delays all \
-             others, and a long tail to the right means that other processes ran on the node.",
+            "{} steps of the reference run. The curves of healthy ranks coincide; a rank further to the \
+             right delays all others, and a long tail to the right means that other processes ran on the \
+             node.",
             run.losses.len()
         ),
         chart: Chart {
@@ -116,7 +121,8 @@ fn scaling(facts: &AcceptanceFacts) -> Option<Figure> {
     let points = &facts.scaling;
     let most = points.iter().map(|p| p.n_ranks).max()? as f64;
     let rates = points.iter().map(|p| p.tokens_per_s);
-    let (least, largest) = rates.fold((f64::INFINITY, 0.0), |(low, high): (f64, f64), v| (low.min(v), high.max(v)));
+    let (least, largest) =
+        rates.fold((f64::INFINITY, 0.0), |(low, high): (f64, f64), v| (low.min(v), high.max(v)));
     let mut series = Vec::new();
     for (i, mode) in ["strong", "weak"].into_iter().enumerate() {
         let of_mode: Vec<(f64, f64)> =
@@ -131,7 +137,8 @@ fn scaling(facts: &AcceptanceFacts) -> Option<Figure> {
         title: "Scaling over ranks of this job".into(),
         subtitle: "strong: the same batch on more ranks; weak: the batch grows with the ranks".into(),
         caption:
-            "The distance to the dashed line is lost to communication, or to work that does not divide by the ranks."
+            "The distance to the dashed line is lost to communication, or to work that does not divide by \
+             the ranks."
                 .into(),
         chart: Chart {
             x: Axis { unit: Unit::Count, ..axis("ranks", 1.0, most) },
@@ -155,14 +162,22 @@ const NAMES: f64 = 120.0;
 /// When each section ran.
 fn timeline(facts: &AcceptanceFacts) -> Option<Figure> {
     let total_s = facts.seconds.max(1e-3);
-    let caption = "Sections run one after another; crossed ones were skipped, failed, or found wrong results.";
+    let caption =
+        "Sections run one after another; crossed ones were skipped, failed, or found wrong results.";
     let figure = Figure::new("timeline", "When each section ran", caption, |sheet| {
         let (left, right) = (MARGIN + NAMES, WIDTH - MARGIN - 70.0);
         let x = |seconds: f64| left + (right - left) * (seconds / total_s).min(1.0);
         let mut y = sheet.subtitle(&format!("{total_s:.0} seconds in total"));
         for (i, result) in facts.sections.iter().enumerate().filter(|(_, s)| s.ending != Ending::NotAsked) {
             let theme = sheet.theme;
-            sheet.write((left - 10.0, y + 15.0), result.section.name(), NOTE_PX, theme.ink, Anchor::End, false);
+            sheet.write(
+                (left - 10.0, y + 15.0),
+                result.section.name(),
+                NOTE_PX,
+                theme.ink,
+                Anchor::End,
+                false,
+            );
             let fill = match result.is_sound() {
                 true => Fill::Plain(theme.color(i)),
                 false => Fill::Cross(theme.wrong),

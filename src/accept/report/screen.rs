@@ -33,7 +33,8 @@ fn section_text(result: &SectionResult) -> String {
 /// The line of a metric.
 pub fn line(metric: &Metric) -> String {
     let figure = metric.value.map_or(String::new(), |v| format!("{} {}", show(v), metric.unit));
-    let mut text = format!("{:<7} {:<NAME_WIDTH$} {:<18}", metric.status.name(), metric.name, figure.trim_end());
+    let mut text =
+        format!("{:<7} {:<NAME_WIDTH$} {:<18}", metric.status.name(), metric.name, figure.trim_end());
     if let Some(compared_with) = metric.compared_with() {
         text += &format!(" [{compared_with}]");
     }
@@ -50,7 +51,10 @@ pub fn verdict(facts: &AcceptanceFacts, dir: &Path, is_written: bool) {
         text += &format!("\nagainst: {reason}");
     }
     if is_written {
-        text += &format!("\nreports: {}/report.html, report.json, report.csv, junit.xml, mllog.txt", dir.display());
+        text += &format!(
+            "\nreports: {}/report.html, report.json, report.csv, junit.xml, mllog.txt",
+            dir.display()
+        );
     }
     print(&format!("{text}\n\n{}", facts.verdict.line()));
 }
@@ -65,7 +69,9 @@ mod tests {
             .judged(&"10 -5% +20%".parse().unwrap(), None, None)
             .because("rank 1 on n2");
         let words = line(&metric);
-        for part in ["FAIL    a.b", "9 GB/s", "[deck 10 -5% +20%]", "rank 1 on n2; below the lowest good value 9.5"] {
+        for part in
+            ["FAIL    a.b", "9 GB/s", "[deck 10 -5% +20%]", "rank 1 on n2; below the lowest good value 9.5"]
+        {
             assert!(words.contains(part), "{part}: {words}");
         }
         assert!(line(&Metric::skipped("a.b", "why")).ends_with("why"));

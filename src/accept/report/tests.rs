@@ -1,7 +1,9 @@
 //! Report files: each has every metric and the verdict, and reads back.
 
 use super::*;
-use crate::accept::facts::{CollectiveFacts, DeviceRates, JobFacts, LinkTimes, RankFacts, ScalingPoint, StorageRates};
+use crate::accept::facts::{
+    CollectiveFacts, DeviceRates, JobFacts, LinkTimes, RankFacts, ScalingPoint, StorageRates,
+};
 use crate::accept::verdict::metric::Metric;
 use crate::accept::verdict::{Ending, SectionResult};
 use crate::config::acceptance::Section;
@@ -11,7 +13,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 fn facts() -> AcceptanceFacts {
     let metrics = vec![
-        Metric::info("training.tokens_per_s", 1.0 / 3.0, "tokens/s").judged(&"1 -5%".parse().unwrap(), None, None),
+        Metric::info("training.tokens_per_s", 1.0 / 3.0, "tokens/s").judged(
+            &"1 -5%".parse().unwrap(),
+            None,
+            None,
+        ),
         Metric::skipped("training.mfu", "run.peak_gflops is not set, \"so\" <there>"),
         Metric::info("training.step_p50", f64::NAN, "ms"),
     ];
@@ -62,11 +68,17 @@ fn facts() -> AcceptanceFacts {
     });
     facts.ranks = vec![RankFacts::from([("host".into(), "n<1>".into())]); 2];
     facts.sections = vec![training, scaling];
-    facts.device = vec![DeviceRates { rank: 0, gemm_f32_gflops: 1.0, gemm_bf16_gflops: 2.0, memory_gb_per_s: 3.0 }];
+    facts.device =
+        vec![DeviceRates { rank: 0, gemm_f32_gflops: 1.0, gemm_bf16_gflops: 2.0, memory_gb_per_s: 3.0 }];
     facts.collectives = CollectiveFacts { points: vec![point(8), point(64)], links: vec![link] };
     facts.storage = vec![StorageRates { rank: 0, write_gb_per_s: 1.0, read_gb_per_s: 2.0 }];
     facts.scaling = [1, 2]
-        .map(|n_ranks| ScalingPoint { mode: "strong", n_ranks, tokens_per_s: n_ranks as f64, efficiency: 1.0 })
+        .map(|n_ranks| ScalingPoint {
+            mode: "strong",
+            n_ranks,
+            tokens_per_s: n_ranks as f64,
+            efficiency: 1.0,
+        })
         .into();
     facts.reference_run = Some(run);
     facts.judge(3.0);
@@ -107,7 +119,9 @@ fn fields(value: &Value, path: &str, found: &mut BTreeMap<String, BTreeSet<&'sta
             }
             return;
         }
-        Value::Array(list) => return list.iter().for_each(|value| fields(value, &format!("{path}[]"), found)),
+        Value::Array(list) => {
+            return list.iter().for_each(|value| fields(value, &format!("{path}[]"), found));
+        }
         Value::Null => "null",
         Value::Bool(_) => "boolean",
         Value::Number(_) => "number",
@@ -125,13 +139,18 @@ fn docs_acceptance_md_has_every_field_of_the_report_with_its_type() {
     for row in rows.filter(|row| row.starts_with("| `")) {
         let cells: Vec<&str> = row.split(" | ").collect();
         let paths = cells[0].split('`').skip(1).step_by(2);
-        documented.extend(paths.map(|path| (path.to_string(), cells[1].split(" or ").collect::<BTreeSet<_>>())));
+        documented
+            .extend(paths.map(|path| (path.to_string(), cells[1].split(" or ").collect::<BTreeSet<_>>())));
     }
     let mut written = BTreeMap::new();
     fields(&serde_json::to_value(facts()).unwrap(), "", &mut written);
     assert_eq!(written.keys().collect::<Vec<_>>(), documented.keys().collect::<Vec<_>>());
     for (path, kinds) in &written {
-        assert!(kinds.iter().all(|kind| documented[path].contains(kind)), "{path}: {kinds:?}, {:?}", documented[path]);
+        assert!(
+            kinds.iter().all(|kind| documented[path].contains(kind)),
+            "{path}: {kinds:?}, {:?}",
+            documented[path]
+        );
     }
 }
 
@@ -151,7 +170,8 @@ fn junit_counts_failures_and_skips() {
     let xml = junit::suites(&facts()).unwrap();
     assert!(xml.contains("failures=\"1\""), "{xml}");
     assert!(
-        xml.contains("tests=\"4\" disabled=\"1\" errors=\"0\" failures=\"1\"") && xml.contains("skipped=\"1\""),
+        xml.contains("tests=\"4\" disabled=\"1\" errors=\"0\" failures=\"1\"")
+            && xml.contains("skipped=\"1\""),
         "{xml}"
     );
     assert_eq!(xml.matches("<testcase ").count(), xml.matches(" classname=\"zero3.accept.").count(), "{xml}");
@@ -165,10 +185,14 @@ fn every_mllog_line_is_one_that_the_parser_reads() {
     let text = mllog::lines(&facts());
     let mut open = Vec::new();
     for (i, line) in text.lines().enumerate() {
-        let json: serde_json::Value = serde_json::from_str(line.strip_prefix(":::MLLOG ").expect("the token")).unwrap();
+        let json: serde_json::Value =
+            serde_json::from_str(line.strip_prefix(":::MLLOG ").expect("the token")).unwrap();
         let fields: Vec<&String> = json.as_object().unwrap().keys().collect();
         assert_eq!(fields.len(), 6, "{line}");
-        assert!(json["namespace"].is_string() && json["time_ms"].is_u64() && json["key"].is_string(), "{line}");
+        assert!(
+            json["namespace"].is_string() && json["time_ms"].is_u64() && json["key"].is_string(),
+            "{line}"
+        );
         assert!(json.get("value").is_some());
         assert_eq!(json["metadata"]["lineno"].as_u64(), Some(i as u64 + 1));
         match json["event_type"].as_str().unwrap() {

@@ -51,7 +51,13 @@ impl Baseline {
     pub fn of(sections: &[SectionResult], n_ranks: usize, deck: &Deck, backend: &str) -> Self {
         let metrics = sections.iter().flat_map(|s| &s.metrics).filter(|m| !m.correctness);
         let metrics = metrics.filter_map(|m| Some((m.name.clone(), m.value?))).collect();
-        Baseline { schema: SCHEMA.into(), schema_version: VERSION, n_ranks, sizes: sizes(deck, backend), metrics }
+        Baseline {
+            schema: SCHEMA.into(),
+            schema_version: VERSION,
+            n_ranks,
+            sizes: sizes(deck, backend),
+            metrics,
+        }
     }
 
     /// The value of the metric `name`.
@@ -84,8 +90,8 @@ impl Baseline {
             return Ok(());
         }
         Err(Error::Input(format!(
-            "the baseline was measured with another deck:\n{}\nuse its sizes, or record a baseline of these with \
-             --record-baseline FILE",
+            "the baseline was measured with another deck:\n{}\nuse its sizes, or record a baseline of these \
+             with --record-baseline FILE",
             lines.join("\n")
         )))
     }
@@ -96,21 +102,22 @@ impl Baseline {
     /// It cannot be read, is neither of these, has another version, or is the report of an INVALID run.
     pub fn read(path: &Path) -> Result<Self> {
         let no = |why: String| {
-            let hint =
-                "a baseline is the report.json of a run, or written by `zero3 accept DECK --record-baseline FILE`";
+            let hint = "a baseline is the report.json of a run, or written by `zero3 accept DECK \
+                        --record-baseline FILE`";
             Error::Input(format!("cannot use the baseline {}: {why}; {hint}", path.display()))
         };
         let text = files::read_text(path, MAX_RECORD_BYTES).map_err(|e| no(e.to_string()))?;
         let json: Value = serde_json::from_str(&text).map_err(|e| no(e.to_string()))?;
-        let schema = (json["schema"].as_str().unwrap_or("nothing"), json["schema_version"].as_u64().unwrap_or(0));
+        let schema =
+            (json["schema"].as_str().unwrap_or("nothing"), json["schema_version"].as_u64().unwrap_or(0));
         match schema {
             (SCHEMA, version) if version == u64::from(VERSION) => {
                 serde_json::from_value(json).map_err(|e| no(e.to_string()))
             }
             (REPORT_SCHEMA, version) if version == u64::from(REPORT_VERSION) => of_report(&json).map_err(no),
             (schema, version) => Err(no(format!(
-                "it says that it is `{schema}` version {version}; this program reads `{SCHEMA}` version {VERSION} \
-                 and `{REPORT_SCHEMA}` version {REPORT_VERSION}"
+                "it says that it is `{schema}` version {version}; this program reads `{SCHEMA}` version \
+                 {VERSION} and `{REPORT_SCHEMA}` version {REPORT_VERSION}"
             ))),
         }
     }
@@ -130,7 +137,8 @@ fn of_report(report: &Value) -> std::result::Result<Baseline, String> {
     if report["verdict"]["valid"] != true {
         return Err("it is the report of an INVALID run, whose values mean nothing".into());
     }
-    let sections = Vec::<SectionResult>::deserialize(&report["sections"]).map_err(|e| format!("its sections: {e}"))?;
+    let sections =
+        Vec::<SectionResult>::deserialize(&report["sections"]).map_err(|e| format!("its sections: {e}"))?;
     let n_ranks = usize::deserialize(&report["n_ranks"]).map_err(|e| format!("its n_ranks: {e}"))?;
     let backend = report["backend"].as_str().ok_or("it has no backend")?;
     let deck = report["deck"].as_str().unwrap_or_default();
@@ -171,7 +179,10 @@ mod tests {
         assert!(!Baseline::default().has_other_rank_count(4), "none was given");
         baseline.check(&deck("run.checkpoint_dir = \"elsewhere\"\ndevice.slow_rank = 0.3"), "cpu").unwrap();
         let said = baseline.check(&deck("device.gemm_n = 64"), "cpu").unwrap_err().to_string();
-        assert!(said.contains("device.gemm_n: 1024 there, 64 here") && !said.contains("memory_bytes"), "{said}");
+        assert!(
+            said.contains("device.gemm_n: 1024 there, 64 here") && !said.contains("memory_bytes"),
+            "{said}"
+        );
         let said = baseline.check(&deck(""), "cuda").unwrap_err().to_string();
         assert!(said.contains("run.backend: cpu there, cuda here"), "{said}");
         Baseline::default().check(&deck("device.gemm_n = 64"), "cpu").unwrap();
@@ -180,7 +191,10 @@ mod tests {
             ("[", "EOF"),
             (r#"{"schema":"zero3.acceptance.baseline","schema_version":1}"#, "missing field"),
             (r#"{"schema":"zero3.acceptance.baseline","schema_version":2}"#, "version 2; this program reads"),
-            (r#"{"schema":"zero3.acceptance","schema_version":1,"verdict":{"valid":false}}"#, "an INVALID run"),
+            (
+                r#"{"schema":"zero3.acceptance","schema_version":1,"verdict":{"valid":false}}"#,
+                "an INVALID run",
+            ),
         ] {
             std::fs::write(&path, text).unwrap();
             let said = Baseline::read(&path).unwrap_err().to_string();

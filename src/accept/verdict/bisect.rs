@@ -105,7 +105,11 @@ mod tests {
                 assert_eq!(finding, Finding::Bad(vec![bad]), "{bad} of {n}");
                 assert!(rounds <= (n as f64).log2().ceil() as usize, "{rounds} rounds for {n}");
                 if n > 2 {
-                    assert_eq!(simulate(n, &[bad], None).0, Finding::Bad(vec![bad]), "{bad} of {n} by majority");
+                    assert_eq!(
+                        simulate(n, &[bad], None).0,
+                        Finding::Bad(vec![bad]),
+                        "{bad} of {n} by majority"
+                    );
                 }
             }
         }
@@ -116,12 +120,17 @@ mod tests {
         for (n, n_busy) in [(16, 6), (64, 16), (7, 1), (9, 4)] {
             for bad in 0..n {
                 let computes = |group: &[usize]| group.iter().take(n_busy).any(|&r| r == bad);
-                let digest = |group: &[usize]| if computes(group) { 1000 + group.len() as u64 } else { RIGHT };
+                let digest =
+                    |group: &[usize]| if computes(group) { 1000 + group.len() as u64 } else { RIGHT };
                 let all_ranks: Vec<usize> = (0..n).collect();
                 let finding = find(n, n_busy, digest(&all_ranks), None, |groups| {
                     Ok(groups.iter().map(|group| digest(group)).collect())
                 });
-                assert_eq!(finding.unwrap(), Finding::Bad(vec![bad]), "{bad} of {n}, of which {n_busy} compute");
+                assert_eq!(
+                    finding.unwrap(),
+                    Finding::Bad(vec![bad]),
+                    "{bad} of {n}, of which {n_busy} compute"
+                );
             }
         }
     }

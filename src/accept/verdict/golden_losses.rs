@@ -48,7 +48,9 @@ pub fn reference_name(deck: &Deck) -> String {
 /// The file cannot be read, or does not contain golden losses.
 pub fn read(path: &str) -> Result<Vec<GoldenLosses>> {
     let invalid = |why: String| {
-        Error::Input(format!("training.known_answers = {path}: {why}; --record-answers FILE writes such a file"))
+        Error::Input(format!(
+            "training.known_answers = {path}: {why}; --record-answers FILE writes such a file"
+        ))
     };
     let text = match path {
         "" => BUILT_IN.to_string(),
@@ -70,7 +72,11 @@ pub fn record(path: &Path, losses: GoldenLosses) -> Result<()> {
 }
 
 /// The stored losses to compare a run with, and whether its bits must be the same.
-pub fn find<'a>(stored: &'a [GoldenLosses], reference: &str, computed_on: &str) -> Option<(&'a GoldenLosses, bool)> {
+pub fn find<'a>(
+    stored: &'a [GoldenLosses],
+    reference: &str,
+    computed_on: &str,
+) -> Option<(&'a GoldenLosses, bool)> {
     let mut of_reference = stored.iter().filter(|a| a.reference == reference);
     let same = of_reference.clone().find(|a| a.computed_on == computed_on);
     same.map(|a| (a, true)).or_else(|| of_reference.next().map(|a| (a, false)))
@@ -105,10 +111,11 @@ mod tests {
     fn the_golden_losses_that_ship_with_the_program_are_of_its_own_decks() {
         let stored = read("").unwrap();
         for name in ["acceptance.toml", "acceptance_quick.toml"] {
-            let deck = Deck::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("inputs").join(name), &[]).unwrap();
+            let deck =
+                Deck::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("inputs").join(name), &[]).unwrap();
             let found = find(&stored, &reference_name(&deck), "another processor");
-            let (losses, _) =
-                found.unwrap_or_else(|| panic!("no golden losses for inputs/{name}: {}", reference_name(&deck)));
+            let (losses, _) = found
+                .unwrap_or_else(|| panic!("no golden losses for inputs/{name}: {}", reference_name(&deck)));
             assert_eq!(losses.losses.len() as u64, deck.training.steps);
             assert!(losses.losses.last() < losses.losses.first(), "{name} learns something");
         }

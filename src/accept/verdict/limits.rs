@@ -120,7 +120,10 @@ mod tests {
         let found = fail_missing(&deck, Section::Scaling, vec![Metric::skipped("scaling", "one rank")]);
         let missing = found.iter().find(|m| m.name == "scaling.weak_efficiency").unwrap();
         assert_eq!((missing.status, missing.reference, missing.value), (Status::Fail, Some(0.9), None));
-        assert!(missing.reason.starts_with("one rank; limits.weak_efficiency has a reference"), "{missing:?}");
+        assert!(
+            missing.reason.starts_with("one rank; limits.weak_efficiency has a reference"),
+            "{missing:?}"
+        );
         assert_eq!(found.len(), 2, "no other figure has a reference: {found:?}");
         let measured = vec![Metric::info("collectives.overlap", 0.5, "")];
         assert_eq!(fail_missing(&deck, Section::Collectives, measured.clone()), measured);

@@ -130,7 +130,8 @@ impl Metric {
     /// Source, reference and tolerances: `deck 40 -10%`.
     pub fn compared_with(&self) -> Option<String> {
         let reference = self.reference?;
-        let percent = |sign: &str, x: Option<f64>| x.map_or(String::new(), |x| format!(" {sign}{}%", show(100.0 * x)));
+        let percent =
+            |sign: &str, x: Option<f64>| x.map_or(String::new(), |x| format!(" {sign}{}%", show(100.0 * x)));
         let source = self.source.map_or("", ReferenceSource::name);
         Some(format!("{source} {}{}{}", show(reference), percent("-", self.low), percent("+", self.high)))
     }
@@ -164,8 +165,12 @@ impl Metric {
         let (lowest, highest) = (limit.low.map(|f| bound(f, -1.0)), limit.high.map(|f| bound(f, 1.0)));
         let verdict = match (lowest, highest) {
             _ if value.is_nan() => Err("is NaN".to_string()),
-            (Some(lowest), _) if value < lowest => Err(format!("below the lowest good value {}", show(lowest))),
-            (_, Some(highest)) if value > highest => Err(format!("above the highest good value {}", show(highest))),
+            (Some(lowest), _) if value < lowest => {
+                Err(format!("below the lowest good value {}", show(lowest)))
+            }
+            (_, Some(highest)) if value > highest => {
+                Err(format!("above the highest good value {}", show(highest)))
+            }
             _ => Ok(()),
         };
         self.status = if verdict.is_ok() { Status::Pass } else { Status::Fail };

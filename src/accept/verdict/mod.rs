@@ -61,7 +61,8 @@ impl SectionResult {
 
     /// Whether its results are right, whatever their speed, so that sections that need it may run.
     pub fn is_sound(&self) -> bool {
-        self.ending == Ending::Completed && !self.metrics.iter().any(|m| m.correctness && m.status == Status::Fail)
+        self.ending == Ending::Completed
+            && !self.metrics.iter().any(|m| m.correctness && m.status == Status::Fail)
     }
 }
 
@@ -69,7 +70,8 @@ impl SectionResult {
 /// did not complete.
 pub fn blocked(section: Section, done: &[SectionResult]) -> Option<String> {
     let result = |needed: &Section| done.iter().find(|result| result.section == *needed);
-    let bad = section.needs().iter().filter_map(result).find(|r| r.ending != Ending::NotAsked && !r.is_sound())?;
+    let bad =
+        section.needs().iter().filter_map(result).find(|r| r.ending != Ending::NotAsked && !r.is_sound())?;
     Some(match bad.ending {
         Ending::Completed => format!("{} found wrong results", bad.section),
         _ => format!("{} did not complete", bad.section),
@@ -108,7 +110,8 @@ impl Verdict {
             }
             for metric in section.metrics.iter().filter(|m| m.status == Status::Fail) {
                 valid &= !metric.correctness;
-                let value = metric.value.map_or(String::new(), |v| format!(" = {} {}", metric::show(v), metric.unit));
+                let value =
+                    metric.value.map_or(String::new(), |v| format!(" = {} {}", metric::show(v), metric.unit));
                 reasons.push(format!("{}{}: {}", metric.name, value.trim_end(), metric.reason));
             }
         }
@@ -147,8 +150,16 @@ mod tests {
         let wrong = Metric::exactly("device.wrong", 3.0, 0.0, "", "rank 1");
         for (sections, line, exit) in [
             (vec![result(Section::Device, Completed, vec![])], "VALID  ACCEPTED", Exit::Finished),
-            (vec![result(Section::Device, Completed, vec![slow()])], "VALID  NOT ACCEPTED", Exit::NotAccepted),
-            (vec![result(Section::Device, Completed, vec![wrong])], "INVALID  NOT ACCEPTED", Exit::NotAccepted),
+            (
+                vec![result(Section::Device, Completed, vec![slow()])],
+                "VALID  NOT ACCEPTED",
+                Exit::NotAccepted,
+            ),
+            (
+                vec![result(Section::Device, Completed, vec![wrong])],
+                "INVALID  NOT ACCEPTED",
+                Exit::NotAccepted,
+            ),
             (
                 vec![result(Section::Device, Completed, vec![]), result(Section::Storage, Skipped, vec![])],
                 "INVALID  NOT ACCEPTED",

@@ -26,10 +26,12 @@ pub fn outliers(links: &[LinkTimes], slow: f64) -> Vec<Outlier> {
     }
     let middle = |f: fn(&LinkTimes) -> f64| median(&links.iter().map(f).collect::<Vec<_>>());
     let (latency, bandwidth) = (middle(|l| l.latency_us), middle(|l| l.gb_per_s));
-    let is_slow = |l: &&LinkTimes| l.latency_us * (1.0 - slow) > latency || l.gb_per_s < bandwidth * (1.0 - slow);
+    let is_slow =
+        |l: &&LinkTimes| l.latency_us * (1.0 - slow) > latency || l.gb_per_s < bandwidth * (1.0 - slow);
     let n = links.iter().map(|l| l.b + 1).max().unwrap_or(0);
     let of = |end: usize| links.iter().filter(move |l| l.a == end || l.b == end);
-    let nodes: Vec<usize> = (0..n).filter(|&end| of(end).count() > 2 && of(end).all(|l| is_slow(&l))).collect();
+    let nodes: Vec<usize> =
+        (0..n).filter(|&end| of(end).count() > 2 && of(end).all(|l| is_slow(&l))).collect();
     let of_bad_node = |l: &&LinkTimes| nodes.contains(&l.a) || nodes.contains(&l.b);
     let single = links.iter().filter(is_slow).filter(|l| !of_bad_node(l)).map(|l| Outlier::Link(l.a, l.b));
     nodes.iter().map(|&end| Outlier::Node(end)).chain(single).collect()
@@ -48,7 +50,11 @@ mod tests {
         assert!(slow_members(&[1.0], 0.1).is_empty());
     }
 
-    fn mesh(n: usize, latency: impl Fn(usize, usize) -> f64, gb: impl Fn(usize, usize) -> f64) -> Vec<LinkTimes> {
+    fn mesh(
+        n: usize,
+        latency: impl Fn(usize, usize) -> f64,
+        gb: impl Fn(usize, usize) -> f64,
+    ) -> Vec<LinkTimes> {
         let pairs = rounds(n).into_iter().flatten();
         pairs.map(|(a, b)| LinkTimes { a, b, latency_us: latency(a, b), gb_per_s: gb(a, b) }).collect()
     }

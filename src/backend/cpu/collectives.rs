@@ -130,7 +130,13 @@ impl Addresses {
     }
 
     /// Sends this rank's addresses to each rank of `to`, and receives as many from each of `from`.
-    fn exchange(&mut self, requests: &mut Requests<'_>, pacer: &Pacer<'_>, to: &[usize], from: &[usize]) -> Result<()> {
+    fn exchange(
+        &mut self,
+        requests: &mut Requests<'_>,
+        pacer: &Pacer<'_>,
+        to: &[usize],
+        from: &[usize],
+    ) -> Result<()> {
         let n = self.own.len();
         self.theirs.clear();
         self.theirs.resize(n * from.len(), 0);
@@ -187,7 +193,13 @@ fn all_gather(
 }
 
 /// Copies this rank's slices and reads those of the others, which lie at `theirs`. Returns the bytes read.
-fn read_slices(transport: &Transport, peers: &Peers, theirs: &[u64], shards: &[Buf], outs: &mut [Buf]) -> Result<u64> {
+fn read_slices(
+    transport: &Transport,
+    peers: &Peers,
+    theirs: &[u64],
+    shards: &[Buf],
+    outs: &mut [Buf],
+) -> Result<u64> {
     let others = peers.others();
     let mut read_bytes = 0;
     for (i, (shard, out)) in shards.iter().zip(outs).enumerate() {
@@ -230,7 +242,8 @@ fn reduce_scatter(
     if !givers.is_empty() {
         chunk.resize(CHUNK_BYTES / 4, 0);
     }
-    let mut sum = Sum { transport, full, givers, theirs: &addresses.theirs, chunk, first: *first, read_bytes: 0 };
+    let mut sum =
+        Sum { transport, full, givers, theirs: &addresses.theirs, chunk, first: *first, read_bytes: 0 };
     for bucket in buckets.iter() {
         let exchange = bucket.exchange(transport.rank, transport.size, *contributors);
         start(exchange, &mut requests, transport, full, staging.as_mut())?;
@@ -316,7 +329,14 @@ impl Sum<'_> {
     }
 
     /// Adds elements from `start` of a full gradient of a giver.
-    fn add_read(&mut self, sum: &mut [f32], giver: usize, param: usize, start: usize, copy: bool) -> Result<()> {
+    fn add_read(
+        &mut self,
+        sum: &mut [f32],
+        giver: usize,
+        param: usize,
+        start: usize,
+        copy: bool,
+    ) -> Result<()> {
         let dtype = self.full[param].dtype();
         let peers = self.transport.peers.as_ref().expect("givers are peers");
         let addr = self.theirs[giver * self.full.len() + param] + (start * dtype.bytes()) as u64;

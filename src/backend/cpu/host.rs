@@ -16,8 +16,8 @@ use std::sync::Arc;
 pub fn arena(bytes: usize) -> Result<Arc<Arena>> {
     let mut map = memmap2::MmapMut::map_anon(bytes.max(1)).map_err(|e| {
         Error::Comm(format!(
-            "cannot allocate {bytes} bytes for model and activations: {e}; start more ranks on more nodes, or lower \
-             train.micro_batch_size or the model's sizes (`zero3 plan` shows what is needed)"
+            "cannot allocate {bytes} bytes for model and activations: {e}; start more ranks on more nodes, \
+             or lower train.micro_batch_size or the model's sizes (`zero3 plan` shows what is needed)"
         ))
     })?;
     // Fewer entries of the address cache for the same bytes, where the system has such pages; as well

@@ -27,7 +27,11 @@ impl Library for CpuComm {
     }
 
     fn reduce_scatter(&self, out: ViewMut<'_>, inp: View<'_>) -> Result<()> {
-        self.control().communicator().reduce_scatter_block_into(f32s(inp), f32s_mut(out), SystemOperation::sum());
+        self.control().communicator().reduce_scatter_block_into(
+            f32s(inp),
+            f32s_mut(out),
+            SystemOperation::sum(),
+        );
         Ok(())
     }
 

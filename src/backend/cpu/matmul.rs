@@ -40,7 +40,13 @@ impl<'a, T: Element> Mat<'a, T> {
 
     /// The transpose, by exchanging strides.
     pub fn t(self) -> Self {
-        Mat { rows: self.cols, cols: self.rows, row_stride: self.col_stride, col_stride: self.row_stride, ..self }
+        Mat {
+            rows: self.cols,
+            cols: self.rows,
+            row_stride: self.col_stride,
+            col_stride: self.row_stride,
+            ..self
+        }
     }
 
     /// The elements of `rows` and `cols`.
@@ -82,9 +88,21 @@ impl<'a, T: Element> MatMut<'a, T> {
     ///
     /// # Safety
     /// While the result lives, none of its elements may be used in another way.
-    pub unsafe fn strided(data: &Shared<'a, T>, start: usize, rows: usize, cols: usize, row_stride: usize) -> Self {
+    pub unsafe fn strided(
+        data: &Shared<'a, T>,
+        start: usize,
+        rows: usize,
+        cols: usize,
+        row_stride: usize,
+    ) -> Self {
         assert!(cols <= row_stride, "{cols} columns, stride {row_stride}");
-        MatMut { ptr: data.ptr(start, span(rows, cols, row_stride)), rows, cols, row_stride, life: PhantomData }
+        MatMut {
+            ptr: data.ptr(start, span(rows, cols, row_stride)),
+            rows,
+            cols,
+            row_stride,
+            life: PhantomData,
+        }
     }
 
     /// The elements of `rows` and `cols`, for as long as `self` is borrowed.
@@ -99,15 +117,26 @@ impl<'a, T: Element> MatMut<'a, T> {
     /// # Safety
     /// While the result lives, none of its elements may be used in another way.
     pub unsafe fn part(&self, row: usize, cols: Range<usize>) -> &'a mut [T] {
-        assert!(row < self.rows && cols.start <= cols.end && cols.end <= self.cols, "columns {cols:?} of row {row}");
+        assert!(
+            row < self.rows && cols.start <= cols.end && cols.end <= self.cols,
+            "columns {cols:?} of row {row}"
+        );
         // SAFETY: a row of the matrix lies in the borrowed slice; exclusive by the contract above.
-        unsafe { std::slice::from_raw_parts_mut(self.ptr.add(row * self.row_stride + cols.start), cols.len()) }
+        unsafe {
+            std::slice::from_raw_parts_mut(self.ptr.add(row * self.row_stride + cols.start), cols.len())
+        }
     }
 
     /// The matrix itself where it holds f32, for as long as `self` is borrowed.
     pub fn as_f32(&mut self) -> Option<MatMut<'_>> {
         let &mut MatMut { ptr, rows, cols, row_stride, .. } = self;
-        (T::DTYPE == DType::F32).then(|| MatMut { ptr: ptr.cast(), rows, cols, row_stride, life: PhantomData })
+        (T::DTYPE == DType::F32).then(|| MatMut {
+            ptr: ptr.cast(),
+            rows,
+            cols,
+            row_stride,
+            life: PhantomData,
+        })
     }
 }
 
@@ -133,7 +162,14 @@ pub fn k_chunk(k: usize) -> usize {
 }
 
 /// `dst = scale * lhs * rhs`, or `dst += ...` where `accumulate`.
-pub fn matmul(dst: MatMut<'_>, accumulate: bool, lhs: Mat<'_>, rhs: Mat<'_>, scale: f32, parallelism: Parallelism) {
+pub fn matmul(
+    dst: MatMut<'_>,
+    accumulate: bool,
+    lhs: Mat<'_>,
+    rhs: Mat<'_>,
+    scale: f32,
+    parallelism: Parallelism,
+) {
     assert_eq!((lhs.rows, lhs.cols, rhs.cols), (dst.rows, rhs.rows, dst.cols), "shapes of a matrix product");
     let k = lhs.cols;
     let chunk = k_chunk(k);

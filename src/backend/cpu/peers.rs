@@ -41,11 +41,12 @@ impl Peers {
         let processes: Vec<_> = all.chunks_exact(own.len()).map(process).collect();
         let others = (0..size).filter(|&other| other != rank && processes[other].is_some()).collect();
         let peers = Peers { processes, others };
-        let readable =
-            all.chunks_exact(own.len()).enumerate().filter(|&(rank, _)| peers.reads(rank)).all(|(rank, word)| {
+        let readable = all.chunks_exact(own.len()).enumerate().filter(|&(rank, _)| peers.reads(rank)).all(
+            |(rank, word)| {
                 let mut seen = [0u8; 8];
                 peers.try_read(rank, word[2], &mut seen).is_ok() && u64::from_ne_bytes(seen) == word[3]
-            });
+            },
+        );
         // Every rank has read before the token goes.
         let mut n_ranks = [i64::from(readable), i64::from(!peers.others.is_empty())];
         group.all_reduce_sum(&mut n_ranks)?;

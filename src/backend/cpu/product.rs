@@ -180,7 +180,10 @@ mod tests {
                 for (i, (a, b)) in dots.iter().zip(&converted).enumerate() {
                     // Products of bf16 are exact in f32; each of k additions rounds by 6e-8 of a sum below
                     // sqrt(k).
-                    assert!((a - b).abs() <= 6e-8 * k as f32 + 2e-7, "{m} x {n} x {k}, element {i}: {a} and {b}");
+                    assert!(
+                        (a - b).abs() <= 6e-8 * k as f32 + 2e-7,
+                        "{m} x {n} x {k}, element {i}: {a} and {b}"
+                    );
                 }
             }
         }

@@ -97,7 +97,10 @@ impl<'a> Requests<'a> {
             // SAFETY: plain handle outputs; both types are freed below, MPI keeps what pending calls need.
             unsafe {
                 check("MPI_Type_contiguous", ffi::MPI_Type_contiguous(count, element, &mut part))?;
-                check("MPI_Type_create_resized", ffi::MPI_Type_create_resized(part, 0, extent, &mut recv_type))?;
+                check(
+                    "MPI_Type_create_resized",
+                    ffi::MPI_Type_create_resized(part, 0, extent, &mut recv_type),
+                )?;
                 check("MPI_Type_commit", ffi::MPI_Type_commit(&mut recv_type))?;
                 check("MPI_Type_free", ffi::MPI_Type_free(&mut part))?;
             }
@@ -140,8 +143,9 @@ impl<'a> Requests<'a> {
             let mut request = null_request();
             let (addr, kind) = (part.addr() as usize as *mut _, datatype(part.dtype()));
             // SAFETY: as in `all_gather_part`.
-            let code =
-                unsafe { ffi::MPI_Irecv(addr, count as c_int, kind, from as c_int, 0, self.comm.0, &mut request) };
+            let code = unsafe {
+                ffi::MPI_Irecv(addr, count as c_int, kind, from as c_int, 0, self.comm.0, &mut request)
+            };
             check("MPI_Irecv", code)?;
             self.pending.push(request);
             self.received_bytes += (count * element) as u64;
@@ -163,7 +167,9 @@ impl<'a> Requests<'a> {
             let mut request = null_request();
             let (addr, kind) = (part.addr() as usize as *const _, datatype(part.dtype()));
             // SAFETY: as in `all_gather_part`.
-            let code = unsafe { ffi::MPI_Isend(addr, count as c_int, kind, to as c_int, 0, self.comm.0, &mut request) };
+            let code = unsafe {
+                ffi::MPI_Isend(addr, count as c_int, kind, to as c_int, 0, self.comm.0, &mut request)
+            };
             check("MPI_Isend", code)?;
             self.pending.push(request);
             start += count;
@@ -179,7 +185,9 @@ impl<'a> Requests<'a> {
         let mut request = null_request();
         let (addr, n) = (words.as_ptr().cast(), words.len() as c_int);
         // SAFETY: a live slice, which the caller keeps until completion.
-        let code = unsafe { ffi::MPI_Isend(addr, n, ffi::RSMPI_UINT64_T, to as c_int, tag, self.comm.0, &mut request) };
+        let code = unsafe {
+            ffi::MPI_Isend(addr, n, ffi::RSMPI_UINT64_T, to as c_int, tag, self.comm.0, &mut request)
+        };
         check("MPI_Isend", code)?;
         self.pending.push(request);
         Ok(())
@@ -193,8 +201,9 @@ impl<'a> Requests<'a> {
         let mut request = null_request();
         let (addr, n) = (words.as_mut_ptr().cast(), words.len() as c_int);
         // SAFETY: an exclusive slice, which the caller keeps until completion.
-        let code =
-            unsafe { ffi::MPI_Irecv(addr, n, ffi::RSMPI_UINT64_T, from as c_int, tag, self.comm.0, &mut request) };
+        let code = unsafe {
+            ffi::MPI_Irecv(addr, n, ffi::RSMPI_UINT64_T, from as c_int, tag, self.comm.0, &mut request)
+        };
         check("MPI_Irecv", code)?;
         self.pending.push(request);
         Ok(())
@@ -205,7 +214,8 @@ impl<'a> Requests<'a> {
         let mut done: c_int = 0;
         let n = self.pending.len() as c_int;
         // SAFETY: `pending` holds live requests; completed ones are set to null by MPI.
-        let code = unsafe { ffi::MPI_Testall(n, self.pending.as_mut_ptr(), &mut done, ffi::RSMPI_STATUSES_IGNORE) };
+        let code =
+            unsafe { ffi::MPI_Testall(n, self.pending.as_mut_ptr(), &mut done, ffi::RSMPI_STATUSES_IGNORE) };
         check("MPI_Testall", code)?;
         if done != 0 {
             self.pending.clear();

@@ -137,7 +137,8 @@ impl<Q: Queued> Worker<Q> {
         lists.next += 1;
         lists.queue.push_back((number, queued));
         self.shared.submitted.notify_one();
-        let thread = self.thread.as_ref().expect("the thread lives until the queue is dropped").thread().clone();
+        let thread =
+            self.thread.as_ref().expect("the thread lives until the queue is dropped").thread().clone();
         InFlight { shared: Arc::clone(&self.shared), number, thread }
     }
 }

@@ -73,7 +73,8 @@ impl Cache {
         let Some(dir) = &self.dir else { return false };
         // Whatever the umask says, nobody else may write what is to be believed.
         let written = DirBuilder::new().recursive(true).mode(0o755).create(dir).and_then(|()| {
-            let mut file = tempfile::Builder::new().permissions(Permissions::from_mode(0o644)).tempfile_in(dir)?;
+            let mut file =
+                tempfile::Builder::new().permissions(Permissions::from_mode(0o644)).tempfile_in(dir)?;
             file.write_all(&head(image))?;
             file.write_all(image)?;
             // Two runs at once write the same bytes: whichever renames last is right, too.
@@ -199,7 +200,10 @@ mod tests {
         assert_eq!(distrust(0, 0o644, false, 7), None, "root's");
         assert_eq!(distrust(8, 0o644, false, 7).as_deref(), Some("belongs to user 8"));
         assert_eq!(distrust(8, 0o1777, true, 7).as_deref(), Some("belongs to user 8"));
-        assert!(distrust(7, 0o1666, false, 7).unwrap().contains("mode 1666"), "the sticky bit of a file says nothing");
+        assert!(
+            distrust(7, 0o1666, false, 7).unwrap().contains("mode 1666"),
+            "the sticky bit of a file says nothing"
+        );
     }
 
     #[test]

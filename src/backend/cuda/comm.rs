@@ -138,7 +138,8 @@ impl NcclComm {
         let started = self.device.mark(queue);
         // After an error the other ranks may never call, and the device would not finish: memory is freed
         // after that.
-        let received = calls(&mut landed).inspect_err(|_| self.communicators.iter().for_each(Communicators::abort));
+        let received =
+            calls(&mut landed).inspect_err(|_| self.communicators.iter().for_each(Communicators::abort));
         let finished = self.device.mark(queue);
         let Buffers { inputs, outputs, staging } = landed;
         let landed = received.map(|received_bytes| {
@@ -159,7 +160,13 @@ impl NcclComm {
 
     /// Exchanges the contributions of one bucket and adds them in the order of ranks; returns the bytes
     /// received.
-    fn exchange_and_add(&self, bucket: &Bucket, bufs: &mut Buffers, contributors: usize, first: bool) -> Result<u64> {
+    fn exchange_and_add(
+        &self,
+        bucket: &Bucket,
+        bufs: &mut Buffers,
+        contributors: usize,
+        first: bool,
+    ) -> Result<u64> {
         let (rank, size) = (self.rank(), self.size());
         let exchange = bucket.exchange(rank, size, contributors);
         let Buffers { inputs: full, outputs: slices, staging } = bufs;
@@ -180,7 +187,8 @@ impl NcclComm {
         for Part { param, in_slice, in_full, in_staging, stride } in exchange.parts() {
             let own = full[param].view().range(in_full);
             let sum = slices[param].view_mut().range(in_slice);
-            let received = staging.as_ref().map(|staging| staging.view().range(in_staging.start..staging.numel()));
+            let received =
+                staging.as_ref().map(|staging| staging.view().range(in_staging.start..staging.numel()));
             self.add_in_order(sum, own, received, Order { stride, contributors, rank, first });
         }
         Ok(received_bytes)
@@ -231,7 +239,11 @@ impl NcclComm {
     fn add_in_order(&self, sum: ViewMut<'_>, own: View<'_>, received: Option<View<'_>>, order: Order) {
         let numel = own.numel();
         self.device
-            .launch_on(Queue::Reduce, Kernel::new("ordered_add").of(own.dtype()), self.device.grid_over(numel))
+            .launch_on(
+                Queue::Reduce,
+                Kernel::new("ordered_add").of(own.dtype()),
+                self.device.grid_over(numel),
+            )
             .write(sum)
             .read(own)
             .read_or_null(received)

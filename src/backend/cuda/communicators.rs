@@ -32,7 +32,11 @@ impl Communicators {
     pub fn connect(device: &Rc<CudaDevice>, control: &mpi::Group, timeout: Duration) -> Result<Self> {
         let ids = decided_by_rank_0(control, || Ok([nccl::new_id()?.to_vec(), nccl::new_id()?.to_vec()]))?;
         let digests = ids.each_ref().map(|id| xxhash_rust::xxh3::xxh3_64(id));
-        log::debug!("NCCL ids of the gather and reduce communicators: {:016x}, {:016x}", digests[0], digests[1]);
+        log::debug!(
+            "NCCL ids of the gather and reduce communicators: {:016x}, {:016x}",
+            digests[0],
+            digests[1]
+        );
         control.barrier()?;
         // One after the other, agreed upon each time: no rank waits for one that has failed before.
         let gather = connect_one(device, control, &ids[0], Queue::Gather, timeout)?;
@@ -77,13 +81,15 @@ fn connect_one(
             let why = connected.err().map_or(String::new(), |error| format!(" ({error})"));
             return Err(Error::Comm(format!("{} not called to connect over NCCL{why}", ranks_have(&late))));
         }
-        let round = all_or_none(control, connected.map(|connected| (connected, started.elapsed() > timeout)))?;
+        let round =
+            all_or_none(control, connected.map(|connected| (connected, started.elapsed() > timeout)))?;
         let waiting: Vec<usize> = (0..round.len()).filter(|&rank| !round[rank].0).collect();
         if waiting.is_empty() {
             return comm.map(Rc::new);
         }
         if round.iter().any(|&(_, is_over)| is_over) {
-            let error = format!("{} not been connected by NCCL within {} s", ranks_have(&waiting), timeout.as_secs());
+            let error =
+                format!("{} not been connected by NCCL within {} s", ranks_have(&waiting), timeout.as_secs());
             return Err(Error::Agreed { rank: 0, error: Box::new(Error::Comm(error)) });
         }
     }

@@ -69,7 +69,8 @@ impl Context {
     fn retain(device: sys::CUdevice) -> Result<Self> {
         // SAFETY: a device that the driver has named; retained here, released once.
         unsafe {
-            let raw = driver::primary_ctx::retain(device).map_err(|e| fault("cuDevicePrimaryCtxRetain", e))?;
+            let raw =
+                driver::primary_ctx::retain(device).map_err(|e| fault("cuDevicePrimaryCtxRetain", e))?;
             let context = Context(device);
             driver::ctx::set_current(raw).map_err(|e| fault("cuCtxSetCurrent", e))?;
             Ok(context)
@@ -103,7 +104,8 @@ impl CudaDevice {
         // As a view they are twice as many u32.
         let bins = Buf::new(&arena::allocate(&seal, BIN_WORDS * 8)?, 0, BIN_WORDS * 2, DType::U32);
         let (transfers, bins, cublaslt) = (RefCell::default(), RefCell::new(bins), CublasLt::open(tf32)?);
-        let device = CudaDevice { transfers, bins, cublaslt, kernels, streams, props, seal, _context: context };
+        let device =
+            CudaDevice { transfers, bins, cublaslt, kernels, streams, props, seal, _context: context };
         // The clocks are compared for the first time.
         device.streams.drain(Queue::Compute)?;
         Ok(device)
@@ -141,8 +143,10 @@ impl Props {
             n_multiprocessors: get(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32,
             max_shared_bytes: get(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as u32,
             // SAFETY: as above.
-            memory_bytes: unsafe { driver::device::total_mem(device) }.map_err(|e| fault("cuDeviceTotalMem", e))?,
-            clocks_khz: [A::CU_DEVICE_ATTRIBUTE_CLOCK_RATE, A::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE].map(clock),
+            memory_bytes: unsafe { driver::device::total_mem(device) }
+                .map_err(|e| fault("cuDeviceTotalMem", e))?,
+            clocks_khz: [A::CU_DEVICE_ATTRIBUTE_CLOCK_RATE, A::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE]
+                .map(clock),
             has_ecc: if_given(A::CU_DEVICE_ATTRIBUTE_ECC_ENABLED).map(|on| on != 0),
             bus_id: probe::bus_id(device).ok(),
         })
@@ -155,8 +159,8 @@ impl Props {
             return Ok(());
         }
         Err(Error::Comm(format!(
-            "{} gives a block {} bytes of shared memory, and attention needs {needed}: use another device, or set \
-             run.backend = \"cpu\"",
+            "{} gives a block {} bytes of shared memory, and attention needs {needed}: use another device, \
+             or set run.backend = \"cpu\"",
             self.name, self.max_shared_bytes
         )))
     }

@@ -113,7 +113,8 @@ impl Drop for Program {
 fn compile(architecture: Architecture) -> Result<Vec<u8>> {
     let c_string = |text: &str| CString::new(text).expect("sources have no zero bytes");
     let main = c_string(kernels::MAIN);
-    let (names, texts): (Vec<_>, Vec<_>) = kernels::FILES.iter().map(|(n, t)| (c_string(n), c_string(t))).unzip();
+    let (names, texts): (Vec<_>, Vec<_>) =
+        kernels::FILES.iter().map(|(n, t)| (c_string(n), c_string(t))).unzip();
     let pointers = |strings: &[CString]| strings.iter().map(|s| s.as_ptr()).collect::<Vec<_>>();
     let (names, texts) = (pointers(&names), pointers(&texts));
     let mut program = ptr::null_mut();
@@ -135,8 +136,8 @@ fn compile(architecture: Architecture) -> Result<Vec<u8>> {
     // SAFETY: a living program.
     if let Err(error) = unsafe { nvrtc::compile_program(program.0, &options) } {
         return Err(Error::Comm(format!(
-            "libnvrtc cannot compile the kernels for {architecture} ({error}); where it does not know the device, that of a \
-             newer CUDA does: {}",
+            "libnvrtc cannot compile the kernels for {architecture} ({error}); where it does not know the \
+             device, that of a newer CUDA does: {}",
             log_of(&program)
         )));
     }

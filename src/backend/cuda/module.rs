@@ -36,7 +36,10 @@ impl Kernels {
         // SAFETY: a complete image: the compiler of this rank or of rank 0 has just made it, or its digest is
         // that of one it made.
         let module = unsafe { driver::module::load_data(image.bytes().as_ptr().cast()) };
-        Ok(Kernels { module: module.map_err(|e| fault("cuModuleLoadData", e))?, functions: RefCell::default() })
+        Ok(Kernels {
+            module: module.map_err(|e| fault("cuModuleLoadData", e))?,
+            functions: RefCell::default(),
+        })
     }
 
     /// A kernel, which may have this much dynamic shared memory.
@@ -51,7 +54,9 @@ impl Kernels {
         if shared_bytes > function.shared_bytes {
             let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             // SAFETY: a function of a module that is loaded.
-            let set = unsafe { driver::function::set_function_attribute(function.raw, attribute, shared_bytes as i32) };
+            let set = unsafe {
+                driver::function::set_function_attribute(function.raw, attribute, shared_bytes as i32)
+            };
             if let Err(error) = set {
                 panic!("{kernel} may not have {shared_bytes} bytes of shared memory: {}", in_words(error));
             }

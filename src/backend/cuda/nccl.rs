@@ -42,7 +42,8 @@ pub struct Communicator {
 
 /// A new id; one rank makes it and tells the others.
 pub fn new_id() -> Result<[u8; ID_BYTES]> {
-    let id: sys::ncclUniqueId = nccl::get_uniqueid().map_err(|e| failed("ncclGetUniqueId", e.0, ptr::null_mut()))?;
+    let id: sys::ncclUniqueId =
+        nccl::get_uniqueid().map_err(|e| failed("ncclGetUniqueId", e.0, ptr::null_mut()))?;
     Ok(id.internal.map(|c| c as u8))
 }
 
@@ -76,7 +77,13 @@ fn datatype(dtype: DType) -> sys::ncclDataType_t {
 
 impl Communicator {
     /// Begins to connect to the other ranks; [`Communicator::poll`] says when that is done.
-    pub fn begin(id: &[u8; ID_BYTES], rank: usize, size: usize, queue: Queue, streams: Rc<Streams>) -> Result<Self> {
+    pub fn begin(
+        id: &[u8; ID_BYTES],
+        rank: usize,
+        size: usize,
+        queue: Queue,
+        streams: Rc<Streams>,
+    ) -> Result<Self> {
         let mut config = sys::ncclConfig_t {
             size: size_of::<sys::ncclConfig_t>(),
             magic: CONFIG_MAGIC,
@@ -100,7 +107,8 @@ impl Communicator {
         let mut raw = ptr::null_mut();
         // SAFETY: the configuration outlives the call, which copies it; the device's context is current on
         // this thread.
-        let code = unsafe { sys::ncclCommInitRankConfig(&mut raw, size as i32, id, rank as i32, &mut config) };
+        let code =
+            unsafe { sys::ncclCommInitRankConfig(&mut raw, size as i32, id, rank as i32, &mut config) };
         check("ncclCommInitRankConfig", code, raw)?;
         Ok(Communicator { raw, queue, streams, aborted: Cell::new(false) })
     }
@@ -236,7 +244,11 @@ impl GroupCalls<'_> {
 
     /// `out` becomes the sum of every rank's `inp`.
     pub fn all_reduce(&self, inp: View<'_>, out: ViewMut<'_>) -> Result<()> {
-        assert_eq!((inp.numel(), inp.dtype()), (out.numel(), out.dtype()), "as many elements as every rank has");
+        assert_eq!(
+            (inp.numel(), inp.dtype()),
+            (out.numel(), out.dtype()),
+            "as many elements as every rank has"
+        );
         let (send, recv) = (inp.addr() as usize as *const _, out.addr() as usize as *mut _);
         let (comm, dtype, sum) = (self.comm.raw, datatype(inp.dtype()), sys::ncclRedOp_t::ncclSum);
         // SAFETY: as above.
@@ -259,13 +271,17 @@ impl GroupCalls<'_> {
     pub fn send(&self, inp: View<'_>, peer: usize) -> Result<()> {
         let (from, comm, dtype) = (inp.addr() as usize as *const _, self.comm.raw, datatype(inp.dtype()));
         // SAFETY: as above.
-        self.check("ncclSend", unsafe { sys::ncclSend(from, inp.numel(), dtype, peer as i32, comm, self.stream()) })
+        self.check("ncclSend", unsafe {
+            sys::ncclSend(from, inp.numel(), dtype, peer as i32, comm, self.stream())
+        })
     }
 
     /// Receives what `peer` sends into `out`.
     pub fn receive(&self, out: ViewMut<'_>, peer: usize) -> Result<()> {
         let (to, comm, dtype) = (out.addr() as usize as *mut _, self.comm.raw, datatype(out.dtype()));
         // SAFETY: as above.
-        self.check("ncclRecv", unsafe { sys::ncclRecv(to, out.numel(), dtype, peer as i32, comm, self.stream()) })
+        self.check("ncclRecv", unsafe {
+            sys::ncclRecv(to, out.numel(), dtype, peer as i32, comm, self.stream())
+        })
     }
 }

@@ -131,8 +131,9 @@ macro_rules! library {
             is_present: || unsafe { sys::is_culib_present() },
             lacks: || {
                 // SAFETY: as above; the symbol is looked up and never called as this type.
-                let has =
-                    |symbol: &str| unsafe { sys::culib().get::<unsafe extern "C" fn()>(symbol.as_bytes()).is_ok() };
+                let has = |symbol: &str| unsafe {
+                    sys::culib().get::<unsafe extern "C" fn()>(symbol.as_bytes()).is_ok()
+                };
                 $symbols.iter().copied().find(|symbol| !has(symbol))
             },
         }
@@ -146,9 +147,9 @@ impl Library {
             return Err(format!("{what} cannot be loaded ({name}): {remedy}"));
         }
         match (self.lacks)() {
-            Some(symbol) => {
-                Err(format!("{what} ({name}) has no {symbol}, it is too old or not what it is called: {remedy}"))
-            }
+            Some(symbol) => Err(format!(
+                "{what} ({name}) has no {symbol}, it is too old or not what it is called: {remedy}"
+            )),
             None => Ok(()),
         }
     }
@@ -178,7 +179,8 @@ pub fn devices(collectives: bool) -> Result<Vec<String>, String> {
     unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(|e| failed("cuDriverGetVersion", e))?;
     if version < OLDEST_DRIVER {
         return Err(format!(
-            "the NVIDIA driver is for CUDA {}, zero3 needs one for CUDA {} or newer (version 570): update the driver",
+            "the NVIDIA driver is for CUDA {}, zero3 needs one for CUDA {} or newer (version 570): update \
+             the driver",
             cuda_version(version),
             cuda_version(OLDEST_DRIVER)
         ));
@@ -201,8 +203,8 @@ fn usable(ordinal: i32) -> Result<Result<String, String>, driver::DriverError> {
         if (major, minor) < OLDEST_DEVICE {
             let name = driver::device::get_name(device)?;
             return Ok(Err(format!(
-                "device {ordinal}, {name}, has compute capability {major}.{minor}, zero3 needs {}.{} or newer (Ampere): hide it \
-                 with CUDA_VISIBLE_DEVICES, or set run.backend = \"cpu\"",
+                "device {ordinal}, {name}, has compute capability {major}.{minor}, zero3 needs {}.{} or \
+                 newer (Ampere): hide it with CUDA_VISIBLE_DEVICES, or set run.backend = \"cpu\"",
                 OLDEST_DEVICE.0, OLDEST_DEVICE.1
             )));
         }
@@ -220,15 +222,20 @@ pub fn bus_id(device: sys::CUdevice) -> Result<String, driver::DriverError> {
 
 /// The libraries beside the driver, which is for this CUDA version.
 fn check_libraries(driver_version: i32, collectives: bool) -> Result<(), String> {
-    let toolkit = "put the directory of CUDA's libraries in LD_LIBRARY_PATH (those of a PyTorch are nvidia/*/lib under its \
-                   site-packages)";
-    let compiler = library!(nvrtc::sys, NVRTC_SYMBOLS, "CUDA's run-time compiler", "libnvrtc.so.13 or .12", "");
+    let toolkit = "put the directory of CUDA's libraries in LD_LIBRARY_PATH (those of a PyTorch are \
+                   nvidia/*/lib under its site-packages)";
+    let compiler =
+        library!(nvrtc::sys, NVRTC_SYMBOLS, "CUDA's run-time compiler", "libnvrtc.so.13 or .12", "");
     Library { remedy: toolkit, ..compiler }.check()?;
     check_major(compiler.what, nvrtc_version().0, driver_version)?;
     let products = library!(cublaslt::sys, CUBLASLT_SYMBOLS, "cuBLASLt", "libcublasLt.so.13 or .12", "");
     Library { remedy: toolkit, ..products }.check()?;
     // SAFETY: the call takes nothing.
-    check_major(products.what, unsafe { cublaslt::sys::cublasLtGetVersion() } as i32 / 10_000, driver_version)?;
+    check_major(
+        products.what,
+        unsafe { cublaslt::sys::cublasLtGetVersion() } as i32 / 10_000,
+        driver_version,
+    )?;
     if !collectives {
         return Ok(());
     }
@@ -237,12 +244,12 @@ fn check_libraries(driver_version: i32, collectives: bool) -> Result<(), String>
         NCCL_SYMBOLS,
         "NCCL",
         "libnccl.so",
-        "put its directory in LD_LIBRARY_PATH; wheels bring libnccl.so.2 alone, so make a link to it of the name libnccl.so \
-         there, or run on one rank"
+        "put its directory in LD_LIBRARY_PATH; wheels bring libnccl.so.2 alone, so make a link to it of the \
+         name libnccl.so there, or run on one rank"
     )
     .check()?;
-    let version =
-        nccl::result::get_nccl_version().map_err(|e| format!("ncclGetVersion failed with code {}", e.0 as u32))?;
+    let version = nccl::result::get_nccl_version()
+        .map_err(|e| format!("ncclGetVersion failed with code {}", e.0 as u32))?;
     if version < OLDEST_NCCL {
         return Err(format!(
             "NCCL is version {}, zero3 needs {} or newer: put a newer one first in LD_LIBRARY_PATH",
@@ -260,8 +267,8 @@ fn check_major(what: &str, major: i32, driver_version: i32) -> Result<(), String
         return Ok(());
     }
     Err(format!(
-        "{what} is of CUDA {major}, and the NVIDIA driver is for CUDA {}: update the driver, or have only libraries of CUDA {of_driver} \
-         in LD_LIBRARY_PATH",
+        "{what} is of CUDA {major}, and the NVIDIA driver is for CUDA {}: update the driver, or have only \
+         libraries of CUDA {of_driver} in LD_LIBRARY_PATH",
         cuda_version(driver_version)
     ))
 }
@@ -313,8 +320,10 @@ mod tests {
     #[test]
     fn every_function_of_nccl_that_is_called_is_asked_for() {
         let text = include_str!("nccl.rs");
-        let called = text.split("sys::").skip(1).filter_map(|rest| rest.split_once('(').map(|(name, _)| name));
-        let functions = called.filter(|name| name.starts_with("nccl") && name.chars().all(char::is_alphanumeric));
+        let called =
+            text.split("sys::").skip(1).filter_map(|rest| rest.split_once('(').map(|(name, _)| name));
+        let functions =
+            called.filter(|name| name.starts_with("nccl") && name.chars().all(char::is_alphanumeric));
         let missing: Vec<&str> = functions.filter(|name| !NCCL_SYMBOLS.contains(name)).collect();
         assert!(missing.is_empty(), "{missing:?}");
     }

@@ -195,7 +195,9 @@ impl Streams {
         }
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: both belong to the current context and live; the stream keeps what it needs of the event.
-        expect("cuStreamWaitEvent", unsafe { driver::stream::wait_event(self.raw(queue), event.0.raw(), flags) });
+        expect("cuStreamWaitEvent", unsafe {
+            driver::stream::wait_event(self.raw(queue), event.0.raw(), flags)
+        });
     }
 
     /// Blocks the host until `event` is past. Tests leave these waits out, too.

@@ -17,21 +17,38 @@ pub fn decided_by_rank_0<G: AsRef<Group>, T: Serialize + DeserializeOwned>(
 
 /// Every rank has tried: all results in rank order, or the error of the lowest rank that failed, on every
 /// rank.
-pub fn all_or_none<G: AsRef<Group>, T: Serialize + DeserializeOwned>(group: &G, own: Result<T>) -> Result<Vec<T>> {
+pub fn all_or_none<G: AsRef<Group>, T: Serialize + DeserializeOwned>(
+    group: &G,
+    own: Result<T>,
+) -> Result<Vec<T>> {
     let group = group.as_ref();
-    group.all_gather_bytes(&encode(&own))?.iter().enumerate().map(|(rank, bytes)| decode(rank, bytes)).collect()
+    group
+        .all_gather_bytes(&encode(&own))?
+        .iter()
+        .enumerate()
+        .map(|(rank, bytes)| decode(rank, bytes))
+        .collect()
 }
 
 /// Every rank has tried: rank 0 gets all results in rank order and the others an empty list; or the error of
 /// the lowest rank that failed, on every rank. For results too large to send everywhere.
-pub fn all_to_rank_0<G: AsRef<Group>, T: Serialize + DeserializeOwned>(group: &G, own: Result<T>) -> Result<Vec<T>> {
+pub fn all_to_rank_0<G: AsRef<Group>, T: Serialize + DeserializeOwned>(
+    group: &G,
+    own: Result<T>,
+) -> Result<Vec<T>> {
     let (verdict, own) = match own {
         Ok(own) => (Ok(()), Some(own)),
         Err(error) => (Err(error), None),
     };
     all_or_none(group, verdict)?;
     let own = Ok(own.expect("no rank failed"));
-    group.as_ref().gather_bytes(&encode(&own))?.iter().enumerate().map(|(rank, bytes)| decode(rank, bytes)).collect()
+    group
+        .as_ref()
+        .gather_bytes(&encode(&own))?
+        .iter()
+        .enumerate()
+        .map(|(rank, bytes)| decode(rank, bytes))
+        .collect()
 }
 
 fn encode<T: Serialize>(result: &Result<T>) -> Vec<u8> {

@@ -155,7 +155,9 @@ impl Group {
     fn broadcast<T: Equivalence>(&self, values: &mut [T]) -> Result<()> {
         let (n, kind) = signature(values)?;
         // SAFETY: a slice of `n` elements that lives until the call returns.
-        check("MPI_Bcast", unsafe { ffi::MPI_Bcast(values.as_mut_ptr().cast(), n, kind, 0, self.comm.as_raw()) })
+        check("MPI_Bcast", unsafe {
+            ffi::MPI_Bcast(values.as_mut_ptr().cast(), n, kind, 0, self.comm.as_raw())
+        })
     }
 
     /// How many bytes each rank has, and this rank's with zeros up to the largest of these counts.

@@ -29,7 +29,10 @@ pub(super) fn roll_call(comm: &SimpleCommunicator, timeout: Duration) -> Result<
             let (mut sent, mut received) = (ffi::RSMPI_REQUEST_NULL, ffi::RSMPI_REQUEST_NULL);
             let kind = ffi::RSMPI_UINT8_T;
             let to: *mut u8 = receive;
-            check("MPI_Irecv", ffi::MPI_Irecv(to.cast(), 1, kind, other, ROLL_CALL_TAG, comm, &mut received))?;
+            check(
+                "MPI_Irecv",
+                ffi::MPI_Irecv(to.cast(), 1, kind, other, ROLL_CALL_TAG, comm, &mut received),
+            )?;
             let from: *const u8 = send;
             check("MPI_Isend", ffi::MPI_Isend(from.cast(), 1, kind, other, ROLL_CALL_TAG, comm, &mut sent))?;
             sends.push(sent);
@@ -49,7 +52,8 @@ pub(super) fn roll_call(comm: &SimpleCommunicator, timeout: Duration) -> Result<
     })?;
     if missing.is_empty() {
         // SAFETY: requests made above; every rank has posted its receives.
-        let code = unsafe { ffi::MPI_Waitall(sends.len() as c_int, sends.as_mut_ptr(), ffi::RSMPI_STATUSES_IGNORE) };
+        let code =
+            unsafe { ffi::MPI_Waitall(sends.len() as c_int, sends.as_mut_ptr(), ffi::RSMPI_STATUSES_IGNORE) };
         check("MPI_Waitall", code)?;
     }
     Ok(missing.into_iter().map(|(rank, _)| rank).collect())

@@ -38,8 +38,8 @@ impl Universe {
         match self.threading {
             Threading::Multiple => Ok(()),
             granted => Err(Error::Comm(format!(
-                "this MPI library grants {granted:?}, zero3 needs MPI_THREAD_MULTIPLE: collectives run on helper \
-                 threads beside compute; use a build of MPI with thread support"
+                "this MPI library grants {granted:?}, zero3 needs MPI_THREAD_MULTIPLE: collectives run on \
+                 helper threads beside compute; use a build of MPI with thread support"
             ))),
         }
     }

@@ -14,7 +14,8 @@ fn newest_step(run_dir: &Path) -> u64 {
     newest(run_dir).unwrap().unwrap().0
 }
 
-/// After a save died: step 100 is what a resume finds, and the next save and clean-up leave exactly what they should.
+/// After a save died: step 100 is what a resume finds, and the next save and clean-up leave exactly what they
+/// should.
 fn check_survives(run_dir: &Path, what: &str) {
     assert_eq!(newest_step(run_dir), 100, "{what}");
     assert_eq!(complete_checkpoints(run_dir).unwrap().len(), 1, "{what}");
@@ -70,7 +71,8 @@ fn death_during_a_re_save_keeps_the_old_one_until_the_new_one_counts() {
     write_partial(run.path(), 1, 100, 3);
     check_survives(run.path(), "re-save: files written");
 
-    // Between the two renames: the old one counts under its other name, and gets its name back with the next save.
+    // Between the two renames: the old one counts under its other name, and gets its name back with the next
+    // save.
     let run = run_with_step_100();
     let bytes = write_partial(run.path(), 1, 100, 3).to_bytes().unwrap();
     fs::write(partial_dir(run.path(), 100).join(MANIFEST_FILE), bytes).unwrap();
@@ -277,7 +279,10 @@ fn latest_points_at_the_newest_and_nobody_needs_it() {
     for step in [5, 6] {
         save(run.path(), step, step, 1);
         assert_eq!(fs::read_link(&link).unwrap(), Path::new(&step_dir_name(step)), "relative");
-        assert_eq!(resolve(&link).unwrap().canonicalize().unwrap(), step_dir(run.path(), step).canonicalize().unwrap());
+        assert_eq!(
+            resolve(&link).unwrap().canonicalize().unwrap(),
+            step_dir(run.path(), step).canonicalize().unwrap()
+        );
     }
     // A save that is not committed does not move it, a leftover of a dead one is no obstacle.
     write_partial(run.path(), 1, 7, 1);
@@ -371,7 +376,10 @@ fn a_checkpoint_that_is_deleted_while_it_is_read_is_chosen_again() {
         retain(run.path(), 1, 0).unwrap();
         read_manifest(dir)
     }));
-    assert!(why.contains("step_00000103 was deleted while it was read") && why.contains("keep_last"), "{why}");
+    assert!(
+        why.contains("step_00000103 was deleted while it was read") && why.contains("keep_last"),
+        "{why}"
+    );
     // A reader that is open says so too.
     let mut reader = Reader::open(&step_dir(run.path(), 104)).unwrap();
     save(run.path(), 1, 105, 1);

@@ -14,7 +14,8 @@ pub(super) fn checkpoint() -> (tempfile::TempDir, PathBuf, PathBuf) {
     (run, dir, file)
 }
 
-/// Reads all: as one rank, as each of three, and without verification, where values may be wrong but nothing else may happen.
+/// Reads all: as one rank, as each of three, and without verification, where values may be wrong but nothing
+/// else may happen.
 pub(super) fn read_all_ways(dir: &Path) -> Result<()> {
     let mut reader = Reader::open(dir)?;
     reader.verify(false);
@@ -127,7 +128,9 @@ fn missing_files_are_named() {
     fs::remove_file(&path).unwrap();
     assert!(message(read_all_ways(&dir)).contains("rank_0001_of_0002.h5 is missing"));
     fs::create_dir(&path).unwrap();
-    assert!(message(read_all_ways(&dir)).contains("rank_0001_of_0002.h5 cannot be opened: it is a directory"));
+    assert!(
+        message(read_all_ways(&dir)).contains("rank_0001_of_0002.h5 cannot be opened: it is a directory")
+    );
     fs::remove_file(dir.join(MANIFEST_FILE)).unwrap();
     assert!(message(read_all_ways(&dir)).contains("manifest.json is missing"));
 }

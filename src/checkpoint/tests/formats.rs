@@ -125,7 +125,8 @@ fn foreign_weights_read_in_any_range() {
 #[test]
 fn foreign_weights_list_everything_amiss_at_once() {
     let (_dir, spec) = foreign_file();
-    let params: [(&str, &[usize]); 4] = [("cube", &[11, 7, 3]), ("gone", &[1]), ("ints", &[3]), ("bias", &[3])];
+    let params: [(&str, &[usize]); 4] =
+        [("cube", &[11, 7, 3]), ("gone", &[1]), ("ints", &[3]), ("bias", &[3])];
     let Err(Error::Input(why)) = WeightsFile::open(&spec, &params) else { panic!("no error") };
     for part in ["3 of 4", "cube: of shape [7, 11, 3]", "[11, 7, 3]", "gone: missing", "ints: of type"] {
         assert!(why.contains(part), "{part} not in: {why}");
@@ -138,7 +139,8 @@ fn foreign_weights_list_everything_amiss_at_once() {
     }
 }
 
-/// What is wrong with one dataset of 300 f32 that `make` puts into a file, as opening the file for it says it.
+/// What is wrong with one dataset of 300 f32 that `make` puts into a file, as opening the file for it says
+/// it.
 fn refusal(make: impl FnOnce(&Path, &hdf5::File)) -> String {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("weights.h5");
@@ -160,7 +162,9 @@ fn values_that_were_never_written_are_missing_and_not_zeros() {
     assert!(why.contains("w: declared, and never written"), "{why}");
     let why = refusal(|_, file| _ = new(file).chunk(100).create("w").unwrap());
     assert!(why.contains("w: declared, and never written"), "{why}");
-    let why = refusal(|_, file| new(file).chunk(100).create("w").unwrap().write_slice(&values[..200], 0..200).unwrap());
+    let why = refusal(|_, file| {
+        new(file).chunk(100).create("w").unwrap().write_slice(&values[..200], 0..200).unwrap()
+    });
     assert!(why.contains("w: 2 of its 3 chunks were written"), "{why}");
     let why = refusal(|_, file| new(file).chunk(64).create("w").unwrap().write_raw(&values).unwrap());
     assert_eq!(why, "");
@@ -196,7 +200,8 @@ fn the_view_of_a_checkpoint_is_the_checkpoint() {
     assert_eq!(weights_file::view_of_checkpoint("model.h5:weight"), None);
 }
 
-/// What an optimizer of one state stores: a program that knows Adam's two alone has to refuse it, by the feature's name.
+/// What an optimizer of one state stores: a program that knows Adam's two alone has to refuse it, by the
+/// feature's name.
 #[test]
 fn fewer_states_are_stored_by_their_names_and_an_older_program_refuses_them() {
     let run = tempfile::tempdir().unwrap();

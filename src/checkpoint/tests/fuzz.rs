@@ -1,4 +1,5 @@
-//! Random damage, bounded: whatever the bytes, an error or the right data, and never a panic or a giant allocation.
+//! Random damage, bounded: whatever the bytes, an error or the right data, and never a panic or a giant
+//! allocation.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -66,8 +67,12 @@ fn odd_value() -> impl Strategy<Value = Value> {
 fn places(value: &Value, at: String, found: &mut Vec<String>) {
     found.push(at.clone());
     match value {
-        Value::Object(members) => members.iter().for_each(|(name, v)| places(v, format!("{at}/{name}"), found)),
-        Value::Array(items) => items.iter().enumerate().for_each(|(i, v)| places(v, format!("{at}/{i}"), found)),
+        Value::Object(members) => {
+            members.iter().for_each(|(name, v)| places(v, format!("{at}/{name}"), found))
+        }
+        Value::Array(items) => {
+            items.iter().enumerate().for_each(|(i, v)| places(v, format!("{at}/{i}"), found))
+        }
         _ => {}
     }
 }
@@ -116,8 +121,9 @@ proptest! {
         }
     }
 
-    /// The structure of a rank file, its values spared: its digest sees it before the HDF5 library does. Without one (files of
-    /// programs that recorded none) the library itself has to notice, or our checks of what it says.
+    /// The structure of a rank file, its values spared: its digest sees it before the HDF5 library does.
+    /// Without one (files of programs that recorded none) the library itself has to notice, or our checks of
+    /// what it says.
     #[test]
     fn an_edited_rank_file_header_is_an_error(
         edits in prop::collection::vec((any::<prop::sample::Index>(), prop::collection::vec(any::<u8>(), 1..9)), 1..4),

@@ -97,7 +97,10 @@ fn manifest(step: u64, world_size: usize, files: Vec<FileRecord>) -> Manifest {
         mesh: vec![MeshDim { dim: "shard".to_string(), extent: world_size }],
         optimizer: Optimizer { name: "adamw".to_string(), step, ..Optimizer::default() },
         params: PARAMS.iter().map(|(n, s)| Param::whole(n, s, s.len() > 1)).collect(),
-        aliases: vec![manifest::Alias { name: "lm_head.weight".to_string(), param: "wte.weight".to_string() }],
+        aliases: vec![manifest::Alias {
+            name: "lm_head.weight".to_string(),
+            param: "wte.weight".to_string(),
+        }],
         files,
         ..Manifest::default()
     }

@@ -3,7 +3,8 @@ use proptest::prelude::*;
 use super::placed::{Placed, ranges};
 use super::*;
 
-/// DeepSpeed #2898, #3810, #7599: restored on any rank count from any other, by the manifest and not by file names.
+/// DeepSpeed #2898, #3810, #7599: restored on any rank count from any other, by the manifest and not by file
+/// names.
 #[test]
 fn every_world_size_restores_on_every_other_bit_for_bit() {
     for n in [1, 2, 3, 4, 5, 8] {
@@ -120,7 +121,8 @@ fn verified_read_of_a_long_slice_reads_at_most_a_block_more_at_each_end() {
     }
 }
 
-/// Slices of one parameter of `n_elements` on `n` ranks, in a manifest whose files are in another order than its ranks.
+/// Slices of one parameter of `n_elements` on `n` ranks, in a manifest whose files are in another order than
+/// its ranks.
 fn placed(n_elements: usize, n: usize) -> Vec<Placed> {
     let files = (0..n)
         .rev()
@@ -141,11 +143,13 @@ fn placed(n_elements: usize, n: usize) -> Vec<Placed> {
             }
         })
         .collect();
-    let manifest = Manifest { params: vec![Param::whole("p", &[n_elements], false)], files, ..Manifest::default() };
+    let manifest =
+        Manifest { params: vec![Param::whole("p", &[n_elements], false)], files, ..Manifest::default() };
     manifest.placed().remove("p").unwrap()
 }
 
-/// Walks the ranges of all m readers; every element must come up exactly once, from the file and place that hold it.
+/// Walks the ranges of all m readers; every element must come up exactly once, from the file and place that
+/// hold it.
 fn check_exactly_once(n_elements: usize, n: usize, m: usize) {
     let placed = placed(n_elements, n);
     let mut next = 0;
@@ -260,13 +264,19 @@ fn blocks_of_digests_are_short_for_small_models_and_bounded_for_large_ones() {
         values: Stored::of(&KINDS, |_| &held[..]),
     };
     let files = vec![write_rank_file(&dir, 0, 1, 1, &[slice]).unwrap()];
-    let (params, digest_block) = (vec![Param::whole("wte", &[n], true)], manifest::digest_block(n, KINDS.len()));
+    let (params, digest_block) =
+        (vec![Param::whole("wte", &[n], true)], manifest::digest_block(n, KINDS.len()));
     let dir =
-        commit(run.path(), &Manifest { step: 1, psi: n, params, files, digest_block, ..Manifest::default() }).unwrap();
+        commit(run.path(), &Manifest { step: 1, psi: n, params, files, digest_block, ..Manifest::default() })
+            .unwrap();
     for rank in 0..7 {
         let mut reader = Reader::open(&dir).unwrap();
         let range = shard_range(n, 7, rank);
         reader.read("wte", Kind::Weight, range.clone(), &mut vec![0.0; range.len()]).unwrap();
-        assert!(reader.bytes_read() <= 4 * (range.len() + 2 * (digest_block - 1)) as u64, "{}", reader.bytes_read());
+        assert!(
+            reader.bytes_read() <= 4 * (range.len() + 2 * (digest_block - 1)) as u64,
+            "{}",
+            reader.bytes_read()
+        );
     }
 }

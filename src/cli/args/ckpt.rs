@@ -70,8 +70,8 @@ pub enum CkptCommand {
 
 /// Say what a checkpoint holds.
 ///
-/// Prints step, ranks, model, parameters and the deck it was made with, and checks that all its files are there.
-/// Needs no MPI.
+/// Prints step, ranks, model, parameters and the deck it was made with, and checks that all its files are
+/// there. Needs no MPI.
 #[derive(clap::Args, Debug, Clone, PartialEq, Eq)]
 #[command(after_help = CKPT_HELP)]
 pub struct CkptInspectArgs {
@@ -84,8 +84,8 @@ pub struct CkptInspectArgs {
 
 /// Read every byte of a checkpoint and compare it with its digests.
 ///
-/// Names each damage: the file, the dataset, the elements. A restore checks what it reads too; this checks all of it,
-/// files side by side, without a job. Needs no MPI.
+/// Names each damage: the file, the dataset, the elements. A restore checks what it reads too; this checks
+/// all of it, files side by side, without a job. Needs no MPI.
 #[derive(clap::Args, Debug, Clone, PartialEq, Eq)]
 #[command(after_help = CKPT_VERIFY_HELP)]
 pub struct CkptVerifyArgs {
@@ -98,7 +98,8 @@ pub struct CkptVerifyArgs {
 
 /// Compare the weights and optimizer states of two checkpoints, bit for bit.
 ///
-/// The rank counts need not be the same. Says which parameters differ, in how many elements and how far. Needs no MPI.
+/// The rank counts need not be the same. Says which parameters differ, in how many elements and how far.
+/// Needs no MPI.
 #[derive(clap::Args, Debug, Clone, PartialEq, Eq)]
 #[command(after_help = CKPT_DIFF_HELP)]
 pub struct CkptDiffArgs {
@@ -113,8 +114,8 @@ pub struct CkptDiffArgs {
 
 /// Write a checkpoint anew for another rank count, without a job.
 ///
-/// A restore does not need this: it takes any rank count. Use it for fewer or more files, or to copy a checkpoint
-/// with every digest checked. Takes little memory, whatever the model's size. Needs no MPI.
+/// A restore does not need this: it takes any rank count. Use it for fewer or more files, or to copy a
+/// checkpoint with every digest checked. Takes little memory, whatever the model's size. Needs no MPI.
 #[derive(clap::Args, Debug, Clone, PartialEq, Eq)]
 #[command(after_help = CKPT_RESHARD_HELP)]
 pub struct CkptReshardArgs {
@@ -129,8 +130,8 @@ pub struct CkptReshardArgs {
 
 /// Write a checkpoint's weights as other programs have them.
 ///
-/// safetensors files with the names, shapes and config.json of Hugging Face's transformers; the tied head once. Holds one
-/// parameter in memory at a time. Needs no MPI.
+/// safetensors files with the names, shapes and config.json of Hugging Face's transformers; the tied head
+/// once. Holds one parameter in memory at a time. Needs no MPI.
 #[derive(clap::Args, Debug, Clone, PartialEq, Eq)]
 #[command(after_help = CKPT_EXPORT_HELP)]
 pub struct CkptExportArgs {
@@ -151,13 +152,14 @@ pub struct CkptExportArgs {
 
 /// Make a checkpoint of other programs' weights.
 ///
-/// Reads safetensors files (f32, bf16, f16, f64) with the names and shapes of Hugging Face's transformers, a single one or
-/// what an index lists, and writes a checkpoint of step 0. All tensors that are missing, too many or misshapen are named.
-/// Takes little memory, whatever the model's size. Needs no MPI.
+/// Reads safetensors files (f32, bf16, f16, f64) with the names and shapes of Hugging Face's transformers, a
+/// single one or what an index lists, and writes a checkpoint of step 0. All tensors that are missing, too
+/// many or misshapen are named. Takes little memory, whatever the model's size. Needs no MPI.
 #[derive(clap::Args, Debug, Clone, PartialEq, Eq)]
 #[command(after_help = CKPT_IMPORT_HELP)]
 pub struct CkptImportArgs {
-    /// A directory with config.json and model.safetensors (or its index), or such a file beside its config.json.
+    /// A directory with config.json and model.safetensors (or its index), or such a file beside its
+    /// config.json.
     pub source: PathBuf,
     /// The run directory to write to; it may not hold a checkpoint yet.
     pub run_dir: PathBuf,

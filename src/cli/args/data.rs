@@ -71,13 +71,14 @@ pub struct DataFilesArgs {
 
 /// Say what a deck's data files hold, or token files by themselves.
 ///
-/// Of a deck (*.toml): expands the globs, reads every file a run would read, and prints files, tokens, the split into
-/// training and validation, and the digest that checkpoints keep; finds what a run would refuse. Of token files: their
-/// size, how much of the vocabulary they use, and the first tokens as text. Needs no MPI.
+/// Of a deck (*.toml): expands the globs, reads every file a run would read, and prints files, tokens, the
+/// split into training and validation, and the digest that checkpoints keep; finds what a run would refuse.
+/// Of token files: their size, how much of the vocabulary they use, and the first tokens as text. Needs no
+/// MPI.
 #[derive(clap::Args, Debug)]
 #[command(
-    override_usage = "zero3 data info DECK.toml [KEY=VALUE ...]\n       zero3 data info FILE ... [--format FORMAT] \
-                            [--tokenizer gpt2|bytes|FILE]"
+    override_usage = "zero3 data info DECK.toml [KEY=VALUE ...]\n       zero3 data info FILE ... [--format \
+                      FORMAT] [--tokenizer gpt2|bytes|FILE]"
 )]
 #[command(after_help = DATA_INFO_HELP)]
 struct InfoLine {
@@ -123,35 +124,38 @@ impl FromArgMatches for DataInfoArgs {
 
 /// Turn text into token files.
 ///
-/// Reads text files of any size in bounded memory, encodes them on all cores, and writes token files that training
-/// maps and reads as they are. Killed anywhere, the same command goes on and makes the same bytes. Needs no MPI.
+/// Reads text files of any size in bounded memory, encodes them on all cores, and writes token files that
+/// training maps and reads as they are. Killed anywhere, the same command goes on and makes the same bytes.
+/// Needs no MPI.
 #[derive(clap::Args, Debug, Clone, PartialEq)]
 #[command(after_help = DATA_TOKENIZE_HELP)]
 pub struct TokenizeArgs {
     /// What makes tokens: GPT-2's byte pairs, single bytes, or a Hugging Face tokenizer.json.
     #[arg(long, value_name = "gpt2|bytes|FILE", value_parser = parse_tokenizer)]
     pub tokenizer: Tokenizer,
-    /// The token file. With --val-fraction its name gets _train and _val before the ending, with --shard-tokens the
-    /// number of the shard.
+    /// The token file. With --val-fraction its name gets _train and _val before the ending, with
+    /// --shard-tokens the number of the shard.
     #[arg(value_name = "OUT")]
     pub out: PathBuf,
     /// Text files (*.jsonl: JSON lines); - is standard input.
     #[arg(value_name = "FILE", required = true, num_args = 1..)]
     pub inputs: Vec<PathBuf>,
-    /// raw_u16, raw_u32 or llmc; auto = by the ending of OUT: .u16 and .bin raw_u16, .u32 raw_u32. llmc takes 16 or 32
-    /// bits as the vocabulary needs.
+    /// raw_u16, raw_u32 or llmc; auto = by the ending of OUT: .u16 and .bin raw_u16, .u32 raw_u32. llmc takes
+    /// 16 or 32 bits as the vocabulary needs.
     #[arg(long, value_name = "FORMAT", default_value = "auto", value_parser = parse_format)]
     pub format: DataFormat,
     /// Tokens of one file; without it, all go into one.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub shard_tokens: Option<u64>,
-    /// Share of the documents that go to a validation file of their own. Which ones is decided by a hash of their text.
+    /// Share of the documents that go to a validation file of their own. Which ones is decided by a hash of
+    /// their text.
     #[arg(long, value_name = "F", default_value = "0", value_parser = parse_fraction)]
     pub val_fraction: f64,
     /// What separates documents within a file; without it, a file is one document.
     #[arg(long, value_name = "STR", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub separator: Option<String>,
-    /// Read all files as lines of JSON objects, with the text under this key. (*.jsonl files are read so, under "text".)
+    /// Read all files as lines of JSON objects, with the text under this key. (*.jsonl files are read so,
+    /// under "text".)
     #[arg(long, value_name = "KEY", conflicts_with = "separator")]
     pub json_key: Option<String>,
     /// Where the token that marks a document stands; bytes have none.
@@ -184,7 +188,9 @@ fn parse_format(word: &str) -> Result<DataFormat, String> {
 
 fn parse_tokenizer(word: &str) -> Result<Tokenizer, String> {
     match word.parse() {
-        Ok(Tokenizer::None) | Err(_) => Err("gpt2, bytes or the path of a tokenizer.json (it ends in .json)".into()),
+        Ok(Tokenizer::None) | Err(_) => {
+            Err("gpt2, bytes or the path of a tokenizer.json (it ends in .json)".into())
+        }
         Ok(tokenizer) => Ok(tokenizer),
     }
 }

@@ -27,9 +27,10 @@ device failure; 70 internal error.";
 
 /// Write text with a checkpoint's model.
 ///
-/// Ranks hold slices of the parameters alone and gather unit by unit as in training; each token costs one row of computing
-/// and one gather of every unit. The same seed gives the same text on any number of ranks. The deck is the checkpoint's own;
-/// KEY=VALUE changes it (run.backend, run.threads_per_rank, data.tokenizer ...).
+/// Ranks hold slices of the parameters alone and gather unit by unit as in training; each token costs one row
+/// of computing and one gather of every unit. The same seed gives the same text on any number of ranks. The
+/// deck is the checkpoint's own; KEY=VALUE changes it (run.backend, run.threads_per_rank, data.tokenizer
+/// ...).
 #[derive(clap::Args, Debug, Clone, PartialEq)]
 #[command(override_usage = "zero3 sample CHECKPOINT --prompt TEXT [--temperature T] [--top-k K] [--seed S] \
                             [--max-tokens N] [KEY=VALUE ...]")]
@@ -59,10 +60,10 @@ pub struct SampleArgs {
 
 /// Give the loss, perplexity and bits per byte of a checkpoint's model on a text.
 ///
-/// The text is the deck's validation data, or its training data where it has none; the model is the checkpoint's, whatever
-/// sizes the deck has, unless KEY=VALUE says otherwise. A window of model.seq_len tokens slides over the text: every
-/// token but the first is predicted once, from at least model.seq_len - stride tokens before it. The same digits on any
-/// number of ranks.
+/// The text is the deck's validation data, or its training data where it has none; the model is the
+/// checkpoint's, whatever sizes the deck has, unless KEY=VALUE says otherwise. A window of model.seq_len
+/// tokens slides over the text: every token but the first is predicted once, from at least model.seq_len -
+/// stride tokens before it. The same digits on any number of ranks.
 #[derive(clap::Args, Debug, Clone, PartialEq, Eq)]
 #[command(override_usage = "zero3 eval CHECKPOINT DECK [KEY=VALUE ...] [--stride N] [--json]")]
 #[command(after_help = EVAL_HELP)]
@@ -71,7 +72,8 @@ pub struct EvalArgs {
     pub checkpoint: PathBuf,
     #[command(flatten)]
     pub deck: DeckArgs,
-    /// Tokens from the start of a window to that of the next; at most model.seq_len. Without it: half of that.
+    /// Tokens from the start of a window to that of the next; at most model.seq_len. Without it: half of
+    /// that.
     #[arg(long, value_name = "N", value_parser = count(1..))]
     pub stride: Option<usize>,
     /// Print JSON.

@@ -23,9 +23,10 @@ Exit codes: 0 all kernels keep to their tolerance; 1 one does not; 5 no GPU to b
 
 /// Say whether this cluster can be signed for, with reasons.
 ///
-/// Measures devices, collectives, storage, training, scaling and restarts of the job's ranks, checks every result, holds the
-/// figures against the deck's limits and a baseline, names the rank, node or link that stands out, and ends with one line:
-/// VALID or INVALID, ACCEPTED or NOT ACCEPTED. docs/acceptance.md explains each figure and the deck.
+/// Measures devices, collectives, storage, training, scaling and restarts of the job's ranks, checks every
+/// result, holds the figures against the deck's limits and a baseline, names the rank, node or link that
+/// stands out, and ends with one line: VALID or INVALID, ACCEPTED or NOT ACCEPTED. docs/acceptance.md
+/// explains each figure and the deck.
 #[derive(clap::Args, Debug, Clone, PartialEq, Eq)]
 #[command(override_usage = "zero3 accept DECK [KEY=VALUE ...] [--baseline FILE] [--record-baseline FILE] \
     [--record-answers FILE]")]
@@ -53,8 +54,8 @@ pub enum DeviceCommand {
 
 /// Hold every kernel of a GPU against its naive sibling in f64, and time it.
 ///
-/// Prints a line for each kernel and element type: its error, what is allowed, its time on the shapes of GPT-2 124M, and
-/// the bandwidth or TFLOP/s that makes. Needs one GPU, and no MPI.
+/// Prints a line for each kernel and element type: its error, what is allowed, its time on the shapes of
+/// GPT-2 124M, and the bandwidth or TFLOP/s that makes. Needs one GPU, and no MPI.
 #[derive(clap::Args, Debug, Clone, PartialEq, Eq)]
 #[command(after_help = DEVICE_HELP)]
 pub struct DeviceCheckArgs {

@@ -1,6 +1,7 @@
 //! What can be typed after `zero3`, and what `--help` teaches: a file for each kind of command.
 //!
-//! Must not know: how anything is run. Under MPI every rank parses the same arguments and comes to the same result.
+//! Must not know: how anything is run. Under MPI every rank parses the same arguments and comes to the same
+//! result.
 
 mod ckpt;
 mod data;
@@ -10,7 +11,8 @@ mod run;
 mod words;
 
 pub use ckpt::{
-    CkptCommand, CkptDiffArgs, CkptExportArgs, CkptImportArgs, CkptInspectArgs, CkptReshardArgs, CkptVerifyArgs,
+    CkptCommand, CkptDiffArgs, CkptExportArgs, CkptImportArgs, CkptInspectArgs, CkptReshardArgs,
+    CkptVerifyArgs,
 };
 pub use data::{DataCommand, DataFilesArgs, DataInfoArgs, TokenizeArgs};
 pub use infer::{EvalArgs, SampleArgs};
@@ -39,13 +41,15 @@ Exit codes:
   70  internal error
   75  stopped early with a checkpoint saved: start the same command again";
 
-/// Ranks that can be planned or cut for: more than any machine starts, few enough for a plan to be made at once.
+/// Ranks that can be planned or cut for: more than any machine starts, few enough for a plan to be made at
+/// once.
 pub const MAX_RANKS: i64 = 1 << 20;
 
 /// Trains GPT-2 and Llama models with ZeRO-3 over MPI.
 ///
-/// Parameters, gradients and optimizer state are cut into one slice per rank; each layer's parameters are gathered just
-/// before they are needed and released right after. The result is the same bits on any number of ranks.
+/// Parameters, gradients and optimizer state are cut into one slice per rank; each layer's parameters are
+/// gathered just before they are needed and released right after. The result is the same bits on any number
+/// of ranks.
 #[derive(Parser, Debug)]
 #[command(name = "zero3", bin_name = "zero3", version)]
 #[command(after_long_help = PROGRAM_HELP, after_help = "`zero3 --help` says more.")]
@@ -81,7 +85,8 @@ fn count(range: impl RangeBounds<i64>) -> impl TypedValueParser<Value = usize> {
 /// Parses the arguments, the program's own name first.
 ///
 /// # Errors
-/// A usage error (its `exit_code()` is 2), or the text of `--help` and `--version` (0); `print()` shows either.
+/// A usage error (its `exit_code()` is 2), or the text of `--help` and `--version` (0); `print()` shows
+/// either.
 pub fn parse(args: impl Iterator<Item = OsString>) -> Result<Command, clap::Error> {
     let mut command = Cli::command();
     let matches = command.try_get_matches_from_mut(args)?;
@@ -183,7 +188,10 @@ mod tests {
         assert_eq!(of("plan --params 7.5B --ranks 64").subject.of, PlanOf::Params(7_500_000_000));
         let args = of("plan --model llama3-8b zero.stage=2 --hardware h100 --sweep ranks=8..32");
         assert_eq!(args.subject.of, PlanOf::Model(crate::config::Preset::Llama3_8b));
-        assert_eq!((args.subject.overrides.len(), args.n_ranks, args.sweep.unwrap().values.len()), (1, None, 3));
+        assert_eq!(
+            (args.subject.overrides.len(), args.n_ranks, args.sweep.unwrap().values.len()),
+            (1, None, 3)
+        );
         assert_eq!(of("plan --calibrate --out x.toml").subject.of, PlanOf::Machine);
         assert_eq!(
             parsed("data info a.bin --format llmc b.bin --tokenizer gpt2").unwrap(),
@@ -199,7 +207,10 @@ mod tests {
             panic!()
         };
         assert_eq!((args.inputs.len(), args.val_fraction, args.out.as_path()), (2, 0.5, "o.bin".as_ref()));
-        assert_eq!((args.layout(), args.tokenizer), (Layout::Separated("x".into()), Tokenizer::File("t.json".into())));
+        assert_eq!(
+            (args.layout(), args.tokenizer),
+            (Layout::Separated("x".into()), Tokenizer::File("t.json".into()))
+        );
         assert_eq!(parsed("data info a.toml data.val=").unwrap(), {
             Command::Data(DataCommand::Info(DataInfoArgs::Deck(deck("a.toml", &[("data.val", "")]))))
         });
@@ -297,7 +308,10 @@ mod tests {
             let help = parsed(&format!("{line} --help")).unwrap_err();
             assert_eq!(help.exit_code(), 0);
             let text = help.to_string();
-            assert!(text.contains("zero3 ") && text.contains("inputs/") || text.contains("runs/tiny"), "{text}");
+            assert!(
+                text.contains("zero3 ") && text.contains("inputs/") || text.contains("runs/tiny"),
+                "{text}"
+            );
             assert!(text.contains("Exit codes"), "{text}");
         }
     }

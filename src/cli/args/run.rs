@@ -62,17 +62,17 @@ Exit codes: 0 finished; 2 no run there (--once), or no directory; 70 internal er
 
 /// Train as a deck says, or go on where the last run stopped.
 ///
-/// Reads a deck (a TOML file; docs/deck.md lists its keys), trains, validates, and writes logs and checkpoints
-/// under run.dir. Started again, it goes on from the newest complete checkpoint, on any number of ranks, or says
-/// that the run is finished.
+/// Reads a deck (a TOML file; docs/deck.md lists its keys), trains, validates, and writes logs and
+/// checkpoints under run.dir. Started again, it goes on from the newest complete checkpoint, on any number of
+/// ranks, or says that the run is finished.
 #[derive(clap::Args, Debug, Clone, PartialEq, Eq)]
 #[command(override_usage = "zero3 train DECK [KEY=VALUE ...] [--resume auto|none|PATH] [--dry-run]")]
 #[command(after_help = TRAIN_HELP)]
 pub struct TrainArgs {
     #[command(flatten)]
     pub deck: DeckArgs,
-    /// Where to start from: auto = the newest complete checkpoint of run.dir, if any; none = from scratch; PATH = a
-    /// run or step directory (write ./auto for a directory of that name).
+    /// Where to start from: auto = the newest complete checkpoint of run.dir, if any; none = from scratch;
+    /// PATH = a run or step directory (write ./auto for a directory of that name).
     #[arg(long, value_name = "auto|none|PATH", default_value = "auto", hide_default_value = false)]
     #[arg(value_parser = OsStringValueParser::new().try_map(parse_resume))]
     pub resume: Resume,
@@ -83,12 +83,14 @@ pub struct TrainArgs {
 
 /// Show what a run would hold, move and take, without starting it.
 ///
-/// Computes, from the deck and a number of ranks alone, who owns which slices, the order of gathers and reductions,
-/// the peak memory and the bytes each rank receives per step; with --hardware also how long a step takes, and what each
-/// knob would give. Needs no MPI: it plans 4096 ranks on a laptop.
+/// Computes, from the deck and a number of ranks alone, who owns which slices, the order of gathers and
+/// reductions, the peak memory and the bytes each rank receives per step; with --hardware also how long a
+/// step takes, and what each knob would give. Needs no MPI: it plans 4096 ranks on a laptop.
 #[derive(clap::Args, Debug, Clone, PartialEq)]
 #[command(override_usage = "zero3 plan DECK|--model NAME|--params COUNT --ranks N [--ranks-per-node K] \
-    [--hardware FILE|NAME]\n           [--micro-batches-per-rank M] [--sweep KEY=VALUES [--csv FILE] [--figure FILE]] [--json]\n           [KEY=VALUE ...]\n       mpirun -n N zero3 plan --calibrate [--out FILE] [--rounds R]")]
+                            [--hardware FILE|NAME]\n           [--micro-batches-per-rank M] [--sweep \
+                            KEY=VALUES [--csv FILE] [--figure FILE]] [--json]\n           [KEY=VALUE ...]\n  \
+                                 mpirun -n N zero3 plan --calibrate [--out FILE] [--rounds R]")]
 #[command(after_help = PLAN_HELP)]
 pub struct PlanArgs {
     #[command(flatten)]
@@ -103,11 +105,12 @@ pub struct PlanArgs {
     /// What it would run on: a file, or a100-40gb, a100-80gb, h100, h200, b200, l40s.
     #[arg(long, value_name = "FILE|NAME")]
     pub hardware: Option<String>,
-    /// Micro-batches of each rank in a step: sets train.global_batch_size by the number of ranks. 1 without a deck.
+    /// Micro-batches of each rank in a step: sets train.global_batch_size by the number of ranks. 1 without a
+    /// deck.
     #[arg(long, value_name = "M", value_parser = count(1..=1 << 20))]
     pub micro_batches_per_rank: Option<usize>,
-    /// Plan many values of one key: KEY=FROM..TO doubles, KEY=A,B,C lists; ranks, ranks_per_node, or any key of the deck or the
-    /// hardware file.
+    /// Plan many values of one key: KEY=FROM..TO doubles, KEY=A,B,C lists; ranks, ranks_per_node, or any key
+    /// of the deck or the hardware file.
     #[arg(long, value_name = "KEY=VALUES", requires = "hardware")]
     pub sweep: Option<Sweep>,
     /// Write the sweep as CSV.
@@ -130,8 +133,9 @@ pub struct PlanArgs {
 
 /// Answer five questions about a run's memory and time from its own records, and draw it.
 ///
-/// Which shards are resident at rest; which full parameters are gathered; did prefetches overlap compute; were full
-/// parameters released soon enough; were gradients reduced, or did full copies pile up. Each answer cites its numbers.
+/// Which shards are resident at rest; which full parameters are gathered; did prefetches overlap compute;
+/// were full parameters released soon enough; were gradients reduced, or did full copies pile up. Each answer
+/// cites its numbers.
 #[derive(clap::Args, Debug, Clone, PartialEq, Eq)]
 #[command(override_usage = "zero3 report RUN [--html [FILE]] [--figures DIR [--png]]")]
 #[command(after_help = REPORT_HELP)]
@@ -144,17 +148,18 @@ pub struct ReportArgs {
     /// PNGs beside the SVGs.
     #[arg(long, requires = "figures")]
     pub png: bool,
-    /// Write a page with the answers and the figures that needs nothing else; without FILE it is RUN/report.html.
+    /// Write a page with the answers and the figures that needs nothing else; without FILE it is
+    /// RUN/report.html.
     #[arg(long, value_name = "FILE")]
     pub html: Option<Option<PathBuf>>,
 }
 
 /// See a run live in the terminal, or how it ended.
 ///
-/// Shows loss, step time, tokens/s, memory by kind against the plan, the units each rank has gathered and its last operation,
-/// stragglers, restores and skipped steps, the time limit and the time the run still needs. Reads the run directory alone, from any
-/// machine that sees it: no port, no question to the job, nothing written. Waits where the run has not begun. q, Esc or
-/// Ctrl-C leave.
+/// Shows loss, step time, tokens/s, memory by kind against the plan, the units each rank has gathered and its
+/// last operation, stragglers, restores and skipped steps, the time limit and the time the run still needs.
+/// Reads the run directory alone, from any machine that sees it: no port, no question to the job, nothing
+/// written. Waits where the run has not begun. q, Esc or Ctrl-C leave.
 #[derive(clap::Args, Debug, Clone, PartialEq, Eq)]
 #[command(override_usage = "zero3 watch RUN [--once]")]
 #[command(after_help = WATCH_HELP)]

@@ -20,8 +20,8 @@ pub struct DeckArgs {
 /// A deck and overrides, in any order.
 #[derive(clap::Args, Debug)]
 pub(super) struct Words {
-    /// The deck, and any number of keys to set in it, e.g. optim.lr=1e-3 data.train=a.txt,b.txt. What has a `=` after a
-    /// plain key is an override; write ./a=b.toml for a deck of such a name.
+    /// The deck, and any number of keys to set in it, e.g. optim.lr=1e-3 data.train=a.txt,b.txt. What has a
+    /// `=` after a plain key is an override; write ./a=b.toml for a deck of such a name.
     #[arg(value_name = "DECK|KEY=VALUE", required = true, num_args = 1..)]
     #[arg(value_parser = OsStringValueParser::new().try_map(parse_word))]
     words: Vec<Word>,
@@ -79,7 +79,8 @@ pub enum PlanOf {
 /// The words and flags that [`PlanSubject`] comes from.
 #[derive(clap::Args, Debug)]
 struct PlanWords {
-    /// A deck, and any number of keys to set in it or in the hardware file, e.g. zero.stage=2 network.gb_per_s=25.
+    /// A deck, and any number of keys to set in it or in the hardware file, e.g. zero.stage=2
+    /// network.gb_per_s=25.
     #[arg(value_name = "DECK|KEY=VALUE", num_args = 0..)]
     #[arg(value_parser = OsStringValueParser::new().try_map(parse_word))]
     words: Vec<Word>,
@@ -87,10 +88,12 @@ struct PlanWords {
     #[arg(long, value_name = "NAME", conflicts_with = "params")]
     #[arg(value_parser = clap::builder::PossibleValuesParser::new(&Preset::NAMES[1..]))]
     model: Option<String>,
-    /// A model of about so many parameters instead of a deck, such as 7.5B; bytes are also said for exactly that many.
+    /// A model of about so many parameters instead of a deck, such as 7.5B; bytes are also said for exactly
+    /// that many.
     #[arg(long, value_name = "COUNT", value_parser = parse_count)]
     params: Option<u64>,
-    /// Measure this machine, write its hardware file, and hold predictions against short runs on it. Under mpirun on all its ranks.
+    /// Measure this machine, write its hardware file, and hold predictions against short runs on it. Under
+    /// mpirun on all its ranks.
     #[arg(long, conflicts_with_all = ["model", "params"])]
     calibrate: bool,
 }
@@ -118,13 +121,15 @@ impl FromArgMatches for PlanSubject {
             (None, None) => None,
         };
         let Some(of) = instead else {
-            let DeckArgs { path, overrides } = Words { words }.into_deck().map_err(|error| match error.kind() {
-                ErrorKind::MissingRequiredArgument => {
-                    let message = "no deck: give the path of a TOML file, e.g. inputs/gpt2-124m.toml, or --model NAME, or --params COUNT";
-                    clap::Error::raw(ErrorKind::MissingRequiredArgument, message)
-                }
-                _ => error,
-            })?;
+            let DeckArgs { path, overrides } =
+                Words { words }.into_deck().map_err(|error| match error.kind() {
+                    ErrorKind::MissingRequiredArgument => {
+                        let message = "no deck: give the path of a TOML file, e.g. inputs/gpt2-124m.toml, or \
+                                   --model NAME, or --params COUNT";
+                        clap::Error::raw(ErrorKind::MissingRequiredArgument, message)
+                    }
+                    _ => error,
+                })?;
             return Ok(PlanSubject { of: PlanOf::Deck(path), overrides });
         };
         let mut overrides = Vec::new();
@@ -189,7 +194,8 @@ impl Words {
             }
             Err(decks) => {
                 let names: Vec<String> = decks.iter().map(|d| d.display().to_string()).collect();
-                let message = format!("more than one deck: {}; a key is set with section.key=value", names.join(", "));
+                let message =
+                    format!("more than one deck: {}; a key is set with section.key=value", names.join(", "));
                 Err(clap::Error::raw(ErrorKind::TooManyValues, message))
             }
         }
@@ -201,7 +207,11 @@ fn parse_word(word: OsString) -> Result<Word, String> {
     let bytes = word.as_encoded_bytes();
     let is_override = bytes.iter().position(|b| *b == b'=').is_some_and(|at| !bytes[..at].contains(&b'/'));
     if !is_override {
-        return if word.is_empty() { Err("the empty word is no deck".into()) } else { Ok(Word::Deck(word.into())) };
+        return if word.is_empty() {
+            Err("the empty word is no deck".into())
+        } else {
+            Ok(Word::Deck(word.into()))
+        };
     }
     let text = word.into_string().map_err(|_| "an override must be valid UTF-8".to_owned())?;
     match text.split_once('=') {
@@ -213,6 +223,8 @@ fn parse_word(word: OsString) -> Result<Word, String> {
 pub(super) fn parse_override(word: OsString) -> Result<(String, String), String> {
     match parse_word(word)? {
         Word::Override(key, value) => Ok((key, value)),
-        Word::Deck(path) => Err(format!("{} is no KEY=VALUE; the deck is the checkpoint's own", path.display())),
+        Word::Deck(path) => {
+            Err(format!("{} is no KEY=VALUE; the deck is the checkpoint's own", path.display()))
+        }
     }
 }

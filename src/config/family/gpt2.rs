@@ -45,7 +45,10 @@ fn check(deck: &mut Resolver) {
     if let (Some(d_model), Some(n)) = (d_model, deck.integer("model.d_ff"))
         && n != 4 * d_model
     {
-        deck.refuse("model.d_ff", format!("4 * model.d_model = {}, as GPT-2 has it; {or_llama}", 4 * d_model));
+        deck.refuse(
+            "model.d_ff",
+            format!("4 * model.d_model = {}, as GPT-2 has it; {or_llama}", 4 * d_model),
+        );
     }
     if deck.float("model.rope_theta").is_some_and(|theta| theta != 0.0) {
         deck.refuse("model.rope_theta", format!("0, GPT-2 learns its positions; {or_llama}"));

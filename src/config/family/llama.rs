@@ -48,8 +48,14 @@ pub(super) const LLAMA3_8B: PresetSizes = PresetSizes {
 pub(super) const LLAMA3_70B: PresetSizes =
     PresetSizes { n_layer: 80, n_head: 64, d_model: 8192, d_ff: 28672, ..LLAMA3_8B };
 
-pub(super) const LLAMA2_7B: PresetSizes =
-    PresetSizes { n_kv_head: 32, d_ff: 11008, seq_len: 4096, vocab_size: 32000, rope_theta: 10_000.0, ..LLAMA3_8B };
+pub(super) const LLAMA2_7B: PresetSizes = PresetSizes {
+    n_kv_head: 32,
+    d_ff: 11008,
+    seq_len: 4096,
+    vocab_size: 32000,
+    rope_theta: 10_000.0,
+    ..LLAMA3_8B
+};
 
 pub(super) const LLAMA2_13B: PresetSizes =
     PresetSizes { n_layer: 40, n_head: 40, n_kv_head: 40, d_model: 5120, d_ff: 13824, ..LLAMA2_7B };

@@ -78,7 +78,8 @@ pub(super) fn check_rotated(deck: &mut Resolver) {
     if let Some(head_dim) = deck.integer("model.head_dim")
         && head_dim % 2 != 0
     {
-        let wants = "an even number of channels, which are rotated in pairs; by default model.d_model / model.n_head";
+        let wants =
+            "an even number of channels, which are rotated in pairs; by default model.d_model / model.n_head";
         deck.refuse("model.head_dim", wants.into());
     }
     if deck.float("model.rope_theta") == Some(0.0) {
@@ -96,5 +97,9 @@ pub(super) fn gated_numel(n: &Numbers) -> u128 {
 /// The widest tensor of such a model.
 pub(super) fn gated_widest(n: &Numbers) -> (u128, &'static str) {
     let attention = 3 * n.heads;
-    if attention > 2 * n.f { (attention, "3 * model.n_head * model.head_dim") } else { (2 * n.f, "2 * model.d_ff") }
+    if attention > 2 * n.f {
+        (attention, "3 * model.n_head * model.head_dim")
+    } else {
+        (2 * n.f, "2 * model.d_ff")
+    }
 }

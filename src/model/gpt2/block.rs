@@ -139,7 +139,13 @@ impl Block {
                     c_fc.backward_input(dev, dnarrow.reborrow(), dwide.as_view(), linear_work.reborrow());
                 }
                 Piece::Middle => {
-                    ln_2.backward(dev, dres.reborrow(), dnarrow.as_view(), sum.out(), layer_norm_work.reborrow());
+                    ln_2.backward(
+                        dev,
+                        dres.reborrow(),
+                        dnarrow.as_view(),
+                        sum.out(),
+                        layer_norm_work.reborrow(),
+                    );
                 }
                 Piece::Out => {
                     attn_proj.backward_weight(dev, dres.as_view(), attention.out(), linear_work.reborrow());

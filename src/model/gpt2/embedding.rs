@@ -47,6 +47,13 @@ impl Embedding {
     pub fn differentiate<D: Ops>(&self, dev: &D, dims: &Dims, io: BackwardIo<'_>) {
         let Grads { wte, wpe } = self.grads(io.grads);
         let BackwardWork { token_order } = BackwardWork::of(io.work);
-        dev.embedding_backward(wte.weight, Some(wpe.weight), io.dresidual.as_view(), io.tokens, token_order, dims.t);
+        dev.embedding_backward(
+            wte.weight,
+            Some(wpe.weight),
+            io.dresidual.as_view(),
+            io.tokens,
+            token_order,
+            dims.t,
+        );
     }
 }

@@ -50,7 +50,8 @@ impl Family for Gpt2 {
             let name = format!("h.{i}");
             model.unit(&name, &format!("{name}."), UnitRole::Block, &self.block, visits.clone());
         }
-        let visits = Visits { backward_work: head::Work::specs::<D>(&self.dims, precision), ..Visits::default() };
+        let visits =
+            Visits { backward_work: head::Work::specs::<D>(&self.dims, precision), ..Visits::default() };
         model.unit("head", "", UnitRole::Head, &self.head, visits);
         model.finish(self.attention_shape().out_row(), Some(("lm_head.weight", "wte.weight")))
     }

@@ -10,7 +10,8 @@ use crate::backend::ops::{AttentionShape, LinearShape, Rotation};
 use crate::backend::{Ops, View};
 use crate::dtype::DType;
 use crate::model::layers::{
-    Attention, Linear, LinearBranch, Residual, RmsNorm, Rows, Sum, Swiglu, linear_backward_work, linear_forward_work,
+    Attention, Linear, LinearBranch, Residual, RmsNorm, Rows, Sum, Swiglu, linear_backward_work,
+    linear_forward_work,
 };
 use crate::model::unit::{NORMAL, Unit, residual_init, scratch, unit};
 use crate::model::visit::{BackwardIo, Dims, ForwardIo};
@@ -108,7 +109,14 @@ impl Block {
     }
 
     /// Reads the residual stream and writes it anew; rotary frequencies have the base `theta`.
-    pub fn compute<D: Ops>(&self, dev: &D, theta: f32, pieces: &[Piece], params: &[View<'_>], mut io: ForwardIo<'_>) {
+    pub fn compute<D: Ops>(
+        &self,
+        dev: &D,
+        theta: f32,
+        pieces: &[Piece],
+        params: &[View<'_>],
+        mut io: ForwardIo<'_>,
+    ) {
         let Forward { norm_1, qkv, attention, o_proj, sum, norm_2, gate_up, swiglu, down } =
             &mut self.forward(params, io.saved);
         let mut work = ForwardWork::of(io.work);
@@ -123,7 +131,9 @@ impl Block {
                     let rotation = Rotation { first, theta, inverse: false };
                     qkv.rotate(dev, work.rope_work.reborrow(), self.attention.shape(), rotation);
                 }
-                Piece::Attend => attention.forward(dev, qkv.out(), work.attention_work.reborrow(), io.cached.take()),
+                Piece::Attend => {
+                    attention.forward(dev, qkv.out(), work.attention_work.reborrow(), io.cached.take())
+                }
                 Piece::Out => o_proj.forward(dev, work.branch.reborrow(), attention.out(), linear_work),
                 Piece::Middle => {
                     sum.forward(dev, x, work.branch.as_view());

@@ -128,7 +128,14 @@ impl Block {
     }
 
     /// Reads the residual stream and writes it anew; rotary frequencies have the base `theta`.
-    pub fn compute<D: Ops>(&self, dev: &D, theta: f32, pieces: &[Piece], params: &[View<'_>], mut io: ForwardIo<'_>) {
+    pub fn compute<D: Ops>(
+        &self,
+        dev: &D,
+        theta: f32,
+        pieces: &[Piece],
+        params: &[View<'_>],
+        mut io: ForwardIo<'_>,
+    ) {
         let Forward { norm_1, qkv, q_norm, k_norm, attention, o_proj, sum, norm_2, gate_up, swiglu, down } =
             &mut self.forward(params, io.saved);
         let mut work = ForwardWork::of(io.work);
@@ -145,7 +152,9 @@ impl Block {
                     let rotation = Rotation { first, theta, inverse: false };
                     qkv.rotate(dev, work.rope_work.reborrow(), self.attention.shape(), rotation);
                 }
-                Piece::Attend => attention.forward(dev, qkv.out(), work.attention_work.reborrow(), io.cached.take()),
+                Piece::Attend => {
+                    attention.forward(dev, qkv.out(), work.attention_work.reborrow(), io.cached.take())
+                }
                 Piece::Out => o_proj.forward(dev, work.branch.reborrow(), attention.out(), linear_work),
                 Piece::Middle => {
                     sum.forward(dev, x, work.branch.as_view());
@@ -183,12 +192,22 @@ impl Block {
                 Piece::Leave => {}
                 Piece::Mlp => {
                     down.backward_weight(dev, dres.as_view(), swiglu.out(), work.linear_work.reborrow());
-                    down.backward_input(dev, work.dswiglu.reborrow(), dres.as_view(), work.linear_work.reborrow());
+                    down.backward_input(
+                        dev,
+                        work.dswiglu.reborrow(),
+                        dres.as_view(),
+                        work.linear_work.reborrow(),
+                    );
                     let dwide = work.dwide.reborrow().range(dgate_up.clone());
                     swiglu.backward(dev, dwide, work.dswiglu.as_view(), gate_up.out());
                     let dgate_up = work.dwide.as_view().range(dgate_up.clone());
                     gate_up.backward_weight(dev, dgate_up, norm_2.out(), work.linear_work.reborrow());
-                    gate_up.backward_input(dev, work.dnarrow.reborrow(), dgate_up, work.linear_work.reborrow());
+                    gate_up.backward_input(
+                        dev,
+                        work.dnarrow.reborrow(),
+                        dgate_up,
+                        work.linear_work.reborrow(),
+                    );
                 }
                 Piece::Middle => {
                     let norm_work = work.rms_norm_work.reborrow();
@@ -196,7 +215,12 @@ impl Block {
                 }
                 Piece::Out => {
                     o_proj.backward_weight(dev, dres.as_view(), attention.out(), work.linear_work.reborrow());
-                    o_proj.backward_input(dev, work.dheads.reborrow(), dres.as_view(), work.linear_work.reborrow());
+                    o_proj.backward_input(
+                        dev,
+                        work.dheads.reborrow(),
+                        dres.as_view(),
+                        work.linear_work.reborrow(),
+                    );
                 }
                 Piece::Attend => {
                     let (dqkv, attention_work) =

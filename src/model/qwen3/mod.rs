@@ -64,7 +64,8 @@ impl Family for Qwen3 {
             let name = format!("layers.{i}");
             model.unit(&name, &format!("{name}."), UnitRole::Block, block, visits.clone());
         }
-        let visits = Visits { backward_work: rms_head::Work::specs::<D>(dims, precision), ..Visits::default() };
+        let visits =
+            Visits { backward_work: rms_head::Work::specs::<D>(dims, precision), ..Visits::default() };
         model.unit("head", "", UnitRole::Head, &self.head, visits);
         let alias = self.shape.tied.then_some(("lm_head.weight", "embed_tokens.weight"));
         model.finish(self.attention_shape().out_row(), alias)

@@ -26,8 +26,8 @@ fn its_heads_are_as_wide_as_the_deck_says() {
     let model = preset("qwen3-0.6b");
     let shape = model.attention_shape();
     assert_eq!((model.dims.c, shape.n_heads, shape.n_kv_heads, shape.d_head), (1024, 16, 8, 128));
-    let deck = "run.dir = 'r'\ndata.train = ['a.u16']\ntrain.steps = 1\n[model]\nfamily = 'qwen3'\nn_layer = 1\n\
-                n_head = 4\nd_model = 30\nseq_len = 8\nvocab_size = 11\nhead_dim = 6";
+    let deck = "run.dir = 'r'\ndata.train = ['a.u16']\ntrain.steps = 1\n[model]\nfamily = 'qwen3'\nn_layer = \
+                1\nn_head = 4\nd_model = 30\nseq_len = 8\nvocab_size = 11\nhead_dim = 6";
     let deck = Deck::parse(deck, &[], "a test").unwrap();
     assert_eq!((deck.model.family, deck.model.norm_eps, deck.model.rope_theta), (Family::Qwen3, 1e-6, 1e6));
     let model = Model::of_deck::<CpuDevice>(&deck);

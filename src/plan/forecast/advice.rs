@@ -1,7 +1,7 @@
 //! Which knob to turn first: the plan again with one changed at a time, and what each would give.
 //!
-//! What does not fit the memory is listed apart, with the smallest further change that would make it fit. Pure: how a changed deck is
-//! planned is the caller's.
+//! What does not fit the memory is listed apart, with the smallest further change that would make it fit.
+//! Pure: how a changed deck is planned is the caller's.
 
 use super::Forecast;
 use crate::config::{ActivationCheckpointing, Deck, ReduceWhen};
@@ -78,13 +78,19 @@ pub fn advise(deck: &Deck, n_ranks: usize, base: &Forecast, predict: &Predict<'_
 }
 
 impl Advice {
-    /// The first knob to turn, if any gives something: one that leaves the bits of the run alone before one that does not.
+    /// The first knob to turn, if any gives something: one that leaves the bits of the run alone before one
+    /// that does not.
     pub fn first(&self) -> Option<&Turn> {
         let gives = |turn: &&Turn| turn.gain > SMALLEST_GAIN;
-        self.fits.iter().filter(gives).find(|turn| turn.costs.is_empty()).or_else(|| self.fits.iter().find(gives))
+        self.fits
+            .iter()
+            .filter(gives)
+            .find(|turn| turn.costs.is_empty())
+            .or_else(|| self.fits.iter().find(gives))
     }
 
-    /// A change that does not fit by itself and what makes it fit, where both together give more than the first knob.
+    /// A change that does not fit by itself and what makes it fit, where both together give more than the
+    /// first knob.
     pub fn pair(&self) -> Option<(&Turn, &Remedy)> {
         let least = self.first().map_or(0.0, |turn| turn.gain) + SMALLEST_GAIN;
         let pairs = self.too_large.iter().filter_map(|turn| Some((turn, turn.remedy.as_ref()?)));
@@ -122,7 +128,9 @@ fn candidates(deck: &Deck, n_ranks: usize) -> Vec<Candidate> {
     for stage in (0..=3).filter(|&stage| stage != zero.stage) {
         add("", &[("zero.stage", stage.to_string())]);
     }
-    for again in [ActivationCheckpointing::None, ActivationCheckpointing::Every(2), ActivationCheckpointing::All] {
+    for again in
+        [ActivationCheckpointing::None, ActivationCheckpointing::Every(2), ActivationCheckpointing::All]
+    {
         if again != zero.activation_checkpointing {
             add("", &[("zero.activation_checkpointing", again.to_string())]);
         }
@@ -136,8 +144,10 @@ fn candidates(deck: &Deck, n_ranks: usize) -> Vec<Candidate> {
     }
     for times in [2, 4] {
         add(OTHER_BATCH, &[("train.global_batch_size", (times * train.global_batch_size).to_string())]);
-        let keys =
-            [("train.micro_batch_size", times * b), ("train.global_batch_size", times * train.global_batch_size)];
+        let keys = [
+            ("train.micro_batch_size", times * b),
+            ("train.global_batch_size", times * train.global_batch_size),
+        ];
         add(OTHER_BATCH, &keys.map(|(key, value)| (key, value.to_string())));
     }
     let bf16 = || DType::Bf16.name().to_owned();
@@ -151,7 +161,9 @@ fn candidates(deck: &Deck, n_ranks: usize) -> Vec<Candidate> {
             add(OTHER_BITS, &[("run.tf32", "true".into())]);
         }
     }
-    for bytes in [0, 100_000, 1_000_000].into_iter().filter(|&bytes| bytes != zero.persistence_threshold_bytes) {
+    for bytes in
+        [0, 100_000, 1_000_000].into_iter().filter(|&bytes| bytes != zero.persistence_threshold_bytes)
+    {
         add("", &[("zero.persistence_threshold_bytes", bytes.to_string())]);
     }
     if zero.reduce == ReduceWhen::EveryMicroStep {
@@ -172,7 +184,12 @@ fn candidates(deck: &Deck, n_ranks: usize) -> Vec<Candidate> {
 }
 
 /// The first further change, in the order of what it costs, with which `overrides` fit.
-fn remedy(deck: &Deck, overrides: &[(String, String)], base: &Forecast, predict: &Predict<'_>) -> Option<Remedy> {
+fn remedy(
+    deck: &Deck,
+    overrides: &[(String, String)],
+    base: &Forecast,
+    predict: &Predict<'_>,
+) -> Option<Remedy> {
     let half = deck.train.micro_batch_size / 2;
     let savers = [
         ("zero.reduce_bucket_bytes", "1048576".to_owned()),
@@ -184,11 +201,13 @@ fn remedy(deck: &Deck, overrides: &[(String, String)], base: &Forecast, predict:
         ("zero.activation_checkpointing", "all".to_owned()),
         ("train.micro_batch_size", half.max(1).to_string()),
     ];
-    savers.into_iter().filter(|(key, _)| overrides.iter().all(|(turned, _)| turned != key)).find_map(|(key, value)| {
-        let saver = (key.to_owned(), value);
-        let both: Overrides = overrides.iter().cloned().chain([saver.clone()]).collect();
-        let forecast = predict(&both).ok().filter(|forecast| forecast.fits)?;
-        let change = in_words(&[saver]);
-        Some(Remedy { change, gain: gain(&forecast, base), memory_bytes: forecast.memory_bytes })
-    })
+    savers.into_iter().filter(|(key, _)| overrides.iter().all(|(turned, _)| turned != key)).find_map(
+        |(key, value)| {
+            let saver = (key.to_owned(), value);
+            let both: Overrides = overrides.iter().cloned().chain([saver.clone()]).collect();
+            let forecast = predict(&both).ok().filter(|forecast| forecast.fits)?;
+            let change = in_words(&[saver]);
+            Some(Remedy { change, gain: gain(&forecast, base), memory_bytes: forecast.memory_bytes })
+        },
+    )
 }

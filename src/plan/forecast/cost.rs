@@ -1,8 +1,8 @@
 //! Seconds of kernels and collectives on some hardware: the formulas of docs/planning.md.
 //!
-//! A kernel takes `launch + flops / rate + bytes / rate`, measured or from a data sheet's peaks and the assumed share of them; a
-//! collective takes a latency, one more for each step or peer, and its bytes over the slower of the links within and between
-//! nodes. Must not know: schedules.
+//! A kernel takes `launch + flops / rate + bytes / rate`, measured or from a data sheet's peaks and the
+//! assumed share of them; a collective takes a latency, one more for each step or peer, and its bytes over
+//! the slower of the links within and between nodes. Must not know: schedules.
 
 use super::simulate::Sharing;
 use super::traffic::{self, Layout, Traffic};
@@ -34,7 +34,8 @@ impl<'a> Machine<'a> {
         let devices = hardware.node.devices;
         if hardware.hardware.kind == DeviceKind::Gpu && layout.per_node > devices {
             return Err(Error::Input(format!(
-                "{} ranks on a node: one of {} has {devices} devices (node.devices), so --ranks-per-node {devices} at most",
+                "{} ranks on a node: one of {} has {devices} devices (node.devices), so --ranks-per-node \
+                 {devices} at most",
                 layout.per_node, hardware.hardware.name
             )));
         }
@@ -62,7 +63,9 @@ impl<'a> Machine<'a> {
         }
         let assumed = &self.hardware.assumed;
         let share = match kernel {
-            Kernel::LinearForward | Kernel::LinearBackwardInput | Kernel::LinearBackwardWeight => assumed.products,
+            Kernel::LinearForward | Kernel::LinearBackwardInput | Kernel::LinearBackwardWeight => {
+                assumed.products
+            }
             Kernel::AttentionForward | Kernel::AttentionBackward => assumed.attention,
             _ => 1.0, // no FLOPs are counted
         };
@@ -101,9 +104,16 @@ impl<'a> Machine<'a> {
         own_s + self.latency_s() + self.steps_s(rings) + self.links_s(&traffic, self.hardware.node.gb_per_s)
     }
 
-    /// A reduction of `contributors` gradients to slices of `slice_numel` elements that travel as `dtype`, in `n_calls` exchanges or
-    /// rings.
-    pub fn reduce_s(&self, slice_numel: u64, dtype: DType, contributors: usize, exchange: bool, n_calls: usize) -> f64 {
+    /// A reduction of `contributors` gradients to slices of `slice_numel` elements that travel as `dtype`, in
+    /// `n_calls` exchanges or rings.
+    pub fn reduce_s(
+        &self,
+        slice_numel: u64,
+        dtype: DType,
+        contributors: usize,
+        exchange: bool,
+        n_calls: usize,
+    ) -> f64 {
         let slice_bytes = slice_numel * dtype.bytes() as u64;
         // The own contribution is read and added to f32 sums.
         let own_s = self.stream_s(slice_bytes + 2 * 4 * slice_numel);
@@ -136,7 +146,8 @@ impl<'a> Machine<'a> {
         self.hardware.node.latency_us.max(far) / 1e6
     }
 
-    /// What the number of ranks adds: a step of a ring from each rank to the next, or a message from each peer.
+    /// What the number of ranks adds: a step of a ring from each rank to the next, or a message from each
+    /// peer.
     fn steps_s(&self, rings: bool) -> f64 {
         let Layout { n, per_node } = self.layout;
         let (near, far) = match rings {

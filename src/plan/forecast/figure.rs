@@ -11,8 +11,10 @@ impl Table {
     /// # Errors
     /// The values are no numbers above 0, or none could be planned.
     pub fn figure(&self, hardware: &str, measured: bool) -> Result<Figure> {
-        let planned: Option<Vec<(f64, &Forecast)>> =
-            self.planned().map(|(value, f)| Some((value.parse().ok().filter(|x: &f64| *x > 0.0)?, f))).collect();
+        let planned: Option<Vec<(f64, &Forecast)>> = self
+            .planned()
+            .map(|(value, f)| Some((value.parse().ok().filter(|x: &f64| *x > 0.0)?, f)))
+            .collect();
         let Some(mut points) = planned.filter(|points| !points.is_empty()) else {
             return Err(Error::Input(format!(
                 "--figure: the values of {} that can be planned are not numbers above 0; --csv takes any",
@@ -24,14 +26,18 @@ impl Table {
         let over = |ms: fn(&Forecast) -> f64| points.iter().map(|(x, f)| (*x, 1e3 * ms(f))).collect();
         let x = Axis::new(self.key.clone()).log();
         let x = if self.key.starts_with("ranks") || self.key.ends_with("_size") { x.count() } else { x };
-        let basis = if measured { "measured by --calibrate" } else { "from data sheets and assumptions, not verified" };
+        let basis = if measured {
+            "measured by --calibrate"
+        } else {
+            "from data sheets and assumptions, not verified"
+        };
         let figure = LineFigure {
             name: "sweep".into(),
             title: format!("Predicted step over {}, {hardware}", self.key),
             subtitle: format!("milliseconds; hardware figures {basis}"),
             caption: format!(
-                "Kernels and collectives by themselves, what of the collectives compute waits for, and the whole step; figures of \
-                 the hardware are {basis}."
+                "Kernels and collectives by themselves, what of the collectives compute waits for, and the \
+                 whole step; figures of the hardware are {basis}."
             ),
             chart: Chart {
                 x,

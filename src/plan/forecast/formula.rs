@@ -26,7 +26,13 @@ pub struct Formula {
 
 impl Formula {
     /// Of `n_params` on `world_size` ranks; a step has `all_gathers` and `reductions` of everything.
-    pub fn new(n_params: u64, world_size: usize, knobs: &Knobs, all_gathers: usize, reductions: usize) -> Self {
+    pub fn new(
+        n_params: u64,
+        world_size: usize,
+        knobs: &Knobs,
+        all_gathers: usize,
+        reductions: usize,
+    ) -> Self {
         let (psi, n) = (n_params as f64, world_size as f64);
         let per_param = [0, 1, 2, 3].map(|stage| bytes_per_param(&Knobs { stage, ..*knobs }));
         let gathered = if knobs.stage == 0 { knobs.grad_dtype } else { knobs.param_dtype };

@@ -1,9 +1,12 @@
-//! What a step will cost on some hardware before it runs: time, exposed communication, utilisation, bytes that leave a node.
+//! What a step will cost on some hardware before it runs: time, exposed communication, utilisation, bytes
+//! that leave a node.
 //!
-//! Reading order: [`Forecast::new`] here, `simulate.rs` (the run), `cost.rs` (seconds), `traffic.rs` (bytes); then `advice.rs` (which
-//! knob to turn), `sweep.rs` (many plans), `shape.rs` (a model of a number of parameters), `table.rs` (text).
+//! Reading order: [`Forecast::new`] here, `simulate.rs` (the run), `cost.rs` (seconds), `traffic.rs` (bytes);
+//! then `advice.rs` (which knob to turn), `sweep.rs` (many plans), `shape.rs` (a model of a number of
+//! parameters), `table.rs` (text).
 //!
-//! The instructions are those that the executor runs, in their order. Pure. Must not know: MPI, devices, the clock.
+//! The instructions are those that the executor runs, in their order. Pure. Must not know: MPI, devices, the
+//! clock.
 
 pub mod advice;
 pub mod cost;
@@ -99,7 +102,8 @@ pub struct Forecast {
     pub tokens_per_s: f64,
     /// `flops_per_token * tokens_per_s / (N * peak)`, as a run's `mfu` is.
     pub mfu: f64,
-    /// FLOPs that are computed (what is computed again included, attention's causal half alone) over the peak.
+    /// FLOPs that are computed (what is computed again included, attention's causal half alone) over the
+    /// peak.
     pub hfu: f64,
 }
 
@@ -118,7 +122,14 @@ impl Forecast {
         // All micro-steps but the last are alike.
         for (a_i, times) in [(0, a - 1), (a - 1, 1)].into_iter().filter(|(_, times)| *times > 0) {
             let (active, contributors) = (order.contributors(a_i), plan.contributors(n_micro, a_i));
-            sums.add_micro_step(subject, &machine, plan.micro_step(a_i, a), active, contributors, times as f64);
+            sums.add_micro_step(
+                subject,
+                &machine,
+                plan.micro_step(a_i, a),
+                active,
+                contributors,
+                times as f64,
+            );
         }
         sums.add_update(subject, &machine);
         let step_s = sums.step_s;
@@ -208,9 +219,11 @@ impl Sums {
             if plan.knobs.grad_dtype != DType::F32 || placement.grad == super::placement::Hold::Whole {
                 kernels_s += machine.stream_s((shard * (4 + grad)) as u64);
             }
-            kernels_s += machine.kernel_s(&Work::pass(Kernel::SumOfSquares, plan.knobs.grad_dtype, shard * grad));
+            kernels_s +=
+                machine.kernel_s(&Work::pass(Kernel::SumOfSquares, plan.knobs.grad_dtype, shard * grad));
             let Knobs { optimizer, optim_states, param_dtype, .. } = plan.knobs;
-            let update = Work::update(optimizer, optim_states.len(), param_dtype, plan.knobs.grad_dtype, shard);
+            let update =
+                Work::update(optimizer, optim_states.len(), param_dtype, plan.knobs.grad_dtype, shard);
             kernels_s += machine.kernel_s(&update);
         }
         if let Some(state) = plan.refreshed_state() {
@@ -256,9 +269,11 @@ impl TimedProgram {
                 Instr::Gather(g) => {
                     let gather = &gathers[g];
                     let slice = |p: &usize| {
-                        (subject.plan.knobs.param_dtype.bytes() * subject.plan.partitions[*p].shard_numel()) as u64
+                        (subject.plan.knobs.param_dtype.bytes() * subject.plan.partitions[*p].shard_numel())
+                            as u64
                     };
-                    let calls = gather.calls.iter().map(|call| gather.params[call.clone()].iter().map(slice).sum());
+                    let calls =
+                        gather.calls.iter().map(|call| gather.params[call.clone()].iter().map(slice).sum());
                     let seconds = calls.map(|bytes: u64| machine.all_gather_s(bytes)).sum();
                     timed.gather_s += seconds;
                     gather_jobs[g] = n_jobs;
@@ -269,7 +284,9 @@ impl TimedProgram {
                     Task::Compute(timed.visit(subject, machine, program, unit, pass))
                 }
                 Instr::Release(_) => continue,
-                Instr::Accumulate(r) => Task::Compute(timed.passes(machine, numel_of(subject, &reduces[r]) * 12)),
+                Instr::Accumulate(r) => {
+                    Task::Compute(timed.passes(machine, numel_of(subject, &reduces[r]) * 12))
+                }
                 Instr::Round(r) => Task::Compute(timed.passes(machine, numel_of(subject, &reduces[r]) * 6)),
                 Instr::Reduce(r) => {
                     let seconds = reduction_s(subject, machine, &reduces[r], contributors);
@@ -335,10 +352,11 @@ fn leaving_node(subject: &Subject<'_>, machine: &Machine<'_>) -> (u64, u64) {
     let (layout, route, knobs) = (machine.layout, machine.hardware.network.gather, &plan.knobs);
     let gathered = |slice_bytes: u64| traffic::all_gather(layout, route, slice_bytes).leaving_node;
     // Bytes are proportional to slices, so that all of a step can go through at once.
-    let slices = plan.step_volume(0, n_micro).all_gather_bytes.checked_div(plan.world_size as u64 - 1).unwrap_or(0);
+    let slices =
+        plan.step_volume(0, n_micro).all_gather_bytes.checked_div(plan.world_size as u64 - 1).unwrap_or(0);
     let slice_bytes = plan.reduce_slice_bytes();
-    let reductions = plan
-        .reductions(n_micro)
-        .map(|(k, times)| traffic::reduce_scatter(layout, knobs.deterministic, k, slice_bytes).leaving_node * times);
+    let reductions = plan.reductions(n_micro).map(|(k, times)| {
+        traffic::reduce_scatter(layout, knobs.deterministic, k, slice_bytes).leaving_node * times
+    });
     (gathered(slices), reductions.sum())
 }

@@ -24,8 +24,8 @@ pub struct Shape {
 }
 
 /// The rule in words.
-pub const RULE: &str =
-    "GPT-2's build with heads of 64: the depth whose width would be 128 times it, then the width that comes nearest";
+pub const RULE: &str = "GPT-2's build with heads of 64: the depth whose width would be 128 times it, then \
+                        the width that comes nearest";
 
 /// Parameters of a GPT-2 with a tied head.
 pub fn numel(shape: Shape, vocab_size: usize, seq_len: usize) -> u64 {
@@ -45,8 +45,8 @@ pub fn of_count(count: u64, vocab_size: usize, seq_len: usize) -> Result<Shape> 
     let smallest = numel(1);
     if count * 2 < smallest {
         return Err(Error::Input(format!(
-            "--params {count}: the smallest model of {vocab_size} tokens has {smallest}; a smaller model.vocab_size or model.seq_len \
-             makes room for fewer"
+            "--params {count}: the smallest model of {vocab_size} tokens has {smallest}; a smaller \
+             model.vocab_size or model.seq_len makes room for fewer"
         )));
     }
     // The number of heads from which on there are too many; it or the one before is the nearest.
@@ -90,7 +90,8 @@ mod tests {
 
     #[test]
     fn counts_are_read_with_units() {
-        for (text, count) in [("7.5B", 7_500_000_000), ("124m", 124_000_000), ("1_000", 1000), ("1.5e9", 1_500_000_000)]
+        for (text, count) in
+            [("7.5B", 7_500_000_000), ("124m", 124_000_000), ("1_000", 1000), ("1.5e9", 1_500_000_000)]
         {
             assert_eq!(parse_count(text), Ok(count), "{text}");
         }
@@ -102,7 +103,10 @@ mod tests {
     #[test]
     fn too_few_parameters_are_refused_with_what_would_do() {
         let said = of_count(1_000_000, 50257, 1024).unwrap_err().to_string();
-        assert!(said.contains("the smallest model of 50257 tokens has") && said.contains("model.vocab_size"), "{said}");
+        assert!(
+            said.contains("the smallest model of 50257 tokens has") && said.contains("model.vocab_size"),
+            "{said}"
+        );
         assert_eq!(of_count(1_000_000, 256, 1024).unwrap().n_layer, 2);
     }
 

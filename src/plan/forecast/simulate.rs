@@ -1,8 +1,10 @@
-//! A discrete-event run of one program: the executor's instructions from top to bottom, collectives on queues of their own.
+//! A discrete-event run of one program: the executor's instructions from top to bottom, collectives on queues
+//! of their own.
 //!
-//! As in `train/step.rs`, the host runs the list in order; a collective starts when its queue has come to it, and not before what
-//! was computed ahead of it; a wait holds the compute queue. What runs at the same time shares the device and the links, so
-//! the run is one of rates: from each event to the next everything under way advances at a fixed speed. Pure.
+//! As in `train/step.rs`, the host runs the list in order; a collective starts when its queue has come to it,
+//! and not before what was computed ahead of it; a wait holds the compute queue. What runs at the same time
+//! shares the device and the links, so the run is one of rates: from each event to the next everything under
+//! way advances at a fixed speed. Pure.
 
 use std::collections::VecDeque;
 
@@ -75,7 +77,9 @@ pub fn run(tasks: &[Task], sharing: Sharing) -> Outcome {
         while computing.is_none() {
             match tasks.peek() {
                 Some(&Task::Compute(seconds)) => computing = Some(seconds),
-                Some(&Task::Start { job, queue, seconds }) => queues[queue as usize].push_back((job, seconds)),
+                Some(&Task::Start { job, queue, seconds }) => {
+                    queues[queue as usize].push_back((job, seconds))
+                }
                 Some(&Task::Wait(job)) if done[job] => {}
                 Some(Task::Wait(_)) | None => break,
             }
@@ -150,7 +154,8 @@ mod tests {
         let both = [start(0, gather, 2.0), start(1, reduce, 2.0), Task::Wait(1)];
         assert_eq!(run(&both, Sharing::default()).seconds, 4.0);
         // Of one queue, the second waits for the first.
-        let queued = [start(0, gather, 2.0), start(1, gather, 1.0), Task::Wait(0), Task::Compute(1.0), Task::Wait(1)];
+        let queued =
+            [start(0, gather, 2.0), start(1, gather, 1.0), Task::Wait(0), Task::Compute(1.0), Task::Wait(1)];
         let outcome = run(&queued, Sharing::default());
         assert_eq!((outcome.seconds, outcome.exposed_s, outcome.ended), (3.0, 2.0, vec![0, 1]));
     }
@@ -182,8 +187,10 @@ mod tests {
 
     /// Jobs numbered in the order of their start.
     fn renumbered(tasks: &[Task]) -> Vec<Task> {
-        let started: Vec<usize> =
-            tasks.iter().filter_map(|t| if let Task::Start { job, .. } = t { Some(*job) } else { None }).collect();
+        let started: Vec<usize> = tasks
+            .iter()
+            .filter_map(|t| if let Task::Start { job, .. } = t { Some(*job) } else { None })
+            .collect();
         let number = |job: usize| started.iter().position(|&j| j == job).unwrap();
         tasks
             .iter()
@@ -245,8 +252,8 @@ mod tests {
             prop_assert!(near(outcome.compute_s + outcome.exposed_s, outcome.seconds));
         }
 
-        /// Of what shares nothing. Two queues that share a link may well be slower on a faster device: a reduction that starts
-        /// sooner takes bandwidth from the gather that compute waits for.
+        /// Of what shares nothing. Two queues that share a link may well be slower on a faster device: a
+        /// reduction that starts sooner takes bandwidth from the gather that compute waits for.
         #[test]
         fn faster_links_or_devices_are_never_slower(
             tasks in any_tasks(), compute in 0.1f64..=1.0, comm in 0.1f64..=1.0

@@ -26,7 +26,8 @@ impl std::str::FromStr for Sweep {
 
     /// `ranks=8..4096` (doubling, the end included), or any key with a list: `micro_batch_size=1,2,4`.
     fn from_str(text: &str) -> std::result::Result<Self, String> {
-        let wants = "KEY=FROM..TO (doubling) or KEY=A,B,C, such as ranks=8..4096 or zero.prefetch_units=0,1,2";
+        let wants =
+            "KEY=FROM..TO (doubling) or KEY=A,B,C, such as ranks=8..4096 or zero.prefetch_units=0,1,2";
         let (key, values) = text.split_once('=').ok_or(wants)?;
         let values = match values.split_once("..") {
             Some((first, last)) => {
@@ -35,7 +36,10 @@ impl std::str::FromStr for Sweep {
             None => values.split(',').map(|value| value.trim().to_owned()).collect(),
         };
         if values.iter().any(String::is_empty) || values.len() > MAX_VALUES {
-            return Err(format!("{} values, up to {MAX_VALUES} and none of them empty: {wants}", values.len()));
+            return Err(format!(
+                "{} values, up to {MAX_VALUES} and none of them empty: {wants}",
+                values.len()
+            ));
         }
         Ok(Sweep { key: full_key(key.trim())?, values })
     }
@@ -43,7 +47,8 @@ impl std::str::FromStr for Sweep {
 
 /// `8..4096` is 8, 16 ... 4096; an end that doubling does not meet is the last value.
 fn doubling(first: &str, last: &str) -> Option<Vec<String>> {
-    let (first, last): (u64, u64) = (first.trim().parse().ok()?, last.trim().trim_start_matches('=').parse().ok()?);
+    let (first, last): (u64, u64) =
+        (first.trim().parse().ok()?, last.trim().trim_start_matches('=').parse().ok()?);
     if first == 0 || last < first {
         return None;
     }
@@ -101,7 +106,8 @@ impl Table {
             Ok(forecast) => Outcome::Forecast(Box::new(forecast)),
             Err(error) => Outcome::Refused(error.to_string()),
         };
-        let rows = sweep.values.iter().map(|value| Row { value: value.clone(), outcome: outcome(value) }).collect();
+        let rows =
+            sweep.values.iter().map(|value| Row { value: value.clone(), outcome: outcome(value) }).collect();
         Table { key: sweep.key.clone(), rows }
     }
 
@@ -113,14 +119,16 @@ impl Table {
         })
     }
 
-    /// The table for programs: seconds and bytes, one row a value; a value that cannot be planned has its reason in the last column.
+    /// The table for programs: seconds and bytes, one row a value; a value that cannot be planned has its
+    /// reason in the last column.
     ///
     /// # Errors
     /// Never but where memory is at an end.
     pub fn to_csv(&self) -> Result<String> {
         let internal = |e: &dyn fmt::Display| Error::Internal(format!("CSV: {e}"));
         let mut writer = csv::Writer::from_writer(Vec::new());
-        let header = [self.key.as_str()].into_iter().chain(COLUMNS.iter().map(|(name, _)| *name)).chain(["refused"]);
+        let header =
+            [self.key.as_str()].into_iter().chain(COLUMNS.iter().map(|(name, _)| *name)).chain(["refused"]);
         writer.write_record(header).map_err(|e| internal(&e))?;
         for row in &self.rows {
             let (cells, refused) = match &row.outcome {
@@ -169,7 +177,16 @@ impl fmt::Display for Table {
         writeln!(
             f,
             "  {:>width$} {:>10} {:>8} {:>10} {:>9} {:>6} {:>8} {:>10} {:>10} {:>6}",
-            self.key, "step ms", "tokens/s", "per rank", "exposed", "MFU", "idle", "memory", "off node", "fits"
+            self.key,
+            "step ms",
+            "tokens/s",
+            "per rank",
+            "exposed",
+            "MFU",
+            "idle",
+            "memory",
+            "off node",
+            "fits"
         )?;
         for row in &self.rows {
             let forecast = match &row.outcome {
@@ -190,7 +207,9 @@ impl fmt::Display for Table {
                 100.0 * forecast.mfu,
                 forecast.idle_ranks,
                 human::bytes(forecast.memory_bytes),
-                human::bytes(forecast.leaving_node_all_gather_bytes + forecast.leaving_node_reduce_scatter_bytes),
+                human::bytes(
+                    forecast.leaving_node_all_gather_bytes + forecast.leaving_node_reduce_scatter_bytes
+                ),
                 if forecast.fits { "yes" } else { "NO" }
             )?;
         }

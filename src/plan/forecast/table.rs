@@ -27,7 +27,8 @@ impl fmt::Display for Forecast {
         if self.idle_ranks > 0 {
             writeln!(
                 f,
-                "  {} without a micro-batch in the last micro-step: a larger train.global_batch_size, or fewer ranks",
+                "  {} without a micro-batch in the last micro-step: a larger train.global_batch_size, or \
+                 fewer ranks",
                 human::counted(self.idle_ranks, "rank")
             )?;
         }

@@ -23,7 +23,8 @@ fn works(spec: &ModelSpec, scale: usize) -> Vec<UnitWork> {
 }
 
 fn hardware(words: &[(&str, String)]) -> Hardware {
-    let words: Vec<(String, String)> = words.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect();
+    let words: Vec<(String, String)> =
+        words.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect();
     Hardware::named("a100-80gb", &words).unwrap()
 }
 
@@ -160,8 +161,11 @@ fn four_ranks_on_two_cores_take_twice_as_long_as_on_four() {
     let spec = model(&[vec![400, 3], vec![4000], vec![500]]);
     let plan = Plan::new(&spec, 4, &Knobs::default()).unwrap();
     let on = |cores: usize| {
-        let keys =
-            [("hardware.kind", "cpu".into()), ("node.devices", cores.to_string()), ("assumed.contention", "1".into())];
+        let keys = [
+            ("hardware.kind", "cpu".into()),
+            ("node.devices", cores.to_string()),
+            ("assumed.contention", "1".into()),
+        ];
         forecast(&spec, &plan, 4, 4, &hardware(&keys))
     };
     let (two, four) = (on(2), on(4));
@@ -171,8 +175,13 @@ fn four_ranks_on_two_cores_take_twice_as_long_as_on_four() {
     let in_a_row = four.compute_s + four.gather_s + four.reduce_s + four.optimizer_s;
     assert!((four.step_s / in_a_row - 1.0).abs() < 1e-9, "{} {in_a_row}", four.step_s);
     // In the last micro-step two ranks have a micro-batch: each has a core.
-    let busy =
-        forecast(&spec, &plan, 6, 4, &hardware(&[("hardware.kind", "cpu".into()), ("node.devices", "2".into())]));
+    let busy = forecast(
+        &spec,
+        &plan,
+        6,
+        4,
+        &hardware(&[("hardware.kind", "cpu".into()), ("node.devices", "2".into())]),
+    );
     assert_eq!((busy.micro_steps, busy.idle_ranks), (2, 2));
 }
 
@@ -181,7 +190,10 @@ fn a_recomputed_block_costs_its_forward_again_and_stages_keep_their_bytes() {
     let spec = model(&[vec![64], vec![4096], vec![4096], vec![64]]);
     let at = |knobs: Knobs| forecast(&spec, &Plan::new(&spec, 4, &knobs).unwrap(), 8, 4, &hardware(&[]));
     let plain = at(Knobs::default());
-    let again = at(Knobs { activation_checkpointing: crate::config::ActivationCheckpointing::All, ..Knobs::default() });
+    let again = at(Knobs {
+        activation_checkpointing: crate::config::ActivationCheckpointing::All,
+        ..Knobs::default()
+    });
     assert_eq!(plain.recompute_s, 0.0);
     assert!((again.compute_s - plain.compute_s - again.recompute_s).abs() < 1e-12 && again.recompute_s > 0.0);
     assert!(again.hfu > 0.0 && again.mfu < plain.mfu);

@@ -1,4 +1,5 @@
-//! From a run's records to its figures: the plan made again from the deck, and what the trace and the log say beside it.
+//! From a run's records to its figures: the plan made again from the deck, and what the trace and the log say
+//! beside it.
 
 mod ownership;
 mod planned;
@@ -13,12 +14,15 @@ use run_plan::RunPlan;
 /// Every figure that the records allow, and for each that they do not a sentence that says what would.
 pub fn draw(run: &RunDir) -> Result<(Vec<Figure>, Vec<String>)> {
     let planned = RunPlan::of(run)?;
-    let mut figures = vec![planned::storage(&planned), planned::compute(&planned), ownership::figure(&planned)?];
+    let mut figures =
+        vec![planned::storage(&planned), planned::compute(&planned), ownership::figure(&planned)?];
     let mut missing = Vec::new();
     match ran::timeline(run, &planned) {
         Some(figure) => figures.push(figure),
         None => missing.push(
-            "timeline: the run has no trace; log.trace = \"10\" in its deck (or on the command line) writes one of step 10".into(),
+            "timeline: the run has no trace; log.trace = \"10\" in its deck (or on the command line) writes \
+             one of step 10"
+                .into(),
         ),
     }
     figures.push(ran::memory(run, &planned));

@@ -1,15 +1,18 @@
 //! What it would cost to own whole units and broadcast them, for the run's own model, beside what is done.
 //!
-//! With U units, unit u belonging to rank `u div ceil(U / N)`, `E(r)` elements owned by rank r, and K bytes of state per parameter
-//! (16 for bf16 with bf16 gradients and for fp32):
+//! With U units, unit u belonging to rank `u div ceil(U / N)`, `E(r)` elements owned by rank r, and K bytes
+//! of state per parameter (16 for bf16 with bf16 gradients and for fp32):
 //!
-//! - at rest rank r keeps `K * E(r)`; cut inside each parameter every rank keeps `K * sum of ceil(numel / N)`;
-//! - the same gathers as planned, each a broadcast from its owner: rank r receives `param bytes * numel` of every gathered parameter that
-//!   it does not own, in every micro-step; a gather of slices brings it `(N - 1) * ceil(numel / N)` of each;
-//! - gradients travel to the owner of the unit, which receives one contribution of each other rank that has one:
-//!   `reduce bytes * E(r)` each; cut, every rank receives as many of `sum of ceil(numel / N)` elements.
+//! - at rest rank r keeps `K * E(r)`; cut inside each parameter every rank keeps `K * sum of ceil(numel /
+//!   N)`;
+//! - the same gathers as planned, each a broadcast from its owner: rank r receives `param bytes * numel` of
+//!   every gathered parameter that it does not own, in every micro-step; a gather of slices brings it `(N -
+//!   1) * ceil(numel / N)` of each;
+//! - gradients travel to the owner of the unit, which receives one contribution of each other rank that has
+//!   one: `reduce bytes * E(r)` each; cut, every rank receives as many of `sum of ceil(numel / N)` elements.
 //!
-//! In sum over ranks both move the same but for padding. What differs is who holds it, and who sends and receives while others wait.
+//! In sum over ranks both move the same but for padding. What differs is who holds it, and who sends and
+//! receives while others wait.
 
 use super::planned::own_params;
 use super::run_plan::RunPlan;
@@ -20,7 +23,8 @@ use crate::plan::MicroBatches;
 use crate::plan::placement::bytes_per_param;
 use crate::plan::{Knobs, Plan};
 
-/// Draws both. A run of another stage is compared as if it were of stage 3, which is what the pictures are of.
+/// Draws both. A run of another stage is compared as if it were of stage 3, which is what the pictures are
+/// of.
 pub fn figure(planned: &RunPlan) -> Result<Figure> {
     Ok(compare(planned)?.figure())
 }
@@ -100,7 +104,8 @@ mod tests {
                 assert_eq!(both.right.received_bytes[rank], volume.total());
             }
             assert_eq!(both.wrong.resident_bytes.iter().sum::<u64>(), 16 * psi, "each element has one owner");
-            // Gathers in sum over ranks: each of the others receives everything, once per gather; without padding.
+            // Gathers in sum over ranks: each of the others receives everything, once per gather; without
+            // padding.
             let gathered: u64 = planned
                 .plan
                 .train
@@ -114,7 +119,8 @@ mod tests {
             let reduced: u64 = (0..n)
                 .map(|rank| {
                     let runs = planned.plan.reductions(planned.n_micro);
-                    let arrive: u64 = runs.map(|(k, times)| planned.plan.n_received(rank, k) as u64 * times).sum();
+                    let arrive: u64 =
+                        runs.map(|(k, times)| planned.plan.n_received(rank, k) as u64 * times).sum();
                     arrive * both.wrong.resident_bytes[rank] / 16 * 4
                 })
                 .sum();

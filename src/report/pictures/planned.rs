@@ -1,4 +1,5 @@
-//! Figures of the plan alone: who keeps what, who computes what, and what other stages and rank counts would cost.
+//! Figures of the plan alone: who keeps what, who computes what, and what other stages and rank counts would
+//! cost.
 
 use super::run_plan::RunPlan;
 use crate::figures::stages::Point;
@@ -128,7 +129,9 @@ mod tests {
             let point = point(&planned.plan, planned.n_micro);
             assert_eq!(point.resident.iter().sum::<u64>(), planned.plan.resident_bytes());
             assert_eq!(point.all_gather_bytes + point.reduce_scatter_bytes, step.total());
-            assert!((0..n).all(|rank| planned.plan.step_volume(rank, planned.n_micro).total() <= step.total()));
+            assert!(
+                (0..n).all(|rank| planned.plan.step_volume(rank, planned.n_micro).total() <= step.total())
+            );
             let visits = compute(&planned).light.matches("data-visit").count();
             assert_eq!(visits, n * (2 * planned.spec.units.len() - 1));
             assert!(stages(&planned).caption.contains(&format!("stage {}", planned.plan.knobs.stage)));

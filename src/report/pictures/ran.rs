@@ -65,7 +65,8 @@ pub fn timeline(run: &RunDir, planned: &RunPlan) -> Option<Figure> {
     let n_ranks = traced.events.iter().map(|e| e.rank + 1).max()?;
     let ranks: Vec<Vec<Span>> = (0..n_ranks.min(MAX_RANKS))
         .map(|rank| {
-            let mut spans: Vec<Span> = traced.events.iter().filter(|e| e.rank == rank).map(|e| span(e)).collect();
+            let mut spans: Vec<Span> =
+                traced.events.iter().filter(|e| e.rank == rank).map(|e| span(e)).collect();
             spans.sort_by(|a, b| a.start_ms.total_cmp(&b.start_ms));
             spans
         })
@@ -110,16 +111,25 @@ pub fn memory(run: &RunDir, planned: &RunPlan) -> Figure {
     let throughout: Vec<&Slot> = plan.resident.iter().chain(&plan.step.slots).collect();
     let held = |at: usize, kinds: &[MemKind]| -> u64 {
         let always = throughout.iter().filter(|s| kinds.contains(&s.kind));
-        let now = program.slots.iter().filter(|s| s.first <= at && at <= s.last && kinds.contains(&s.kind_at(at)));
+        let now =
+            program.slots.iter().filter(|s| s.first <= at && at <= s.last && kinds.contains(&s.kind_at(at)));
         let outside = if kinds.contains(&MemKind::Staging) { plan.outside_bytes() } else { 0 };
         always.chain(now.collect::<Vec<_>>().iter()).map(|s| s.bytes() as u64).sum::<u64>() + outside
     };
-    let layers = LAYERS
-        .map(|(name, kinds)| Layer { name: name.into(), bytes: (0..instrs.len()).map(|at| held(at, kinds)).collect() });
+    let layers = LAYERS.map(|(name, kinds)| Layer {
+        name: name.into(),
+        bytes: (0..instrs.len()).map(|at| held(at, kinds)).collect(),
+    });
     // What ends with an instruction is gone when the ledger is read.
     let always: u64 = throughout.iter().map(|s| s.bytes() as u64).sum::<u64>() + plan.outside_bytes();
     let after = |at: usize| -> u64 {
-        always + program.slots.iter().filter(|s| s.first <= at && at < s.last).map(|s| s.bytes() as u64).sum::<u64>()
+        always
+            + program
+                .slots
+                .iter()
+                .filter(|s| s.first <= at && at < s.last)
+                .map(|s| s.bytes() as u64)
+                .sum::<u64>()
     };
     let traced = traced_step(run, planned).map(|t| t.first_micro_step).unwrap_or_default();
     let measured = traced

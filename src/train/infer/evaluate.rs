@@ -104,7 +104,8 @@ impl WindowBatch {
     /// nothing.
     fn read(space: &SampleSpace, windows: Windows, of: Range<u64>, numel: usize) -> Self {
         let t = windows.t as usize;
-        let mut batch = WindowBatch { tokens: vec![0; numel], targets: vec![0; numel], scored: Vec::new(), sum: 0.0 };
+        let mut batch =
+            WindowBatch { tokens: vec![0; numel], targets: vec![0; numel], scored: Vec::new(), sum: 0.0 };
         let mut window = vec![0; t + 1];
         for (row, w) in of.enumerate() {
             let (begin, new) = windows.of(w);
@@ -126,7 +127,8 @@ impl<B: Backend> Visitor<B> for WindowBatch {
         stepper.compute(stepper.model, visit, None, pass);
         if visit.pass == Pass::Loss {
             let losses = stepper.device.read(get(&pass.lists.live, pass.program.losses).view())?;
-            self.sum = self.scored.iter().flat_map(|range| &losses[range.clone()]).map(|&x| f64::from(x)).sum();
+            self.sum =
+                self.scored.iter().flat_map(|range| &losses[range.clone()]).map(|&x| f64::from(x)).sum();
         }
         Ok(())
     }

@@ -6,7 +6,8 @@ use crate::error::{Error, Result};
 /// together with exit code 4.
 pub(super) fn refuse_non_finite(what: &str, found: Option<f64>) -> Result<()> {
     let Some(found) = found else { return Ok(()) };
-    let why =
-        format!("{what} is {found}: the model's weights are not finite, or too large; an earlier checkpoint may do");
+    let why = format!(
+        "{what} is {found}: the model's weights are not finite, or too large; an earlier checkpoint may do"
+    );
     Err(Error::Agreed { rank: 0, error: Box::new(Error::NonFinite(why)) })
 }

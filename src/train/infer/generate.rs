@@ -103,7 +103,8 @@ pub fn generate<B: Backend>(
             let by = if is_prompt { Feed::Prompt } else { Feed::Row };
             let model = &decoders.models[by];
             let rows = &context[done..done + model.dims.t];
-            let mut some_rows = Rows { model, tokens: rows, first: done, cache: &mut cache, logits: Vec::new() };
+            let mut some_rows =
+                Rows { model, tokens: rows, first: done, cache: &mut cache, logits: Vec::new() };
             stepper.execute(&generation.programs[by], Purpose::Evaluate, Some(&mut some_rows))?;
             logits = some_rows.logits;
             stepper.settle()?;
@@ -181,7 +182,8 @@ fn choose(logits: &[f32], choice: Choice, i: usize) -> u32 {
         candidates.sort_unstable();
     }
     let most = candidates.iter().map(|&c| logits[c]).fold(f32::NEG_INFINITY, f32::max);
-    let weight = |c: usize| libm::exp(f64::from(logits[c] - most) / choice.temperature.max(f64::MIN_POSITIVE));
+    let weight =
+        |c: usize| libm::exp(f64::from(logits[c] - most) / choice.temperature.max(f64::MIN_POSITIVE));
     let total: f64 = candidates.iter().map(|&c| weight(c)).sum();
     let mut rng = ChaCha8Rng::seed_from_u64(choice.seed);
     rng.set_word_pos(2 * i as u128); // a draw uses two 32-bit words

@@ -96,12 +96,14 @@ fn prompt_tokens(tokenizer: &TextTokenizer, prompt: &str, deck: &Deck) -> Result
     let vocab_size = deck.model.vocab_size;
     match tokens.iter().find(|&&token| token as usize >= vocab_size) {
         Some(token) => Err(Error::Input(format!(
-            "the prompt has token {token} of {}, and the model's vocabulary is {vocab_size}: data.tokenizer is another one",
+            "the prompt has token {token} of {}, and the model's vocabulary is {vocab_size}: data.tokenizer \
+             is another one",
             tokenizer.name()
         ))),
-        None if tokens.is_empty() => {
-            Err(Error::Input(format!("the prompt is empty, and {} has no token to begin with", tokenizer.name())))
-        }
+        None if tokens.is_empty() => Err(Error::Input(format!(
+            "the prompt is empty, and {} has no token to begin with",
+            tokenizer.name()
+        ))),
         None => Ok(tokens),
     }
 }
@@ -146,7 +148,11 @@ fn load<B: Backend>(stepper: &mut Stepper<'_, B>, deck: &Deck, dir: &Path) -> Re
     let mut reader = Reader::open_with(dir, deck.checkpoint.locking)?;
     let faults = super::state::unlike(reader.manifest(), &stepper.model.spec);
     if !faults.is_empty() {
-        return Err(Error::Input(format!("{} is of another model:\n  {}", dir.display(), faults.join("\n  "))));
+        return Err(Error::Input(format!(
+            "{} is of another model:\n  {}",
+            dir.display(),
+            faults.join("\n  ")
+        )));
     }
     for (p, param) in stepper.model.spec.params.iter().enumerate() {
         let range = stepper.shards.range(p);

@@ -50,6 +50,8 @@ pub(super) fn banner<B: Backend>(job: &Job, stepper: &Stepper<'_, B>, batches: &
     );
     match start.step {
         0 => log::info!("training to step {}, logs and checkpoints in {}", t.steps, deck.run.dir),
-        step => log::info!("training from step {step} to {}, logs and checkpoints in {}", t.steps, deck.run.dir),
+        step => {
+            log::info!("training from step {step} to {}, logs and checkpoints in {}", t.steps, deck.run.dir)
+        }
     }
 }

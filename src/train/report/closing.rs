@@ -90,7 +90,8 @@ impl RunReport {
             start_step: self.start.step,
             tokens: ending.position.tokens - self.start.tokens,
             wall_seconds: job.started.elapsed().as_secs_f64(),
-            tokens_per_s: (self.stepped_tokens > 0).then(|| self.stepped_tokens as f64 / (self.stepped_ms / 1e3)),
+            tokens_per_s: (self.stepped_tokens > 0)
+                .then(|| self.stepped_tokens as f64 / (self.stepped_ms / 1e3)),
             phases: Phase::ALL.iter().enumerate().map(|(i, p)| phase(i, p)).collect(),
             step_allocations: self.allocated,
             loss: self.last_row.map(|row| row.loss),
@@ -145,8 +146,10 @@ impl RunReport {
 /// The peaks of all programs that a run of this deck has.
 pub fn peaks_of_run(deck: &Deck, plan: &Plan) -> Peaks {
     let (evaluates, samples) = (deck.train.eval_every > 0, deck.train.sample_every > 0);
-    let others =
-        [evaluates.then(|| plan.evaluation_peaks()), plan.generation_peaks(Ran { prompt: samples, row: samples })];
+    let others = [
+        evaluates.then(|| plan.evaluation_peaks()),
+        plan.generation_peaks(Ran { prompt: samples, row: samples }),
+    ];
     planned_peaks(plan.training_peaks(), others)
 }
 
@@ -160,7 +163,8 @@ fn planned_peaks(mut train: Peaks, others: [Option<Peaks>; 2]) -> Peaks {
 /// run that starts over has moved that file away.
 pub fn finished_without_checkpoint(deck: &Deck) -> Option<u64> {
     let path = Path::new(&deck.run.dir).join(SUMMARY_FILE);
-    let text = (deck.checkpoint.every == 0).then(|| files::read_text(&path, files::MAX_RECORD_BYTES).ok())??;
+    let text =
+        (deck.checkpoint.every == 0).then(|| files::read_text(&path, files::MAX_RECORD_BYTES).ok())??;
     let past: Summary = serde_json::from_str(&text).ok()?;
     let is_its_end = past.exit_code == Exit::Finished.code() && past.step >= deck.train.steps;
     (is_its_end && past.deck == digest_in_words(deck)).then_some(past.step)
@@ -184,7 +188,10 @@ fn hints(job: &Job, ending: &Ending) -> Vec<String> {
         hints.push(format!("  {} {} train.steps={more}", job.launcher, job.relaunch));
         hints.push(format!("inspect it:  {program} ckpt inspect {}", dir.display()));
     }
-    hints.push(format!("plan the same run for 8 ranks:  {} --ranks 8", job.relaunch.replacen(" train ", " plan ", 1)));
+    hints.push(format!(
+        "plan the same run for 8 ranks:  {} --ranks 8",
+        job.relaunch.replacen(" train ", " plan ", 1)
+    ));
     hints
 }
 

@@ -144,7 +144,8 @@ impl RunReport {
         }
         if let Some(progress) = &self.progress {
             progress.note(&format!(
-                "attempt {} skipped: loss {}, gradient norm {}{}; step {} stands, {in_a_row} skipped in a row",
+                "attempt {} skipped: loss {}, gradient norm {}{}; step {} stands, {in_a_row} skipped in a \
+                 row",
                 at.attempts,
                 outcome.loss,
                 outcome.grad_norm,
@@ -197,7 +198,12 @@ impl RunReport {
             .map(|c| RankStep::from_array(c.try_into().expect("one rank's")))
             .collect();
         if stepper.comm.rank() == 0 {
-            self.timing.step(at.step, &ranks, times.ms(Phase::Evaluation) / 1e3, times.ms(Phase::Checkpoint) / 1e3);
+            self.timing.step(
+                at.step,
+                &ranks,
+                times.ms(Phase::Evaluation) / 1e3,
+                times.ms(Phase::Checkpoint) / 1e3,
+            );
             if self.progress.is_some() {
                 self.timing.warn_of_grace(environment::mpirun_grace_seconds());
             }
@@ -236,7 +242,11 @@ impl RunReport {
     }
 
     /// Times and bytes of the attempt that has just ended; the bytes are compared with the plan.
-    fn measure<B: Backend>(&mut self, stepper: &Stepper<'_, B>, at: Position) -> Result<(PhaseTimes, CommCounts)> {
+    fn measure<B: Backend>(
+        &mut self,
+        stepper: &Stepper<'_, B>,
+        at: Position,
+    ) -> Result<(PhaseTimes, CommCounts)> {
         let times = stepper.timer.take()?;
         self.phases.add(&times);
         let counts = stepper.volume.counts();

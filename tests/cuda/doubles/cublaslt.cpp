@@ -1,8 +1,9 @@
-// CPU double of libcublasLt (docs.nvidia.com/cuda/cublas, "Using the cuBLASLt API"): f32 and bf16 products with the epilogues
-// of a transformer, run when the stream gets there.
+// CPU double of libcublasLt (docs.nvidia.com/cuda/cublas, "Using the cuBLASLt API"): f32 and bf16 products
+// with the epilogues of a transformer, run when the stream gets there.
 //
-// It holds the caller to what the manual only asks: an algorithm belongs to the problem it was found for, pointers
-// have the alignment that was claimed, the workspace is as large as the algorithm says and is written all over.
+// It holds the caller to what the manual only asks: an algorithm belongs to the problem it was found for,
+// pointers have the alignment that was claimed, the workspace is as large as the algorithm says and is
+// written all over.
 #include "cublaslt_product.hpp"
 #include "driver.hpp"
 #include "memory.hpp"
@@ -150,7 +151,8 @@ bool read(const void* from, size_t n_bytes, T& to) {
     return true;
 }
 
-// The product that descriptors and layouts describe, without pointers. False, and why, where cuBLASLt has none.
+// The product that descriptors and layouts describe, without pointers. False, and why, where cuBLASLt has
+// none.
 bool describe(const MatmulDesc& desc, const Layout layouts[4], Product& product, std::string& why) {
     Matrix* matrices[] = {&product.a, &product.b, &product.c, &product.d};
     for (int i = 0; i < 4; i++) {
@@ -206,8 +208,8 @@ uint64_t digest(const MatmulDesc& desc, const Layout layouts[4]) {
     return hash;
 }
 
-// What an epilogue's address is a multiple of. The search for an algorithm goes by it, as the manual says; none yet is a multiple
-// of everything.
+// What an epilogue's address is a multiple of. The search for an algorithm goes by it, as the manual says;
+// none yet is a multiple of everything.
 uint32_t alignment_of(CUdeviceptr address) {
     uint32_t alignment = 256;
     while (address % alignment != 0) alignment /= 2;

@@ -15,7 +15,8 @@ namespace {
 std::atomic<bool> initialized{false};
 thread_local int thread_device = -1;
 
-// The integers up to the first word that is none, or no device: what the real driver makes of CUDA_VISIBLE_DEVICES.
+// The integers up to the first word that is none, or no device: what the real driver makes of
+// CUDA_VISIBLE_DEVICES.
 std::vector<int> visible_devices() {
     const int n_there = std::min<long long>(number_setting("CUDA_DOUBLE_DEVICES", 1), MAX_DEVICES);
     std::vector<int> devices;

@@ -18,7 +18,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Lock = std::unique_lock<std::mutex>;
 
-// Rests of the thread while it waits for other processes: short ones first, for they are usually about to come.
+// Rests of the thread while it waits for other processes: short ones first, for they are usually about to
+// come.
 constexpr int N_YIELDS = 20;
 constexpr std::chrono::microseconds REST(100);
 
@@ -79,7 +80,8 @@ bool may_run(const Stream* stream) {
     return !after || after->done;
 }
 
-// Runs the first operation of a stream that may run. The mutex is free meanwhile. False: it needs other processes yet.
+// Runs the first operation of a stream that may run. The mutex is free meanwhile. False: it needs other
+// processes yet.
 bool run_first(State& s, Lock& lock, Stream* stream) {
     Operation& operation = stream->queue.front();  // push_back leaves references to elements of a deque valid
     Progress result = Progress::Done;

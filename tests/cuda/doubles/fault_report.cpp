@@ -9,7 +9,8 @@ namespace {
 thread_local const char* running = nullptr;
 struct sigaction before_segv, before_bus;
 
-// It calls functions that are not safe in a handler; the process ends here either way, and a word is worth the risk.
+// It calls functions that are not safe in a handler; the process ends here either way, and a word is worth
+// the risk.
 void report(int signal, siginfo_t* info, void*) {
     if (memory::is_device_address(reinterpret_cast<CUdeviceptr>(info->si_addr)))
         complain("host code touched device memory at %p", info->si_addr);

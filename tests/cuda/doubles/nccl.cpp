@@ -1,5 +1,6 @@
-// The interface of the NCCL double (docs.nvidia.com/deeplearning/nccl). It is stricter than the real one where that helps:
-// calls that differ between ranks are named, not hung on, and a communicator that does not block makes its callers poll.
+// The interface of the NCCL double (docs.nvidia.com/deeplearning/nccl). It is stricter than the real one
+// where that helps: calls that differ between ranks are named, not hung on, and a communicator that does not
+// block makes its callers poll.
 #include "driver.hpp"
 #include "memory.hpp"
 #include "nccl_comm.hpp"
@@ -165,8 +166,8 @@ CUDA_DOUBLE_API int ncclGetUniqueId(ncclUniqueId* id) {
 
 namespace {
 
-// By what NCCL tells devices apart: where they are in a host, and the host, which NCCL_HOSTID may give another name. From 2.30 on a
-// switch lets ranks share a device.
+// By what NCCL tells devices apart: where they are in a host, and the host, which NCCL_HOSTID may give
+// another name. From 2.30 on a switch lets ranks share a device.
 std::string device_for_all(int device, int rank) {
     const bool shared = number_setting("CUDA_DOUBLE_NCCL_VERSION", 22809) >= 23000 && setting("NCCL_MULTI_RANK_GPU_ENABLE", "0") == "1";
     return driver::bus_id(device) + " of host '" + setting("NCCL_HOSTID", "") + (shared ? "' for " + std::to_string(rank) : "'");
@@ -253,7 +254,8 @@ CUDA_DOUBLE_API int ncclCommCuDevice(void* handle, int* device) {
     return ncclSuccess;
 }
 
-// Waits until every group of the communicator is done; only asks for it where the communicator does not block.
+// Waits until every group of the communicator is done; only asks for it where the communicator does not
+// block.
 CUDA_DOUBLE_API int ncclCommFinalize(void* handle) {
     CUDA_DOUBLE_ENTER(ncclCommFinalize);
     const std::shared_ptr<Comm> comm = find(handle);

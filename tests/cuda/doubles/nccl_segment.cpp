@@ -84,8 +84,8 @@ Segment* Segment::join(const std::string& name, int n_ranks, int rank, const std
 Segment::~Segment() {
     if (places_) {
         own().presence = int(Presence::Left);
-        // Whoever has yet to come shall find that somebody has left, and not an empty place of the same name; where nobody comes,
-        // the next run removes it.
+        // Whoever has yet to come shall find that somebody has left, and not an empty place of the same name;
+        // where nobody comes, the next run removes it.
         if (missing().empty()) remove_name();
         munmap(places_, n_bytes_);
     }
@@ -150,7 +150,8 @@ Message* Segment::find(int from, bool collective, uint64_t number) {
     for (uint64_t i = box.n_retired; i < end; i++) {
         Message& message = box.slots[i % N_SLOTS];
         if (message.number != number || (message.call != Call::Send) != collective) continue;
-        // What was looked for is not retired before it is taken here; a slot that is in use for something else is.
+        // What was looked for is not retired before it is taken here; a slot that is in use for something
+        // else is.
         if ((collective || message.peer == rank_) && i >= box.n_retired) return &message;
     }
     return nullptr;

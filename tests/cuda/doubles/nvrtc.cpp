@@ -1,5 +1,6 @@
-// CPU double of libnvrtc: it compiles nothing. It sees that what it is given is, to the byte, what the driver double's
-// kernels were built from, that every included file comes along, and hands out an image only that double knows.
+// CPU double of libnvrtc: it compiles nothing. It sees that what it is given is, to the byte, what the driver
+// double's kernels were built from, that every included file comes along, and hands out an image only that
+// double knows.
 #include "common.hpp"
 #include "kernels.hpp"
 #include <algorithm>

@@ -191,7 +191,8 @@ int two_communicators_move_apart() {
     });
 }
 
-// 0 where a gather saw what another stream wrote without being waited for; 3 where it did not: some order must give 3.
+// 0 where a gather saw what another stream wrote without being waited for; 3 where it did not: some order
+// must give 3.
 int a_collective_reads_late() {
     begin();
     Id id;

@@ -199,7 +199,8 @@ int careless_products_are_refused() {
     set(desc, 7, &epilogue, 4);
     set(desc, 12, &aux_ld, 8);
     CHECK(find() == NOT_SUPPORTED && n_found == 0);
-    // Of a bias the address itself says what it is aligned to; before there is one it is aligned to everything.
+    // Of a bias the address itself says what it is aligned to; before there is one it is aligned to
+    // everything.
     const int with_bias = EPILOGUE_BIAS;
     set(desc, 7, &with_bias, 4);
     CHECK(find() == 0);

@@ -1,5 +1,7 @@
-// Compiles kernels as the program does on a node: with the real NVRTC, from texts, for one architecture. Needs no GPU.
-//   nvrtc DIRECTORY MAIN BINARY OPTION ...   MAIN and all files it may include lie in DIRECTORY; writes BINARY
+// Compiles kernels as the program does on a node: with the real NVRTC, from texts, for one architecture.
+// Needs no GPU.
+//   nvrtc DIRECTORY MAIN BINARY OPTION ...   MAIN and all files it may include lie in DIRECTORY; writes
+//   BINARY
 #include <nvrtc.h>
 
 #include <cstdio>

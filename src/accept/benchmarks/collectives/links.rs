@@ -29,7 +29,8 @@ pub fn measure<B: Backend>(acceptance: &Acceptance<'_, B>, bytes: u64) -> Result
         schedule = schedule.into_iter().flatten().map(|pair| vec![pair]).collect();
     }
     let numel = (bytes / 4).max(2) as usize;
-    let mut bufs = cluster.buffers(&[(2, DType::F32), (2, DType::F32), (numel, DType::F32), (numel, DType::F32)])?;
+    let mut bufs =
+        cluster.buffers(&[(2, DType::F32), (2, DType::F32), (numel, DType::F32), (numel, DType::F32)])?;
     let own = ends.iter().position(|&rank| rank == cluster.rank());
     let mut times = vec![0.0; 2 * ends.len()];
     let library = cluster.comm.library().expect("checked by the caller");
@@ -79,7 +80,8 @@ fn round_trip<B: Backend>(
 /// The metrics of the links.
 pub fn judge<B: Backend>(acceptance: &Acceptance<'_, B>, links: &[LinkTimes], metrics: &mut Vec<Metric>) {
     let cluster = &acceptance.cluster;
-    let worst = links.iter().max_by(|x, y| x.latency_us.total_cmp(&y.latency_us)).expect("two ranks make a link");
+    let worst =
+        links.iter().max_by(|x, y| x.latency_us.total_cmp(&y.latency_us)).expect("two ranks make a link");
     let words = format!("{} to {}", cluster.name(worst.a), cluster.name(worst.b));
     metrics.push(acceptance.judged(limits::LATENCY, worst.latency_us, "us", None).because(words));
     let slowest = links.iter().map(|l| l.gb_per_s).fold(f64::INFINITY, f64::min);
@@ -96,9 +98,10 @@ pub fn judge<B: Backend>(acceptance: &Acceptance<'_, B>, links: &[LinkTimes], me
         })
         .collect();
     metrics.push(match links.len() {
-        0..3 => {
-            Metric::skipped("collectives.slow_links", "fewer than three links: none can be compared with the median")
-        }
+        0..3 => Metric::skipped(
+            "collectives.slow_links",
+            "fewer than three links: none can be compared with the median",
+        ),
         _ => Metric::none_of("collectives.slow_links", &slow),
     });
 }

@@ -75,7 +75,9 @@ pub fn run<B: Backend>(acceptance: &Acceptance<'_, B>) -> Result<(Vec<Metric>, C
     };
     let all_ranks: Vec<usize> = (0..n).collect();
     for op in CollectiveOp::ALL {
-        if cluster.comm.library().is_none() && !matches!(op, CollectiveOp::AllGather | CollectiveOp::ReduceScatter) {
+        if cluster.comm.library().is_none()
+            && !matches!(op, CollectiveOp::AllGather | CollectiveOp::ReduceScatter)
+        {
             let why = "the backend gives no access to the collectives of its library";
             metrics.push(Metric::skipped(busbw(op).name, why));
             continue;
@@ -138,7 +140,8 @@ fn within_nodes<B: Backend>(
         metrics.push(Metric::skipped("collectives.slow_nodes", "all ranks are on one node"));
         return Ok(());
     }
-    let own = nodes.iter().position(|(_, ranks)| ranks.contains(&cluster.rank())).expect("every rank has a host");
+    let own =
+        nodes.iter().position(|(_, ranks)| ranks.contains(&cluster.rank())).expect("every rank has a host");
     let comm = (cluster.split)(own, cluster.rank())?;
     let (host, members) = &nodes[own];
     let point = match members.len() {

@@ -41,8 +41,10 @@ pub fn measure<B: Backend>(acceptance: &Acceptance<'_, B>, bytes: u64) -> Result
             cluster.comm.control().barrier()?;
             let started = Instant::now();
             let pending = with_comm.then(|| {
-                let (inp, out) =
-                    (bench.inp.take().expect("no call is in flight"), bench.out.take().expect("no call is in flight"));
+                let (inp, out) = (
+                    bench.inp.take().expect("no call is in flight"),
+                    bench.out.take().expect("no call is in flight"),
+                );
                 cluster.comm.all_gather(cluster.device.record(Queue::Compute), smallvec![inp], smallvec![out])
             });
             for _ in 0..n_products {
@@ -50,7 +52,8 @@ pub fn measure<B: Backend>(acceptance: &Acceptance<'_, B>, bytes: u64) -> Result
             }
             if let Some(pending) = pending {
                 let landed = pending.wait()?;
-                (bench.inp, bench.out) = (landed.inputs.into_iter().next(), landed.outputs.into_iter().next());
+                (bench.inp, bench.out) =
+                    (landed.inputs.into_iter().next(), landed.outputs.into_iter().next());
             }
             cluster.settle()?;
             let took = started.elapsed().as_secs_f64();

@@ -1,8 +1,9 @@
 //! Causal self-attention over a fused projection, in blocks of query rows. Must not know: views.
 //!
-//! One block of [`BLOCK`] queries of one head at a time: scores against the keys up to the end of the block (the
-//! rest is masked anyway), softmax, values. Only the log-sum-exp of each row is kept; the backward recomputes the
-//! probabilities from it. Activations in bf16 are converted head by head and results rounded from complete f32 sums.
+//! One block of [`BLOCK`] queries of one head at a time: scores against the keys up to the end of the block
+//! (the rest is masked anyway), softmax, values. Only the log-sum-exp of each row is kept; the backward
+//! recomputes the probabilities from it. Activations in bf16 are converted head by head and results rounded
+//! from complete f32 sums.
 
 use crate::backend::cpu::CpuDevice;
 use crate::backend::cpu::element::Element;
@@ -22,7 +23,8 @@ fn block_numel(shape: AttentionShape) -> usize {
     BLOCK.min(shape.t) * shape.t
 }
 
-/// Elements of f32 copies of one head that bf16 activations need: of so many whole sequences and blocks of rows.
+/// Elements of f32 copies of one head that bf16 activations need: of so many whole sequences and blocks of
+/// rows.
 fn copies_numel(shape: AttentionShape, dtype: DType, n_whole: usize, n_blocks: usize) -> usize {
     let rows = n_whole * shape.t + n_blocks * BLOCK.min(shape.t);
     if dtype == DType::F32 { 0 } else { rows * shape.d_head }
@@ -33,8 +35,8 @@ fn forward_task_numel(shape: AttentionShape, dtype: DType) -> usize {
     block_numel(shape) + copies_numel(shape, dtype, 2, 2)
 }
 
-/// Scratch of one task of [`backward`]: probabilities and their gradients of one block; k, v, dk and dv, a block of
-/// q, of dq and of the gradient of the output.
+/// Scratch of one task of [`backward`]: probabilities and their gradients of one block; k, v, dk and dv, a
+/// block of q, of dq and of the gradient of the output.
 fn backward_task_numel(shape: AttentionShape, dtype: DType) -> usize {
     2 * block_numel(shape) + copies_numel(shape, dtype, 4, 3)
 }
@@ -55,7 +57,13 @@ fn split_off<'a>(work: &mut &'a mut [f32], numel: usize) -> &'a mut [f32] {
 }
 
 /// Rows of one head as f32: where they lie, or converted into `work`.
-fn rows_of<'a, A: Element>(data: &'a [A], rows: usize, d_head: usize, stride: usize, work: &'a mut [f32]) -> Mat<'a> {
+fn rows_of<'a, A: Element>(
+    data: &'a [A],
+    rows: usize,
+    d_head: usize,
+    stride: usize,
+    work: &'a mut [f32],
+) -> Mat<'a> {
     let mat = Mat::new(data, rows, d_head, stride);
     if let Some(mat) = mat.as_f32() {
         return mat;
@@ -88,7 +96,10 @@ impl Columns {
 
 fn check(shape: AttentionShape) {
     let AttentionShape { n_heads, n_kv_heads, .. } = shape;
-    assert!(n_kv_heads > 0 && n_heads.is_multiple_of(n_kv_heads), "{n_heads} query heads on {n_kv_heads} kv heads");
+    assert!(
+        n_kv_heads > 0 && n_heads.is_multiple_of(n_kv_heads),
+        "{n_heads} query heads on {n_kv_heads} kv heads"
+    );
 }
 
 #[rustfmt::skip]
@@ -159,8 +170,8 @@ simd! {
 }
 
 simd! {
-    /// Scores of the last rows of a causal square to `exp(score - max)`, zero after the diagonal. Overwrites `sums` and
-    /// `lse`.
+    /// Scores of the last rows of a causal square to `exp(score - max)`, zero after the diagonal. Overwrites
+    /// `sums` and `lse`.
     fn exp_rows(scores: &mut [f32], sums: &mut [f32], lse: &mut [f32]) {
         let n = sums.len();
         let end = scores.len() / n;
@@ -228,12 +239,14 @@ pub fn backward<A: Element>(
             let lse = &lse[(sequence * n_heads + head) * t..][start..end];
             probs_and_dscores(probs, dscores, lse, &delta[..n], scale(shape));
             let (probs, dscores) = (Mat::new(probs, n, end, end), Mat::new(dscores, n, end, end));
-            // Queries see more keys block by block: what a block adds to before any other is its own last n rows.
+            // Queries see more keys block by block: what a block adds to before any other is its own last n
+            // rows.
             let first_head = head == kv_head * group;
             for (column, copy, left, right) in
                 [(v_column, &mut *dv_work, probs, dout_block), (k_column, &mut *dk_work, dscores, q)]
             {
-                // SAFETY: the columns of a kv head in the rows of a sequence belong to one task, here and below.
+                // SAFETY: the columns of a kv head in the rows of a sequence belong to one task, here and
+                // below.
                 let mut whole = unsafe { MatMut::strided(&dqkv, rows * qkv_row + column, t, d_head, qkv_row) };
                 let in_place = whole.as_f32();
                 let mut whole = in_place.unwrap_or_else(|| MatMut::new(copy, t, d_head));
@@ -279,8 +292,8 @@ simd! {
 }
 
 simd! {
-    /// Scores to probabilities, in place; gradients of probabilities to gradients of unscaled scores, in place. Both
-    /// are zero after the diagonal.
+    /// Scores to probabilities, in place; gradients of probabilities to gradients of unscaled scores, in
+    /// place. Both are zero after the diagonal.
     fn probs_and_dscores(probs: &mut [f32], dscores: &mut [f32], lse: &[f32], delta: &[f32], scale: f32) {
         let n = lse.len();
         let end = probs.len() / n;
@@ -349,9 +362,9 @@ mod tests {
             let (out, lse) = reference::attention_forward(&wide(&qkv), shape);
             let dqkv = reference::attention_backward(&wide(&dout), &wide(&qkv), shape);
             let name = format!("{shape:?}");
-            // Scores are sums of d_head products of size up to 4: absolute error up to some 1e-5, which exp turns into a
-            // relative error of the probabilities; sums of probabilities times values of size 2 keep it. Gradients of
-            // kv heads add one such term per query.
+            // Scores are sums of d_head products of size up to 4: absolute error up to some 1e-5, which exp
+            // turns into a relative error of the probabilities; sums of probabilities times values of size 2
+            // keep it. Gradients of kv heads add one such term per query.
             assert_close(&name, &got[0], &out, 1e-5);
             assert_close(&name, &got[1], &lse, 1e-5);
             assert_close(&name, &got[2], &dqkv, 5e-5);
@@ -362,8 +375,15 @@ mod tests {
     fn large_scores_do_not_overflow() {
         let shape = shape(1, 3, 1, 1, 1);
         let qkv = [100.0, 100.0, 1.0, 100.0, -100.0, 2.0, 100.0, 100.0, 3.0];
-        let (mut out, mut lse, mut work) = (nan_buf(3), nan_buf(3), nan_buf(forward_work_numel(shape, DType::F32)));
-        device(1).attention_forward(out.view_mut(), lse.view_mut(), buf_f32(&qkv).view(), work.view_mut(), shape);
+        let (mut out, mut lse, mut work) =
+            (nan_buf(3), nan_buf(3), nan_buf(forward_work_numel(shape, DType::F32)));
+        device(1).attention_forward(
+            out.view_mut(),
+            lse.view_mut(),
+            buf_f32(&qkv).view(),
+            work.view_mut(),
+            shape,
+        );
         assert_eq!(read(&out), [1.0, 1.0, 2.0]);
     }
 
@@ -373,7 +393,9 @@ mod tests {
             let qkv = wide(&random(shape.b * shape.t * shape.qkv_row(), 1));
             let dout = wide(&random(shape.b * shape.t * shape.out_row(), 2));
             let dqkv = reference::attention_backward(&dout, &qkv, shape);
-            assert_gradient("dqkv", &qkv, &dqkv, |x| weighted(&reference::attention_forward(x, shape).0, &dout));
+            assert_gradient("dqkv", &qkv, &dqkv, |x| {
+                weighted(&reference::attention_forward(x, shape).0, &dout)
+            });
         }
     }
 }

@@ -36,7 +36,8 @@ pub fn forward<A: Element>(
 }
 
 simd! {
-    /// Softmax attention of one query: scores in order of keys, values added in that order, one rounding at the end.
+    /// Softmax attention of one query: scores in order of keys, values added in that order, one rounding at
+    /// the end.
     fn attend<A: Element>(
         out: &mut [A],
         scores: &mut [f32],
@@ -86,7 +87,8 @@ mod tests {
             let qkv: Vec<f32> = random(t * shape.qkv_row(), 1).iter().map(|x| x * 2.0).collect();
             let got = same_bits_on_1_2_3_threads(|device| {
                 let (mut out, mut none) = (nan_buf(n * shape.out_row()), [nan_buf(0), nan_buf(0)]);
-                let mut work = nan_buf(crate::backend::cpu::CpuDevice::attention_forward_work_numel(shape, DType::F32));
+                let mut work =
+                    nan_buf(crate::backend::cpu::CpuDevice::attention_forward_work_numel(shape, DType::F32));
                 let [a, b] = &mut none;
                 let scratch = CachedWork { out: a.view_mut(), lse: b.view_mut(), work: work.view_mut() };
                 device.attention_cached(out.view_mut(), buf_f32(&qkv).view(), scratch, shape, n);

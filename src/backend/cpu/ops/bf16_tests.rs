@@ -1,8 +1,9 @@
-//! Every kernel with bf16 operands: the same bits on 1, 2 and 3 threads, and the f64 reference on the same (rounded)
-//! inputs.
+//! Every kernel with bf16 operands: the same bits on 1, 2 and 3 threads, and the f64 reference on the same
+//! (rounded) inputs.
 //!
-//! Tolerances have two parts. A stored bf16 may be half an ulp of bf16 off, because it is rounded once; the f32 sum it
-//! is rounded from may be off by what the f32 test of the same kernel allows. Two roundings would show.
+//! Tolerances have two parts. A stored bf16 may be half an ulp of bf16 off, because it is rounded once; the
+//! f32 sum it is rounded from may be off by what the f32 test of the same kernel allows. Two roundings would
+//! show.
 
 use super::test_support::*;
 use crate::backend::cpu::CpuDevice;
@@ -30,13 +31,18 @@ fn assert_rounded(name: &str, dtype: DType, got: &[f32], want: &[f64], f32_toler
         let half_ulp = if dtype == Bf16 { 0.5 * bf16_ulp(want) } else { 0.0 };
         let allowed = half_ulp + f32_tolerance * want.abs().max(1.0);
         let error = (got as f64 - want).abs();
-        assert!(error <= allowed, "{name}, {}: element {i} is {got}, want {want}: {error} > {allowed}", dtype.name());
+        assert!(
+            error <= allowed,
+            "{name}, {}: element {i} is {got}, want {want}: {error} > {allowed}",
+            dtype.name()
+        );
     }
 }
 
 #[test]
 fn embedding_sums_all_rows_of_a_token_before_it_rounds() {
-    for (b, t, c, v, t_max) in [(1, 1, 1, 1, 1), (2, 3, 5, 7, 4), (3, 17, 101, 13, 17), (5, 64, 130, 11, 70)] {
+    for (b, t, c, v, t_max) in [(1, 1, 1, 1, 1), (2, 3, 5, 7, 4), (3, 17, 101, 13, 17), (5, 64, 130, 11, 70)]
+    {
         for [activation, param, dwte_type, dwpe_type] in
             [[Bf16; 4], [F32, Bf16, Bf16, Bf16], [Bf16, F32, F32, Bf16], [Bf16, F32, Bf16, F32]]
         {
@@ -51,7 +57,14 @@ fn embedding_sums_all_rows_of_a_token_before_it_rounds() {
                 let numel = CpuDevice::embedding_backward_work_numel(b * t, dwte_type, dwpe_type);
                 let mut work = buf_u32(&vec![u32::MAX; numel]);
                 let (dout, work) = (buf_of(activation, &dout), work.view_mut());
-                device.embedding_backward(dwte.view_mut(), Some(dwpe.view_mut()), dout.view(), toks.view(), work, t);
+                device.embedding_backward(
+                    dwte.view_mut(),
+                    Some(dwpe.view_mut()),
+                    dout.view(),
+                    toks.view(),
+                    work,
+                    t,
+                );
                 vec![read(&out), read(&dwte), read(&dwpe)]
             });
             let name = format!("embedding b {b} t {t} c {c}");
@@ -68,7 +81,8 @@ fn embedding_sums_all_rows_of_a_token_before_it_rounds() {
 #[test]
 fn f32_gradients_of_the_embedding_are_the_same_bits_in_either_order_of_summation() {
     let (b, t, c, v) = (5, 64, 130, 11);
-    let (toks, dout, start) = (buf_u32(&tokens(b * t, v, 1)), buf_f32(&random(b * t * c, 2)), random(v * c, 3));
+    let (toks, dout, start) =
+        (buf_u32(&tokens(b * t, v, 1)), buf_f32(&random(b * t * c, 2)), random(v * c, 3));
     let run = |dwpe_type: DType| {
         let (mut dwte, mut dwpe) = (buf_f32(&start), nan_of(dwpe_type, t * c));
         let mut work = buf_u32(&vec![0; b * t]);
@@ -84,14 +98,19 @@ fn f32_gradients_of_the_embedding_are_the_same_bits_in_either_order_of_summation
 #[test]
 fn layer_norm_rounds_once() {
     for (rows, c) in [(1, 97), (17, 16), (37, 129), (1300, 31), (130, 768)] {
-        for [stream, out_type, param, grad] in
-            [[Bf16; 4], [F32, Bf16, Bf16, Bf16], [Bf16, F32, F32, F32], [F32, F32, Bf16, F32], [F32, F32, F32, Bf16]]
-        {
+        for [stream, out_type, param, grad] in [
+            [Bf16; 4],
+            [F32, Bf16, Bf16, Bf16],
+            [Bf16, F32, F32, F32],
+            [F32, F32, Bf16, F32],
+            [F32, F32, F32, Bf16],
+        ] {
             let (inp, start) = (random_of(stream, rows * c, 1), random_of(stream, rows * c, 5));
             let (weight, bias) = (random_of(param, c, 2), random_of(param, c, 3));
             let dout = random_of(out_type, rows * c, 4);
             let got = same_bits_on_1_2_3_threads(|device| {
-                let (mut out, mut mean, mut rstd) = (nan_of(out_type, rows * c), nan_buf(rows), nan_buf(rows));
+                let (mut out, mut mean, mut rstd) =
+                    (nan_of(out_type, rows * c), nan_buf(rows), nan_buf(rows));
                 let (inp, dout) = (buf_of(stream, &inp), buf_of(out_type, &dout));
                 let (weight, bias) = (buf_of(param, &weight), buf_of(param, &bias));
                 device.layer_norm_forward(
@@ -102,7 +121,8 @@ fn layer_norm_rounds_once() {
                     weight.view(),
                     bias.view(),
                 );
-                let (mut dinp, mut dweight, mut dbias) = (buf_of(stream, &start), nan_of(grad, c), nan_of(grad, c));
+                let (mut dinp, mut dweight, mut dbias) =
+                    (buf_of(stream, &start), nan_of(grad, c), nan_of(grad, c));
                 let mut work = nan_buf(CpuDevice::layer_norm_work_numel(rows, c));
                 device.layer_norm_backward(
                     dinp.view_mut(),
@@ -132,8 +152,8 @@ fn layer_norm_rounds_once() {
     }
 }
 
-/// The operands of a product as it sees them: where the processor has bf16 dot products, an f32 one beside a bf16 one is
-/// rounded first.
+/// The operands of a product as it sees them: where the processor has bf16 dot products, an f32 one beside a
+/// bf16 one is rounded first.
 fn factors((a_dtype, a): (DType, &[f32]), (b_dtype, b): (DType, &[f32])) -> (Vec<f64>, Vec<f64>) {
     if a_dtype == b_dtype || !has_bf16_dot() {
         return (wide(a), wide(b));
@@ -144,7 +164,8 @@ fn factors((a_dtype, a): (DType, &[f32]), (b_dtype, b): (DType, &[f32])) -> (Vec
 
 #[test]
 fn linear_layers_of_every_mix_of_types_round_once() {
-    // One of everything; odd inner dimensions; two chunks of the inner dimension; more than a block of rows and columns.
+    // One of everything; odd inner dimensions; two chunks of the inner dimension; more than a block of rows
+    // and columns.
     for (rows, n_in, n_out) in
         [(1, 1, 1), (13, 1, 7), (7, 13, 1), (67, 1031, 35), (1031, 3, 67), (131, 384, 127), (1030, 21, 1037)]
     {
@@ -164,33 +185,74 @@ fn linear_layers_of_every_mix_of_types_round_once() {
                 let (inp, dout) = (buf_of(act_in, &inp), buf_of(act_out, &dout));
                 let (weight, bias) = (buf_of(param, &weight), buf_of(param, &bias));
                 let [mut forward, mut input, mut weights] = numels.map(nan_buf);
-                let (mut with_bias, mut without) = (nan_of(act_out, rows * n_out), nan_of(act_out, rows * n_out));
+                let (mut with_bias, mut without) =
+                    (nan_of(act_out, rows * n_out), nan_of(act_out, rows * n_out));
                 let some = Some(bias.view());
-                device.linear_forward(with_bias.view_mut(), inp.view(), weight.view(), some, forward.view_mut(), shape);
-                device.linear_forward(without.view_mut(), inp.view(), weight.view(), None, forward.view_mut(), shape);
+                device.linear_forward(
+                    with_bias.view_mut(),
+                    inp.view(),
+                    weight.view(),
+                    some,
+                    forward.view_mut(),
+                    shape,
+                );
+                device.linear_forward(
+                    without.view_mut(),
+                    inp.view(),
+                    weight.view(),
+                    None,
+                    forward.view_mut(),
+                    shape,
+                );
                 let (mut dinp, mut dweight) = (nan_of(act_in, rows * n_in), nan_of(grad, n_out * n_in));
-                device.linear_backward_input(dinp.view_mut(), dout.view(), weight.view(), input.view_mut(), shape);
+                device.linear_backward_input(
+                    dinp.view_mut(),
+                    dout.view(),
+                    weight.view(),
+                    input.view_mut(),
+                    shape,
+                );
                 let (mut dbias, mut added) = (nan_of(grad, n_out), buf_of(grad, &start));
                 for (dweight, dbias, accumulate) in
                     [(&mut dweight, Some(dbias.view_mut()), false), (&mut added, None, true)]
                 {
                     let (dweight, work) = (dweight.view_mut(), weights.view_mut());
-                    device.linear_backward_weight(dweight, dbias, dout.view(), inp.view(), work, shape, accumulate);
+                    device.linear_backward_weight(
+                        dweight,
+                        dbias,
+                        dout.view(),
+                        inp.view(),
+                        work,
+                        shape,
+                        accumulate,
+                    );
                 }
-                vec![read(&with_bias), read(&without), read(&dinp), read(&dweight), read(&dbias), read(&added)]
+                vec![
+                    read(&with_bias),
+                    read(&without),
+                    read(&dinp),
+                    read(&dweight),
+                    read(&dbias),
+                    read(&added),
+                ]
             };
             let got = same_bits_on_1_2_3_threads(run);
             let bias = wide(&bias);
             let (inp_of_weight, weight_of_inp) = factors((act_in, &inp), (param, &weight));
             let (dout_of_weight, weight_of_dout) = factors((act_out, &dout), (param, &weight));
             let (dout_of_inp, inp_of_dout) = factors((act_out, &dout), (act_in, &inp));
-            let (dinp, ..) = reference::linear_backward(&dout_of_weight, &inp_of_dout, &weight_of_dout, shape);
-            let (_, dweight, _) = reference::linear_backward(&dout_of_inp, &inp_of_dout, &weight_of_dout, shape);
+            let (dinp, ..) =
+                reference::linear_backward(&dout_of_weight, &inp_of_dout, &weight_of_dout, shape);
+            let (_, dweight, _) =
+                reference::linear_backward(&dout_of_inp, &inp_of_dout, &weight_of_dout, shape);
             let (.., dbias) = reference::linear_backward(&wide(&dout), &inp_of_dout, &weight_of_dout, shape);
             let added: Vec<f64> = dweight.iter().zip(&start).map(|(d, &s)| d + s as f64).collect();
             let want = [
                 (act_out, reference::linear_forward(&inp_of_weight, &weight_of_inp, &bias, shape)),
-                (act_out, reference::linear_forward(&inp_of_weight, &weight_of_inp, &vec![0.0; n_out], shape)),
+                (
+                    act_out,
+                    reference::linear_forward(&inp_of_weight, &weight_of_inp, &vec![0.0; n_out], shape),
+                ),
                 (act_in, dinp),
                 (grad, dweight),
                 (grad, dbias),
@@ -209,7 +271,8 @@ fn a_nan_in_a_bf16_operand_reaches_its_row_and_nothing_else() {
     let shape = LinearShape { rows: 14, n_in: 33, n_out: 35 };
     let mut inp = random(14 * 33, 1);
     inp[5 * 33 + 32] = f32::NAN;
-    let (mut out, inp, weight) = (nan_of(Bf16, 14 * 35), buf_of(Bf16, &inp), buf_of(Bf16, &random(35 * 33, 2)));
+    let (mut out, inp, weight) =
+        (nan_of(Bf16, 14 * 35), buf_of(Bf16, &inp), buf_of(Bf16, &random(35 * 33, 2)));
     let mut work = nan_buf(CpuDevice::linear_forward_work_numel(shape, Bf16, Bf16, Bf16));
     device(1).linear_forward(out.view_mut(), inp.view(), weight.view(), None, work.view_mut(), shape);
     for (row, out) in read(&out).chunks(35).enumerate() {
@@ -248,7 +311,8 @@ fn gelu_and_add_round_once() {
     for (out_type, inp_type) in [(Bf16, Bf16), (F32, Bf16), (Bf16, F32)] {
         let (inp, dout) = (spread(inp_type, 1), spread(out_type, 2));
         let got = same_bits_on_1_2_3_threads(|device| {
-            let (mut out, mut d, mut sum) = (nan_of(out_type, n), buf_of(out_type, &dout), nan_of(out_type, n));
+            let (mut out, mut d, mut sum) =
+                (nan_of(out_type, n), buf_of(out_type, &dout), nan_of(out_type, n));
             let inp = buf_of(inp_type, &inp);
             device.gelu_forward(out.view_mut(), inp.view());
             device.gelu_backward(d.view_mut(), inp.view());
@@ -265,8 +329,11 @@ fn gelu_and_add_round_once() {
 
 /// Ties, their neighbours, the odd ones, and numbers of all sizes.
 fn hard_to_round() -> Vec<f32> {
-    let mut xs: Vec<f32> = [0.0, f32::INFINITY, f32::NAN, f32::MAX, f32::MIN_POSITIVE, f32::from_bits(1)].to_vec();
-    xs.extend([0x7f80_0001, 0x7f7f_7fff, 0x7f7f_8000, 0x0000_8000, 0x0000_8001, 0x0001_8000].map(f32::from_bits));
+    let mut xs: Vec<f32> =
+        [0.0, f32::INFINITY, f32::NAN, f32::MAX, f32::MIN_POSITIVE, f32::from_bits(1)].to_vec();
+    xs.extend(
+        [0x7f80_0001, 0x7f7f_7fff, 0x7f7f_8000, 0x0000_8000, 0x0000_8001, 0x0001_8000].map(f32::from_bits),
+    );
     for high in (0..0x7f80u32).step_by(7) {
         xs.extend([0x7fff, 0x8000, 0x8001, 0x1234].map(|low| f32::from_bits(high << 16 | low)));
     }
@@ -351,8 +418,9 @@ fn attention_rounds_complete_sums() {
         let name = format!("{shape:?}");
         assert_rounded(&name, Bf16, &got[0], &out, 1e-5);
         assert_rounded(&name, F32, &got[1], &lse, 1e-5);
-        // The kernel subtracts the scalar product of dout and the rounded out: half an ulp of each of d_head terms,
-        // which add up like a random walk and enter times a probability and 1/sqrt(d_head). One ulp of bf16 at 1.
+        // The kernel subtracts the scalar product of dout and the rounded out: half an ulp of each of d_head
+        // terms, which add up like a random walk and enter times a probability and 1/sqrt(d_head). One ulp of
+        // bf16 at 1.
         assert_rounded(&name, Bf16, &got[2], &dqkv, bf16_ulp(1.0));
     }
 }

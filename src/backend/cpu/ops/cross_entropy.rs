@@ -84,7 +84,11 @@ mod tests {
                 device.cross_entropy(dlogits.view_mut(), again.view_mut(), targets.view(), None);
                 assert_eq!(read(&dlogits), logits, "without a scale the logits stay");
                 device.cross_entropy(dlogits.view_mut(), losses.view_mut(), targets.view(), Some(scale));
-                assert_eq!(read(&losses), read(&again), "the loss does not depend on whether a gradient is wanted");
+                assert_eq!(
+                    read(&losses),
+                    read(&again),
+                    "the loss does not depend on whether a gradient is wanted"
+                );
                 vec![read(&losses), read(&dlogits)]
             });
             let (losses, dlogits) = reference::cross_entropy(&wide(&logits), &targets, scale as f64);

@@ -20,7 +20,12 @@ pub fn gelu_forward<O: Element, I: Element>(device: &CpuDevice, out: &mut [O], i
 }
 
 pub fn gelu_backward<O: Element, I: Element>(device: &CpuDevice, dout_to_dinp: &mut [O], inp: &[I]) {
-    for_each_chunk(device, dout_to_dinp, |d, start| gelu_backward_chunk(d, &inp[start..][..d.len()]), inp.len());
+    for_each_chunk(
+        device,
+        dout_to_dinp,
+        |d, start| gelu_backward_chunk(d, &inp[start..][..d.len()]),
+        inp.len(),
+    );
 }
 
 pub fn add<O: Element, A: Element, B: Element>(device: &CpuDevice, out: &mut [O], a: &[A], b: &[B]) {
@@ -42,9 +47,20 @@ pub fn cast<O: Element, I: Element>(device: &CpuDevice, out: &mut [O], inp: &[I]
 }
 
 /// Copies `n` columns of every row of `inp` to columns of `out`.
-pub fn copy_columns<T: Element>(device: &CpuDevice, out: &mut [T], to: Columns, inp: &[T], from: Columns, n: usize) {
+pub fn copy_columns<T: Element>(
+    device: &CpuDevice,
+    out: &mut [T],
+    to: Columns,
+    inp: &[T],
+    from: Columns,
+    n: usize,
+) {
     let rows = out.len() / to.row.max(1);
-    assert_eq!((out.len(), inp.len()), (rows * to.row, rows * from.row), "columns of {rows} rows, {to:?}, {from:?}");
+    assert_eq!(
+        (out.len(), inp.len()),
+        (rows * to.row, rows * from.row),
+        "columns of {rows} rows, {to:?}, {from:?}"
+    );
     assert!(to.first + n <= to.row && from.first + n <= from.row, "{n} columns, {to:?}, {from:?}");
     let task_rows = (TASK_NUMEL / n.max(1)).max(1);
     let out = Shared::new(out);
@@ -100,7 +116,8 @@ simd! {
             let argument = -2.0 * u;
             let e = exp(if argument > 80.0 { 80.0 } else { argument });
             let sigmoid = 1.0 / (1.0 + e);
-            // d(sigmoid(2u))/du = 2 * sigmoid * (1 - sigmoid), and 1 - sigmoid = e * sigmoid without cancellation.
+            // d(sigmoid(2u))/du = 2 * sigmoid * (1 - sigmoid), and 1 - sigmoid = e * sigmoid without
+            // cancellation.
             let du = GELU_SCALE * (3.0 * GELU_CUBE * near).mul_add(near, 1.0);
             *d = O::store(d.load() * (2.0 * near * du * e * sigmoid).mul_add(sigmoid, sigmoid));
         }
@@ -133,7 +150,9 @@ mod tests {
 
     #[test]
     fn columns_are_copied_and_all_others_stay_on_any_number_of_threads() {
-        for (rows, to, from, n) in [(5, (7, 2), (4, 1), 3), (1300, (96, 64), (32, 0), 32), (3, (4, 0), (4, 0), 4)] {
+        for (rows, to, from, n) in
+            [(5, (7, 2), (4, 1), 3), (1300, (96, 64), (32, 0), 32), (3, (4, 0), (4, 0), 4)]
+        {
             let (before, inp) = (random(rows * to.0, 1), random(rows * from.0, 2));
             let got = same_bits_on_1_2_3_threads(|device| {
                 let mut out = buf_f32(&before);
@@ -162,7 +181,8 @@ mod tests {
             (0..200_003).map(|i| (i as f32 - 100_000.0) * 1.2e-4).chain([100.0, -100.0, 1e30]).collect();
         let dout = vec![1.0; inp.len()];
         let got = run_gelu(&inp, &dout);
-        // exp is good to 1 ulp; -2u <= 15 where the result still counts, and its rounding enters exp as -2u * 6e-8.
+        // exp is good to 1 ulp; -2u <= 15 where the result still counts, and its rounding enters exp as -2u *
+        // 6e-8.
         assert_close("gelu", &got[0], &reference::gelu_forward(&wide(&inp)), 1e-6);
         assert_close("gelu gradient", &got[1], &reference::gelu_backward(&wide(&inp), &wide(&dout)), 1e-6);
     }

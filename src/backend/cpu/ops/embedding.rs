@@ -182,7 +182,13 @@ mod tests {
     const SHAPES: [(usize, usize, usize, usize, usize); 4] =
         [(1, 1, 1, 1, 1), (2, 3, 5, 7, 4), (3, 17, 101, 13, 17), (5, 64, 130, 11, 70)]; // b, t, c, v, t_max
 
-    fn inputs(b: usize, t: usize, c: usize, v: usize, t_max: usize) -> (Vec<u32>, Vec<f32>, Vec<f32>, Vec<f32>) {
+    fn inputs(
+        b: usize,
+        t: usize,
+        c: usize,
+        v: usize,
+        t_max: usize,
+    ) -> (Vec<u32>, Vec<f32>, Vec<f32>, Vec<f32>) {
         (tokens(b * t, v, 1), random(v * c, 2), random(t_max * c, 3), random(b * t * c, 4))
     }
 
@@ -208,10 +214,16 @@ mod tests {
                 vec![read(&out), read(&dwte), read(&dwpe)]
             });
             let name = format!("embedding b {b} t {t} c {c}");
-            assert_close(&name, &got[0], &reference::embedding_forward(&toks, &wide(&wte), &wide(&wpe), c, t), 1e-7);
+            assert_close(
+                &name,
+                &got[0],
+                &reference::embedding_forward(&toks, &wide(&wte), &wide(&wpe), c, t),
+                1e-7,
+            );
             let (mut dwte, dwpe) = reference::embedding_backward(&wide(&dout), &toks, v, t_max, c, t);
             dwte.iter_mut().zip(&start).for_each(|(d, &s)| *d += s as f64);
-            // A row is a sum of at most b * t numbers below 1, each add rounds by half an ulp of the partial sum.
+            // A row is a sum of at most b * t numbers below 1, each add rounds by half an ulp of the partial
+            // sum.
             assert_close(&name, &got[1], &dwte, 1e-6);
             assert_close(&name, &got[2], &dwpe, 1e-6);
         }
@@ -225,12 +237,21 @@ mod tests {
                 let got = same_bits_on_1_2_3_threads(|device| {
                     let run = |positions: bool| {
                         let (mut out, mut dwte) = (nan_buf(b * t * c), buf_of(dtype, &vec![0.0; v * c]));
-                        let (wte, wpe, mut dwpe) = (buf_f32(&wte), buf_f32(&vec![0.0; t * c]), nan_buf(t * c));
-                        let (toks, dout, mut work) = (buf_u32(&toks), buf_f32(&dout), buf_u32(&vec![u32::MAX; b * t]));
+                        let (wte, wpe, mut dwpe) =
+                            (buf_f32(&wte), buf_f32(&vec![0.0; t * c]), nan_buf(t * c));
+                        let (toks, dout, mut work) =
+                            (buf_u32(&toks), buf_f32(&dout), buf_u32(&vec![u32::MAX; b * t]));
                         let (wpe, dwpe) = (positions.then(|| wpe.view()), positions.then(|| dwpe.view_mut()));
                         device.embedding_forward(out.view_mut(), toks.view(), wte.view(), wpe, t);
                         let dwte_view = dwte.view_mut();
-                        device.embedding_backward(dwte_view, dwpe, dout.view(), toks.view(), work.view_mut(), t);
+                        device.embedding_backward(
+                            dwte_view,
+                            dwpe,
+                            dout.view(),
+                            toks.view(),
+                            work.view_mut(),
+                            t,
+                        );
                         [read(&out), read(&dwte)]
                     };
                     [run(false), run(true)].concat()
@@ -246,8 +267,12 @@ mod tests {
         let (toks, wte, wpe, dout) = inputs(b, t, c, v, t_max);
         let (wte, wpe, dout) = (wide(&wte), wide(&wpe), wide(&dout));
         let (dwte, dwpe) = reference::embedding_backward(&dout, &toks, v, t_max, c, t);
-        assert_gradient("dwte", &wte, &dwte, |x| weighted(&reference::embedding_forward(&toks, x, &wpe, c, t), &dout));
-        assert_gradient("dwpe", &wpe, &dwpe, |x| weighted(&reference::embedding_forward(&toks, &wte, x, c, t), &dout));
+        assert_gradient("dwte", &wte, &dwte, |x| {
+            weighted(&reference::embedding_forward(&toks, x, &wpe, c, t), &dout)
+        });
+        assert_gradient("dwpe", &wpe, &dwpe, |x| {
+            weighted(&reference::embedding_forward(&toks, &wte, x, c, t), &dout)
+        });
     }
 
     #[test]

@@ -22,7 +22,8 @@ pub fn forward<A: Element, R: Element, P: Element>(
     bias: &[P],       // (C)
 ) {
     let (rows, c) = (mean.len(), weight.len());
-    assert_eq!((out.len(), inp.len(), rstd.len(), bias.len()), (rows * c, rows * c, rows, c), "layer norm of {rows} x {c}");
+    assert_eq!((out.len(), inp.len(), rstd.len(), bias.len()), (rows * c, rows * c, rows, c), "layer norm of \
+                                                                                               {rows} x {c}");
     let task_rows = (TASK_NUMEL / c.max(1)).max(1);
     let (out, mean, rstd) = (Shared::new(out), Shared::new(mean), Shared::new(rstd));
     device.for_each_task(rows.div_ceil(task_rows), |task| {
@@ -76,9 +77,11 @@ pub fn backward_input<R: Element, A: Element, P: Element>(
     work: &mut [f32], // (chunks, 2, C)
 ) {
     let (rows, c) = (mean.len(), weight.len());
-    assert_eq!((dinp.len(), dout.len(), inp.len()), (rows * c, rows * c, rows * c), "layer norm of {rows} x {c}");
+    assert_eq!((dinp.len(), dout.len(), inp.len()), (rows * c, rows * c, rows * c), "layer norm of {rows} x \
+                                                                                     {c}");
     assert_eq!(rstd.len(), rows, "layer norm of {rows} x {c}");
-    assert!(work.len() >= work_numel(rows, c), "scratch of {} elements, {} needed", work.len(), work_numel(rows, c));
+    assert!(work.len() >= work_numel(rows, c), "scratch of {} elements, {} \
+                                                needed", work.len(), work_numel(rows, c));
     let chunk_rows = chunk_rows(rows);
     let (dinp, partials) = (Shared::new(dinp), Shared::new(work));
     device.for_each_task(n_chunks(rows), |chunk| {
@@ -183,7 +186,8 @@ mod tests {
             let (dout, start) = (random(rows * c, 4), random(rows * c, 5));
             let got = same_bits_on_1_2_3_threads(|device| {
                 let (mut out, mut mean, mut rstd) = (nan_buf(rows * c), nan_buf(rows), nan_buf(rows));
-                let (inp, weight, bias, dout) = (buf_f32(&inp), buf_f32(&weight), buf_f32(&bias), buf_f32(&dout));
+                let (inp, weight, bias, dout) =
+                    (buf_f32(&inp), buf_f32(&weight), buf_f32(&bias), buf_f32(&dout));
                 device.layer_norm_forward(
                     out.view_mut(),
                     mean.view_mut(),
@@ -212,8 +216,9 @@ mod tests {
             let (out, mean, rstd) = reference::layer_norm_forward(&inp, &weight, &bias);
             let (mut dinp, dweight, dbias) = reference::layer_norm_backward(&wide(&dout), &inp, &weight);
             dinp.iter_mut().zip(&start).for_each(|(d, &s)| *d += s as f64);
-            // Sums of c (or of a chunk's rows) terms of size 1 in 16 lanes: some ten roundings of 6e-8 each, relative
-            // to the terms. rstd reaches 1/sqrt(eps) = 316 for c = 1, where dinp is a difference of equals: exactly 0.
+            // Sums of c (or of a chunk's rows) terms of size 1 in 16 lanes: some ten roundings of 6e-8 each,
+            // relative to the terms. rstd reaches 1/sqrt(eps) = 316 for c = 1, where dinp is a difference of
+            // equals: exactly 0.
             assert_close(&name, &got[0], &out, 3e-6);
             assert_close(&name, &got[1], &mean, 1e-6);
             assert_close(&name, &got[2], &rstd, 3e-6);
@@ -249,7 +254,8 @@ mod tests {
         let (inp, weight, bias) = (wide(&random(rows * c, 1)), wide(&random(c, 2)), wide(&random(c, 3)));
         let dout = wide(&random(rows * c, 4));
         let (dinp, dweight, dbias) = reference::layer_norm_backward(&dout, &inp, &weight);
-        let loss = |i: &[f64], w: &[f64], b: &[f64]| weighted(&reference::layer_norm_forward(i, w, b).0, &dout);
+        let loss =
+            |i: &[f64], w: &[f64], b: &[f64]| weighted(&reference::layer_norm_forward(i, w, b).0, &dout);
         assert_gradient("dinp", &inp, &dinp, |x| loss(x, &weight, &bias));
         assert_gradient("dweight", &weight, &dweight, |x| loss(&inp, x, &bias));
         assert_gradient("dbias", &bias, &dbias, |x| loss(&inp, &weight, x));

@@ -11,7 +11,8 @@ use crate::backend::ops::LinearShape;
 /// Columns of one task of a column sum.
 const STRIPE: usize = 64;
 
-/// Rows summed before their sum is added to the total: shorter chains of roundings than one sum over all rows.
+/// Rows summed before their sum is added to the total: shorter chains of roundings than one sum over all
+/// rows.
 const SUM_ROWS: usize = 64;
 
 pub fn forward<O: Element, I: Element, P: Element>(
@@ -25,7 +26,14 @@ pub fn forward<O: Element, I: Element, P: Element>(
 ) {
     let LinearShape { rows, n_in, n_out } = shape;
     let (inp, weight) = (Mat::new(inp, rows, n_in, n_in), Mat::new(weight, n_out, n_in, n_in));
-    product(device, MatMut::new(out, rows, n_out), bias.map_or(Start::Zero, Start::Row), inp, weight.t(), work);
+    product(
+        device,
+        MatMut::new(out, rows, n_out),
+        bias.map_or(Start::Zero, Start::Row),
+        inp,
+        weight.t(),
+        work,
+    );
 }
 
 pub fn backward_input<I: Element, O: Element, P: Element>(
@@ -56,7 +64,12 @@ pub fn backward_weight<G: Element, O: Element, I: Element>(
     product(device, MatMut::new(dweight, n_out, n_in), start, dout.t(), inp, work);
 }
 
-pub fn backward_bias<G: Element, O: Element>(device: &CpuDevice, dbias: &mut [G], dout: &[O], shape: LinearShape) {
+pub fn backward_bias<G: Element, O: Element>(
+    device: &CpuDevice,
+    dbias: &mut [G],
+    dout: &[O],
+    shape: LinearShape,
+) {
     let LinearShape { rows, n_out, .. } = shape;
     assert_eq!((dbias.len(), dout.len()), (n_out, rows * n_out), "dbias and dout of {shape:?}");
     let dbias = Shared::new(dbias);
@@ -102,7 +115,8 @@ mod tests {
 
     #[test]
     fn forward_and_backward_equal_the_reference_and_thread_counts_agree() {
-        // One row, one column, primes; the inner dimension over one chunk (1031), and one large enough for threads.
+        // One row, one column, primes; the inner dimension over one chunk (1031), and one large enough for
+        // threads.
         for (rows, n_in, n_out) in [
             (1, 1, 1),
             (1, 7, 13),
@@ -119,7 +133,8 @@ mod tests {
             let (inp, weight, bias) = (random(rows * n_in, 1), random(n_out * n_in, 2), random(n_out, 3));
             let (dout, start) = (random(rows * n_out, 4), random(n_out * n_in, 5));
             let got = same_bits_on_1_2_3_threads(|device| {
-                let (inp, weight, bias, dout) = (buf_f32(&inp), buf_f32(&weight), buf_f32(&bias), buf_f32(&dout));
+                let (inp, weight, bias, dout) =
+                    (buf_f32(&inp), buf_f32(&weight), buf_f32(&bias), buf_f32(&dout));
                 let mut none = nan_buf(0);
                 let (mut with_bias, mut without) = (nan_buf(rows * n_out), nan_buf(rows * n_out));
                 device.linear_forward(
@@ -130,9 +145,23 @@ mod tests {
                     none.view_mut(),
                     shape,
                 );
-                device.linear_forward(without.view_mut(), inp.view(), weight.view(), None, none.view_mut(), shape);
-                let (mut dinp, mut dweight, mut dbias) = (nan_buf(rows * n_in), nan_buf(n_out * n_in), nan_buf(n_out));
-                device.linear_backward_input(dinp.view_mut(), dout.view(), weight.view(), none.view_mut(), shape);
+                device.linear_forward(
+                    without.view_mut(),
+                    inp.view(),
+                    weight.view(),
+                    None,
+                    none.view_mut(),
+                    shape,
+                );
+                let (mut dinp, mut dweight, mut dbias) =
+                    (nan_buf(rows * n_in), nan_buf(n_out * n_in), nan_buf(n_out));
+                device.linear_backward_input(
+                    dinp.view_mut(),
+                    dout.view(),
+                    weight.view(),
+                    none.view_mut(),
+                    shape,
+                );
                 device.linear_backward_weight(
                     dweight.view_mut(),
                     Some(dbias.view_mut()),
@@ -152,7 +181,14 @@ mod tests {
                     shape,
                     true,
                 );
-                vec![read(&with_bias), read(&without), read(&dinp), read(&dweight), read(&dbias), read(&added)]
+                vec![
+                    read(&with_bias),
+                    read(&without),
+                    read(&dinp),
+                    read(&dweight),
+                    read(&dbias),
+                    read(&added),
+                ]
             });
             let (inp, weight, bias, dout) = (wide(&inp), wide(&weight), wide(&bias), wide(&dout));
             let (dinp, dweight, dbias) = reference::linear_backward(&dout, &inp, &weight, shape);
@@ -167,8 +203,8 @@ mod tests {
                 added,
             ];
             for (i, (got, want)) in got.iter().zip(&want).enumerate() {
-                // A sum of k products of size 1 wanders by sqrt(k) * 6e-8 relative to its largest partial sum, about
-                // sqrt(k): 6e-8 * k = 6e-5 for the longest.
+                // A sum of k products of size 1 wanders by sqrt(k) * 6e-8 relative to its largest partial
+                // sum, about sqrt(k): 6e-8 * k = 6e-5 for the longest.
                 assert_close(&format!("{shape:?} output {i}"), got, want, 6e-5);
             }
         }
@@ -180,7 +216,8 @@ mod tests {
         let (inp, weight, bias, dout) =
             (wide(&random(15, 1)), wide(&random(20, 2)), wide(&random(4, 3)), wide(&random(12, 4)));
         let (dinp, dweight, dbias) = reference::linear_backward(&dout, &inp, &weight, shape);
-        let loss = |i: &[f64], w: &[f64], b: &[f64]| weighted(&reference::linear_forward(i, w, b, shape), &dout);
+        let loss =
+            |i: &[f64], w: &[f64], b: &[f64]| weighted(&reference::linear_forward(i, w, b, shape), &dout);
         assert_gradient("dinp", &inp, &dinp, |x| loss(x, &weight, &bias));
         assert_gradient("dweight", &weight, &dweight, |x| loss(&inp, x, &bias));
         assert_gradient("dbias", &bias, &dbias, |x| loss(&inp, &weight, x));

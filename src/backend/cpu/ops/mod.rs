@@ -27,7 +27,8 @@ use crate::dtype::DType;
 use crate::optimizers::{OptimStates, UpdateStep};
 use half::bf16;
 
-/// `typed!([T = dtype, ...] expression)`: the expression with each `T` standing for the element type of that name.
+/// `typed!([T = dtype, ...] expression)`: the expression with each `T` standing for the element type of that
+/// name.
 macro_rules! typed {
     ([] $body:expr) => { $body };
     ([$T:ident = $dtype:expr $(, $Ts:ident = $dtypes:expr)*] $body:expr) => {
@@ -46,7 +47,14 @@ macro_rules! typed {
 }
 
 impl Ops for CpuDevice {
-    fn embedding_forward(&self, out: ViewMut<'_>, tokens: View<'_>, wte: View<'_>, wpe: Option<View<'_>>, t: usize) {
+    fn embedding_forward(
+        &self,
+        out: ViewMut<'_>,
+        tokens: View<'_>,
+        wte: View<'_>,
+        wpe: Option<View<'_>>,
+        t: usize,
+    ) {
         typed!([A = out.dtype(), P = wte.dtype()] {
             let (out, wte, wpe) = (elements_mut::<A>(out), elements::<P>(wte), wpe.map(elements::<P>));
             embedding::forward(self, out, u32s(tokens), wte, wpe, t);
@@ -115,7 +123,14 @@ impl Ops for CpuDevice {
         layer_norm::work_numel(rows, c)
     }
 
-    fn rms_norm_forward(&self, out: ViewMut<'_>, rstd: ViewMut<'_>, inp: View<'_>, weight: View<'_>, eps: f32) {
+    fn rms_norm_forward(
+        &self,
+        out: ViewMut<'_>,
+        rstd: ViewMut<'_>,
+        inp: View<'_>,
+        weight: View<'_>,
+        eps: f32,
+    ) {
         let rstd = f32s_mut(rstd);
         typed!([A = out.dtype(), R = inp.dtype(), P = weight.dtype()] {
             rms_norm::forward(self, elements_mut::<A>(out), rstd, elements::<R>(inp), elements::<P>(weight), eps);
@@ -225,11 +240,21 @@ impl Ops for CpuDevice {
         product::work_numel(shape.rows, shape.n_out, shape.n_in, out, inp, weight)
     }
 
-    fn linear_backward_input_work_numel(shape: LinearShape, dinp: DType, dout: DType, weight: DType) -> usize {
+    fn linear_backward_input_work_numel(
+        shape: LinearShape,
+        dinp: DType,
+        dout: DType,
+        weight: DType,
+    ) -> usize {
         product::work_numel(shape.rows, shape.n_in, shape.n_out, dinp, dout, weight)
     }
 
-    fn linear_backward_weight_work_numel(shape: LinearShape, dweight: DType, dout: DType, inp: DType) -> usize {
+    fn linear_backward_weight_work_numel(
+        shape: LinearShape,
+        dweight: DType,
+        dout: DType,
+        inp: DType,
+    ) -> usize {
         product::work_numel(shape.n_out, shape.n_in, shape.rows, dweight, dout, inp)
     }
 
@@ -324,7 +349,13 @@ impl Ops for CpuDevice {
         attention::backward_work_numel(shape, dtype)
     }
 
-    fn cross_entropy(&self, logits: ViewMut<'_>, losses: ViewMut<'_>, targets: View<'_>, dlogits_scale: Option<f32>) {
+    fn cross_entropy(
+        &self,
+        logits: ViewMut<'_>,
+        losses: ViewMut<'_>,
+        targets: View<'_>,
+        dlogits_scale: Option<f32>,
+    ) {
         cross_entropy::cross_entropy(self, f32s_mut(logits), f32s_mut(losses), u32s(targets), dlogits_scale);
     }
 

@@ -24,7 +24,9 @@ pub fn sum_of_squares<T: Element>(device: &CpuDevice, inp: &[T]) -> ExactSum {
         a
     };
     match &device.pool {
-        Some(pool) => install(pool, || inp.par_chunks(TASK_NUMEL).map(of_squares).reduce(ExactSum::default, merged)),
+        Some(pool) => {
+            install(pool, || inp.par_chunks(TASK_NUMEL).map(of_squares).reduce(ExactSum::default, merged))
+        }
         None => inp.chunks(TASK_NUMEL).map(of_squares).fold(ExactSum::default(), merged),
     }
 }
@@ -61,7 +63,9 @@ mod tests {
                 assert_eq!(got.to_bits(), want.to_bits(), "{n} elements on {threads} threads");
             }
         }
-        assert!(device(2).sum_of_squares([buf_f32(&vec![f32::NAN; 100_000]).view()]).unwrap().to_f64().is_nan());
+        assert!(
+            device(2).sum_of_squares([buf_f32(&vec![f32::NAN; 100_000]).view()]).unwrap().to_f64().is_nan()
+        );
     }
 
     #[test]

@@ -68,8 +68,10 @@ pub fn backward_input<R: Element, A: Element, P: Element>(
     work: &mut [f32], // (chunks, C)
 ) {
     let (rows, c) = (rstd.len(), weight.len());
-    assert_eq!((dinp.len(), dout.len(), inp.len()), (rows * c, rows * c, rows * c), "RMS norm of {rows} x {c}");
-    assert!(work.len() >= work_numel(rows, c), "scratch of {} elements, {} needed", work.len(), work_numel(rows, c));
+    assert_eq!((dinp.len(), dout.len(), inp.len()), (rows * c, rows * c, rows * c), "RMS norm of {rows} x \
+                                                                                     {c}");
+    assert!(work.len() >= work_numel(rows, c), "scratch of {} elements, {} \
+                                                needed", work.len(), work_numel(rows, c));
     let chunk_rows = chunk_rows(rows);
     let (dinp, partials) = (Shared::new(dinp), Shared::new(work));
     device.for_each_task(n_chunks(rows), |chunk| {
@@ -177,8 +179,9 @@ mod tests {
             let (out, rstd) = reference::rms_norm_forward(&inp, &weight, EPS.into());
             let (mut dinp, dweight) = reference::rms_norm_backward(&wide(&dout), &inp, &weight, EPS.into());
             dinp.iter_mut().zip(&start).for_each(|(d, &s)| *d += s as f64);
-            // As for layer norm: some ten roundings of 6e-8 in sums of terms of size 1. With c = 1 the input alone decides
-            // rstd, up to 1/sqrt(eps) = 316, which scales the difference of equals that dinp is.
+            // As for layer norm: some ten roundings of 6e-8 in sums of terms of size 1. With c = 1 the input
+            // alone decides rstd, up to 1/sqrt(eps) = 316, which scales the difference of equals that dinp
+            // is.
             assert_close(&name, &got[0], &out, 3e-6);
             assert_close(&name, &got[1], &rstd, 3e-6);
             assert_close(&name, &got[2], &dinp, if c == 1 { 3e-5 } else { 1e-5 });
@@ -191,14 +194,23 @@ mod tests {
         let (mut none, mut dweight, mut work) = (buf_f32(&[]), nan_buf(3), buf_f32(&[]));
         let (empty, weight) = (buf_f32(&[]), buf_f32(&[1.0; 3]));
         let e = empty.view();
-        device(1).rms_norm_backward(none.view_mut(), dweight.view_mut(), e, e, weight.view(), e, work.view_mut());
+        device(1).rms_norm_backward(
+            none.view_mut(),
+            dweight.view_mut(),
+            e,
+            e,
+            weight.view(),
+            e,
+            work.view_mut(),
+        );
         assert_eq!(read(&dweight), vec![0.0; 3]);
     }
 
     #[test]
     fn reference_gradients_are_central_differences() {
         let (rows, c) = (3, 7);
-        let (inp, weight, dout) = (wide(&random(rows * c, 1)), wide(&random(c, 2)), wide(&random(rows * c, 4)));
+        let (inp, weight, dout) =
+            (wide(&random(rows * c, 1)), wide(&random(c, 2)), wide(&random(rows * c, 4)));
         let (dinp, dweight) = reference::rms_norm_backward(&dout, &inp, &weight, 1e-5);
         let loss = |i: &[f64], w: &[f64]| weighted(&reference::rms_norm_forward(i, w, 1e-5).0, &dout);
         assert_gradient("dinp", &inp, &dinp, |x| loss(x, &weight));

@@ -1,8 +1,8 @@
-//! Rotary position embedding (arXiv:2104.09864), the rotate-half form, on the query and key heads of a fused projection.
-//! Must not know: views.
+//! Rotary position embedding (arXiv:2104.09864), the rotate-half form, on the query and key heads of a fused
+//! projection. Must not know: views.
 //!
-//! Angles are products in f64 and their sines and cosines come from crate `libm`, once per position and pair of channels,
-//! so neither a node's libm nor the number of sequences shows.
+//! Angles are products in f64 and their sines and cosines come from crate `libm`, once per position and pair
+//! of channels, so neither a node's libm nor the number of sequences shows.
 
 use crate::backend::cpu::CpuDevice;
 use crate::backend::cpu::element::Element;
@@ -114,7 +114,12 @@ mod tests {
                     vec![read(&buf)]
                 });
                 // Two products of numbers below 1, each with one rounding of a sine and one of its own.
-                assert_close(&format!("{shape:?}"), &got[0], &reference::rope(&wide(&qkv), shape, rotation), 3e-7);
+                assert_close(
+                    &format!("{shape:?}"),
+                    &got[0],
+                    &reference::rope(&wide(&qkv), shape, rotation),
+                    3e-7,
+                );
             }
         }
     }

@@ -1,6 +1,8 @@
-//! Sums over rows, for the gradients of a norm's weights: rows are summed chunk by chunk, then the chunks' sums are folded.
+//! Sums over rows, for the gradients of a norm's weights: rows are summed chunk by chunk, then the chunks'
+//! sums are folded.
 //!
-//! Chunks follow from the shape alone, so the bits do not depend on the threads. Must not know: views, what is summed.
+//! Chunks follow from the shape alone, so the bits do not depend on the threads. Must not know: views, what
+//! is summed.
 
 use crate::backend::cpu::CpuDevice;
 use crate::backend::cpu::element::Element;
@@ -34,7 +36,10 @@ pub fn fold<G: Element>(
     first: usize,
 ) {
     let c = out.len();
-    assert!(first + c <= stride && sums.len().is_multiple_of(stride.max(1)), "{c} columns from {first} on of {stride}");
+    assert!(
+        first + c <= stride && sums.len().is_multiple_of(stride.max(1)),
+        "{c} columns from {first} on of {stride}"
+    );
     let out = Shared::new(out);
     device.for_each_task(c.div_ceil(STRIPE), |task| {
         let start = task * STRIPE;

@@ -47,7 +47,9 @@ fn rows_of(out_numel: usize, gate_up_numel: usize, f: usize) -> usize {
 /// Runs `task(first row, rows)` over all rows.
 fn for_each_rows(device: &CpuDevice, rows: usize, f: usize, task: impl Fn(usize, usize) + Sync + Send) {
     let task_rows = (TASK_NUMEL / f).max(1);
-    device.for_each_task(rows.div_ceil(task_rows), |i| task(i * task_rows, task_rows.min(rows - i * task_rows)));
+    device.for_each_task(rows.div_ceil(task_rows), |i| {
+        task(i * task_rows, task_rows.min(rows - i * task_rows))
+    });
 }
 
 /// `1 / (1 + e^-x)`: 0 where the power overflows.

@@ -63,7 +63,8 @@ pub fn assert_close(name: &str, got: &[f32], want: &[f64], tolerance: f64) {
 
 /// `gradient` is the central difference of `loss` at `at`, whose elements are of size 1.
 ///
-/// With h = 1e-5 the difference is off by about h^2 = 1e-10 (third derivative) and 1e-16 / h = 1e-11 (rounding).
+/// With h = 1e-5 the difference is off by about h^2 = 1e-10 (third derivative) and 1e-16 / h = 1e-11
+/// (rounding).
 pub fn assert_gradient(name: &str, at: &[f64], gradient: &[f64], loss: impl Fn(&[f64]) -> f64) {
     const H: f64 = 1e-5;
     assert_eq!(at.len(), gradient.len(), "{name}: elements");

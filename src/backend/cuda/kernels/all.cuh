@@ -1,6 +1,7 @@
 // Every kernel, and the list of their names. `T` is the type of parameters and activations (of gradients in
-// optimizer.cu), `G` that of gradients of parameters: each of f32, bf16. `TILE` has the channels and rows of attention's
-// tiles. The device looks kernels up by these names, and the tests' host build makes its registry from the list.
+// optimizer.cu), `G` that of gradients of parameters: each of f32, bf16. `TILE` has the channels and rows of
+// attention's tiles. The device looks kernels up by these names, and the tests' host build makes its registry
+// from the list.
 #include "common.cuh"
 
 #include "attention.cu"

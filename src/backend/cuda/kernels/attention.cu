@@ -1,15 +1,15 @@
-// Causal softmax attention over a fused projection, forward and backward, without the matrix of scores ever in memory
-// (arXiv:2205.14135, arXiv:2307.08691).
+// Causal softmax attention over a fused projection, forward and backward, without the matrix of scores ever
+// in memory (arXiv:2205.14135, arXiv:2307.08691).
 //
-// A block has ROWS = 64 rows of one head (queries, or keys for their gradients) and goes over the other side in tiles of N
-// rows, leaving out those that the mask hides whole: half of the work. Statistics are f32. Probabilities exist in
-// registers alone; the backward recomputes them from the log-sum-exp.
+// A block has ROWS = 64 rows of one head (queries, or keys for their gradients) and goes over the other side
+// in tiles of N rows, leaving out those that the mask hides whole: half of the work. Statistics are f32.
+// Probabilities exist in registers alone; the backward recomputes them from the log-sum-exp.
 //
-// Gradients of queries, and of keys and values, come from two kernels. One kernel for both would have blocks add to the
-// same rows in an order that changes from run to run.
+// Gradients of queries, and of keys and values, come from two kernels. One kernel for both would have blocks
+// add to the same rows in an order that changes from run to run.
 //
-// A row of qkv is [q: n_heads * d | k: n_kv_heads * d | v: n_kv_heads * d]; heads of a group share a kv head. Tiles
-// have DP channels, the smallest of 32, 64, 128 that is at least d.
+// A row of qkv is [q: n_heads * d | k: n_kv_heads * d | v: n_kv_heads * d]; heads of a group share a kv head.
+// Tiles have DP channels, the smallest of 32, 64, 128 that is at least d.
 #include "tiles.cuh"
 
 // The kernels' way with elements of type T.
@@ -71,8 +71,9 @@ struct Head {
     }
 };
 
-// Rounds what threads hold of a product of ROWS rows into rows of a matrix, the first `n_rows` of them and `d` channels.
-// By way of `tile`, which nobody needs any more when all have come here: from there whole words go to memory.
+// Rounds what threads hold of a product of ROWS rows into rows of a matrix, the first `n_rows` of them and
+// `d` channels. By way of `tile`, which nobody needs any more when all have come here: from there whole words
+// go to memory.
 template <class Tiles, int DP, class T>
 __device__ __forceinline__ void store_rows(T* matrix, i64 stride, const f32 (&x)[Tiles::OWN_ROWS][Tiles::template COLUMNS<DP>],
                                            T* tile, int n_rows, int d, bool in_words) {
@@ -263,8 +264,8 @@ __device__ __forceinline__ void attention_backward_q(T* dqkv, const T* dout, con
     }
 }
 
-// The gradients of keys and values: overwrites the k and v parts of dqkv. A block's rows are keys; queries of all heads of
-// the group go by, head by head.
+// The gradients of keys and values: overwrites the k and v parts of dqkv. A block's rows are keys; queries of
+// all heads of the group go by, head by head.
 template <class T, int DP, int N>
 __device__ __forceinline__ void attention_backward_kv(T* dqkv, const T* dout, const T* qkv, const f32* lse, const f32* delta,
                                                       int b, int t, int n_heads, int n_kv_heads, int d, f32 scale) {
@@ -337,8 +338,8 @@ __device__ __forceinline__ void attention_backward_kv(T* dqkv, const T* dout, co
     }
 }
 
-// Tiles of N rows: fewer where gradients of 128 channels leave few registers, and once more with as few as fit where a block
-// has 99 KiB of shared memory (compute capability 8.6, 8.9, 12.0).
+// Tiles of N rows: fewer where gradients of 128 channels leave few registers, and once more with as few as
+// fit where a block has 99 KiB of shared memory (compute capability 8.6, 8.9, 12.0).
 #define ATTENTION_KERNELS(T, DP, N)                                                                                  \
     KERNEL_OF(TilesOf<T>::Tiles::THREADS, 1)                                                                         \
     attention_forward_##T##_##DP##x##N(T* out, f32* lse, const T* qkv, int b, int t, int n_heads, int n_kv_heads,    \

@@ -1,12 +1,15 @@
-// What all kernels share: element types, access in chunks of eight, sums over a warp, a row's threads and a grid.
+// What all kernels share: element types, access in chunks of eight, sums over a warp, a row's threads and a
+// grid.
 //
-// These files are compiled by NVRTC on the machine that runs them, so they include nothing but each other. They are
-// compiled without contraction of a * b + c (--fmad=false): where fmaf stands, and only there, one rounding is left out, as
-// in the CPU's kernels. All arithmetic is f32, rounded once to nearest even when it is stored.
+// These files are compiled by NVRTC on the machine that runs them, so they include nothing but each other.
+// They are compiled without contraction of a * b + c (--fmad=false): where fmaf stands, and only there, one
+// rounding is left out, as in the CPU's kernels. All arithmetic is f32, rounded once to nearest even when it
+// is stored.
 //
-// [Note: fixed order] A sum's order follows from the shape alone: which thread adds what, and how threads' sums are put
-// together, never depends on the grid, on an address or on which thread comes first. No float is ever added atomically.
-// An element is the same thread's business whether it is read alone or with seven others in 16-byte words.
+// [Note: fixed order] A sum's order follows from the shape alone: which thread adds what, and how threads'
+// sums are put together, never depends on the grid, on an address or on which thread comes first. No float is
+// ever added atomically. An element is the same thread's business whether it is read alone or with seven
+// others in 16-byte words.
 #pragma once
 
 using f32 = float;
@@ -27,7 +30,8 @@ struct bf16 {
     type* const name = reinterpret_cast<type*>(dynamic_shared)
 #endif
 
-// A kernel: its C name follows. Of at most `threads` threads, with registers for `blocks` blocks on a multiprocessor.
+// A kernel: its C name follows. Of at most `threads` threads, with registers for `blocks` blocks on a
+// multiprocessor.
 #define KERNEL_OF(threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks)
 #define KERNEL KERNEL_OF(MAX_THREADS, 3)
 
@@ -92,8 +96,8 @@ __device__ __forceinline__ u64 address(const T* p) {
     return reinterpret_cast<u64>(p);
 }
 
-// Where words lie. Those in device memory are moved by instructions that say so: the compiler is free to take copies of
-// words apart, and does where it finds the same elements moved one by one close by.
+// Where words lie. Those in device memory are moved by instructions that say so: the compiler is free to take
+// copies of words apart, and does where it finds the same elements moved one by one close by.
 struct DeviceMemory {
     static __device__ __forceinline__ Words read(const Words* p) {
 #ifdef __CUDACC__
@@ -166,7 +170,8 @@ __device__ __forceinline__ void pack(bf16* p, const f32 (&x)[CHUNK]) {
     Memory::write(reinterpret_cast<Words*>(p), words);
 }
 
-// The first `n` (or all, if there are more) of the eight elements at `p`; zeros for the others. `in_words`: see aligned.
+// The first `n` (or all, if there are more) of the eight elements at `p`; zeros for the others. `in_words`:
+// see aligned.
 template <class T>
 __device__ __forceinline__ void load(f32 (&x)[CHUNK], const T* p, i64 n, bool in_words) {
     if (in_words && n >= CHUNK) {
@@ -210,8 +215,8 @@ __device__ __forceinline__ f32 warp_max(f32 x) {
     return x;
 }
 
-// The threads that work on one row together: `threads` of a block, whole warps, side by side. A block has several rows
-// where rows are short. All threads of a block call row_sums the same number of times.
+// The threads that work on one row together: `threads` of a block, whole warps, side by side. A block has
+// several rows where rows are short. All threads of a block call row_sums the same number of times.
 struct RowTeam {
     int threads;  // of the team
     int rank;     // of this thread in it

@@ -5,12 +5,14 @@ constexpr int CLASSIFIER_THREADS = 1024;
 // Logits that a thread has on their way from memory at a time.
 constexpr int LOGITS_IN_FLIGHT = 8;
 
-// losses[row] = logsumexp(logits[row]) - logits[row][target], in nats; where `with_gradient`, logits (rows, V) become
-// (softmax - onehot) * scale. Overwrites losses (rows). A block takes a row, whole warps of threads.
+// losses[row] = logsumexp(logits[row]) - logits[row][target], in nats; where `with_gradient`, logits (rows,
+// V) become (softmax - onehot) * scale. Overwrites losses (rows). A block takes a row, whole warps of
+// threads.
 //
-// The first pass over a row finds maximum and sum together: a sum is scaled again when its maximum grows. It reads element by
-// element, neighbours by neighbouring threads, because rows of an odd length begin anywhere and the order of the sum must not
-// depend on that. The second pass has no sum: it moves 16-byte words from where the row is aligned.
+// The first pass over a row finds maximum and sum together: a sum is scaled again when its maximum grows. It
+// reads element by element, neighbours by neighbouring threads, because rows of an odd length begin anywhere
+// and the order of the sum must not depend on that. The second pass has no sum: it moves 16-byte words from
+// where the row is aligned.
 __device__ void loss_and_gradient(f32* logits, f32* losses, const u32* targets, i64 rows, int vocab, f32 scale,
                                   int with_gradient) {
     SHARED(f32, maxima, [CLASSIFIER_THREADS / WARP]);

@@ -110,7 +110,8 @@ __device__ void swiglu_backward(T* dgate_up, const T* dout, const T* gate_up, i6
     }
 }
 
-// n columns of each of `rows` rows, which are to_row elements apart in out and from_row in inp. Overwrites; numbers stay as they are.
+// n columns of each of `rows` rows, which are to_row elements apart in out and from_row in inp. Overwrites;
+// numbers stay as they are.
 template <class T>
 __device__ void copy_columns(T* out, const T* inp, i64 rows, int n, int to_row, int from_row) {
     const bool in_words =

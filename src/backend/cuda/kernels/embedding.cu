@@ -24,8 +24,9 @@ __device__ void embedding_forward(T* out, const u32* tokens, const T* wte, const
     }
 }
 
-// Rows in the order of (token, row). Overwrites order (rows). A row's place is the number of rows before it, counted by
-// comparing with all: rows^2 comparisons from shared memory, which for the rows of a micro-batch is quicker than sorting.
+// Rows in the order of (token, row). Overwrites order (rows). A row's place is the number of rows before it,
+// counted by comparing with all: rows^2 comparisons from shared memory, which for the rows of a micro-batch
+// is quicker than sorting.
 __device__ void order_rows(u32* order, const u32* tokens, int rows) {
     SHARED(u32, others, [MAX_THREADS]);
     for (i64 first = i64(blockIdx.x) * MAX_THREADS; first < rows; first += i64(gridDim.x) * MAX_THREADS) {
@@ -47,8 +48,8 @@ __device__ void order_rows(u32* order, const u32* tokens, int rows) {
     }
 }
 
-// dwte[token] += sum of the rows of dout with that token, in their order, rounded once. Accumulates. A warp takes a place
-// in `order` and a stripe of columns, and has something to do where a token's rows begin.
+// dwte[token] += sum of the rows of dout with that token, in their order, rounded once. Accumulates. A warp
+// takes a place in `order` and a stripe of columns, and has something to do where a token's rows begin.
 template <class G, class T>
 __device__ void embedding_backward_wte(G* dwte, const T* dout, const u32* tokens, const u32* order, int rows, int c,
                                        u32 vocab) {
@@ -82,7 +83,8 @@ __device__ void embedding_backward_wte(G* dwte, const T* dout, const u32* tokens
     }
 }
 
-// dwpe[p] = sum over sequences of dout at position p, in their order; zeros at and after t. Overwrites dwpe (t_max, C).
+// dwpe[p] = sum over sequences of dout at position p, in their order; zeros at and after t. Overwrites dwpe
+// (t_max, C).
 template <class G, class T>
 __device__ void embedding_backward_wpe(G* dwpe, const T* dout, i64 rows, int t, int t_max, int c) {
     const bool in_words = aligned(address(dwpe) | address(dout) | u64(c) * sizeof(T) | u64(c) * sizeof(G));

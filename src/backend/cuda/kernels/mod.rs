@@ -1,7 +1,9 @@
-//! The kernels as text: CUDA C++ that NVRTC compiles for the device a run finds, unless an earlier run has (`image.rs`).
+//! The kernels as text: CUDA C++ that NVRTC compiles for the device a run finds, unless an earlier run has
+//! (`image.rs`).
 //!
-//! `all.cuh` is the program; it includes the other files by name. They include nothing else, because a node has a driver
-//! and NVRTC but no headers of CUDA. A kernel is named by [`Kernel`], which is made for each launch and so owns nothing.
+//! `all.cuh` is the program; it includes the other files by name. They include nothing else, because a node
+//! has a driver and NVRTC but no headers of CUDA. A kernel is named by [`Kernel`], which is made for each
+//! launch and so owns nothing.
 
 use crate::dtype::DType;
 use std::fmt;
@@ -26,11 +28,12 @@ pub const FILES: &[(&str, &str)] = &[
     ("tiles.cuh", include_str!("tiles.cuh")),
 ];
 
-/// How to compile it, besides the architecture. Without `--fmad=false` the compiler leaves out roundings where the kernels
-/// and the CPU have them.
+/// How to compile it, besides the architecture. Without `--fmad=false` the compiler leaves out roundings
+/// where the kernels and the CPU have them.
 pub const FLAGS: &[&str] = &["--std=c++17", "--fmad=false"];
 
-/// A kernel by its name in `all.cuh`: `NAME`, `NAME_T`, `NAME_T_G`, or with the tiles of attention `NAME_T_CHANNELSxROWS`.
+/// A kernel by its name in `all.cuh`: `NAME`, `NAME_T`, `NAME_T_G`, or with the tiles of attention
+/// `NAME_T_CHANNELSxROWS`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Kernel {
     name: &'static str,

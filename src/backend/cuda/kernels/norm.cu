@@ -1,8 +1,8 @@
 // LayerNorm (eps 1e-5, biased variance) and RMSNorm over the last dimension, forward and backward.
 //
-// A row belongs to a team of `team_threads` threads (32 for short rows, more for long ones: kernels read the row three times,
-// from the first-level cache but for the first). The gradients of weight and bias are sums over rows: of each chunk of
-// `chunk_rows` rows by partial sums, then of the chunks in order by sums.cu.
+// A row belongs to a team of `team_threads` threads (32 for short rows, more for long ones: kernels read the
+// row three times, from the first-level cache but for the first). The gradients of weight and bias are sums
+// over rows: of each chunk of `chunk_rows` rows by partial sums, then of the chunks in order by sums.cu.
 #include "common.cuh"
 
 constexpr f32 LAYER_NORM_EPS = 1e-5f;
@@ -75,8 +75,8 @@ __device__ void layer_norm_forward(T* out, f32* mean, f32* rstd, const T* inp, c
     }
 }
 
-// sum = a + b, rounded, and the norm of that. Overwrites sum and out (rows, C), mean and rstd (rows). What a thread reads
-// of `sum` it has written itself.
+// sum = a + b, rounded, and the norm of that. Overwrites sum and out (rows, C), mean and rstd (rows). What a
+// thread reads of `sum` it has written itself.
 template <class T>
 __device__ void add_layer_norm_forward(T* sum, T* out, f32* mean, f32* rstd, const T* a, const T* b, const T* weight,
                                        const T* bias, i64 rows, int c, int team_threads) {
@@ -122,8 +122,8 @@ __device__ void rms_norm_forward(T* out, f32* rstd, const T* inp, const T* weigh
     }
 }
 
-// Accumulates into dinp (rows, C):
-// (dout * weight - mean(dout * weight) - norm * mean(dout * weight * norm)) * rstd, the first mean for LayerNorm alone.
+// Accumulates into dinp (rows, C): (dout * weight - mean(dout * weight) - norm * mean(dout * weight * norm))
+// * rstd, the first mean for LayerNorm alone.
 template <bool CENTRED, class T>
 __device__ __forceinline__ void norm_backward(T* dinp, const T* dout, const T* inp, const T* weight, const f32* mean,
                                               const f32* rstd, i64 rows, int c, int team_threads) {

@@ -1,10 +1,11 @@
-// What happens to a rank's slices of gradients and parameters: contributions added in order, the exact sum of squares,
-// AdamW.
+// What happens to a rank's slices of gradients and parameters: contributions added in order, the exact sum of
+// squares, AdamW.
 #include "common.cuh"
 
-// sum (n) = contributions of ranks 0 .. contributors, added from left to right in f32; the first is copied where `first`,
-// else added to what is there. Rank r's lies at `own` where r = rank, else in `staging`, whose rows of `stride`
-// elements belong to the other ranks in their order. Same fold as backend/cpu/collectives.rs.
+// sum (n) = contributions of ranks 0 .. contributors, added from left to right in f32; the first is copied
+// where `first`, else added to what is there. Rank r's lies at `own` where r = rank, else in `staging`, whose
+// rows of `stride` elements belong to the other ranks in their order. Same fold as
+// backend/cpu/collectives.rs.
 template <class T>
 __device__ void ordered_add(f32* sum, const T* own, const T* staging, i64 n, i64 stride, int contributors, int rank,
                             int first) {
@@ -29,12 +30,13 @@ constexpr int SQUARES_THREADS = 256;
 constexpr int SQUARES_PER_EMPTYING = 1 << 16;
 constexpr int SQUARES_WARPS = SQUARES_THREADS / WARP;
 
-// Exact sum of squares of inp (n). An element is m * 2^e with an integer m of 24 bits; m * m goes to the bin of its
-// exponent field: bins (256, 2) of u64, where bin[e][0] + bin[e][1] * 2^32 grows by the sum of the squares. Adds to what
-// is there, in integers, so no order shows. Infinity and NaN make bin 255 non-zero.
+// Exact sum of squares of inp (n). An element is m * 2^e with an integer m of 24 bits; m * m goes to the bin
+// of its exponent field: bins (256, 2) of u64, where bin[e][0] + bin[e][1] * 2^32 grows by the sum of the
+// squares. Adds to what is there, in integers, so no order shows. Infinity and NaN make bin 255 non-zero.
 //
-// Most gradients share few exponents, so the lanes of a warp often meet in a bin. Squares are cut in three parts of 16 bits
-// for bins of 32, whose addition in shared memory is one instruction, and each warp has bins of its own.
+// Most gradients share few exponents, so the lanes of a warp often meet in a bin. Squares are cut in three
+// parts of 16 bits for bins of 32, whose addition in shared memory is one instruction, and each warp has bins
+// of its own.
 template <class T>
 __device__ void sum_of_squares(u64* bins, const T* inp, i64 n) {
     SHARED(u32, parts, [SQUARES_WARPS][3][EXPONENTS]);

@@ -1,7 +1,9 @@
-// Rotary position embedding (arXiv:2104.09864), the rotate-half form, on the query and key heads of a fused projection.
+// Rotary position embedding (arXiv:2104.09864), the rotate-half form, on the query and key heads of a fused
+// projection.
 #include "common.cuh"
 
-// A number as the sum of two f32, about 48 bits: angles grow with the position, and an f32 would lose their fraction.
+// A number as the sum of two f32, about 48 bits: angles grow with the position, and an f32 would lose their
+// fraction.
 struct Split {
     f32 high, low;
 };
@@ -14,9 +16,10 @@ __device__ __forceinline__ Split product(Split a, Split b) {
     return Split{sum, low - (sum - high)};
 }
 
-// Rotates in place, in each of the first `heads` heads of every row of x (rows of `row_numel` elements, sequences of t
-// rows, the first at position `first`), channel i against i + d / 2 by position * turn_ratio^i * one_radian turns; `inverse`: backwards, which is also
-// the gradient. `turn_ratio` = theta^(-2/d), `one_radian` = 1 / (2 pi), each a Split.
+// Rotates in place, in each of the first `heads` heads of every row of x (rows of `row_numel` elements,
+// sequences of t rows, the first at position `first`), channel i against i + d / 2 by position * turn_ratio^i
+// * one_radian turns; `inverse`: backwards, which is also the gradient. `turn_ratio` = theta^(-2/d),
+// `one_radian` = 1 / (2 pi), each a Split.
 template <class T>
 __device__ void rope(T* x, i64 rows, int t, int first, int heads, int row_numel, int d, f32 ratio_high, f32 ratio_low,
                      f32 radian_high, f32 radian_low, int inverse) {

@@ -1,14 +1,16 @@
-// Sums over the rows of a matrix, for gradients of biases and norms: partial sums of fixed chunks of rows, which many
-// blocks make side by side, then the sum of these in their order.
+// Sums over the rows of a matrix, for gradients of biases and norms: partial sums of fixed chunks of rows,
+// which many blocks make side by side, then the sum of these in their order.
 //
-// A block adds a stripe of STRIPE columns of one chunk: warp w the rows w, w + 8, ... of it, then the warps' sums in order.
+// A block adds a stripe of STRIPE columns of one chunk: warp w the rows w, w + 8, ... of it, then the warps'
+// sums in order.
 #include "common.cuh"
 
 constexpr int STRIPE = WARP * CHUNK;
 constexpr int SUM_WARPS = MAX_THREADS / WARP;
 
-// Adds up f(row, column chunk, sums) of each warp's rows, then the warps, and writes the stripe's sums to `partials`.
-// `width` sums for each column; those of column i and kind k go to partials[k * c + i]. All threads of a block enter.
+// Adds up f(row, column chunk, sums) of each warp's rows, then the warps, and writes the stripe's sums to
+// `partials`. `width` sums for each column; those of column i and kind k go to partials[k * c + i]. All
+// threads of a block enter.
 template <int WIDTH, class F>
 __device__ __forceinline__ void chunk_sums(f32* partials, i64 first_row, i64 end_row, int first_column, int c, F add_row) {
     SHARED(f32, stripes, [SUM_WARPS][WIDTH][STRIPE]);
@@ -51,7 +53,8 @@ __device__ __forceinline__ void all_chunk_sums(f32* partials, i64 rows, int c, i
     }
 }
 
-// Overwrites partials (chunks, C): sums of the rows of inp (rows, C). Blocks of MAX_THREADS threads, here and below.
+// Overwrites partials (chunks, C): sums of the rows of inp (rows, C). Blocks of MAX_THREADS threads, here and
+// below.
 template <class T>
 __device__ void column_sums(f32* partials, const T* inp, i64 rows, int c, int chunk_rows) {
     const bool in_words = aligned(address(inp) | u64(c) * sizeof(T));
@@ -96,8 +99,8 @@ __device__ void rms_norm_weight_sums(f32* partials, const T* dout, const T* inp,
     });
 }
 
-// out (C) = sum over k of partials[k * stride + i], k < chunks. Overwrites. A warp's lanes are columns; warp w adds the w-th
-// part of the chunks, then the parts are added in order.
+// out (C) = sum over k of partials[k * stride + i], k < chunks. Overwrites. A warp's lanes are columns; warp
+// w adds the w-th part of the chunks, then the parts are added in order.
 template <class G>
 __device__ void fold_chunks(G* out, const f32* partials, int chunks, i64 stride, int c) {
     SHARED(f32, parts, [SUM_WARPS][WARP]);

@@ -1,10 +1,11 @@
-// Products of tiles in shared memory, which attention is made of, in two ways with one face: FmaTiles multiplies f32
-// one by one, MmaTiles bf16 on tensor cores (mma.sync m16n8k16, sm_80 and later). Sums are f32 in both.
+// Products of tiles in shared memory, which attention is made of, in two ways with one face: FmaTiles
+// multiplies f32 one by one, MmaTiles bf16 on tensor cores (mma.sync m16n8k16, sm_80 and later). Sums are f32
+// in both.
 //
-// A tile has rows of DP elements: channels of a head, zeros from d_head to DP. A block works on ROWS rows at a time. What a
-// thread holds of a product with N tile rows is f32[OWN_ROWS][COLUMNS<N>], where (i, j) is row row(i), column column(j); of
-// one with channels, f32[OWN_ROWS][COLUMNS<DP>], where (i, j) is row row(i), channel channel<DP>(j), and channels of an
-// even j and of the next are neighbours.
+// A tile has rows of DP elements: channels of a head, zeros from d_head to DP. A block works on ROWS rows at
+// a time. What a thread holds of a product with N tile rows is f32[OWN_ROWS][COLUMNS<N>], where (i, j) is row
+// row(i), column column(j); of one with channels, f32[OWN_ROWS][COLUMNS<DP>], where (i, j) is row row(i),
+// channel channel<DP>(j), and channels of an even j and of the next are neighbours.
 #pragma once
 #include "common.cuh"
 
@@ -12,8 +13,8 @@
 template <class S, int WIDTH>
 constexpr int TILE_STRIDE = WIDTH + 16 / int(sizeof(S));
 
-// Overwrites `rows` rows of a tile with rows of a matrix, `stride` elements apart, of which the first `n_rows` exist and
-// have `d` elements. Zeros elsewhere. All threads of the block take part.
+// Overwrites `rows` rows of a tile with rows of a matrix, `stride` elements apart, of which the first
+// `n_rows` exist and have `d` elements. Zeros elsewhere. All threads of the block take part.
 template <int DP, class S, class T>
 __device__ __forceinline__ void load_tile(S* tile, int rows, const T* matrix, i64 stride, int n_rows, int d,
                                           bool in_words) {
@@ -34,8 +35,9 @@ __device__ __forceinline__ void store_pair(bf16* p, f32 first, f32 second) {
     *reinterpret_cast<u32*>(p) = bf16_pair(first, second);
 }
 
-// [Note: two ways] 256 threads: thread 16y + x has rows 4y .. 4y + 3. Of a product with tile rows as columns (dot) it has
-// columns x, x + 16, ...; of one with channels as columns (mul) neighbouring ones, read in one word.
+// [Note: two ways] 256 threads: thread 16y + x has rows 4y .. 4y + 3. Of a product with tile rows as columns
+// (dot) it has columns x, x + 16, ...; of one with channels as columns (mul) neighbouring ones, read in one
+// word.
 struct FmaTiles {
     using Element = f32;
     static constexpr int THREADS = 256;
@@ -78,7 +80,8 @@ struct FmaTiles {
         }
     }
 
-    // sums(row, channel) += sum over n of left(row, n) * b(n, channel). `left` is a product as `dot` leaves it.
+    // sums(row, channel) += sum over n of left(row, n) * b(n, channel). `left` is a product as `dot` leaves
+    // it.
     template <int DP, int N>
     static __device__ __forceinline__ void mul(f32 (&sums)[OWN_ROWS][COLUMNS<DP>], const f32 (&left)[OWN_ROWS][COLUMNS<N>],
                                                const f32* b, f32* scratch) {
@@ -127,8 +130,9 @@ private:
     }
 };
 
-// c (16 x 8) += a (16 x 16) b (16 x 8): lane 4g + t holds of a the rows g, g + 8 at columns 2t, 2t + 1 (a[0], a[1]) and
-// 2t + 8, 2t + 9 (a[2], a[3]); of b those rows of column g; of c the rows g, g + 8 at columns 2t, 2t + 1.
+// c (16 x 8) += a (16 x 16) b (16 x 8): lane 4g + t holds of a the rows g, g + 8 at columns 2t, 2t + 1 (a[0],
+// a[1]) and 2t + 8, 2t + 9 (a[2], a[3]); of b those rows of column g; of c the rows g, g + 8 at columns 2t,
+// 2t + 1.
 __device__ __forceinline__ void mma(f32 (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
 #ifdef __CUDACC__
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
@@ -139,9 +143,9 @@ __device__ __forceinline__ void mma(f32 (&c)[4], const u32 (&a)[4], const u32 (&
 #endif
 }
 
-// Four matrices of 8 x 8 bf16 from shared memory: lane 8i + r names row r of matrix i; lane 4g + t gets row g, columns
-// 2t, 2t + 1 of each (transposed: column g, rows 2t, 2t + 1). The row is `offset` elements after `base`: a constant, which
-// then costs no register.
+// Four matrices of 8 x 8 bf16 from shared memory: lane 8i + r names row r of matrix i; lane 4g + t gets row
+// g, columns 2t, 2t + 1 of each (transposed: column g, rows 2t, 2t + 1). The row is `offset` elements after
+// `base`: a constant, which then costs no register.
 template <bool TRANSPOSED>
 __device__ __forceinline__ void load_matrices(u32 (&x)[4], const bf16* base, int offset) {
 #ifdef __CUDACC__
@@ -162,7 +166,8 @@ __device__ __forceinline__ void load_matrices(u32 (&x)[4], const bf16* base, int
 #endif
 }
 
-// 4 warps of 16 rows each. A thread has rows g and g + 8 of its warp's, and pairs of columns 8j + 2t, 8j + 2t + 1.
+// 4 warps of 16 rows each. A thread has rows g and g + 8 of its warp's, and pairs of columns 8j + 2t, 8j + 2t
+// + 1.
 struct MmaTiles {
     using Element = bf16;
     static constexpr int THREADS = 128;

@@ -27,8 +27,12 @@ pub fn forward(
 ) {
     check(shape, [qkv], [out.as_view()], lse.as_view());
     let items = shape.b * shape.n_heads * shape.t.div_ceil(ROWS);
-    let (kernel, grid) =
-        Tiles::on(device.props().max_shared_bytes, qkv.dtype(), shape.d_head).launch("attention_forward", items, 1, 2);
+    let (kernel, grid) = Tiles::on(device.props().max_shared_bytes, qkv.dtype(), shape.d_head).launch(
+        "attention_forward",
+        items,
+        1,
+        2,
+    );
     let AttentionShape { b, t, n_heads, n_kv_heads, d_head } = shape;
     device
         .launch(kernel, grid)
@@ -62,7 +66,10 @@ pub fn backward(
     assert!(work.numel() >= needed, "scratch of {} elements, {needed} needed", work.numel());
     let mut delta = work.range(0..needed);
     device
-        .launch(Kernel::new("attention_delta").of(qkv.dtype()), device.blocks((needed * CHUNK).div_ceil(THREADS)))
+        .launch(
+            Kernel::new("attention_delta").of(qkv.dtype()),
+            device.blocks((needed * CHUNK).div_ceil(THREADS)),
+        )
         .write(delta.reborrow())
         .read(dout)
         .read(out)
@@ -99,7 +106,10 @@ fn check<const P: usize, const O: usize>(
     lse: View<'_>,
 ) {
     let AttentionShape { b, t, n_heads, n_kv_heads, .. } = shape;
-    assert!(n_kv_heads > 0 && n_heads.is_multiple_of(n_kv_heads), "{n_heads} heads share {n_kv_heads} kv heads");
+    assert!(
+        n_kv_heads > 0 && n_heads.is_multiple_of(n_kv_heads),
+        "{n_heads} heads share {n_kv_heads} kv heads"
+    );
     let dtype = projections[0].dtype();
     for view in projections {
         assert_eq!((view.numel(), view.dtype()), (b * t * shape.qkv_row(), dtype), "projection of {shape:?}");

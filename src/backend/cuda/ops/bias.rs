@@ -40,7 +40,11 @@ pub fn backward(
     n_out: usize,
 ) {
     assert_eq!((dout.numel(), dbias.numel()), (rows * n_out, n_out), "dout and dbias of {rows} x {n_out}");
-    assert!(work.numel() >= work_numel(rows, n_out) && work.dtype() == DType::F32, "scratch of {}", work.numel());
+    assert!(
+        work.numel() >= work_numel(rows, n_out) && work.dtype() == DType::F32,
+        "scratch of {}",
+        work.numel()
+    );
     device
         .launch(Kernel::new("column_sums").of(dout.dtype()), device.blocks(blocks(rows, n_out)))
         .write(work.reborrow())
@@ -52,7 +56,8 @@ pub fn backward(
     fold(device, dbias, work.as_view(), rows, n_out);
 }
 
-/// `out = sum over the chunks of rows of partials`, whose rows are `stride` elements apart. Overwrites `out` (C).
+/// `out = sum over the chunks of rows of partials`, whose rows are `stride` elements apart. Overwrites `out`
+/// (C).
 pub(super) fn fold(device: &CudaDevice, out: ViewMut<'_>, partials: View<'_>, rows: usize, stride: usize) {
     let c = out.numel();
     device

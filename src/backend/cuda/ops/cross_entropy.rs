@@ -29,7 +29,8 @@ pub fn cross_entropy(
     assert!(logits.numel().is_multiple_of(rows), "{} logits in {rows} rows", logits.numel());
     let vocab = logits.numel() / rows;
     let threads = vocab.div_ceil(CHUNK).next_multiple_of(WARP).min(MAX_THREADS);
-    let most = device.props().n_multiprocessors as usize * BLOCKS_PER_MULTIPROCESSOR * (MAX_THREADS / threads);
+    let most =
+        device.props().n_multiprocessors as usize * BLOCKS_PER_MULTIPROCESSOR * (MAX_THREADS / threads);
     device
         .launch(Kernel::new("cross_entropy"), Grid::row(rows.min(most) as u32, threads as u32))
         .write(logits)

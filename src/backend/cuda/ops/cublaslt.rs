@@ -94,7 +94,8 @@ impl Prepared {
     /// Says where the epilogue's vector and matrix lie.
     fn point(&self, bias: Option<u64>, aux: Option<u64>) -> std::result::Result<(), lt::CublasError> {
         use sys::cublasLtMatmulDescAttributes_t as Op;
-        let set = |attribute, addr: Option<u64>| addr.map_or(Ok(()), |addr| set(self.operation, attribute, addr));
+        let set =
+            |attribute, addr: Option<u64>| addr.map_or(Ok(()), |addr| set(self.operation, attribute, addr));
         set(Op::CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias)?;
         set(Op::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux)
     }
@@ -189,7 +190,8 @@ impl CublasLt {
         preference.set(Pref::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, align_out)?;
         let [a, b, out] = layouts;
         // SAFETY: descriptors made above.
-        let found = unsafe { lt::get_matmul_algo_heuristic(self.handle, operation, a, b, out, out, preference.0)? };
+        let found =
+            unsafe { lt::get_matmul_algo_heuristic(self.handle, operation, a, b, out, out, preference.0)? };
         prepared.algorithm = found.algo;
         Ok(prepared)
     }
@@ -207,7 +209,11 @@ impl CublasLt {
         if m == 0 || n == 0 {
             return;
         }
-        assert_eq!(bias.is_some(), matches!(epilogue, Epilogue::Bias | Epilogue::BiasGelu), "bias of {product:?}");
+        assert_eq!(
+            bias.is_some(),
+            matches!(epilogue, Epilogue::Bias | Epilogue::BiasGelu),
+            "bias of {product:?}"
+        );
         let bias = bias.map(|bias| bias.addr());
         let addrs = [Some(a.addr()), Some(b.addr()), Some(out.addr()), bias, aux];
         let alignments = addrs.map(|addr| addr.map_or(0, alignment));
@@ -221,7 +227,9 @@ impl CublasLt {
             self.known.borrow_mut().insert(key, Rc::clone(&prepared));
             prepared
         });
-        prepared.point(bias, aux).unwrap_or_else(|e| refused(format!("does not take the addresses of {product:?}"), e));
+        prepared
+            .point(bias, aux)
+            .unwrap_or_else(|e| refused(format!("does not take the addresses of {product:?}"), e));
         let (alpha, beta) = (1.0f32, if accumulate { 1.0f32 } else { 0.0 });
         let [a_layout, b_layout, out_layout] = prepared.layouts;
         let pointer = |addr: u64| addr as usize as *mut c_void;
@@ -253,8 +261,10 @@ impl CublasLt {
 
 /// Ends the work: operations return nothing.
 fn refused(what: String, error: lt::CublasError) -> ! {
-    Error::Comm(format!("cuBLASLt {what}: {error}; try another version of the library, or set run.backend = \"cpu\""))
-        .raise()
+    Error::Comm(format!(
+        "cuBLASLt {what}: {error}; try another version of the library, or set run.backend = \"cpu\""
+    ))
+    .raise()
 }
 
 /// Sets an attribute of an operation.

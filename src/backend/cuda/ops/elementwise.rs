@@ -18,14 +18,25 @@ pub fn gelu_forward(device: &CudaDevice, out: ViewMut<'_>, inp: View<'_>) {
 pub fn gelu_backward(device: &CudaDevice, dout_to_dinp: ViewMut<'_>, inp: View<'_>) {
     let n = same_shape(&dout_to_dinp, inp);
     let grid = device.grid_over(n);
-    device.launch(Kernel::new("gelu_backward").of(inp.dtype()), grid).write(dout_to_dinp).read(inp).long(n as i64).go();
+    device
+        .launch(Kernel::new("gelu_backward").of(inp.dtype()), grid)
+        .write(dout_to_dinp)
+        .read(inp)
+        .long(n as i64)
+        .go();
 }
 
 /// Overwrites `out` (n).
 pub fn add(device: &CudaDevice, out: ViewMut<'_>, a: View<'_>, b: View<'_>) {
     let n = same_shape(&out, a);
     assert_eq!((b.numel(), b.dtype()), (n, a.dtype()), "a and b");
-    device.launch(Kernel::new("add").of(a.dtype()), device.grid_over(n)).write(out).read(a).read(b).long(n as i64).go();
+    device
+        .launch(Kernel::new("add").of(a.dtype()), device.grid_over(n))
+        .write(out)
+        .read(a)
+        .read(b)
+        .long(n as i64)
+        .go();
 }
 
 /// Adds to `out` (n) f32.
@@ -49,7 +60,14 @@ pub fn cast(device: &CudaDevice, out: ViewMut<'_>, inp: View<'_>) {
 }
 
 /// Overwrites `n` columns of `out` (rows, to.row) with columns of `inp` (rows, from.row).
-pub fn copy_columns(device: &CudaDevice, out: ViewMut<'_>, to: Columns, inp: View<'_>, from: Columns, n: usize) {
+pub fn copy_columns(
+    device: &CudaDevice,
+    out: ViewMut<'_>,
+    to: Columns,
+    inp: View<'_>,
+    from: Columns,
+    n: usize,
+) {
     let rows = rows_of(out.numel(), to.row);
     assert_eq!((inp.numel(), inp.dtype()), (rows * from.row, out.dtype()), "columns of {rows} rows");
     assert!(to.first + n <= to.row && from.first + n <= from.row, "{n} columns, {to:?}, {from:?}");
@@ -83,7 +101,13 @@ pub fn swiglu_forward(device: &CudaDevice, out: ViewMut<'_>, gate_up: View<'_>, 
 }
 
 /// Overwrites `dgate_up` (rows, 2F).
-pub fn swiglu_backward(device: &CudaDevice, dgate_up: ViewMut<'_>, dout: View<'_>, gate_up: View<'_>, f: usize) {
+pub fn swiglu_backward(
+    device: &CudaDevice,
+    dgate_up: ViewMut<'_>,
+    dout: View<'_>,
+    gate_up: View<'_>,
+    f: usize,
+) {
     let n = same_shape(&dgate_up, gate_up);
     assert_eq!((2 * dout.numel(), dout.dtype()), (n, gate_up.dtype()), "gates of rows of {f}");
     let rows = rows_of(dout.numel(), f);

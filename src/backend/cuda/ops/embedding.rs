@@ -18,7 +18,11 @@ pub fn forward(
     let Some(c) = channels(out.numel(), tokens, t) else { return };
     let (rows, vocab) = (tokens.numel(), wte.numel() / c);
     if let Some(wpe) = wpe {
-        assert!(wpe.numel() >= t * c && wpe.numel().is_multiple_of(c), "wpe has {} elements, {t} of {c}", wpe.numel());
+        assert!(
+            wpe.numel() >= t * c && wpe.numel().is_multiple_of(c),
+            "wpe has {} elements, {t} of {c}",
+            wpe.numel()
+        );
         assert_eq!(wpe.dtype(), wte.dtype(), "one type of parameters");
     }
     assert_eq!(wte.dtype(), out.dtype(), "one type of parameters and activations");
@@ -49,7 +53,11 @@ pub fn backward(
         return dwpe.into_iter().for_each(|dwpe| device.fill_bytes(dwpe, 0));
     };
     let (rows, vocab) = (tokens.numel(), dwte.numel() / c);
-    assert!(work.numel() >= rows && work.dtype() == DType::U32, "scratch of {} elements, {rows} needed", work.numel());
+    assert!(
+        work.numel() >= rows && work.dtype() == DType::U32,
+        "scratch of {} elements, {rows} needed",
+        work.numel()
+    );
     device
         .launch(Kernel::new("embedding_order"), device.blocks(rows.div_ceil(THREADS)))
         .write(work.reborrow())
@@ -73,7 +81,11 @@ pub fn backward(
         .go();
     let Some(dwpe) = dwpe else { return };
     let t_max = dwpe.numel() / c;
-    assert!(t_max >= t && dwpe.numel() == t_max * c, "dwpe has {} elements, {t} positions of {c}", dwpe.numel());
+    assert!(
+        t_max >= t && dwpe.numel() == t_max * c,
+        "dwpe has {} elements, {t} positions of {c}",
+        dwpe.numel()
+    );
     device
         .launch(
             Kernel::new("embedding_backward_wpe").of(dout.dtype()).of(dwpe.dtype()),

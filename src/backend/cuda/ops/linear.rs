@@ -124,7 +124,15 @@ pub fn backward_input(
 
 fn backward_product(shape: LinearShape, epilogue: Epilogue) -> Product {
     let LinearShape { rows, n_in, n_out } = shape;
-    Product { m: n_in, n: rows, k: n_out, transpose_a: false, transpose_b: false, accumulate: false, epilogue }
+    Product {
+        m: n_in,
+        n: rows,
+        k: n_out,
+        transpose_a: false,
+        transpose_b: false,
+        accumulate: false,
+        epilogue,
+    }
 }
 
 /// `dinp = (dout * weight) * GELU'(pre)`, where `gelu(pre)` was the input of the layer. Overwrites `dinp`.
@@ -166,7 +174,8 @@ pub fn backward_weight(
     }
     let (dout, rest) = of_type(device, inp.dtype(), dout, rest);
     let epilogue = Epilogue::None;
-    let product = Product { m: n_in, n: n_out, k: rows, transpose_a: false, transpose_b: true, accumulate, epilogue };
+    let product =
+        Product { m: n_in, n: n_out, k: rows, transpose_a: false, transpose_b: true, accumulate, epilogue };
     if has_product(inp.dtype(), dweight.dtype()) {
         let operands = Operands { a: inp, b: dout, out: dweight, bias: None, aux: None, workspace };
         return multiply(device, product, operands);
@@ -182,7 +191,12 @@ pub fn backward_weight(
 }
 
 /// `inp` in a type, rounded into the beginning of `work` where it is of another one; and the rest of `work`.
-fn of_type<'a>(device: &CudaDevice, dtype: DType, inp: View<'a>, work: ViewMut<'a>) -> (View<'a>, ViewMut<'a>) {
+fn of_type<'a>(
+    device: &CudaDevice,
+    dtype: DType,
+    inp: View<'a>,
+    work: ViewMut<'a>,
+) -> (View<'a>, ViewMut<'a>) {
     if inp.dtype() == dtype {
         return (inp, work);
     }

@@ -20,7 +20,14 @@ use crate::dtype::DType;
 use crate::optimizers::{OptimStates, UpdateStep};
 
 impl Ops for CudaDevice {
-    fn embedding_forward(&self, out: ViewMut<'_>, tokens: View<'_>, wte: View<'_>, wpe: Option<View<'_>>, t: usize) {
+    fn embedding_forward(
+        &self,
+        out: ViewMut<'_>,
+        tokens: View<'_>,
+        wte: View<'_>,
+        wpe: Option<View<'_>>,
+        t: usize,
+    ) {
         embedding::forward(self, out, tokens, wte, wpe, t);
     }
 
@@ -85,7 +92,14 @@ impl Ops for CudaDevice {
         2 * bias::work_numel(rows, c)
     }
 
-    fn rms_norm_forward(&self, out: ViewMut<'_>, rstd: ViewMut<'_>, inp: View<'_>, weight: View<'_>, eps: f32) {
+    fn rms_norm_forward(
+        &self,
+        out: ViewMut<'_>,
+        rstd: ViewMut<'_>,
+        inp: View<'_>,
+        weight: View<'_>,
+        eps: f32,
+    ) {
         norm::rms_norm_forward(self, out, rstd, inp, weight, eps);
     }
 
@@ -162,11 +176,21 @@ impl Ops for CudaDevice {
         linear::forward_work_numel(shape, out, inp, weight)
     }
 
-    fn linear_backward_input_work_numel(shape: LinearShape, dinp: DType, dout: DType, weight: DType) -> usize {
+    fn linear_backward_input_work_numel(
+        shape: LinearShape,
+        dinp: DType,
+        dout: DType,
+        weight: DType,
+    ) -> usize {
         linear::backward_input_work_numel(shape, dinp, dout, weight)
     }
 
-    fn linear_backward_weight_work_numel(shape: LinearShape, dweight: DType, dout: DType, inp: DType) -> usize {
+    fn linear_backward_weight_work_numel(
+        shape: LinearShape,
+        dweight: DType,
+        dout: DType,
+        inp: DType,
+    ) -> usize {
         linear::backward_weight_work_numel(shape, dweight, dout, inp)
     }
 
@@ -255,7 +279,13 @@ impl Ops for CudaDevice {
         attention::backward_work_numel(shape)
     }
 
-    fn cross_entropy(&self, logits: ViewMut<'_>, losses: ViewMut<'_>, targets: View<'_>, dlogits_scale: Option<f32>) {
+    fn cross_entropy(
+        &self,
+        logits: ViewMut<'_>,
+        losses: ViewMut<'_>,
+        targets: View<'_>,
+        dlogits_scale: Option<f32>,
+    ) {
         cross_entropy::cross_entropy(self, logits, losses, targets, dlogits_scale);
     }
 

@@ -37,8 +37,10 @@ pub(super) struct Tiles {
 impl Tiles {
     /// The first ones that a head and the shared memory of a block allow; None where there are none.
     fn of(dtype: DType, d_head: usize, max_shared_bytes: u32) -> Option<Self> {
-        let compiled = COMPILED_TILES.map(|(dtype, channels, rows)| Tiles { dtype, channels, rows }).into_iter();
-        let channels = compiled.clone().find(|tiles| tiles.dtype == dtype && d_head <= tiles.channels)?.channels;
+        let compiled =
+            COMPILED_TILES.map(|(dtype, channels, rows)| Tiles { dtype, channels, rows }).into_iter();
+        let channels =
+            compiled.clone().find(|tiles| tiles.dtype == dtype && d_head <= tiles.channels)?.channels;
         let mut alike = compiled.filter(|tiles| tiles.dtype == dtype && tiles.channels == channels);
         alike.find(|tiles| tiles.most_shared_bytes() <= max_shared_bytes as usize)
     }
@@ -51,7 +53,10 @@ impl Tiles {
     #[track_caller]
     pub(super) fn on(max_shared_bytes: u32, dtype: DType, d_head: usize) -> Self {
         Self::of(dtype, d_head, max_shared_bytes).unwrap_or_else(|| {
-            panic!("no attention over {} heads of {d_head} channels in {max_shared_bytes} bytes", dtype.name())
+            panic!(
+                "no attention over {} heads of {d_head} channels in {max_shared_bytes} bytes",
+                dtype.name()
+            )
         })
     }
 
@@ -72,7 +77,13 @@ impl Tiles {
     }
 
     /// The kernel, and a grid of a block for each of `items` items.
-    pub(super) fn launch(self, name: &'static str, items: usize, own: usize, passing: usize) -> (Kernel, Grid) {
+    pub(super) fn launch(
+        self,
+        name: &'static str,
+        items: usize,
+        own: usize,
+        passing: usize,
+    ) -> (Kernel, Grid) {
         let threads = if self.dtype == DType::Bf16 { THREADS / 2 } else { THREADS } as u32;
         let shared_bytes = self.shared_bytes(own, passing) as u32;
         let kernel = Kernel::new(name).of(self.dtype).with_tile(self.channels, self.rows);
@@ -99,8 +110,9 @@ mod tests {
     fn tiles_are_those_of_the_kernels() {
         let text = kernels::FILES.iter().find(|(name, _)| *name == "attention.cu").expect("it is a file").1;
         let lines = text.lines().filter(|line| line.starts_with("ATTENTION_KERNELS("));
-        let listed = COMPILED_TILES
-            .map(|(dtype, channels, rows)| format!("ATTENTION_KERNELS({}, {channels}, {rows})", dtype.name()));
+        let listed = COMPILED_TILES.map(|(dtype, channels, rows)| {
+            format!("ATTENTION_KERNELS({}, {channels}, {rows})", dtype.name())
+        });
         assert_eq!(lines.collect::<Vec<_>>(), listed);
     }
 

@@ -26,7 +26,8 @@ pub fn update(
         assert_eq!((param.numel(), param.dtype()), (n, DType::Bf16), "rounded parameters of a slice of {n}");
     }
     let kind = step.kind();
-    let mut launch = device.launch(Kernel::new(kind.name()).of(grad.dtype()), device.grid_over(n)).write(master);
+    let mut launch =
+        device.launch(Kernel::new(kind.name()).of(grad.dtype()), device.grid_over(n)).write(master);
     for &state in kind.all_states() {
         launch = launch.write_or_null(states.take(state));
     }

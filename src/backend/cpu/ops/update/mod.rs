@@ -38,7 +38,8 @@ pub fn update<G: Element>(
         let start = task * TASK_NUMEL;
         let n = TASK_NUMEL.min(numel - start);
         // SAFETY: elements belong to one task each.
-        let (master, states) = unsafe { (master.part(start, n), states.each_ref().map(|state| state.part(start, n))) };
+        let (master, states) =
+            unsafe { (master.part(start, n), states.each_ref().map(|state| state.part(start, n))) };
         let grad = &grad[start..][..n];
         match step {
             UpdateStep::Adamw(step) => adamw::update(master, states, grad, step),

@@ -5,7 +5,12 @@ use crate::backend::cpu::simd::simd;
 use crate::optimizers::sgd::SgdStep;
 use crate::optimizers::{OptimState, OptimStates};
 
-pub fn update<G: Element>(master: &mut [f32], mut states: OptimStates<&mut [f32]>, grad: &[G], step: &SgdStep) {
+pub fn update<G: Element>(
+    master: &mut [f32],
+    mut states: OptimStates<&mut [f32]>,
+    grad: &[G],
+    step: &SgdStep,
+) {
     match states.take(OptimState::MomentumBuffer) {
         Some(buffer) => with_momentum(master, buffer, grad, step),
         None => plain(master, grad, step),

@@ -90,10 +90,16 @@ fn an_element_is_updated_alike_wherever_its_slice_begins() {
     for case in Case::all() {
         let (whole, _, whole_states) = three_updates(&device(1), case, &master, &buf_f32(&grad));
         for at in 0..n {
-            let (one, _, states) = three_updates(&device(1), case, &master[at..=at], &buf_f32(&grad[at..=at]));
+            let (one, _, states) =
+                three_updates(&device(1), case, &master[at..=at], &buf_f32(&grad[at..=at]));
             assert_eq!(one[0].to_bits(), whole[at].to_bits(), "{case:?}: weight {at}");
             for (state, values) in states.iter() {
-                assert_eq!(values[0].to_bits(), whole_states[state][at].to_bits(), "{case:?}: {} {at}", state.name());
+                assert_eq!(
+                    values[0].to_bits(),
+                    whole_states[state][at].to_bits(),
+                    "{case:?}: {} {at}",
+                    state.name()
+                );
             }
         }
     }
