@@ -23,8 +23,8 @@
 //!
 //! The format and the commit protocol are specified in `docs/checkpoint_format.md`.
 //!
-//! Must not know: MPI, devices, plans; of decks only how files are locked. It takes and gives host slices,
-//! and the deck is an opaque string.
+//! Must not know: MPI, devices; of plans only which slice of a parameter a rank owns, of decks only how files
+//! are locked. It takes and gives host slices, and the deck is an opaque string.
 
 pub mod aside;
 pub mod commit;
@@ -52,13 +52,13 @@ pub use commit::{check_free_space, clean_up, commit, prepare, retain};
 pub use diff::{Diff, diff};
 pub use find::{complete_checkpoints, newest, refuse_used, resolve};
 pub use inspect::{Inspection, inspect};
-pub use manifest::{Manifest, Slice};
+pub use manifest::{Manifest, SliceRecord};
 pub use placed::Part;
 pub use read::Reader;
 pub use reshard::{Resharded, reshard};
 pub use verify::{Verified, verify};
 pub use weights_file::WeightsFile;
-pub use write::{ParamSlice, SliceShape, Target, estimate_bytes, write_rank_file, write_slices};
+pub use write::{SliceValues, Target, estimate_bytes, write_rank_file, write_slices};
 
 use crate::optimizers::{OptimState, OptimStates};
 use std::path::{Path, PathBuf};

@@ -9,7 +9,6 @@ use crate::backend::cpu::CpuDevice;
 use crate::checkpoint;
 use crate::error::{Exit, Result};
 use crate::hf;
-use crate::plan::partition::Partition;
 use crate::records::progress::BytesBar;
 use std::cell::OnceCell;
 use std::io::IsTerminal;
@@ -49,9 +48,7 @@ fn diff(args: &CkptDiffArgs) -> Result<Said> {
 fn reshard(args: &CkptReshardArgs) -> Result<Said> {
     let values = checkpoint::inspect(&args.source)?.psi as u64 * 12;
     let bar = BytesBar::new("resharding", values, std::io::stderr().is_terminal());
-    let shard_range = |numel, rank| Partition::new(numel, args.n_ranks).shard_range(rank);
-    let done =
-        checkpoint::reshard(&args.source, &args.run_dir, args.n_ranks, shard_range, |done| bar.set(done));
+    let done = checkpoint::reshard(&args.source, &args.run_dir, args.n_ranks, |done| bar.set(done));
     bar.finish();
     Ok(said(&done?, false, Exit::Finished))
 }
@@ -70,8 +67,7 @@ fn import(args: &CkptImportArgs) -> Result<Said> {
     let bar = OnceCell::new();
     let begun = |total| BytesBar::new("importing", total, std::io::stderr().is_terminal());
     let progress = |done, total| bar.get_or_init(|| begun(total)).set(done);
-    let shard_range = |numel, rank| Partition::new(numel, args.n_ranks).shard_range(rank);
-    let done = hf::import::<CpuDevice>(&args.source, &args.run_dir, args.n_ranks, shard_range, &progress);
+    let done = hf::import::<CpuDevice>(&args.source, &args.run_dir, args.n_ranks, &progress);
     if let Some(bar) = bar.get() {
         bar.finish();
     }

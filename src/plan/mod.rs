@@ -16,6 +16,7 @@ pub mod placement;
 pub mod program;
 pub mod refresh;
 pub mod schedule;
+pub mod slice;
 pub mod table;
 #[cfg(test)]
 mod tests;
@@ -39,6 +40,7 @@ pub use knobs::Knobs;
 pub use order::MicroBatches;
 pub use placement::State;
 pub use program::Program;
+pub use slice::Slice;
 
 /// Buffers that live for a whole training step, over all its micro-steps.
 #[derive(Debug, Clone, PartialEq, Default)]

@@ -207,14 +207,8 @@ fn fewer_states_are_stored_by_their_names_and_an_older_program_refuses_them() {
     let run = tempfile::tempdir().unwrap();
     let kinds = [Kind::Weight, Kind::Optim(OptimState::MomentumBuffer)];
     let held = Stored::of(&kinds, |kind| values(5, 1, kind, 0..3));
-    let slice = ParamSlice {
-        name: "h.0.ln_1.bias",
-        global_shape: &[3],
-        numel: 3,
-        start: 0,
-        end: 3,
-        values: held.each_ref().map(|v| &v[..]),
-    };
+    let slice = Slice { param: "h.0.ln_1.bias", global_shape: &[3], start: 0, end: 3 };
+    let slice = SliceValues { slice, values: held.each_ref().map(|v| &v[..]) };
     let dir = prepare(run.path(), 1).unwrap();
     let files = vec![write_rank_file(&dir, 0, 1, 1, &[slice]).unwrap()];
     let optimizer = Optimizer { name: "sgd".into(), step: 1, states: vec![OptimState::MomentumBuffer] };

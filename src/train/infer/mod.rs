@@ -154,18 +154,7 @@ fn load<B: Backend>(stepper: &mut Stepper<'_, B>, deck: &Deck, dir: &Path) -> Re
             faults.join("\n  ")
         )));
     }
-    for (p, param) in stepper.model.spec.params.iter().enumerate() {
-        let range = stepper.shards.range(p);
-        let mut values = vec![0.0; range.len()];
-        reader.read(&param.name, Kind::Weight, range, &mut values)?;
-        let slice = stepper.shards.owned_mut(p, State::Param);
-        match slice.dtype() {
-            DType::Bf16 => {
-                let rounded: Vec<half::bf16> = values.iter().map(|&x| half::bf16::from_f32(x)).collect();
-                stepper.device.upload(slice, bytemuck::cast_slice(&rounded))?;
-            }
-            _ => stepper.device.upload(slice, bytemuck::cast_slice(&values))?,
-        }
-    }
-    Ok(())
+    super::state::for_each_owned_slice(stepper, &[Kind::Weight], |_, slice, kind, values| {
+        reader.read(slice.param, kind, slice.range(), values)
+    })
 }
