@@ -1,10 +1,10 @@
 //! `zero3 ckpt ...`: looking at checkpoints, judging them, cutting them anew. One process, no MPI.
 
-use super::Said;
 use super::args::{
     CkptCommand, CkptDiffArgs, CkptExportArgs, CkptImportArgs, CkptInspectArgs, CkptReshardArgs,
     CkptVerifyArgs,
 };
+use super::said::Said;
 use crate::backend::cpu::CpuDevice;
 use crate::checkpoint;
 use crate::error::{Exit, Result};

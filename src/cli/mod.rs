@@ -18,6 +18,7 @@ mod logging;
 mod on_backend;
 mod plan;
 mod planner;
+mod said;
 mod screen;
 
 use crate::backend::Backend;
@@ -41,6 +42,7 @@ use crate::watch;
 use args::{Command, DeviceCommand, ReportArgs, Resume, TrainArgs, WatchArgs};
 use launch::Launch;
 use on_backend::{Work, on_backend};
+use said::Said;
 use std::borrow::Cow;
 use std::ffi::OsString;
 use std::io::IsTerminal;
@@ -108,18 +110,6 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> Exit {
             complain(&error.to_string());
             error.exit()
         }
-    }
-}
-
-/// What a command says on stdout, and its exit code.
-struct Said {
-    text: String,
-    exit: Exit,
-}
-
-impl From<String> for Said {
-    fn from(text: String) -> Self {
-        Said { text, exit: Exit::Finished }
     }
 }
 

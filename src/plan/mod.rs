@@ -28,6 +28,7 @@ use crate::error::Result;
 use crate::optimizers::BYTES_PER_STATE;
 use crate::params::{ModelSpec, ParamId};
 use crate::telemetry::ledger::MemKind;
+use generation::{Cut, KeptSizes, PerFeed, Ran};
 use memory::{Peaks, Slot, SlotId};
 use partition::Partition;
 use placement::{Hold, Placement};
@@ -210,6 +211,25 @@ impl Plan {
         let mut peaks = self.eval.peaks.clone();
         peaks.add_throughout(MemKind::Staging, self.outside_bytes());
         peaks
+    }
+
+    /// Plans to generate text, with models of the same parameters and few rows.
+    ///
+    /// # Errors
+    /// A cap in the deck cannot be kept.
+    pub fn add_generation(&mut self, specs: PerFeed<&ModelSpec>, sizes: KeptSizes) -> Result<()> {
+        let Plan { partitions, placements, knobs, resident, .. } = &*self;
+        let generation = Generation::new(&Cut { partitions, placements, knobs, resident }, specs, sizes)?;
+        self.arena_bytes = self.arena_bytes.max(generation.end);
+        self.generation = Some(generation);
+        Ok(())
+    }
+
+    /// Peaks of the programs that generated text; None where none ran.
+    pub fn generation_peaks(&self, ran: Ran) -> Option<Peaks> {
+        let mut peaks = self.generation.as_ref()?.peaks(ran)?;
+        peaks.add_throughout(MemKind::Staging, self.outside_bytes());
+        Some(peaks)
     }
 
     /// Host memory beside the arena.

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use super::manifest::{FileRecord, MeshDim, Optimizer, Param, Seeds};
 use super::*;
 use crate::error::{Error, Result};
+use crate::optimizers::OptimState;
 use crate::plan::Slice;
 use OptimState::{ExpAvg, ExpAvgSq};
 

@@ -1,7 +1,7 @@
 //! A run: `zero3 train`, what it would be (`zero3 plan`) and what it was (`zero3 report`).
 
+use super::counts::{MAX_RANKS, count};
 use super::words::{DeckArgs, PlanSubject};
-use super::{MAX_RANKS, count};
 use crate::plan::forecast::sweep::Sweep;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use std::ffi::{OsStr, OsString};
