@@ -9,7 +9,7 @@
 //! slice of the old owner.
 //!
 //! Must not know: the file system, HDF5. What makes one unacceptable is in `validate.rs`, where its slices
-//! lie in `placed.rs`.
+//! lie in `slice_map.rs`.
 
 use std::borrow::Cow;
 use std::ops::Range;

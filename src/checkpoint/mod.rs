@@ -12,7 +12,7 @@
 //! | `kind`, `layout` | weights and the optimizer's states; names of directories and files |
 //! | [`manifest`] | the manifest: fields, bytes, digest |
 //! | `validate` | everything that makes a manifest unacceptable |
-//! | [`placed`] | where the slices of a parameter lie; from a range to pieces of them |
+//! | [`slice_map`] | where the slices of a parameter lie; from a range to pieces of them |
 //! | [`write`](mod@write) | a rank's file: datasets, digests, fsync |
 //! | [`commit`](mod@commit) | prepare, commit, retain: which names exist on disk at every instant |
 //! | [`find`] | which checkpoints a run directory holds; what a person's PATH means |
@@ -33,14 +33,14 @@ pub mod diff;
 pub mod find;
 mod h5;
 pub mod inspect;
-mod kind;
 mod layout;
 mod lock;
 pub mod manifest;
 pub mod master;
-pub mod placed;
 pub mod read;
 pub mod reshard;
+pub mod slice_map;
+mod stored;
 mod validate;
 pub mod verify;
 pub mod weights_file;
@@ -55,15 +55,15 @@ pub use commit::{check_free_space, clean_up, commit, prepare, retain};
 pub use diff::{Diff, diff};
 pub use find::{complete_checkpoints, newest, refuse_used, resolve};
 pub use inspect::{Inspection, inspect};
-pub use kind::{Kind, Stored};
 pub use layout::{
     CHECKPOINTS_DIR, LATEST, MANIFEST_FILE, MASTER_FILE, checkpoints_dir, partial_dir, rank_file_name,
     step_dir, step_dir_name,
 };
 pub use manifest::{Manifest, SliceRecord};
-pub use placed::Part;
 pub use read::Reader;
 pub use reshard::{Resharded, reshard};
+pub use slice_map::Part;
+pub use stored::{Kind, Stored};
 pub use verify::{Verified, verify};
 pub use weights_file::WeightsFile;
 pub use write::{SliceValues, Target, estimate_bytes, write_rank_file, write_slices};

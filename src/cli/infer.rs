@@ -14,7 +14,7 @@ use crate::data::ResolvedFiles;
 use crate::error::{Error, Exit, Result};
 use crate::liveness::{StartPlace, start_watch};
 use crate::say;
-use crate::text::job::other_tokenizer;
+use crate::text::tokenize_job::other_tokenizer;
 use crate::text::tokenizer::TextTokenizer;
 use crate::train::batches::Batches;
 use crate::train::infer::evaluate::{Evaluated, evaluate};

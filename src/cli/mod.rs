@@ -14,12 +14,12 @@ mod device_choice;
 mod infer;
 mod launch;
 mod launch_checks;
+mod launcher_terminal;
 mod logging;
 mod on_backend;
 mod plan;
 mod planner;
 mod said;
-mod screen;
 
 use crate::backend::Backend;
 use crate::backend::agree::decided_by_rank_0;
@@ -298,13 +298,13 @@ fn train_on(launch: &Launch, args: &TrainArgs, started: Instant) -> Result<(Exit
         versions,
         relaunch: relaunch(args),
         launcher: launch_checks::launcher(&environment::variable, HINTED_RANKS),
-        is_terminal: std::io::stderr().is_terminal() || screen::launcher_has_a_terminal(),
+        is_terminal: std::io::stderr().is_terminal() || launcher_terminal::launcher_has_a_terminal(),
         poison: cfg!(debug_assertions),
         host: launch.host(),
         started,
         abort: launch::abort_job,
         quiet: false,
-        watch: None,
+        on_step: None,
         deck,
     };
     on_backend(chosen, group, &job.deck, threads, Training(&job))

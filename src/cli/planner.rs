@@ -5,10 +5,10 @@ use super::args::{PlanOf, PlanSubject};
 use crate::config::hardware::{self, Hardware};
 use crate::config::{BackendKind, Deck, Preset};
 use crate::error::{Error, Fault, Result};
-use crate::model::{self, Model, work};
+use crate::model::{self, Model, visit_kernels};
 use crate::plan::Plan;
 use crate::plan::forecast::advice::Overrides;
-use crate::plan::forecast::shape::{self, Shape};
+use crate::plan::forecast::model_size::{self, Shape};
 use crate::plan::forecast::{Forecast, Subject};
 use crate::train::for_kind;
 
@@ -52,7 +52,7 @@ impl PlannedDeck {
 
     /// What a step of it takes.
     pub fn forecast(&self, hardware: &Hardware, per_node: usize) -> Result<Forecast> {
-        let works = work::of_model(&self.model, model::precision(&self.deck));
+        let works = visit_kernels::of_model(&self.model, model::precision(&self.deck));
         let subject = Subject {
             spec: &self.model.spec,
             works: &works,
@@ -147,7 +147,7 @@ impl<'a> Planner<'a> {
         let written =
             |key: &str| self.overrides.iter().rev().find(|(k, _)| k == key).and_then(|(_, v)| v.parse().ok());
         let vocab_size = written("model.vocab_size").unwrap_or(VOCAB_SIZE);
-        shape::of_count(count, vocab_size, written("model.seq_len").unwrap_or(SEQ_LEN)).map(Some)
+        model_size::of_count(count, vocab_size, written("model.seq_len").unwrap_or(SEQ_LEN)).map(Some)
     }
 
     /// Exactly as many parameters as were asked for, where that was a number.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
 
-use super::files::report;
+use super::data_files::report;
 use super::format::TokenFormat;
 use crate::error::Result;
 use crate::files;

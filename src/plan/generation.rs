@@ -3,12 +3,12 @@
 //! It runs between steps, so it lies where their transient memory lies.
 
 use super::knobs::Knobs;
-use super::memory::{self, Peaks, Slot, aligned};
 use super::packing;
 use super::partition::Partition;
 use super::placement::Placement;
 use super::program::{Lifetimes, Program};
 use super::schedule::{self, Gradients};
+use super::slots::{self, Peaks, Slot, aligned};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::params::ModelSpec;
@@ -121,7 +121,7 @@ impl Generation {
             always.push(slot(format!("cached attention: {name}"), MemKind::Workspace, numel, dtype));
         }
         let resident_end = resident.iter().map(|slot| slot.offset + aligned(slot.bytes())).max().unwrap_or(0);
-        let base = memory::lay_in_a_row(&mut always, resident_end);
+        let base = slots::lay_in_a_row(&mut always, resident_end);
         let throughout: Vec<Slot> = resident.iter().chain(&always).cloned().collect();
         let mut end = 0;
         let mut program = |spec: &ModelSpec| -> Result<Program> {
@@ -129,7 +129,7 @@ impl Generation {
             let mut program =
                 Lifetimes::new(spec, partitions, knobs, &schedule, Gradients::None).program(schedule);
             end = end.max(packing::pack(&mut program.slots, base));
-            program.peaks = memory::peaks(&throughout, &program.slots, program.schedule.instrs.len());
+            program.peaks = slots::peaks(&throughout, &program.slots, program.schedule.instrs.len());
             Ok(program)
         };
         let programs = PerFeed { prompt: program(specs.prompt)?, row: program(specs.row)? };

@@ -7,17 +7,17 @@
 pub mod forecast;
 pub mod generation;
 pub mod knobs;
-pub mod memory;
-pub mod order;
+pub mod micro_batches;
 pub mod ordered_exchange;
 pub mod packing;
 pub mod partition;
 pub mod placement;
+pub mod plan_table;
 pub mod program;
 pub mod refresh;
 pub mod schedule;
 pub mod slice;
-pub mod table;
+pub mod slots;
 #[cfg(test)]
 mod tests;
 pub mod volume;
@@ -29,16 +29,16 @@ use crate::optimizers::BYTES_PER_STATE;
 use crate::params::{ModelSpec, ParamId};
 use crate::telemetry::ledger::MemKind;
 use generation::{Cut, KeptSizes, PerFeed, Ran};
-use memory::{Peaks, Slot, SlotId};
 use partition::Partition;
 use placement::{Hold, Placement};
 use program::Lifetimes;
 use refresh::Refresh;
 use schedule::Gradients;
+use slots::{Peaks, Slot, SlotId};
 
 pub use generation::Generation;
 pub use knobs::Knobs;
-pub use order::MicroBatches;
+pub use micro_batches::MicroBatches;
 pub use placement::State;
 pub use program::Program;
 pub use slice::Slice;
@@ -113,9 +113,9 @@ impl Plan {
         let placements: Vec<Placement> =
             spec.params.iter().map(|p| Placement::of(p.numel(), knobs)).collect();
         let (mut resident, resident_ids) = resident_slots(spec, &partitions, &placements, knobs);
-        let resident_end = memory::lay_in_a_row(&mut resident, 0);
+        let resident_end = slots::lay_in_a_row(&mut resident, 0);
         let mut step = step_slots(spec, &partitions, &placements, knobs);
-        let step_end = memory::lay_in_a_row(&mut step.slots, resident_end);
+        let step_end = slots::lay_in_a_row(&mut step.slots, resident_end);
         let mut arena_bytes = if knobs.trains { step_end } else { resident_end };
 
         let mut build = |gradients: Gradients| -> Result<Program> {
@@ -134,7 +134,7 @@ impl Plan {
             if knobs.trains || !train {
                 arena_bytes = arena_bytes.max(end);
             }
-            program.peaks = memory::peaks(&always, &program.slots, program.schedule.instrs.len());
+            program.peaks = slots::peaks(&always, &program.slots, program.schedule.instrs.len());
             Ok(program)
         };
         let hold = knobs.reduce == ReduceWhen::LastMicroStep;
@@ -198,7 +198,7 @@ impl Plan {
         let buckets = self.refreshed_state().into_iter().flat_map(|state| self.refresh.of(state));
         let slots: Vec<Slot> =
             buckets.flat_map(|b| &b.staging).map(|&id| self.refresh.slots[id].clone()).collect();
-        let refresh = memory::peaks(&always, &slots, self.refresh.buckets.len());
+        let refresh = slots::peaks(&always, &slots, self.refresh.buckets.len());
         for other in self.train_hold.iter().map(|p| &p.peaks).chain([&refresh]) {
             peaks.raise(other);
         }

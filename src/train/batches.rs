@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::liveness::FlightRecorder;
 use crate::records::progress::BytesBar;
 use crate::test_hooks::fault_point;
-use crate::text::job::other_tokenizer;
+use crate::text::tokenize_job::other_tokenizer;
 
 /// Token and target ids of one micro-batch, (B, T) each.
 #[derive(Default)]

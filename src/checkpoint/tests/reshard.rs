@@ -1,6 +1,6 @@
 use proptest::prelude::*;
 
-use super::placed::{Placed, ranges};
+use super::slice_map::{Placed, ranges};
 use super::*;
 
 /// DeepSpeed #2898, #3810, #7599: restored on any rank count from any other, by the manifest and not by file
