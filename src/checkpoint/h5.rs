@@ -10,6 +10,7 @@
 //! The crate holds the library's own error printing off; errors reach people through `Error` alone.
 
 use std::ops::Range;
+use std::os::fd::AsRawFd;
 use std::path::Path;
 
 use crate::files;
@@ -29,10 +30,24 @@ pub(super) fn one_line(err: &hdf5::Error) -> String {
 
 /// Creates a file that must not exist yet. Nothing in it says when: the same state gives the same bytes.
 pub(super) fn create(path: &Path) -> hdf5::Result<hdf5::File> {
-    hdf5::File::with_options()
-        .with_fapl(|fapl| fapl.libver_v110().file_locking(false))
-        .with_fcpl(|fcpl| fcpl.obj_track_times(false))
-        .create_excl(path)
+    at_utf8(path, |path| {
+        hdf5::File::with_options()
+            .with_fapl(|fapl| fapl.libver_v110().file_locking(false))
+            .with_fcpl(|fcpl| fcpl.obj_track_times(false))
+            .create_excl(path)
+    })
+}
+
+/// Opens a file by a path that is UTF-8, since the crate takes no other. Names of files are; where one of a
+/// directory is not, the directory is opened and named by its descriptor.
+fn at_utf8(path: &Path, open: impl FnOnce(&Path) -> hdf5::Result<hdf5::File>) -> hdf5::Result<hdf5::File> {
+    if path.to_str().is_some() {
+        return open(path);
+    }
+    let dir = files::open_dir(files::parent(path)).map_err(|e| hdf5::Error::Internal(e.to_string()))?;
+    let name = path.file_name().unwrap_or_default();
+    // The library has the file open when this returns, and needs its path no more.
+    open(&Path::new("/proc/self/fd").join(dir.as_raw_fd().to_string()).join(name))
 }
 
 /// Creates a group of such a file.
@@ -43,7 +58,7 @@ pub(super) fn create_group(file: &hdf5::File, name: &str) -> hdf5::Result<hdf5::
 /// Opens a regular file for reading: the library would wait for a FIFO's other end.
 pub(super) fn open(path: &Path) -> hdf5::Result<hdf5::File> {
     files::open(path).map_err(|e| hdf5::Error::Internal(e.to_string()))?;
-    hdf5::File::with_options().with_fapl(|fapl| fapl.file_locking(false)).open(path)
+    at_utf8(path, |path| hdf5::File::with_options().with_fapl(|fapl| fapl.file_locking(false)).open(path))
 }
 
 /// The dataset, if it is what a rank file may hold: f32, 1-D of `numel` elements, contiguous, wholly

@@ -23,10 +23,12 @@ use crate::error::{Error, Result};
 #[derive(Debug, Clone, Serialize)]
 pub struct Resharded {
     /// The checkpoint read.
+    #[serde(with = "crate::foreign::paths::lossy")]
     pub from: PathBuf,
     /// Its rank count.
     pub from_ranks: usize,
     /// The new step directory.
+    #[serde(with = "crate::foreign::paths::lossy")]
     pub to: PathBuf,
     /// Its rank count.
     pub to_ranks: usize,

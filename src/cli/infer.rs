@@ -27,6 +27,7 @@ use std::path::{Path, PathBuf};
 /// What rank 0 found and every rank works with.
 #[derive(Serialize, Deserialize)]
 struct Found {
+    #[serde(with = "crate::foreign::paths::exact")]
     dir: PathBuf,
     deck: String,
 }
