@@ -13,19 +13,37 @@ use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::path::Path;
 
-use crate::files;
+use crate::{files, limits};
 use hdf5::plist::dataset_create::Layout;
 use hdf5::types::{FloatSize, TypeDescriptor};
+use hdf5::{MajorErrorCode, MinorErrorCode};
 
 /// The library's message on one line: it puts a line break after a time. Of the many words on a failed system
 /// call only the system's stay.
 pub(super) fn one_line(err: &hdf5::Error) -> String {
     let text = err.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+    let is_silent = ["unknown library error", "Could not get error"].iter().any(|words| text.contains(words));
+    if is_silent || got_no_memory(err) {
+        let bounds = limits::bounds_of_memory().join(", ");
+        let bounds = if bounds.is_empty() { bounds } else { format!(" (bounds of this process: {bounds})") };
+        return match is_silent {
+            true => format!("the HDF5 library failed without a reason, as where it gets no memory{bounds}"),
+            false => format!("the HDF5 library got no memory: {text}{bounds}"),
+        };
+    }
     let system = text.split_once("error message = '").and_then(|(_, rest)| rest.split('\'').next());
     match (system, text.split_once(": time = ")) {
         (Some(system), Some((call, _))) => format!("{call}: {system}"),
         _ => text,
     }
+}
+
+/// Whether an allocation failed somewhere down the library's stack of errors.
+fn got_no_memory(err: &hdf5::Error) -> bool {
+    err.stack().is_some_and(|stack| {
+        let mut codes = stack.major_codes().zip(stack.minor_codes());
+        codes.any(|codes| codes == (MajorErrorCode::Resource, MinorErrorCode::NoSpace))
+    })
 }
 
 /// Creates a file that must not exist yet. Nothing in it says when: the same state gives the same bytes.
@@ -90,4 +108,22 @@ pub(super) fn read_range(dataset: &hdf5::Dataset, range: Range<usize>, out: &mut
     let values = dataset.read_slice_1d::<f32, _>(range)?;
     out.copy_from_slice(values.as_slice().expect("a fresh 1-D array is contiguous"));
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_library_does_not_say_becomes_a_sentence() {
+        // What the crate makes of an empty stack of errors.
+        let silent = hdf5::Error::Internal("unknown library error".into());
+        let said = one_line(&silent);
+        assert!(
+            said.starts_with("the HDF5 library failed without a reason, as where it gets no memory"),
+            "{said}"
+        );
+        let said = one_line(&hdf5::File::open("/not/there.h5").unwrap_err());
+        assert!(said.contains("No such file") && !said.contains("memory"), "{said}");
+    }
 }
