@@ -211,7 +211,7 @@ fn in_words(e: &Evaluated, dir: &Path, key: &str, stride: usize) -> String {
 
 fn as_json(e: &Evaluated, dir: &Path, key: &str, stride: usize) -> String {
     let value = json!({
-        "checkpoint": dir,
+        "checkpoint": dir.display().to_string(),
         "data": key,
         "n_tokens": e.n_tokens,
         "n_windows": e.n_windows,
