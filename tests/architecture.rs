@@ -437,6 +437,31 @@ fn paths(tree: &str, before: &[String], found: &mut Vec<(Vec<String>, String)>) 
     found.push((path, name));
 }
 
+/// serde refuses a path that is not UTF-8, and neither a message between ranks nor JSON may fail for one.
+#[test]
+fn a_serialized_path_says_what_becomes_of_bytes_that_are_not_utf_8() {
+    let mut n_fields = 0;
+    for file in program_files() {
+        let (mut is_serialized, mut has_way) = (false, false);
+        for (number, line) in code_lines(&file) {
+            let line = line.trim();
+            match line {
+                _ if line.starts_with("#[derive(") => is_serialized = line.contains("erialize"),
+                "}" => is_serialized = false,
+                _ if line.starts_with("#[serde(") && line.contains("foreign::paths::") => has_way = true,
+                _ if line.starts_with("#[") => {}
+                _ => {
+                    let is_field = is_serialized && line.contains(": ") && line.contains("Path");
+                    n_fields += usize::from(is_field);
+                    assert!(!is_field || has_way, "src/{file}:{number}: {line} (see foreign/paths.rs)");
+                    has_way = false;
+                }
+            }
+        }
+    }
+    assert!(n_fields >= 6, "{n_fields} fields found: they are written in a way that this test does not read");
+}
+
 /// Every file but tests.
 fn sources() -> BTreeMap<String, Source> {
     let mut of_tests = BTreeSet::new();

@@ -82,7 +82,7 @@ pub fn run<B: Backend>(
         record.check(run_dir)?;
         acceptance.baseline.check(deck, B::NAME)?;
         if deck.runs(Section::Training) {
-            golden_losses::read(&deck.training.known_answers)?;
+            golden_losses::read(Path::new(&deck.training.known_answers))?;
         }
         locks = output::prepare(acceptance, &work_dir)?;
         Ok(())

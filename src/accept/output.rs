@@ -50,7 +50,7 @@ impl RecordPaths {
             }
         }
         match &self.golden_losses {
-            Some(path) if path.exists() => golden_losses::read(&path.display().to_string()).map(drop),
+            Some(path) if path.exists() => golden_losses::read(path).map(drop),
             _ => Ok(()),
         }
     }

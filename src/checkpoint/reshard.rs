@@ -25,10 +25,12 @@ use crate::plan::slice::owned_slices;
 #[derive(Debug, Clone, Serialize)]
 pub struct Resharded {
     /// The checkpoint read.
+    #[serde(with = "crate::foreign::paths::lossy")]
     pub from: PathBuf,
     /// Its rank count.
     pub from_ranks: usize,
     /// The new step directory.
+    #[serde(with = "crate::foreign::paths::lossy")]
     pub to: PathBuf,
     /// Its rank count.
     pub to_ranks: usize,

@@ -27,6 +27,7 @@ use std::path::{Path, PathBuf};
 /// What rank 0 found and every rank works with.
 #[derive(Serialize, Deserialize)]
 struct Found {
+    #[serde(with = "crate::foreign::paths::exact")]
     dir: PathBuf,
     deck: String,
 }
@@ -210,7 +211,7 @@ fn in_words(e: &Evaluated, dir: &Path, key: &str, stride: usize) -> String {
 
 fn as_json(e: &Evaluated, dir: &Path, key: &str, stride: usize) -> String {
     let value = json!({
-        "checkpoint": dir,
+        "checkpoint": dir.display().to_string(),
         "data": key,
         "n_tokens": e.n_tokens,
         "n_windows": e.n_windows,

@@ -338,7 +338,7 @@ impl Work for Training<'_> {
 
 /// The command line that starts this run again, for hints; without `train.steps`, which they set.
 fn relaunch(args: &TrainArgs) -> String {
-    let program = std::env::args().next().unwrap_or_else(|| "zero3".into());
+    let program = std::env::args_os().next().unwrap_or_else(|| "zero3".into()).display().to_string();
     let mut words = vec![program, "train".into(), args.deck.path.display().to_string()];
     let kept = args.deck.overrides.iter().filter(|(key, _)| key != "train.steps");
     words.extend(kept.map(|(key, value)| format!("{key}={value}")));

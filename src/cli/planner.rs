@@ -11,6 +11,7 @@ use crate::plan::forecast::advice::Overrides;
 use crate::plan::forecast::model_size::{self, Shape};
 use crate::plan::forecast::{Forecast, Subject};
 use crate::train::for_kind;
+use std::path::Path;
 
 /// Tokens of a micro-batch where no deck says its sequences.
 const TOKENS_OF_MICRO_BATCH: usize = 8192;
@@ -25,7 +26,7 @@ pub struct Planner<'a> {
     overrides: Overrides,
     /// Keys of the hardware file.
     of_hardware: Overrides,
-    hardware: Option<&'a str>,
+    hardware: Option<&'a Path>,
     micro_batches_per_rank: Option<usize>,
 }
 
@@ -69,7 +70,7 @@ impl<'a> Planner<'a> {
     /// Sorts the command line's keys.
     pub fn new(
         subject: &'a PlanSubject,
-        hardware: Option<&'a str>,
+        hardware: Option<&'a Path>,
         micro_batches_per_rank: Option<usize>,
     ) -> Result<Self> {
         let (of_hardware, overrides): (Overrides, Overrides) =

@@ -11,6 +11,7 @@ pub mod format;
 mod globs;
 pub mod info;
 pub mod llmc;
+pub mod mapped;
 pub mod sample_order;
 mod samples;
 mod scan;
@@ -229,6 +230,11 @@ impl Dataset {
     pub fn n_bytes(&self) -> u64 {
         let bytes = |s: &TokenStream| s.files().iter().map(|f| f.bytes().len() as u64).sum::<u64>();
         self.streams().into_iter().map(|(_, stream)| bytes(stream)).sum()
+    }
+
+    /// Every file, each stream's once.
+    pub fn files(&self) -> impl Iterator<Item = &StreamFile> {
+        self.streams().into_iter().flat_map(|(_, stream)| stream.files())
     }
 
     /// Reads every page once: the digest, and every file with a token that the vocabulary lacks, at once. One

@@ -15,6 +15,7 @@ use crate::backend::{Backend, Comm};
 use crate::checkpoint::manifest::FileRecord;
 use crate::checkpoint::{self, Manifest, SliceValues, Stored, Target};
 use crate::config::{Deck, OnSaveError};
+use crate::data::mapped::Change;
 use crate::error::{Error, Result};
 use crate::human;
 use crate::plan::slice::owned_slices;
@@ -46,6 +47,47 @@ pub struct Saver<'a> {
     took: Option<Duration>,
     last: Option<PathBuf>,
     newest_failure: Option<String>,
+    data_look: DataLook,
+}
+
+/// Data files that change while they are read are looked for whenever a step saves.
+#[derive(Default)]
+struct DataLook {
+    has_warned: bool,
+    /// Number of the file to begin with.
+    next: usize,
+}
+
+/// Files looked at whenever a step saves, in turn: a look takes a round trip to a file server.
+const MAX_LOOKS: usize = 256;
+
+impl DataLook {
+    /// Warns of a data file that was written to, replaced or removed since it was opened; once.
+    fn take(&mut self, batches: &Batches) {
+        if self.has_warned {
+            return;
+        }
+        let n_files = batches.files().count();
+        let in_turn = batches.files().chain(batches.files()).skip(self.next).take(n_files.min(MAX_LOOKS));
+        let changed = in_turn.map(|file| (file, file.change())).find(|(_, change)| change.is_some());
+        self.next = (self.next + MAX_LOOKS) % n_files.max(1);
+        if let Some((file, Some(change))) = changed {
+            self.has_warned = true;
+            let what = match change {
+                Change::Written => {
+                    "was written to while this run reads it: later steps may read the new bytes"
+                }
+                Change::Replaced => {
+                    "was removed or replaced since this run opened it, which still reads the old one"
+                }
+            };
+            log::warn!(
+                "{} {what}; a resume compares the data with what the checkpoint was trained on and refuses \
+                 others, unless data.allow_changed=true",
+                file.path().display()
+            );
+        }
+    }
 }
 
 /// How far a save has come, the same on every rank.
@@ -94,6 +136,7 @@ impl<'a> Saver<'a> {
             took: None,
             last: None,
             newest_failure: None,
+            data_look: DataLook::default(),
         }
     }
 
@@ -123,6 +166,9 @@ impl<'a> Saver<'a> {
         let outer = stepper.timer.switch(Phase::Checkpoint);
         stepper.flight.at(at.step, "save", None);
         self.began = Instant::now();
+        if stepper.comm.rank() == 0 {
+            self.data_look.take(self.batches);
+        }
         let started = self.start(stepper, at);
         let outcome = match started {
             Ok(stage) => {

@@ -116,6 +116,7 @@ fn make_whole<B: Backend>(stepper: &mut Stepper<'_, B>) -> Result<()> {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecordedStep {
     /// The step directory of a checkpoint, or a file.
+    #[serde(with = "crate::foreign::paths::exact")]
     pub path: PathBuf,
     /// Optimizer updates made by then.
     pub step: u64,

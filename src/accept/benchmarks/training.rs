@@ -52,7 +52,7 @@ pub fn run<B: Backend>(acceptance: &Acceptance<'_, B>, work: &Path) -> Result<(V
         losses: trained.losses.clone(),
         grad_norms: trained.grad_norms.clone(),
     };
-    let stored = decided_by_rank_0(cluster.comm, || golden_losses::read(&t.known_answers))?;
+    let stored = decided_by_rank_0(cluster.comm, || golden_losses::read(Path::new(&t.known_answers)))?;
     let golden = golden_losses::find(&stored, &losses.reference, &losses.computed_on);
     metrics.push(against_golden_losses(acceptance, &trained, golden));
     let known_digest =

@@ -184,7 +184,12 @@ fn a_view_that_would_show_zeros_for_a_missing_file_is_refused() {
         let shown = file.new_dataset::<f32>().virtual_map("part.h5", "v", 300, 0..300, 300, 0..300);
         shown.shape(300).create("w").unwrap();
     });
-    assert!(why.contains("weights.h5") && why.contains("w: a view of other files"), "{why}");
+    assert!(why.contains("weights.h5") && why.contains("w: a view of other files, which"), "{why}");
+    let why = refusal(|_, file| {
+        let shown = file.new_dataset::<f32>().virtual_map("gone.h5", "v", 300, 0..300, 300, 0..300);
+        shown.shape(300).create("w").unwrap();
+    });
+    assert!(why.contains("w: a view of other files, and ") && why.contains("/gone.h5 is missing"), "{why}");
 }
 
 #[test]

@@ -104,7 +104,7 @@ pub struct PlanArgs {
     pub ranks_per_node: Option<usize>,
     /// What it would run on: a file, or a100-40gb, a100-80gb, h100, h200, b200, l40s.
     #[arg(long, value_name = "FILE|NAME")]
-    pub hardware: Option<String>,
+    pub hardware: Option<PathBuf>,
     /// Micro-batches of each rank in a step: sets train.global_batch_size by the number of ranks. 1 without a
     /// deck.
     #[arg(long, value_name = "M", value_parser = count(1..=1 << 20))]
