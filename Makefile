@@ -1,12 +1,13 @@
 # zero3: build, run, test. `make` lists the targets and what was found on this machine. Variables: NP ranks,
-# DECK and ARGS (key=value overrides, flags) of `make run`; PROFILE=dev for a quick build; MPICC, MPIRUN,
-# HDF5_DIR of the machine.
+# DECK and ARGS (key=value overrides, flags) of `make run`; PROFILE=dev for a quick build, FEATURES=none or a list
+# for a small one (docs/operations.md); MPICC, MPIRUN, HDF5_DIR of the machine.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 NP ?= 2
 DECK ?= inputs/tiny.toml
 ARGS ?=
 PROFILE ?= release
+FEATURES ?=
 RELEASE = $${CARGO_TARGET_DIR:-target}/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))/zero3
 # Read by the shell of each recipe, not by make: `setup` may have changed what there is to find.
 CARGO = . scripts/env.sh && cargo
@@ -28,7 +29,7 @@ setup-test: ## the same, and what the tests need: Slurm, shellcheck, h5dump, chr
 	@scripts/nccl_library.sh
 
 build: setup ## target/release/zero3
-	$(CARGO) build --profile $(PROFILE)
+	$(CARGO) build --profile $(PROFILE) $(if $(FEATURES),--no-default-features $(if $(filter none,$(FEATURES)),,--features $(FEATURES)))
 
 run: build ## train inputs/tiny.toml: make run NP=3 ARGS="train.steps=500 optim.lr=2e-3"
 	@scripts/mpirun.sh $(NP) "$(RELEASE)" train $(DECK) $(ARGS)
@@ -79,6 +80,7 @@ bench-peers: build ## zero3 beside PyTorch FSDP2 and DeepSpeed, in turn, on this
 lint: setup-test ## rustfmt, clippy, rustdoc and shellcheck, warnings refused
 	$(CARGO) fmt --check
 	$(CARGO) clippy --all-targets -- -D warnings
+	$(CARGO) clippy --no-default-features --lib --bins -- -D warnings
 	. scripts/env.sh && RUSTDOCFLAGS="$(DOC_LINT)" cargo doc --no-deps --document-private-items
 	shellcheck -x scripts/*.sh fuzz/run.sh tests/slurm/*.sh tests/perfetto/*.sh tests/mllog/*.sh tests/hf/*.sh benches/peers/*.sh slurm/*.sbatch slurm/*.sh .ci/run
 

@@ -4,25 +4,44 @@
 //! picture are numbers it was given, and every element that stands for something carries it as a `data-`
 //! attribute and a tooltip, so that tests (and people with a mouse) can ask for it. Must not know: run
 //! directories, decks, MPI, the clock.
+//!
+//! Without the feature `figures` a [`Figure`] is only what a page would show: nothing draws one.
 
+#[cfg(feature = "figures")]
 pub mod axis;
+#[cfg(feature = "figures")]
 pub mod chart;
+#[cfg(feature = "figures")]
 pub mod compute;
 pub mod html;
+#[cfg(feature = "figures")]
 pub mod loss_curve;
+#[cfg(feature = "figures")]
 pub mod memory;
+#[cfg(feature = "figures")]
 pub mod ownership;
+#[cfg(feature = "figures")]
 pub mod png;
+#[cfg(feature = "figures")]
 pub mod sheet;
+#[cfg(feature = "figures")]
 pub mod stages;
+#[cfg(feature = "figures")]
 pub mod storage;
+#[cfg(feature = "figures")]
 pub mod text_width;
+#[cfg(feature = "figures")]
 pub mod theme;
+#[cfg(feature = "figures")]
 pub mod timeline;
 
+#[cfg(feature = "figures")]
 pub use axis::{Axis, Unit};
+#[cfg(feature = "figures")]
 pub use chart::{Chart, LineFigure, Series};
+#[cfg(feature = "figures")]
 pub use sheet::Sheet;
+#[cfg(feature = "figures")]
 pub use theme::Theme;
 
 /// A finished picture in both themes.
@@ -40,6 +59,7 @@ pub struct Figure {
     pub dark: String,
 }
 
+#[cfg(feature = "figures")]
 impl Figure {
     /// Draws with each theme. `draw` fills a sheet that has the title on it and returns the height it has
     /// used.

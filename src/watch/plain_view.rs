@@ -91,6 +91,7 @@ pub fn speed(view: &View<'_>) -> String {
 
 /// Which columns of memory there is room for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(not(feature = "watch"), allow(dead_code))]
 pub enum Columns {
     /// What is held now, was held at most, may be.
     All,
