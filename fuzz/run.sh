@@ -29,6 +29,6 @@ for target in "${targets[@]}"; do
         manifest) cp ../tests/golden/checkpoint_v1/manifest.json "corpus/$target/golden" ;;
         *) cp ../tests/golden/checkpoint_v1/rank_0000_of_0002.h5 "corpus/$target/golden" ;;
     esac
-    "$CARGO_TARGET_DIR/$host/release/$target" "corpus/$target" -artifact_prefix=artifacts/ -max_total_time="$seconds" \
-        -max_len=65536 -rss_limit_mb=1024 -timeout=10 -print_final_stats=1
+    "$CARGO_TARGET_DIR/$host/release/$target" "corpus/$target" -artifact_prefix=artifacts/ \
+        -max_total_time="$seconds" -max_len=65536 -rss_limit_mb=1024 -timeout=10 -print_final_stats=1
 done

@@ -156,7 +156,7 @@ fn wrong_words_on_the_command_line_are_refused_once_for_all_ranks() {
     refuse(&case, 3, &["--bogus"], &["unexpected argument '--bogus'"]);
     refuse(&case, 0, &["other.toml"], &["more than one deck"]);
     refuse(&case, 0, &["=3"], &["section.key=value"]);
-    refuse(&case, 0, &["--resume", ""], &["say auto, none or a directory"]);
+    refuse(&case, 0, &["--resume", ""], &["expected auto, none or a directory"]);
     expect_refusal(Run::new(2).arg("train").output(), &["required arguments were not provided"]);
     expect_refusal(
         Run::new(0).arg("plan").arg(case.deck()).args(["--ranks", "0"]).output(),

@@ -68,7 +68,7 @@ fn a_rank_in_the_environment_alone_does_its_work_and_a_second_rank_of_one_comman
 fn every_exit_code_is_documented_in_the_help() {
     let help = Run::new(0).arg("--help").output().expect_success().stdout;
     for code in
-        ["0  finished", "2  bad deck", "4  training", "5  communication", "70  internal", "75  stopped early"]
+        ["0  success", "2  bad deck", "4  training", "5  communication", "70  internal", "75  stopped early"]
     {
         assert!(help.contains(code), "{code:?} is not in\n{help}");
     }

@@ -64,7 +64,7 @@ fn what_cannot_be_sampled_is_said() {
     refused(&["--prompt", ""]).expect_text("the prompt is empty");
     refused(&["--prompt", "a", "data.tokenizer=gpt2"]).expect_text("data.tokenizer");
     refused(&["--prompt", "a", "train.stepz=3"]).expect_text("train.steps");
-    refused(&["--prompt", "a", "deck.toml"]).expect_text("is no KEY=VALUE");
+    refused(&["--prompt", "a", "deck.toml"]).expect_text("is not KEY=VALUE");
     refused(&["--prompt", "a", "--temperature=-1"]).expect_text("a number from 0 to 100");
     let none = Run::new(0).arg("sample").arg(case.path("nowhere")).args(["--prompt", "a"]);
     none.output().expect_code(2).expect_text("nowhere");

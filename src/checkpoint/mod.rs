@@ -1,10 +1,10 @@
 //! Checkpoints: one HDF5 file per rank, one manifest, one atomic rename.
 //!
 //! ```text
-//! RUN/checkpoints/step_00000100/manifest.json            what is here, and where
-//!                               model.h5                 the same, each parameter whole, for people's tools
-//!                               rank_0000_of_0004.h5     /weight/<param>, and a group for each state of the optimizer
-//! RUN/checkpoints/step_00000200.partial/                 being written: nobody reads it
+//! RUN/checkpoints/step_00000100/manifest.json            the contents, and where each slice is
+//!                               model.h5                 every parameter whole, for standard HDF5 tools
+//!                               rank_0000_of_0004.h5     /weight/<param>, and a group per optimizer state
+//! RUN/checkpoints/step_00000200.partial/                 being written: never read
 //! ```
 //!
 //! | file | lives there |

@@ -678,9 +678,11 @@ proptest! {
 
     #[test]
     fn a_resolved_deck_prints_as_toml_that_parses_back_to_it(list in valid_overrides()) {
-        let deck = Deck::parse(SMALLEST, &list, "test.toml").map_err(|e| TestCaseError::fail(e.to_string()))?;
+        let deck =
+            Deck::parse(SMALLEST, &list, "test.toml").map_err(|e| TestCaseError::fail(e.to_string()))?;
         for text in [deck.to_toml(), deck.to_commented_toml()] {
-            let again = Deck::parse(&text, &[], "again").map_err(|e| TestCaseError::fail(format!("{e}\n{text}")))?;
+            let again =
+                Deck::parse(&text, &[], "again").map_err(|e| TestCaseError::fail(format!("{e}\n{text}")))?;
             prop_assert_eq!(&again, &deck);
             prop_assert_eq!(again.digest(), deck.digest());
         }
@@ -714,7 +716,9 @@ proptest! {
     }
 
     #[test]
-    fn any_override_of_any_key_is_good_or_one_fault_naming_the_key(key in 0..KEYS.len(), value in "\\PC{0,20}") {
+    fn any_override_of_any_key_is_good_or_one_fault_naming_the_key(
+        key in 0..KEYS.len(), value in "\\PC{0,20}"
+    ) {
         let name = KEYS[key].name;
         match Deck::parse(SMALLEST, &[(name.to_owned(), value)], "test.toml") {
             Ok(deck) => prop_assert_eq!(Deck::parse(&deck.to_toml(), &[], "again").unwrap(), deck),

@@ -84,7 +84,9 @@ mod tests {
         }
 
         #[test]
-        fn huge_sizes_stay_in_range_and_are_repeatable(n in (1u64 << 40)..=u64::MAX, at: u64, seed: u64, epoch: u64) {
+        fn huge_sizes_stay_in_range_and_are_repeatable(
+            n in (1u64 << 40)..=u64::MAX, at: u64, seed: u64, epoch: u64
+        ) {
             let to = shuffled(at % n, n, seed, epoch);
             prop_assert!(to < n);
             prop_assert_eq!(to, shuffled(at % n, n, seed, epoch));

@@ -246,13 +246,18 @@ mod tests {
             let n = format.token_bytes() as usize;
             let content = |file: &Vec<u32>| {
                 let headed = format.header_bytes() > 0;
-                let header = if headed { llmc::header(format, file.len() as u64).to_vec() } else { Vec::new() };
-                header.into_iter().chain(file.iter().flat_map(|t| t.to_le_bytes()[..n].to_vec())).collect::<Vec<u8>>()
+                let header =
+                    if headed { llmc::header(format, file.len() as u64).to_vec() } else { Vec::new() };
+                header
+                    .into_iter()
+                    .chain(file.iter().flat_map(|t| t.to_le_bytes()[..n].to_vec()))
+                    .collect::<Vec<u8>>()
             };
             let contents: Vec<Vec<u8>> = files.iter().map(content).collect();
             let all: Vec<u32> = files.iter().flatten().map(|t| t & keep).collect();
             let dir = tempfile::tempdir().unwrap();
-            let stream = TokenStream::open("data.train", &write_files(dir.path(), &contents), format).unwrap();
+            let stream =
+                TokenStream::open("data.train", &write_files(dir.path(), &contents), format).unwrap();
             prop_assert_eq!(stream.len(), all.len() as u64);
             for from in 0..=all.len() {
                 for to in from..=all.len() {

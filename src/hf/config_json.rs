@@ -66,7 +66,8 @@ mod tests {
 
     fn llama(words: &Value) -> Result<Deck> {
         let mut config = json!({
-            "model_type": "llama", "vocab_size": 300, "hidden_size": 24, "intermediate_size": 31, "num_hidden_layers": 1,
+            "model_type": "llama", "vocab_size": 300, "hidden_size": 24, "intermediate_size": 31,
+            "num_hidden_layers": 1,
             "num_attention_heads": 2, "max_position_embeddings": 16,
         });
         config.as_object_mut().unwrap().extend(words.as_object().unwrap().clone());
@@ -82,7 +83,10 @@ mod tests {
             (json!({ "rope_parameters": { "rope_type": "default" }, "rope_theta": 5e5 }), 5e5),
             (json!({ "rope_scaling": { "rope_type": "default", "factor": null }, "rope_theta": 5e5 }), 5e5),
             (
-                json!({ "sliding_window": null, "use_sliding_window": false, "_name_or_path": "x", "use_cache": true }),
+                json!({
+                    "sliding_window": null, "use_sliding_window": false, "_name_or_path": "x",
+                    "use_cache": true
+                }),
                 1e4,
             ),
             (json!({ "max_sequence_length": 2048 }), 1e4),
@@ -99,7 +103,9 @@ mod tests {
                 "rope_parameters.factor is 8.0",
             ),
             (
-                json!({ "rope_parameters": { "full_attention": { "rope_type": "default", "rope_theta": 5e5 } } }),
+                json!({
+                    "rope_parameters": { "full_attention": { "rope_type": "default", "rope_theta": 5e5 } }
+                }),
                 "rope_parameters.full_attention is {",
             ),
             (
@@ -125,7 +131,8 @@ mod tests {
     #[test]
     fn the_published_config_of_a_larger_gpt2_has_no_key_that_is_unknown() {
         let config = json!({
-            "model_type": "gpt2", "vocab_size": 50257, "n_layer": 24, "n_head": 16, "n_embd": 1024, "n_positions": 1024,
+            "model_type": "gpt2", "vocab_size": 50257, "n_layer": 24, "n_head": 16, "n_embd": 1024,
+            "n_positions": 1024,
             "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "n_ctx": 1024, "n_special": 0,
             "predict_special_tokens": true, "summary_type": "cls_index", "summary_use_proj": true,
         });

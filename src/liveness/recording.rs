@@ -287,7 +287,8 @@ impl Recording {
         for (i, event) in events.iter().enumerate() {
             let ended = events.get(i + 1).map_or(now, |next| next.began);
             let line = serde_json::json!({
-                "rank": self.rank, "host": self.hosts[self.rank], "ordinal": event.ordinal, "step": event.step, "what": self.words(event),
+                "rank": self.rank, "host": self.hosts[self.rank], "ordinal": event.ordinal,
+                "step": event.step, "what": self.words(event),
                 "began_unix": unix_now() - now.duration_since(event.began).as_secs_f64(),
                 "seconds": ended.duration_since(event.began).as_secs_f64(),
                 "ended": i + 1 < events.len(),

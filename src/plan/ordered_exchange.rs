@@ -196,8 +196,10 @@ mod tests {
         ) {
             let rank = rank % size;
             for part in bucket.exchange(rank, size, size).parts() {
-                let starts: Vec<usize> =
-                    (0..size).filter(|&from| from != rank).map(|from| part.staged(from, rank).start).collect();
+                let starts: Vec<usize> = (0..size)
+                    .filter(|&from| from != rank)
+                    .map(|from| part.staged(from, rank).start)
+                    .collect();
                 let kernel = (0..size - 1).map(|position| part.in_staging.start + position * part.stride);
                 prop_assert_eq!(starts, kernel.collect::<Vec<_>>());
             }

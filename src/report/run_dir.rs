@@ -221,9 +221,11 @@ mod tests {
     fn a_counter_belongs_to_the_instruction_before_it() {
         let text = r#"{"traceEvents":[
             {"ph":"M","name":"process_name","pid":0,"tid":0,"args":{"name":"rank 0"}},
-            {"ph":"X","name":"gather h.0","cat":"gather","pid":0,"tid":0,"ts":1000,"dur":500,"args":{"unit":"h.0","step":7}},
+            {"ph":"X","name":"gather h.0","cat":"gather","pid":0,"tid":0,"ts":1000,"dur":500,
+             "args":{"unit":"h.0","step":7}},
             {"ph":"C","name":"live bytes","pid":0,"ts":1500,"args":{"bytes":42}},
-            {"ph":"X","name":"all_gather h.0","cat":"all_gather","pid":0,"tid":1,"ts":1100,"dur":90,"args":{"unit":"h.0","step":7,"bytes":9,"gigabytes_per_s":1.5}}
+            {"ph":"X","name":"all_gather h.0","cat":"all_gather","pid":0,"tid":1,"ts":1100,"dur":90,
+             "args":{"unit":"h.0","step":7,"bytes":9,"gigabytes_per_s":1.5}}
         ]}"#;
         let events = trace_of(text, Path::new("RUN")).unwrap();
         assert_eq!(events.len(), 2);

@@ -130,7 +130,10 @@ pub fn write(
         // A thread's number is no process's and no other thread's: Perfetto takes thread 0, and a thread with
         // its process's number, for the process itself, and would draw a rank's queues on one line.
         let tid = |track: Track| ranks.len() * (1 + track as usize) + rank;
-        let meta = |name: &str, tid: usize, value: String| json!({"ph": "M", "name": name, "pid": rank, "tid": tid, "args": {"name": value}});
+        let meta = |name: &str, tid: usize, value: String| {
+            let args = json!({"name": value});
+            json!({"ph": "M", "name": name, "pid": rank, "tid": tid, "args": args})
+        };
         events.push(meta("process_name", tid(Track::Compute), format!("rank {rank} on {}", hosts[rank])));
         for (track, name) in
             [(Track::Compute, "compute"), (Track::Gather, "gather queue"), (Track::Reduce, "reduce queue")]
@@ -151,15 +154,22 @@ pub fn write(
             }
             let (name, tid) = (name.trim(), tid(e.track));
             events.push(if end == ts {
-                json!({"ph": "i", "name": name, "cat": e.what, "pid": rank, "tid": tid, "ts": ts, "s": "t", "args": args})
+                json!({
+                    "ph": "i", "name": name, "cat": e.what, "pid": rank, "tid": tid, "ts": ts, "s": "t",
+                    "args": args
+                })
             } else {
                 let dur = end - ts;
-                json!({"ph": "X", "name": name, "cat": e.what, "pid": rank, "tid": tid, "ts": ts, "dur": dur, "args": args})
+                json!({
+                    "ph": "X", "name": name, "cat": e.what, "pid": rank, "tid": tid, "ts": ts, "dur": dur,
+                    "args": args
+                })
             });
             if e.track == Track::Compute {
-                events.push(
-                    json!({"ph": "C", "name": "live bytes", "pid": rank, "ts": end, "args": {"bytes": e.live_bytes}}),
-                );
+                events.push(json!({
+                    "ph": "C", "name": "live bytes", "pid": rank, "ts": end,
+                    "args": {"bytes": e.live_bytes}
+                }));
             }
         }
     }

@@ -263,14 +263,20 @@ mod tests {
             }
             if want.iter().any(|side| side.is_empty()) {
                 let why = made.unwrap_err().to_string();
-                prop_assert!(why.starts_with("--val-fraction 0.3: the split is by document, and all "), "{}", why);
+                prop_assert!(
+                    why.starts_with("--val-fraction 0.3: the split is by document, and all "),
+                    "{}",
+                    why
+                );
                 prop_assert_eq!(fs::read_dir(dir.path()).unwrap().count(), inputs.len(), "nothing is left");
                 return Ok(());
             }
             let made = made.unwrap();
             prop_assert_eq!(tokens(&made.files[0]), &want[0][..]);
             prop_assert_eq!(tokens(&made.files[1]), &want[1][..]);
-            prop_assert!(made.files[0].iter().rev().skip(1).all(|f| fs::metadata(f).unwrap().len() == 1024 + 100));
+            prop_assert!(
+                made.files[0].iter().rev().skip(1).all(|f| fs::metadata(f).unwrap().len() == 1024 + 100)
+            );
             let again = tokenize_by(&job(&gpt2, dir.path(), &inputs), &|_| {}, 100, Duration::ZERO).unwrap();
             prop_assert!(again.was_finished && again.files == made.files);
         }

@@ -115,7 +115,8 @@ mod tests {
         fn shapes_come_within_half_a_step_of_width(exponent in 8.0f64..13.0) {
             let count = 10f64.powf(exponent) as u64;
             let shape = of_count(count, 50257, 1024).unwrap();
-            let of_heads = |n_head: usize| numel(Shape { n_head, d_model: 64 * n_head, ..shape }, 50257, 1024);
+            let of_heads =
+                |n_head: usize| numel(Shape { n_head, d_model: 64 * n_head, ..shape }, 50257, 1024);
             let error = of_heads(shape.n_head).abs_diff(count);
             prop_assert!(error <= of_heads(shape.n_head + 1).abs_diff(count));
             prop_assert!(shape.n_head == 1 || error <= of_heads(shape.n_head - 1).abs_diff(count));

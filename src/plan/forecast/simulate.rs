@@ -163,7 +163,8 @@ mod tests {
     prop_compose! {
         /// Visits with gathers some way ahead and one reduction in flight, as schedules are.
         fn any_tasks()(
-            visits in prop::collection::vec((0.0f64..5.0, 0.0f64..5.0, 0.0f64..5.0, any::<bool>()), 1..20), ahead in 0usize..4
+            visits in prop::collection::vec((0.0f64..5.0, 0.0f64..5.0, 0.0f64..5.0, any::<bool>()), 1..20),
+            ahead in 0usize..4
         ) -> Vec<Task> {
             let n = visits.len();
             let mut tasks = Vec::new();
@@ -277,7 +278,9 @@ mod tests {
         }
 
         #[test]
-        fn without_prefetching_every_gather_is_exposed(gathers in prop::collection::vec((0.0f64..5.0, 0.0f64..5.0), 1..20)) {
+        fn without_prefetching_every_gather_is_exposed(
+            gathers in prop::collection::vec((0.0f64..5.0, 0.0f64..5.0), 1..20)
+        ) {
             let mut tasks = Vec::new();
             for (i, &(gather, compute)) in gathers.iter().enumerate() {
                 tasks.extend([start(i, CommQueue::Gather, gather), Task::Wait(i), Task::Compute(compute)]);
