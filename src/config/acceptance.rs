@@ -189,50 +189,47 @@ deck! {
     /// is the reference; where there is neither, or the limit is empty, the metric is for information. A
     /// metric with a reference that its section could not measure fails.
     limits: LimitsSection {
-        gemm_f32_gflops: Written<Limit> = (default "-15%"), Kind::Limit, "f32 GEMM of the slowest rank, \
-                                                                          GFLOP/s.";
-        gemm_bf16_gflops: Written<Limit> = (default "-15%"), Kind::Limit, "bf16 GEMM of the slowest rank, \
-                                                                           GFLOP/s.";
-        memory_gb_per_s: Written<Limit> = (default "-15%"), Kind::Limit, "Memory bandwidth of the slowest \
-                                                                          rank, GB/s.";
-        all_gather_busbw: Written<Limit> = (default "-20%"), Kind::Limit, "AllGather of the largest size \
-                                                                           over all ranks, bus bandwidth in \
-                                                                           GB/s.";
-        reduce_scatter_busbw: Written<Limit> = (default "-20%"), Kind::Limit, "The training step's own \
-                                                                               ReduceScatter, likewise.";
-        library_reduce_scatter_busbw: Written<Limit> = (default ""), Kind::Limit, "The library's \
-                                                                                   ReduceScatter, likewise.";
+        gemm_f32_gflops: Written<Limit> = (default "-15%"), Kind::Limit,
+            "f32 GEMM of the slowest rank, GFLOP/s.";
+        gemm_bf16_gflops: Written<Limit> = (default "-15%"), Kind::Limit,
+            "bf16 GEMM of the slowest rank, GFLOP/s.";
+        memory_gb_per_s: Written<Limit> = (default "-15%"), Kind::Limit,
+            "Memory bandwidth of the slowest rank, GB/s.";
+        all_gather_busbw: Written<Limit> = (default "-20%"), Kind::Limit,
+            "AllGather of the largest size over all ranks, bus bandwidth in GB/s.";
+        reduce_scatter_busbw: Written<Limit> = (default "-20%"), Kind::Limit,
+            "The training step's own ReduceScatter, likewise.";
+        library_reduce_scatter_busbw: Written<Limit> = (default ""), Kind::Limit,
+            "The library's ReduceScatter, likewise.";
         all_reduce_busbw: Written<Limit> = (default "-20%"), Kind::Limit, "AllReduce, likewise.";
         broadcast_busbw: Written<Limit> = (default "-20%"), Kind::Limit, "Broadcast, likewise.";
-        point_to_point_busbw: Written<Limit> = (default "-20%"), Kind::Limit, "Messages between pairs of \
-                                                                               ranks, all pairs at once, \
-                                                                               likewise.";
-        latency_us: Written<Limit> = (default "+50%"), Kind::Limit, "Half a round trip of 8 bytes over the \
-                                                                     slowest link, microseconds.";
-        overlap: Written<Limit> = (default ""), Kind::Limit, "Share of an AllGather that hides behind \
-                                                              compute (theory: 1).";
-        write_gb_per_s: Written<Limit> = (default "-30%"), Kind::Limit, "Checkpoint-shaped write with fsync, \
-                                                                         all ranks together, GB/s.";
-        read_gb_per_s: Written<Limit> = (default "-30%"), Kind::Limit, "The same read back by other ranks, \
-                                                                        GB/s.";
-        metadata_per_s: Written<Limit> = (default ""), Kind::Limit, "Operations per second on small files \
-                                                                     that are created, renamed and removed.";
-        tokens_per_s: Written<Limit> = (default "-10%"), Kind::Limit, "Reference run on all ranks, tokens \
-                                                                       per second at the median step.";
-        mfu: Written<Limit> = (default "-10%"), Kind::Limit, "Model FLOPs utilisation of the same, of \
-                                                              `run.peak_gflops`.";
-        step_p99_ms: Written<Limit> = (default "+50%"), Kind::Limit, "99th percentile of the step time, \
-                                                                      milliseconds.";
-        exposed_comm: Written<Limit> = (default ""), Kind::Limit, "Share of the step that the mean rank \
-                                                                   waits for collectives.";
-        loss: Written<Limit> = (default "-0.1% +0.1%"), Kind::Limit, "Band of the final loss around the \
-                                                                      golden one, where bits cannot be \
-                                                                      compared.";
-        strong_efficiency: Written<Limit> = (default ""), Kind::Limit, "Strong scaling to all ranks, as a \
-                                                                        share of the ideal (theory: 1).";
+        point_to_point_busbw: Written<Limit> = (default "-20%"), Kind::Limit,
+            "Messages between pairs of ranks, all pairs at once, likewise.";
+        latency_us: Written<Limit> = (default "+50%"), Kind::Limit,
+            "Half a round trip of 8 bytes over the slowest link, microseconds.";
+        overlap: Written<Limit> = (default ""), Kind::Limit,
+            "Share of an AllGather that hides behind compute (theory: 1).";
+        write_gb_per_s: Written<Limit> = (default "-30%"), Kind::Limit,
+            "Checkpoint-shaped write with fsync, all ranks together, GB/s.";
+        read_gb_per_s: Written<Limit> = (default "-30%"), Kind::Limit,
+            "The same read back by other ranks, GB/s.";
+        metadata_per_s: Written<Limit> = (default ""), Kind::Limit,
+            "Operations per second on small files that are created, renamed and removed.";
+        tokens_per_s: Written<Limit> = (default "-10%"), Kind::Limit,
+            "Reference run on all ranks, tokens per second at the median step.";
+        mfu: Written<Limit> = (default "-10%"), Kind::Limit,
+            "Model FLOPs utilisation of the same, of `run.peak_gflops`.";
+        step_p99_ms: Written<Limit> = (default "+50%"), Kind::Limit,
+            "99th percentile of the step time, milliseconds.";
+        exposed_comm: Written<Limit> = (default ""), Kind::Limit,
+            "Share of the step that the mean rank waits for collectives.";
+        loss: Written<Limit> = (default "-0.1% +0.1%"), Kind::Limit,
+            "Band of the final loss around the golden one, where bits cannot be compared.";
+        strong_efficiency: Written<Limit> = (default ""), Kind::Limit,
+            "Strong scaling to all ranks, as a share of the ideal (theory: 1).";
         weak_efficiency: Written<Limit> = (default ""), Kind::Limit, "Weak scaling to all ranks, likewise.";
-        goodput: Written<Limit> = (default "-10%"), Kind::Limit, "Share of the soak spent in steps of median \
-                                                                  length (theory: 1).";
+        goodput: Written<Limit> = (default "-10%"), Kind::Limit,
+            "Share of the soak spent in steps of median length (theory: 1).";
     }
 }
 

@@ -39,17 +39,17 @@ deck! {
         kind: DeviceKind = (required), Kind::Choice(DeviceKind::NAMES),
             "`gpu`: collectives run beside kernels and take `assumed.contention` of the device. `cpu`: ranks \
              of a node share its cores, and collectives run on them.";
-        source: String = (default ""), Kind::Text { may_be_empty: true }, "Where the figures are from, for \
-                                                                           reports.";
-        measured: bool = (default "false"), Kind::Flag, "Measured by `zero3 plan --calibrate`; else from \
-                                                         data sheets.";
+        source: String = (default ""), Kind::Text { may_be_empty: true },
+            "Where the figures are from, for reports.";
+        measured: bool = (default "false"), Kind::Flag,
+            "Measured by `zero3 plan --calibrate`; else from data sheets.";
     }
 
     /// One device: what one rank has.
     device: DeviceSection {
         f32_tflops: f64 = (required), rate(), "Peak of f32 products, 10^12 FLOP/s.";
-        tf32_tflops: f64 = (default "0"), float(0.0, 1e9), "Peak of f32 products with `run.tf32`, dense; 0 = \
-                                                            that of f32.";
+        tf32_tflops: f64 = (default "0"), float(0.0, 1e9),
+            "Peak of f32 products with `run.tf32`, dense; 0 = that of f32.";
         bf16_tflops: f64 = (required), rate(), "Peak of bf16 products, dense, 10^12 FLOP/s.";
         memory_gb: f64 = (required), rate(), "Memory of a rank, 10^9 bytes.";
         memory_gb_per_s: f64 = (required), rate(), "Bandwidth of that memory, 10^9 bytes a second.";
@@ -58,24 +58,24 @@ deck! {
     /// The devices of one node and the links between them.
     node: NodeSection {
         devices: usize = (required), integer(1, 4096), "Ranks of a full node.";
-        gb_per_s: f64 = (required), rate(), "From one device to the others of its node, one way, 10^9 bytes \
-                                             a second.";
-        reduce_gb_per_s: f64 = (default "0"), float(0.0, 1e9), "The same where received gradients are added, \
-                                                                too, if it was measured; 0 = `node.gb_per_s` \
-                                                                and a pass over memory.";
-        latency_us: f64 = (required), float(0.0, 1e9), "From the call of a collective to its first byte, \
-                                                        within a node, microseconds.";
-        message_us: f64 = (default "0"), float(0.0, 1e9), "Further microseconds for each step of a ring, or \
-                                                           for each peer where each rank talks to each.";
+        gb_per_s: f64 = (required), rate(),
+            "From one device to the others of its node, one way, 10^9 bytes a second.";
+        reduce_gb_per_s: f64 = (default "0"), float(0.0, 1e9),
+            "The same where received gradients are added, too, if it was measured; 0 = `node.gb_per_s` and a \
+             pass over memory.";
+        latency_us: f64 = (required), float(0.0, 1e9),
+            "From the call of a collective to its first byte, within a node, microseconds.";
+        message_us: f64 = (default "0"), float(0.0, 1e9),
+            "Further microseconds for each step of a ring, or for each peer where each rank talks to each.";
     }
 
     /// The links between nodes.
     network: NetworkSection {
-        gb_per_s: f64 = (required), rate(), "Out of a node for each of its devices, one way, 10^9 bytes a \
-                                             second.";
+        gb_per_s: f64 = (required), rate(),
+            "Out of a node for each of its devices, one way, 10^9 bytes a second.";
         latency_us: f64 = (required), float(0.0, 1e9), "From node to node, microseconds.";
-        message_us: f64 = (default "0"), float(0.0, 1e9), "As `node.message_us`, for a step or a peer on \
-                                                           another node.";
+        message_us: f64 = (default "0"), float(0.0, 1e9),
+            "As `node.message_us`, for a step or a peer on another node.";
         gather: GatherRoute = (default "ring"), Kind::Choice(GatherRoute::NAMES),
             "`ring`: all-gathers enter and leave a node once. `direct`: each rank fetches each slice itself.";
     }
@@ -83,31 +83,31 @@ deck! {
     /// Assumptions: what of the figures above is reached. A kernel under `[kernels]` needs none.
     assumed: AssumedSection {
         products: f64 = (default "0.7"), SHARE, "Share of the peak that large matrix products reach.";
-        attention: f64 = (default "0.4"), SHARE, "Share of the peak that attention reaches, the causal half \
-                                                  counted alone.";
-        memory: f64 = (default "0.8"), SHARE, "Share of the memory's bandwidth that passes over memory \
-                                               reach.";
+        attention: f64 = (default "0.4"), SHARE,
+            "Share of the peak that attention reaches, the causal half counted alone.";
+        memory: f64 = (default "0.8"), SHARE,
+            "Share of the memory's bandwidth that passes over memory reach.";
         links: f64 = (default "0.8"), SHARE, "Share of the links' bandwidth that large collectives reach.";
-        launch_us: f64 = (default "4"), float(0.0, 1e9), "From the end of one kernel to the start of the \
-                                                          next, microseconds.";
-        contention: f64 = (default "0.1"), float(0.0, 1.0), "Share of a device that a collective under way \
-                                                             takes from its kernels.";
+        launch_us: f64 = (default "4"), float(0.0, 1e9),
+            "From the end of one kernel to the start of the next, microseconds.";
+        contention: f64 = (default "0.1"), float(0.0, 1.0),
+            "Share of a device that a collective under way takes from its kernels.";
     }
 
     /// Measured kernels: `"1.5 us, 210 GFLOP/s, 55 GB/s"` is the time of a call that does nothing, and what
     /// FLOPs and bytes add to it; parts can be missing. Empty = from the figures above.
     kernels: KernelsSection {
         linear_forward_f32: Written<MeasuredRate> = (default ""), Kind::Rate, "`out = inp * weight^T`, f32.";
-        linear_forward_bf16: Written<MeasuredRate> = (default ""), Kind::Rate, "`out = inp * weight^T`, \
-                                                                                bf16.";
-        linear_backward_input_f32: Written<MeasuredRate> = (default ""), Kind::Rate, "`dinp = dout * \
-                                                                                      weight`, f32.";
-        linear_backward_input_bf16: Written<MeasuredRate> = (default ""), Kind::Rate, "`dinp = dout * \
-                                                                                       weight`, bf16.";
-        linear_backward_weight_f32: Written<MeasuredRate> = (default ""), Kind::Rate, "`dweight = dout^T * \
-                                                                                       inp`, f32.";
-        linear_backward_weight_bf16: Written<MeasuredRate> = (default ""), Kind::Rate, "`dweight = dout^T * \
-                                                                                        inp`, bf16.";
+        linear_forward_bf16: Written<MeasuredRate> = (default ""), Kind::Rate,
+            "`out = inp * weight^T`, bf16.";
+        linear_backward_input_f32: Written<MeasuredRate> = (default ""), Kind::Rate,
+            "`dinp = dout * weight`, f32.";
+        linear_backward_input_bf16: Written<MeasuredRate> = (default ""), Kind::Rate,
+            "`dinp = dout * weight`, bf16.";
+        linear_backward_weight_f32: Written<MeasuredRate> = (default ""), Kind::Rate,
+            "`dweight = dout^T * inp`, f32.";
+        linear_backward_weight_bf16: Written<MeasuredRate> = (default ""), Kind::Rate,
+            "`dweight = dout^T * inp`, bf16.";
         attention_forward_f32: Written<MeasuredRate> = (default ""), Kind::Rate, "Causal attention, f32.";
         attention_forward_bf16: Written<MeasuredRate> = (default ""), Kind::Rate, "Causal attention, bf16.";
         attention_backward_f32: Written<MeasuredRate> = (default ""), Kind::Rate, "Its gradient, f32.";
@@ -120,10 +120,10 @@ deck! {
         activation_forward_bf16: Written<MeasuredRate> = (default ""), Kind::Rate, "GELU or SwiGLU, bf16.";
         activation_backward_f32: Written<MeasuredRate> = (default ""), Kind::Rate, "Their gradients, f32.";
         activation_backward_bf16: Written<MeasuredRate> = (default ""), Kind::Rate, "Their gradients, bf16.";
-        cross_entropy_f32: Written<MeasuredRate> = (default ""), Kind::Rate, "Cross-entropy with its \
-                                                                              gradient, f32.";
-        cross_entropy_bf16: Written<MeasuredRate> = (default ""), Kind::Rate, "Cross-entropy with its \
-                                                                               gradient, bf16.";
+        cross_entropy_f32: Written<MeasuredRate> = (default ""), Kind::Rate,
+            "Cross-entropy with its gradient, f32.";
+        cross_entropy_bf16: Written<MeasuredRate> = (default ""), Kind::Rate,
+            "Cross-entropy with its gradient, bf16.";
         rope_f32: Written<MeasuredRate> = (default ""), Kind::Rate, "Rotary positions, f32.";
         rope_bf16: Written<MeasuredRate> = (default ""), Kind::Rate, "Rotary positions, bf16.";
         embedding_forward_f32: Written<MeasuredRate> = (default ""), Kind::Rate, "Looking rows up, f32.";
@@ -132,10 +132,10 @@ deck! {
         embedding_backward_bf16: Written<MeasuredRate> = (default ""), Kind::Rate, "Adding rows up, bf16.";
         stream_f32: Written<MeasuredRate> = (default ""), Kind::Rate, "Adding, copying, casting, f32.";
         stream_bf16: Written<MeasuredRate> = (default ""), Kind::Rate, "Adding, copying, casting, bf16.";
-        sum_of_squares_f32: Written<MeasuredRate> = (default ""), Kind::Rate, "The exact sum of the gradient \
-                                                                               norm, f32.";
-        sum_of_squares_bf16: Written<MeasuredRate> = (default ""), Kind::Rate, "The exact sum of the \
-                                                                                gradient norm, bf16.";
+        sum_of_squares_f32: Written<MeasuredRate> = (default ""), Kind::Rate,
+            "The exact sum of the gradient norm, f32.";
+        sum_of_squares_bf16: Written<MeasuredRate> = (default ""), Kind::Rate,
+            "The exact sum of the gradient norm, bf16.";
         adamw_f32: Written<MeasuredRate> = (default ""), Kind::Rate, "The update of a slice by AdamW, f32.";
         adamw_bf16: Written<MeasuredRate> = (default ""), Kind::Rate, "The update of a slice by AdamW, bf16.";
         lion_f32: Written<MeasuredRate> = (default ""), Kind::Rate, "The update of a slice by Lion, f32.";

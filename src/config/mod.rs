@@ -92,7 +92,7 @@ macro_rules! origin_doc {
 /// below. A row is `field: type = (origin), kind, help;`.
 macro_rules! deck {
     ($(
-        #[doc = $section_help:literal]
+        $(#[doc = $section_help:literal])+
         $section:ident: $Section:ident {
             $(
                 $field:ident: $ty:ty = ($($origin:tt)+), $kind:expr, $help:literal;
@@ -110,7 +110,7 @@ macro_rules! deck {
         }
 
         $(
-            #[doc = $section_help]
+            $(#[doc = $section_help])+
             ///
             /// `Default` gives the table's defaults; required and derived keys are empty, zero or the first
             /// choice.
@@ -157,7 +157,7 @@ macro_rules! deck {
         pub static TABLE: Table = Table { sections: SECTIONS, keys: KEYS };
 
         /// Every section with its help, in the order they are printed.
-        pub static SECTIONS: &[(&str, &str)] = &[$((stringify!($section), $section_help)),+];
+        pub static SECTIONS: &[(&str, &str)] = &[$((stringify!($section), concat!($($section_help),+))),+];
 
         /// Every key, in the order they are printed.
         pub static KEYS: &[Key] = &[$($(

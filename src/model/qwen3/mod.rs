@@ -40,10 +40,6 @@ impl Family for Qwen3 {
         }
     }
 
-    fn dims(&self) -> &Dims {
-        &self.dims
-    }
-
     fn attention_shape(&self) -> AttentionShape {
         self.block.attention.shape()
     }
