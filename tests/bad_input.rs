@@ -88,7 +88,7 @@ fn a_knob_of_the_other_backend_is_refused_with_the_backend_that_has_it() {
 fn sizes_that_overflow_are_refused_before_anything_is_reckoned() {
     let case = Case::tiny();
     let huge = ["model.n_layer=4096", "model.d_model=1048576", "model.n_head=1"];
-    refuse(&case, 2, &huge, &["model.d_model = 1048576: smaller", "2^44 would do"]);
+    refuse(&case, 2, &huge, &["model.d_model = 1048576: smaller", "at most 2^44 are supported"]);
     let wide = ["model.seq_len=1048576", "train.micro_batch_size=1048576", "train.global_batch_size=1048576"];
     refuse(&case, 0, &wide, &["train.micro_batch_size = 1048576: smaller"]);
     refuse(
@@ -98,7 +98,7 @@ fn sizes_that_overflow_are_refused_before_anything_is_reckoned() {
         &["train.eval_batches = 9223372036854775807"],
     );
     let steps = ["train.steps=1000000000", "train.global_batch_size=1073741824", "model.seq_len=1048576"];
-    refuse(&case, 0, &steps, &["train.steps = 1000000000: so few that"]);
+    refuse(&case, 0, &steps, &["train.steps = 1000000000: a number that keeps"]);
 }
 
 #[test]
@@ -251,7 +251,7 @@ fn bad_data_is_found_before_step_0_with_file_offset_and_value() {
         (
             0,
             &["data.train=table.parquet"],
-            &["data.format = auto: files of text or bare tokens, which table.parquet is not"],
+            &["data.format = auto: files of text or bare tokens, unlike table.parquet"],
         ),
         (2, &[vocab], &["model.vocab_size = 100: at least 256"]),
     ];
@@ -390,7 +390,7 @@ fn a_bad_checkpoint_is_refused_and_an_older_one_is_named() {
     expect_refusal(case.train(3, "good", &["train.steps=6"]).output(), &parts);
     let output =
         case.train(3, "good", &["train.steps=6", "data.allow_changed=true"]).output().expect_success();
-    assert_eq!(output.text().matches("the data are not those").count(), 1, "{output}");
+    assert_eq!(output.text().matches("the data differ from those").count(), 1, "{output}");
 }
 
 /// DeepSpeed #6691: a resume finds nothing and starts from scratch without a word.
@@ -400,7 +400,7 @@ fn a_resume_from_nothing_is_an_error_never_a_fresh_start() {
     fs::create_dir_all(case.path("bare")).unwrap();
     refuse(&case, 3, &["--resume", "nowhere"], &["nowhere: no such directory"]);
     refuse(&case, 2, &["--resume", "text.txt"], &["text.txt: not a directory"]);
-    refuse(&case, 0, &["--resume", "bare"], &["bare: holds no complete checkpoint"]);
+    refuse(&case, 0, &["--resume", "bare"], &["bare: no complete checkpoint"]);
     refuse(&case, 0, &["--resume", "nowhere", "--dry-run"], &["nowhere: no such directory"]);
     expect_refusal(
         Run::new(0).args(["ckpt", "inspect"]).arg(case.path("bare")).output(),

@@ -176,7 +176,7 @@ fn any_key_can_be_swept_and_what_cannot_be_planned_says_why() {
     }
     expect_refusal(
         plan(&["inputs/gpt2-124m.toml", "--hardware", "h100", "--sweep", "zero.stage=0,1"]),
-        &["say --ranks N"],
+        &["pass --ranks N"],
     );
     expect_refusal(plan(&[&deck[..], &["--sweep", "ranks=0,1"]].concat()), &["ranks=0", "a count from 1"]);
     let case = Case::tiny();

@@ -79,7 +79,7 @@ fn what_was_exported_comes_in_again_with_the_same_bits_on_any_number_of_ranks() 
     ckpt(&[&"import", &case.path("hf"), &case.path("a")])
         .output()
         .expect_code(2)
-        .expect_text("checkpoints already");
+        .expect_text("contains checkpoints");
     ckpt(&[&"export", &case.path("run"), &case.path("hf")]).output().expect_code(2).expect_text("not empty");
 }
 
@@ -97,7 +97,7 @@ fn an_import_beside_damaged_checkpoints_is_refused() {
         std::fs::create_dir_all(&dir).unwrap();
         std::fs::write(dir.join("manifest.json"), "torn").unwrap();
         let said = ckpt(&[&"import", &case.path("hf"), &case.path("damaged")]).output().expect_code(2);
-        said.expect_text("holds checkpoints already").expect_text(&format!("step_{step:08}"));
+        said.expect_text("already contains checkpoints").expect_text(&format!("step_{step:08}"));
         assert_eq!(std::fs::read(dir.join("manifest.json")).unwrap(), b"torn");
         std::fs::remove_dir_all(case.path("damaged")).unwrap();
     }
@@ -386,7 +386,7 @@ fn a_value_that_is_not_finite_is_named_and_weights_that_compute_none_end_with_co
             "4",
         ]);
         let said =
-            sample.output().expect_code(4).expect_text("the model's weights are not finite, or too large");
+            sample.output().expect_code(4).expect_text("the model's weights are non-finite or too large");
         assert_eq!(said.text().matches("zero3: ").count(), 1, "said once: {said}");
     }
     Run::new(2)

@@ -67,7 +67,7 @@ fn a_run_killed_at_any_batch_goes_on_to_the_same_files() {
         line(&dir).output().expect_success();
         let found = made(&case.path(&dir));
         assert!(found == want, "killed at {place}: {:?}", found.keys());
-        line(&dir).output().expect_success().expect_text("this was done before");
+        line(&dir).output().expect_success().expect_text("already complete");
     }
 }
 

@@ -9,21 +9,21 @@
 //!
 //! | file | lives there |
 //! | --- | --- |
-//! | [`manifest`] | the manifest: fields, bytes, digest |
-//! | `validate` | everything that makes a manifest unacceptable |
+//! | `validate` | the checks of a manifest |
+//! | [`placed`] | where the slices of a parameter are stored; from a range to pieces of them |
 //! | [`placed`] | where the slices of a parameter lie; from a range to pieces of them |
 //! | [`write`](mod@write) | a rank's file: datasets, digests, fsync |
-//! | [`commit`](mod@commit) | prepare, commit, retain: which names exist on disk at every instant |
+//! | [`find`] | the checkpoints of a run directory; the meaning of a user's PATH |
 //! | [`find`] | which checkpoints a run directory holds; what a person's PATH means |
-//! | [`read`] | from a parameter's range to file ranges, and the verified bytes |
-//! | [`weights_file`], `written` | initial weights from somebody else's HDF5 file; whether all of its values are there |
-//! | [`master`] | `model.h5`, which shows each parameter whole to people's tools |
-//! | [`inspect`](mod@inspect), [`diff`](mod@diff) | what a checkpoint holds; where two differ |
+//! | [`weights_file`], `written` | initial weights from a foreign HDF5 file; whether all of its values were written |
+//! | [`master`] | `model.h5`, which maps each parameter whole for standard HDF5 tools |
+//! | [`inspect`](mod@inspect), [`diff`](mod@diff) | contents of a checkpoint; comparison of two |
+//! | [`verify`](mod@verify), [`reshard`](mod@reshard) | damage to one; conversion to another rank count |
 //! | [`verify`](mod@verify), [`reshard`](mod@reshard) | where one is damaged; the same one for another rank count |
 //!
 //! The format and the commit protocol are specified in `docs/checkpoint_format.md`.
-//!
-//! Must not know: MPI, devices, plans; of decks only how files are locked. It takes and gives host slices,
+//! Must not know: MPI, devices, plans; of decks only how files are locked. Its interface is host slices, and
+//! the deck is an opaque string.
 //! and the deck is an opaque string.
 
 pub mod aside;
@@ -63,16 +63,16 @@ pub use write::{ParamSlice, SliceShape, Target, estimate_bytes, write_rank_file,
 use crate::optimizers::{OptimState, OptimStates};
 use std::path::{Path, PathBuf};
 
-/// Directory under the run directory that holds the step directories.
+/// Directory under the run directory that contains the step directories.
 pub const CHECKPOINTS_DIR: &str = "checkpoints";
 /// File name of the manifest in a step directory.
 pub const MANIFEST_FILE: &str = "manifest.json";
 /// File name of the master file in a step directory.
 pub const MASTER_FILE: &str = "model.h5";
-/// Link to the newest step directory, beside the step directories.
+/// Link to the newest step directory, in the same directory.
 pub const LATEST: &str = "latest";
 
-/// What is stored of each parameter element.
+/// The kinds of values stored per parameter element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// Fp32 master weight.
@@ -82,12 +82,12 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Those of an optimizer that keeps `states`, in file order.
+    /// Those of an optimizer with these `states`, in file order.
     pub fn all(states: &[OptimState]) -> Vec<Kind> {
         std::iter::once(Kind::Weight).chain(states.iter().map(|&state| Kind::Optim(state))).collect()
     }
 
-    /// Name of the HDF5 group that holds it, which is also its name in messages and in the manifest.
+    /// Name of its HDF5 group, also used in messages and in the manifest.
     pub fn group(self) -> &'static str {
         match self {
             Kind::Weight => "weight",
@@ -95,7 +95,7 @@ impl Kind {
         }
     }
 
-    /// The one of this name, if this program knows it.
+    /// The kind of this name, if known.
     pub fn named(group: &str) -> Option<Kind> {
         let states = OptimState::ALL.into_iter().map(Kind::Optim);
         std::iter::once(Kind::Weight).chain(states).find(|kind| kind.group() == group)
@@ -105,9 +105,9 @@ impl Kind {
 /// A value for each [`Kind`] that is stored.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Stored<T> {
-    /// That of the weights.
+    /// For the weights.
     pub weight: T,
-    /// Those of the optimizer's states.
+    /// For the optimizer's states.
     pub states: OptimStates<T>,
 }
 
@@ -124,7 +124,7 @@ impl<T> Stored<T> {
         Stored { weight, states }
     }
 
-    /// The value of `kind`; None where it is not stored.
+    /// The value of `kind`; None if it is not stored.
     pub fn get(&self, kind: Kind) -> Option<&T> {
         match kind {
             Kind::Weight => Some(&self.weight),
@@ -132,7 +132,7 @@ impl<T> Stored<T> {
         }
     }
 
-    /// The kinds it has a value for, in file order.
+    /// The kinds with a value, in file order.
     pub fn kinds(&self) -> Vec<Kind> {
         let states: Vec<OptimState> = self.states.iter().map(|(state, _)| state).collect();
         Kind::all(&states)
@@ -178,17 +178,17 @@ pub fn step_dir_name(step: u64) -> String {
     format!("step_{step:08}")
 }
 
-/// Where a step lies once committed.
+/// Path of a committed step.
 pub fn step_dir(run_dir: &Path, step: u64) -> PathBuf {
     checkpoints_dir(run_dir).join(step_dir_name(step))
 }
 
-/// Where every rank writes its file of this step before the commit.
+/// Directory of a step's files before the commit.
 pub fn partial_dir(run_dir: &Path, step: u64) -> PathBuf {
     checkpoints_dir(run_dir).join(format!("{}.partial", step_dir_name(step)))
 }
 
-/// Name of a rank's file, ranks counted from 0, e.g. `rank_0001_of_0004.h5`. Writers use it; readers follow
+/// Name of a rank's file, ranks counted from 0, e.g. `rank_0001_of_0004.h5`. Used by writers; readers follow
 /// the manifest.
 pub fn rank_file_name(rank: usize, world_size: usize) -> String {
     format!("rank_{rank:04}_of_{world_size:04}.h5")

@@ -1,11 +1,11 @@
-//! The same checkpoint for another rank count, without a job: streamed through one buffer, committed like any
-//! save.
+//! Converts a checkpoint to another rank count, without a job: streamed through one buffer, committed like
+//! any save.
 //!
-//! A restore needs none of this, it reads any rank count; a file system may like fewer, larger files, and a
-//! restore is fastest from as many files as ranks. The result is, byte for byte, what a save by that many
-//! ranks would have written.
+//! Not required before a restore, which reads any rank count; but a file system may prefer fewer, larger
+//! files, and a restore is fastest from as many files as ranks. The result is, byte for byte, what a save by
+//! that many ranks would have written.
 //!
-//! Must not know: how ranks cut parameters; the caller says which range is whose.
+//! Must not know: how ranks shard parameters; the caller supplies the ranges.
 
 use std::fmt;
 use std::ops::Range;
@@ -19,10 +19,10 @@ use super::{Kind, Reader, check_free_space, clean_up, estimate_bytes, find, mast
 use crate::config::Locking;
 use crate::error::{Error, Result};
 
-/// What was written.
+/// The result.
 #[derive(Debug, Clone, Serialize)]
 pub struct Resharded {
-    /// The checkpoint read.
+    /// The checkpoint that was read.
     pub from: PathBuf,
     /// Its rank count.
     pub from_ranks: usize,
@@ -36,14 +36,14 @@ pub struct Resharded {
     pub bytes: u64,
 }
 
-/// Writes the checkpoint that `source` means (a step directory, or the newest of a run directory) into the
-/// run directory `run_dir`, cut for `world_size` ranks. `shard_range(numel, rank)` is the part of a parameter
-/// of `numel` elements that a rank owns; `progress` is told the values' bytes done so far. Every digest is
-/// checked on the way.
+/// Writes the checkpoint that `source` refers to (a step directory, or the newest of a run directory) into
+/// the run directory `run_dir`, sharded for `world_size` ranks. `shard_range(numel, rank)` is the part of a
+/// parameter of `numel` elements that a rank owns; `progress` receives the number of value bytes done so far.
+/// Every digest is verified on the way.
 ///
 /// # Errors
-/// [`Error::Checkpoint`] when the source is damaged; [`Error::Input`] when `run_dir` holds a checkpoint
-/// already; [`Error::Io`] when it cannot be written. `run_dir` then holds no checkpoint.
+/// [`Error::Checkpoint`] if the source is damaged; [`Error::Input`] if `run_dir` already contains a
+/// checkpoint; [`Error::Io`] if it cannot be written. `run_dir` then contains no checkpoint.
 pub fn reshard(
     source: &Path,
     run_dir: &Path,
@@ -99,7 +99,7 @@ fn reshard_step(
     let from_ranks = manifest.world_size;
     let committed = write_all(&mut reader).and_then(|files| {
         manifest.files = files;
-        // As written here; the source may have been digested in other blocks.
+        // In blocks as written here; those of the source may differ.
         manifest.digest_block = digest_block(manifest.psi, kinds.len());
         manifest.world_size = world_size;
         for dim in manifest.mesh.iter_mut().filter(|d| d.dim == "shard") {

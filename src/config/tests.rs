@@ -181,12 +181,12 @@ fn what_a_family_does_not_have_is_refused_by_name() {
     for (list, says) in [
         (
             &["model.n_kv_head=1"][..],
-            "model.n_kv_head = 1: model.n_head = 2, GPT-2 shares no key/value heads",
+            "model.n_kv_head = 1: model.n_head = 2, because GPT-2 does not share key/value heads",
         ),
         (&["model.d_ff=20"], "model.d_ff = 20: 4 * model.d_model = 32"),
         (&["model.rope_theta=10000"], "model.rope_theta = 10000: 0, GPT-2 learns its positions"),
         (&["model.norm_eps=1e-6"], "model.norm_eps = 1e-6: 1e-5"),
-        (&["model.tied=false"], "model.tied = false: true, GPT-2's head is its embedding"),
+        (&["model.tied=false"], "model.tied = false: true, because GPT-2's head is its embedding"),
         (&["model.family=bert"], "one of \"gpt2\", \"llama\""),
         (
             &["model.family=llama", "model.n_head=4", "model.n_kv_head=3"],
@@ -197,7 +197,7 @@ fn what_a_family_does_not_have_is_refused_by_name() {
         (&["model.family=gpt2", "model.preset=llama-tiny"], "\"llama\" with model.preset = \"llama-tiny\""),
         (
             &["model.family=llama", "model.d_ff=4000000", "model.d_model=1048576", "model.n_layer=4096"],
-            "2^44 would do",
+            "at most 2^44 are supported",
         ),
     ] {
         let fault = fault_of(list);
@@ -309,7 +309,7 @@ betta2 = 0.9
             "train.setps = 3: no such key; did you mean train.steps?",
             "optim.betta2 = 0.9: no such key; did you mean optim.beta2?",
             "log.lvl = info: no such key; did you mean log.level?",
-            "run.dir = missing: a string that is not empty",
+            "run.dir = missing: a non-empty string",
             "model.n_layer = 0: an integer from 1 to 4096",
             "model.seq_len = \"long\": an integer from 1 to 1048576",
             "data.train = \"a.txt\": a list of at least one path or glob, e.g. [\"text/*.txt\", \
@@ -336,7 +336,7 @@ fn unknown_keys_get_the_nearest_one_or_the_list() {
         ("zero.persistance_threshold_bytes", "did you mean zero.persistence_threshold_bytes?"),
         ("train.batch", "[train] has steps, micro_batch_size"),
         ("optim.foo", "[optim] has kind, lr, min_lr"),
-        ("train", "a section and no key; one of its keys is train.steps"),
+        ("train", "a section, not a key; one of its keys is train.steps"),
         ("nonsense", "the sections are run, model, data"),
         ("run.dir.x", "did you mean run.dir?"),
     ] {
@@ -356,10 +356,10 @@ fn inconsistent_values_are_refused() {
         (&["model.vocab_size=255"], "at least 256"),
         (&["data.val_fraction=1"], "data.val_fraction = 1: a number from 0 to below 1"),
         (&["optim.kind=adam"], "optim.kind = adam: one of \"adamw\", \"lion\", \"sgd\""),
-        (&["optim.kind=lion", "optim.eps=1e-6"], "optim.kind = \"lion\" reads beta1, beta2 alone"),
+        (&["optim.kind=lion", "optim.eps=1e-6"], "optim.kind = \"lion\" uses only beta1, beta2"),
         (
             &["optim.momentum=0.9"],
-            "optim.momentum = 0.9: 0, or left out: optim.kind = \"adamw\" reads beta1, beta2, eps",
+            "optim.momentum = 0.9: 0, or unset: optim.kind = \"adamw\" uses only beta1, beta2, eps",
         ),
         (&["optim.nesterov=true"], "false with optim.kind = \"adamw\""),
         (&["optim.kind=sgd", "optim.momentum=0", "optim.nesterov=true"], "optim.momentum above 0"),
@@ -371,7 +371,7 @@ fn inconsistent_values_are_refused() {
         (&["model.init_seed=18446744073709551616"], "2^63 - 1"),
         (
             &["train.steps=1000000000", "train.global_batch_size=1048576", "model.seq_len=1048576"],
-            "train.steps = 1000000000: so few that all tokens",
+            "train.steps = 1000000000: a number that keeps all tokens",
         ),
         (&["train.steps=-1"], "train.steps = -1"),
         (&["data.train="], "data.train = empty"),
@@ -395,7 +395,7 @@ fn inconsistent_values_are_refused() {
 fn impossible_values_are_refused_with_what_would_do_and_not_as_not_available_yet() {
     for (list, says) in [
         ("zero.deterministic=false", "run.backend = \"cuda\""),
-        ("run.devices=0,x", "ordinals of devices"),
+        ("run.devices=0,x", "device ordinals"),
         ("zero.stage=7", "an integer from 0 to 3"),
         ("zero.param_dtype=f16", "one of \"f32\", \"bf16\""),
         ("zero.activation_checkpointing=every:0", "\"every:K\" with K of at least 1"),

@@ -401,8 +401,8 @@ fn in_words(event: &RunEvent) -> String {
             let number = |x: &Option<f64>| x.map_or("not finite".into(), |x| format!("{x:.4}"));
             let (loss, norm) = (number(loss), number(grad_norm));
             format!(
-                "attempt {attempts} skipped: loss {loss}, gradient norm {norm}; step {step} stands, \
-                 {in_a_row} in a row"
+                "attempt {attempts} skipped: loss {loss}, gradient norm {norm}; the state is that of step \
+                 {step}, {in_a_row} skipped in a row"
             )
         }
         RunEvent::Straggler(straggler) => straggler.to_string(),
