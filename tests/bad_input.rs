@@ -277,7 +277,7 @@ fn bad_data_is_found_before_step_0_with_file_offset_and_value() {
 #[test]
 fn a_run_directory_that_cannot_be_is_refused_before_step_0() {
     let case = Case::tiny();
-    let remedy = "set run.dir to a directory";
+    let remedy = "set run.dir to a writable directory";
     expect_refusal(case.train(3, "text.txt", &[]).output(), &["text.txt is not a directory", remedy]);
     expect_refusal(
         case.train(0, "text.txt/deeper", &["--dry-run"]).output(),

@@ -181,8 +181,8 @@ fn plans_of_1_to_1024_ranks_are_made_at_once() {
             },
             "partition: 1557611200 parameters".into(),
             "schedule:".into(),
-            "memory of one rank, at peak".into(),
-            "bytes received in one step".into(),
+            "memory per rank, at peak".into(),
+            "bytes received per step".into(),
         ];
         for part in parts {
             assert!(text.stdout.contains(&part), "{part:?} is not in\n{text}");

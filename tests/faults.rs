@@ -297,7 +297,7 @@ fn a_read_only_run_directory_is_refused_at_once() {
     let disk = Tmpfs::mount(case.path("disk"), "ro");
     let output = case.train(3, "disk/run", &[]).output().expect_code(5);
     let said = output.text();
-    for part in ["Read-only file system", "set run.dir to a directory"] {
+    for part in ["Read-only file system", "set run.dir to a writable directory"] {
         assert_eq!(said.matches(part).count(), 1, "{part:?} is not said once\n{output}");
     }
     drop(disk);

@@ -1,6 +1,7 @@
-//! Who computes what in a step: every rank gathers every unit and computes its own micro-batches with it.
+//! Compute in a step by rank: every rank gathers every unit and computes its own micro-batches with it.
 //!
-//! It says nothing about storage, on purpose: who keeps a slice and who computes with it are two questions.
+//! Deliberately shows nothing about storage: which rank stores a slice and which computes with it are
+//! separate questions.
 
 use super::Figure;
 use super::sheet::{Anchor, Fill, Frame, Key, Look, MARGIN, Sheet, WIDTH};
@@ -8,7 +9,7 @@ use super::text;
 use super::theme::{Color, LABEL_PX, NOTE_PX, SMALL_PX, Theme};
 use crate::human;
 
-/// What a unit is visited for.
+/// The purpose of a visit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pass {
     /// Forward.
@@ -20,7 +21,7 @@ pub enum Pass {
 }
 
 impl Pass {
-    /// Its colour in all pictures.
+    /// Its color in all figures.
     pub fn color(self, theme: &Theme) -> Color {
         theme.color(match self {
             Pass::Forward => 0,
@@ -39,12 +40,12 @@ impl Pass {
     }
 }
 
-/// Colour of all-gathers in all pictures.
+/// Color of all-gathers in all figures.
 pub fn gather_color(theme: &Theme) -> Color {
     theme.color(4)
 }
 
-/// Colour of gradient reductions in all pictures.
+/// Color of gradient reductions in all figures.
 pub fn reduce_color(theme: &Theme) -> Color {
     theme.color(3)
 }
@@ -54,15 +55,15 @@ pub fn reduce_color(theme: &Theme) -> Color {
 pub struct Visit {
     /// The unit.
     pub unit: String,
-    /// For what.
+    /// The purpose.
     pub pass: Pass,
-    /// An all-gather brings its parameters.
+    /// Whether an all-gather fetches its parameters.
     pub gathers: bool,
-    /// A reduction of gradients follows it.
+    /// Whether a reduction of gradients follows it.
     pub reduces: bool,
 }
 
-/// A step as the plan has it.
+/// A step according to the plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Compute {
     /// Ranks.
@@ -73,7 +74,7 @@ pub struct Compute {
     pub visits: Vec<Visit>,
 }
 
-/// More visits than this are shown by their first and last ones.
+/// If there are more visits than this, only the first and last ones are shown.
 const MAX_VISITS: usize = 40;
 const LEFT: f64 = MARGIN + 236.0;
 
@@ -84,12 +85,12 @@ impl Compute {
         let micro_steps = self.n_micro.div_ceil(n);
         let in_last = self.n_micro - (micro_steps - 1) * n;
         let mut caption = if self.visits.iter().any(|v| v.gathers) {
-            "Every rank runs through all units of the model, gathered whole for the visit, with data of its \
-             own; a gather or a reduction (a bar from top to bottom) is between all ranks."
+            "Every rank runs through all units of the model, gathered whole for the visit, with its own \
+             data; a gather or a reduction (a vertical bar) involves all ranks."
                 .to_string()
         } else {
-            "Every rank runs through all units of the model with data of its own; a reduction (a bar from \
-             top to bottom) is between all ranks."
+            "Every rank runs through all units of the model with its own data; a reduction (a vertical bar) \
+             involves all ranks."
                 .to_string()
         };
         if in_last < n {
@@ -98,11 +99,11 @@ impl Compute {
                  collectives and compute nothing."
             );
         }
-        Figure::new("compute", "Compute: what each rank works on in a step", caption, |sheet| {
+        Figure::new("compute", "Compute: the work of each rank in a step", caption, |sheet| {
             let of = if micro_steps == 1 { "that one" } else { "each of them" };
             let y = sheet.subtitle(&format!(
                 "A step of {} micro-batches on {} takes {}; micro-batch j runs on rank j mod {n}. Shown: \
-                 {of}, from left to right; the order is true, the widths are not times.",
+                 {of}, from left to right; the order is exact, the widths do not represent time.",
                 self.n_micro,
                 human::counted(n, "rank"),
                 human::counted(micro_steps, "micro-step")
@@ -241,7 +242,7 @@ impl Compute {
         bottom + MARGIN
     }
 
-    /// Its micro-batches of a step, in words.
+    /// A rank's micro-batches of a step, as text.
     fn micro_batches(&self, rank: usize) -> String {
         let own: Vec<usize> = (rank..self.n_micro).step_by(self.world_size).collect();
         match own.as_slice() {

@@ -1,7 +1,7 @@
-//! The picture most people remember beside the right one, and what each would cost this very model.
+//! The common misconception compared with the actual scheme, and the cost of each for this model.
 //!
-//! The remembered picture: whole units belong to ranks, and the owner broadcasts them. It is drawn for
-//! comparison alone, crossed out and marked WRONG: nothing here trains that way.
+//! The misconception: whole units belong to ranks, and the owner broadcasts them. It is drawn only for
+//! comparison, crossed out and marked WRONG: nothing here trains that way.
 
 use super::Figure;
 use super::sheet::{Anchor, Fill, Frame, MARGIN, Sheet, WIDTH};
@@ -9,21 +9,21 @@ use super::text;
 use super::theme::{LABEL_PX, NOTE_PX, SMALL_PX, TITLE_PX};
 use crate::human;
 
-/// What one way of owning costs, one number per rank.
+/// The cost of an ownership scheme, one number per rank.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Cost {
-    /// Model state a rank keeps between steps.
+    /// Model state of a rank between steps.
     pub resident_bytes: Vec<u64>,
     /// Payload a rank receives in one step.
     pub received_bytes: Vec<u64>,
 }
 
-/// Both pictures of one model.
+/// Both schemes for one model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ownership {
     /// Ranks.
     pub world_size: usize,
-    /// Units with the elements that belong to them, in order.
+    /// Units and their element counts, in order.
     pub units: Vec<(String, usize)>,
     /// The rank that would own each unit.
     pub owners: Vec<usize>,
@@ -31,11 +31,11 @@ pub struct Ownership {
     pub wrong: Cost,
     /// Slices, gathered.
     pub right: Cost,
-    /// What is to be said about the figures, e.g. that the run itself was of another stage.
+    /// A remark about the figures, e.g. that the run itself was of another stage.
     pub remark: String,
 }
 
-/// More units than this are shown by their first and last ones.
+/// If there are more units than this, only the first and last ones are shown.
 const MAX_UNITS: usize = 16;
 const PANEL: f64 = (WIDTH - 3.0 * MARGIN) / 2.0;
 
@@ -44,9 +44,9 @@ impl Ownership {
     pub fn figure(&self) -> Figure {
         let most = |bytes: &[u64]| human::bytes(bytes.iter().copied().max().unwrap_or(0));
         let caption = format!(
-            "Were whole units owned (left, WRONG), the fullest of {} would keep {} and each unit would come \
-             from one rank; cut inside each parameter (right), every rank keeps {} and sends its slices of \
-             every unit. {}",
+            "If whole units were owned (left, WRONG), the fullest of {} would hold {} and each unit would \
+             come from one rank; with every parameter sharded (right), every rank holds {} and sends its \
+             slices of every unit. {}",
             human::counted(self.world_size, "rank"),
             most(&self.wrong.resident_bytes),
             most(&self.right.resident_bytes),
@@ -54,7 +54,7 @@ impl Ownership {
         );
         let caption = caption.trim_end().to_string();
         Figure::new("ownership", "Not whole layers, but slices of every parameter", caption, |sheet| {
-            let words = "Left: the picture that is often drawn, for this model. Right: what is done.";
+            let words = "Left: the picture that is often drawn, for this model. Right: the actual scheme.";
             let y =
                 sheet.subtitle(&format!("{words} N\u{a0}=\u{a0}{}. {}", self.world_size, self.remark)) + 6.0;
             let left = self.panel(sheet, MARGIN, y, true);
@@ -67,7 +67,7 @@ impl Ownership {
         let theme = sheet.theme;
         let (head, color, words) = match is_wrong {
             true => ("WRONG", theme.wrong, "a rank owns whole layers and broadcasts them"),
-            false => ("RIGHT", theme.ink, "every rank keeps a slice of every parameter"),
+            false => ("RIGHT", theme.ink, "every rank holds a slice of every parameter"),
         };
         sheet.write((x, y + 16.0), head, TITLE_PX, color, Anchor::Start, true);
         let room = text::width(head, TITLE_PX, true) + 10.0;
@@ -111,7 +111,7 @@ impl Ownership {
                 ];
                 match (is_wrong, self.owners[unit] == rank) {
                     (false, _) => {
-                        let words = format!("{name}: rank {rank} keeps a slice of each of its parameters");
+                        let words = format!("{name}: rank {rank} holds a slice of each of its parameters");
                         sheet.datum(frame, Fill::Plain(theme.color(rank)), None, &words, &data);
                     }
                     (true, true) => {
@@ -125,7 +125,7 @@ impl Ownership {
         }
         let bottom = top + 22.0 * shown.len() as f64;
         if is_wrong {
-            // Broken by a cross, whatever colours a reader sees.
+            // Crossed out, so that it does not depend on color vision.
             sheet.line((left - 4.0, top - 2.0), (x + PANEL, bottom), theme.wrong, 2.5, None);
             sheet.line((left - 4.0, bottom), (x + PANEL, top - 2.0), theme.wrong, 2.5, None);
         }
@@ -149,7 +149,7 @@ impl Ownership {
         sheet.write((columns[1], y), "RIGHT", NOTE_PX, theme.ink, Anchor::End, true);
         let rows = [
             ("Model state at rest", "resident", [&self.wrong.resident_bytes, &self.right.resident_bytes]),
-            ("Received in one step", "received", [&self.wrong.received_bytes, &self.right.received_bytes]),
+            ("Received per step", "received", [&self.wrong.received_bytes, &self.right.received_bytes]),
         ];
         let mut at = y + 6.0;
         for (what, key, bytes_of) in rows {

@@ -1,4 +1,4 @@
-//! What each ZeRO stage keeps and moves: at the run's rank count, and over rank counts.
+//! Memory and communication of each ZeRO stage: at the run's rank count, and over rank counts.
 
 use super::Figure;
 use super::axis::Axis;
@@ -9,14 +9,14 @@ use super::text;
 use super::theme::{Color, LABEL_PX, SMALL_PX, Theme};
 use crate::human;
 
-/// One stage on one number of ranks; bytes of one rank (of movement: of the rank that receives most).
+/// One stage on one rank count; bytes per rank (of communication: of the rank that receives most).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Point {
     /// ZeRO stage, 0 to 3.
     pub stage: u8,
     /// Ranks.
     pub n_ranks: usize,
-    /// Kept between steps: parameters, master weights, gradients, optimizer state.
+    /// Held between steps: parameters, master weights, gradients, optimizer state.
     pub resident: [u64; 4],
     /// Received in all-gathers of one step.
     pub all_gather_bytes: u64,
@@ -48,15 +48,15 @@ struct Part {
     bytes: u64,
 }
 
-/// Draws it: `here` are the stages at the run's own rank count, `over` the stages at others. `n_micro` is the
+/// Draws it: `here` are the stages at the run's rank count, `over` the stages at others. `n_micro` is the
 /// number of micro-batches of a step, `own` the run's stage.
 pub fn figure(here: &[Point], over: &[Point], n_micro: usize, own: u8) -> Figure {
     let n = here.first().map_or(1, |p| p.n_ranks);
     let of = |stage: u8| here.iter().find(|p| p.stage == stage);
     let caption = match (of(0), of(3)) {
         (Some(zero), Some(three)) => format!(
-            "On {} stage 3 keeps {} where stage 0 keeps {}, and receives {} a step where stage 0 receives \
-             {}; this run was of stage {own}.",
+            "On {} stage 3 holds {} and stage 0 holds {}; per step, stage 3 receives {} and stage 0 receives \
+             {}. This run was of stage {own}.",
             human::counted(n, "rank"),
             human::bytes(three.resident_bytes()),
             human::bytes(zero.resident_bytes()),
@@ -65,10 +65,10 @@ pub fn figure(here: &[Point], over: &[Point], n_micro: usize, own: u8) -> Figure
         ),
         _ => String::new(),
     };
-    Figure::new("stages", "What each stage keeps and moves", caption, |sheet| {
+    Figure::new("stages", "Memory and communication of each stage", caption, |sheet| {
         let y = sheet.subtitle(&format!(
-            "Bytes of one rank, by the plan of this model with each stage. Above: on {}. Below: over rank \
-             counts, with the same {n_micro} micro-batches in a step. Movement is payload received in one \
+            "Bytes per rank, by the plan of this model with each stage. Above: on {}. Below: over rank \
+             counts, with the same {n_micro} micro-batches per step. Communication is payload received per \
              step.",
             human::counted(n, "rank")
         ));
@@ -86,15 +86,15 @@ pub fn figure(here: &[Point], over: &[Point], n_micro: usize, own: u8) -> Figure
                 Part { name: "ReduceScatter", color: reduce, bytes: p.reduce_scatter_bytes },
             ]
         };
-        let left_end = bars(sheet, (MARGIN, y), half, "Kept between steps", "resident", here, own, kept);
-        let right_end = bars(sheet, (right, y), half, "Received in one step", "moved", here, own, moved);
+        let left_end = bars(sheet, (MARGIN, y), half, "Held between steps", "resident", here, own, kept);
+        let right_end = bars(sheet, (right, y), half, "Received per step", "moved", here, own, moved);
         let y = left_end.max(right_end) + 20.0;
         let series = |of: fn(&Point) -> u64| -> Vec<Series> {
             (0..4u8)
                 .map(|stage| {
                     let points = over.iter().filter(|p| p.stage == stage);
                     let points = points.map(|p| (p.n_ranks as f64, of(p) as f64)).collect();
-                    // Curves that coincide lie on each other like the rings of a tree.
+                    // Coinciding curves are drawn with different widths so that all remain visible.
                     let (color, width) = [(7, 8), (1, 6), (2, 3), (0, 2)][stage as usize];
                     let name = format!("stage {stage}{}", if stage == own { " (this run)" } else { "" });
                     Series { width, ..Series::line(name, color, points) }
@@ -104,10 +104,10 @@ pub fn figure(here: &[Point], over: &[Point], n_micro: usize, own: u8) -> Figure
         let panels = [
             (
                 MARGIN,
-                Axis::new("kept between steps").bytes().log(),
+                Axis::new("held between steps").bytes().log(),
                 Point::resident_bytes as fn(&Point) -> u64,
             ),
-            (right, Axis::new("received in one step").bytes().spanning(0.0, 0.0), Point::moved_bytes),
+            (right, Axis::new("received per step").bytes().spanning(0.0, 0.0), Point::moved_bytes),
         ];
         let mut end = y;
         for (x, y_axis, of) in panels {
@@ -233,7 +233,7 @@ mod tests {
                     "what nobody keeps is not in the legend"
                 );
             }
-            assert!(figure.caption.contains("this run was of stage 2"));
+            assert!(figure.caption.contains("This run was of stage 2"));
         }
     }
 }

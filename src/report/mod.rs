@@ -1,8 +1,8 @@
-//! `zero3 report RUN`: what a run's own records say, as five answers, as figures, as a page.
+//! `zero3 report RUN`: five answers, figures and a page from a run's records.
 //!
-//! `run_dir` reads the run directory, `pictures` turns what it found and the plan into figures, `questions`
-//! answers in words, `page` binds figures and answers. Must not know: MPI; it starts no device, and writes
-//! nothing before everything it was asked for is made.
+//! `run_dir` reads the run directory, `pictures` turns its content and the plan into figures, `questions`
+//! computes the answers, `page` combines figures and answers. Must not know: MPI; it starts no device, and
+//! writes nothing before everything requested is complete.
 
 mod page;
 mod pictures;
@@ -17,22 +17,22 @@ use page::Page;
 use run_dir::RunDir;
 use std::path::{Path, PathBuf};
 
-/// What is asked for besides words.
+/// The requested output, apart from the answers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Wanted {
     /// Directory for figures.
     pub figures: Option<PathBuf>,
-    /// PNGs beside the SVGs.
+    /// Also write PNGs.
     pub png: bool,
-    /// The page.
+    /// Path of the page.
     pub html: Option<PathBuf>,
 }
 
-/// The answers for a finished (or stopped) run; figures and the page where they are wanted. Returns what is
-/// said on stdout.
+/// The answers for a finished (or stopped) run; figures and the page if requested. Returns the text for
+/// stdout.
 ///
 /// # Errors
-/// The directory is no run's, or lacks what is asked for: nothing is written then. A file that cannot be
+/// The directory is not a run's, or lacks a requested record: nothing is written then. A file cannot be
 /// written.
 pub fn run(run_dir: &Path, wanted: &Wanted) -> Result<String> {
     if wanted.figures.is_none() && wanted.html.is_none() {
@@ -57,7 +57,7 @@ pub fn run(run_dir: &Path, wanted: &Wanted) -> Result<String> {
         None => format!("{}: {}\n", run_dir.display(), no_summary(&run)),
     };
     for why in &missing {
-        said += &format!("\nnot drawn: {why}");
+        said += &format!("\nnot plotted: {why}");
     }
     for (path, bytes) in &files {
         files::write_output(path, bytes)?;
@@ -70,8 +70,8 @@ fn five_answers(run_dir: &Path) -> Result<String> {
     match run_dir::read_summary(run_dir)? {
         Some(summary) => Ok(questions::in_words(&summary)),
         None => Err(Error::Input(format!(
-            "{}: no such file; a run directory with a finished or stopped run would do (a running job \
-             answers to SIGUSR2)",
+            "{}: no such file; expected the directory of a finished or stopped run (send SIGUSR2 to a \
+             running job for its state)",
             run_dir.join(crate::records::summary::SUMMARY_FILE).display()
         ))),
     }
@@ -91,8 +91,8 @@ fn files_of(figure: &Figure, dir: &Path, with_png: bool) -> Result<Vec<(PathBuf,
 
 fn no_summary(run: &RunDir) -> String {
     format!(
-        "the run has left no summary: it goes on, or it was killed (its log reaches to step {} of {}); the \
-         answers come with its end, and SIGUSR2 asks a running job",
+        "the run has no summary: it is still running, or it was killed (its log ends at step {} of {}); the \
+         answers are available after its end, and SIGUSR2 makes a running job report",
         run.steps.last().map_or(0, |s| s.step),
         run.deck.train.steps
     )
@@ -116,7 +116,7 @@ fn page_of(run_dir: &Path, run: &RunDir, figures: &[Figure], missing: &[String])
             ("training loss, nats/token".into(), number(s.loss)),
             ("validation loss, nats/token".into(), number(s.val_loss)),
             ("tokens/s".into(), s.tokens_per_s.map_or("-".into(), |x| format!("{x:.0}"))),
-            ("steps whose bytes were not the planned ones".into(), s.steps_off_plan.to_string()),
+            ("steps whose bytes differed from the plan".into(), s.steps_off_plan.to_string()),
             ("deck digest".into(), s.deck.clone()),
         ]);
     }

@@ -250,7 +250,7 @@ mod tests {
             ("plan a.toml --params 1B --ranks 2", "cannot be combined"),
             ("plan a.toml --ranks 2 --csv x", "--sweep"),
             ("plan a.toml --sweep ranks=1..2", "--hardware"),
-            ("plan a.toml --hardware h100 --sweep ranks=2..1", "does not go from a count up"),
+            ("plan a.toml --hardware h100 --sweep ranks=2..1", "is not an ascending range of counts"),
             ("plan a.toml --ranks 2 --out x", "--calibrate"),
             ("data", "Usage"),
             ("data info", "DECK"),

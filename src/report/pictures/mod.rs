@@ -1,5 +1,5 @@
-//! From a run's records to its figures: the plan made again from the deck, and what the trace and the log say
-//! beside it.
+//! From a run's records to its figures: the plan recomputed from the deck, together with the trace and the
+//! log.
 
 mod ownership;
 mod planned;
@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::figures::Figure;
 use run_plan::RunPlan;
 
-/// Every figure that the records allow, and for each that they do not a sentence that says what would.
+/// Every figure the records allow, and for each other one a sentence that says what it requires.
 pub fn draw(run: &RunDir) -> Result<(Vec<Figure>, Vec<String>)> {
     let planned = RunPlan::of(run)?;
     let mut figures =
@@ -20,8 +20,8 @@ pub fn draw(run: &RunDir) -> Result<(Vec<Figure>, Vec<String>)> {
     match ran::timeline(run, &planned) {
         Some(figure) => figures.push(figure),
         None => missing.push(
-            "timeline: the run has no trace; log.trace = \"10\" in its deck (or on the command line) writes \
-             one of step 10"
+            "timeline: the run has no trace; log.trace = \"10\" in its deck (or on the command line) records \
+             step 10"
                 .into(),
         ),
     }
