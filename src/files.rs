@@ -619,11 +619,7 @@ mod tests {
         for (name, why) in [
             ("m", "is not empty"),
             ("m/model", "is not a directory"),
-            (
-                "nothing",
-                "a dangling symbolic \
-                                                                                    link",
-            ),
+            ("nothing", "a dangling symbolic link"),
         ] {
             if name == "nothing" {
                 symlink("nowhere", at(name)).unwrap();

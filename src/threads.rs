@@ -42,13 +42,7 @@ impl<T: Send + 'static> Work<T> {
             Err(why) => {
                 log::warn!(
                     "{}: its work is done synchronously",
-                    refused(
-                        &format!(
-                            "the thread \
-                                                                                   `{name}`"
-                        ),
-                        &why
-                    )
+                    refused(&format!("the thread `{name}`"), &why)
                 );
                 Work::Done(take(&work).expect("no thread has it")())
             }

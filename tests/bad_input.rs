@@ -198,12 +198,12 @@ fn bad_data_is_found_before_step_0_with_file_offset_and_value() {
         (
             2,
             &["data.train=lies.bin", "data.format=llmc", vocab],
-            &["lies.bin says in its header (byte offset 8) that it holds 5000 tokens, and holds 4000"],
+            &["lies.bin has 5000 tokens according to its header (byte offset 8), but contains 4000"],
         ),
         (
             0,
             &["data.train=torn.bin", "data.format=llmc", vocab],
-            &["torn.bin begins with 117901063 (byte offset 0)"],
+            &["torn.bin starts with 117901063 (byte offset 0)"],
         ),
         (
             0,
@@ -246,7 +246,7 @@ fn bad_data_is_found_before_step_0_with_file_offset_and_value() {
         (
             0,
             &["data.train=llmc.bin", vocab],
-            &["llmc.bin begins with the header of an llm.c token file; say data.format = \"llmc\""],
+            &["llmc.bin starts with the header of an llm.c token file; set data.format = \"llmc\""],
         ),
         (
             0,

@@ -438,10 +438,8 @@ fn a_file_that_may_not_grow_so_large_is_an_error_of_the_save_and_no_signal() {
     };
     let said = limited("stop", &[]).expect_code(5).expect_text("the checkpoint of step 2 failed");
     said.expect_text("rank_0000_of_0001.h5").expect_text("File too large");
-    let said = limited("go", &["checkpoint.on_error=continue"]).expect_code(5).expect_text(
-        "the run \
-                                                                                            continues",
-    );
+    let said =
+        limited("go", &["checkpoint.on_error=continue"]).expect_code(5).expect_text("the run continues");
     said.expect_text("could not be saved");
     assert_eq!(Steps::n_rows(&case.path("go")), 4);
 }

@@ -528,10 +528,7 @@ fn slurms_own_signal_the_limit_it_tells_and_the_limit_that_fires_each_leave_a_ch
     let shown = cluster.ask("scontrol", &["show", "job", &jobs[0].1]);
     assert!(
         shown.contains("Comment=zero3: step ")
-            && shown.contains(
-                "of 1000000, stopped early, checkpoint \
-                                                                  saved"
-            ),
+            && shown.contains("of 1000000, stopped early, checkpoint saved"),
         "{shown}"
     );
     // No scontrol, no comment: one line, and nothing else.

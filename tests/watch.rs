@@ -206,7 +206,7 @@ fn a_snapshot_writes_nothing_and_copes_with_what_is_torn_or_missing() {
         .expect_text("summary.json");
     std::fs::remove_file(run_dir.join("summary.json")).expect("there");
     std::fs::remove_file(run_dir.join("events.jsonl")).expect("there");
-    once(&run_dir).expect_success().expect_text("without a word");
+    once(&run_dir).expect_success().expect_text("without a record of the end");
 
     let empty = case.path("empty");
     once(&empty).expect_code(2).expect_text("no records of a run");

@@ -245,14 +245,9 @@ mod tests {
 
     #[test]
     fn tasks_that_cannot_meet_are_refused_with_the_line_that_works() {
-        for (recorded, why) in [
-            (SRUN_NONE, "without an MPI plugin"),
-            (
-                SRUN_PMI2,
-                "--mpi=pmi2 does not \
-                                                                                   provide PMIx",
-            ),
-        ] {
+        for (recorded, why) in
+            [(SRUN_NONE, "without an MPI plugin"), (SRUN_PMI2, "--mpi=pmi2 does not provide PMIx")]
+        {
             let said = refusal_before_mpi(&lookup(recorded), OPEN_MPI).expect("refused");
             for part in [why, "4 tasks", "srun --mpi=pmix --kill-on-bad-exit=1 -n 4", "mpirun -n 4"] {
                 assert!(said.contains(part), "{part}: {said}");

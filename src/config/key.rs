@@ -176,12 +176,9 @@ impl Kind {
             Kind::Float { min, max, below_max: true } => {
                 format!("a number from {} to below {}", bound(min), bound(max))
             }
-            Kind::Float { min, max, below_max: false } => format!(
-                "a number from {} to \
-                                                                   {}",
-                bound(min),
-                bound(max)
-            ),
+            Kind::Float { min, max, below_max: false } => {
+                format!("a number from {} to {}", bound(min), bound(max))
+            }
             Kind::Paths { may_be_empty: true } => "a list of paths or globs, e.g. [\"val.txt\"]".into(),
             Kind::Paths { may_be_empty: false } => {
                 "a list of at least one path or glob, e.g. [\"text/*.txt\", \"more.txt\"]".into()

@@ -184,7 +184,7 @@ fn what_a_family_does_not_have_is_refused_by_name() {
             "model.n_kv_head = 1: model.n_head = 2, because GPT-2 does not share key/value heads",
         ),
         (&["model.d_ff=20"], "model.d_ff = 20: 4 * model.d_model = 32"),
-        (&["model.rope_theta=10000"], "model.rope_theta = 10000: 0, GPT-2 learns its positions"),
+        (&["model.rope_theta=10000"], "model.rope_theta = 10000: 0, because GPT-2 learns its positions"),
         (&["model.norm_eps=1e-6"], "model.norm_eps = 1e-6: 1e-5"),
         (&["model.tied=false"], "model.tied = false: true, because GPT-2's head is its embedding"),
         (&["model.family=bert"], "one of \"gpt2\", \"llama\""),

@@ -79,9 +79,9 @@ fn one_token_too_few_is_refused_and_exactly_one_sample_is_enough() {
 fn a_split_that_leaves_either_side_too_short_says_what_would_do() {
     let bytes = [b'x'; 100];
     let val = message(text(&[&bytes], |cfg| cfg.val_fraction = 0.03).1);
-    assert!(val.contains("leaves 3 for validation") && val.contains("at least 0.05 would do"), "{val}");
+    assert!(val.contains("leaves 3 for validation") && val.contains("set at least 0.05"), "{val}");
     let train = message(text(&[&bytes], |cfg| cfg.val_fraction = 0.98).1);
-    assert!(train.contains("leaves 2 for training") && train.contains("at most 0.95 would do"), "{train}");
+    assert!(train.contains("leaves 2 for training") && train.contains("set at most 0.95"), "{train}");
     for good in [0.05, 0.95] {
         let (_dir, data) = text(&[&bytes], |cfg| cfg.val_fraction = good);
         data.unwrap();

@@ -1,4 +1,4 @@
-//! Token files as one long array that is never loaded: memory-mapped and read where a sample needs it.
+//! Token files as one long array that is never loaded: memory-mapped, and read where a sample needs it.
 //!
 //! Must not know: samples, vocabularies, ranks.
 
@@ -34,12 +34,12 @@ pub struct StreamFile {
 }
 
 impl StreamFile {
-    /// As it was given or found by a glob.
+    /// As given or matched by a glob.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The bytes of its tokens: the whole content but a header.
+    /// The bytes of its tokens: the whole content except a header.
     pub fn bytes(&self) -> &[u8] {
         self.map.as_deref().map_or(&[], |map| &map[self.header_bytes..])
     }
@@ -57,8 +57,8 @@ impl StreamFile {
 
 impl TokenStream {
     /// Maps the files in the given order; headers have been checked
-    /// ([`decide_format`](super::decide::decide_format)). Every file that cannot be read or has a torn last
-    /// token is reported at once.
+    /// ([`decide_format`](super::decide::decide_format)). All files that are unreadable or have a truncated
+    /// last token are reported together.
     pub fn open(key: &str, files: &[PathBuf], format: TokenFormat) -> Result<Self> {
         let mut faults = Vec::new();
         let mut stream = TokenStream { files: Vec::with_capacity(files.len()), format, n_tokens: 0 };
@@ -76,15 +76,15 @@ impl TokenStream {
             let header_bytes = format.header_bytes();
             let n_bytes = map.as_ref().map_or(0, |m| m.len() as u64);
             let Some(n_bytes) = n_bytes.checked_sub(header_bytes as u64) else {
-                faults.push(format!("{key}: {} lost its header while it was opened", path.display()));
+                faults.push(format!("{key}: {} lost its header while being opened", path.display()));
                 continue;
             };
             let token_bytes = format.token_bytes();
             if !n_bytes.is_multiple_of(token_bytes) {
                 faults.push(format!(
-                    "{key}: {} has {n_bytes} bytes, which is no multiple of {token_bytes}: as {format} its \
-                     last token, at byte offset {}, is torn; copy the file again, or name its true \
-                     data.format",
+                    "{key}: {} has {n_bytes} bytes, which is not a multiple of {token_bytes}: as {format} \
+                     its last token, at byte offset {}, is truncated; copy the file again, or set the \
+                     correct data.format",
                     path.display(),
                     n_bytes / token_bytes * token_bytes
                 ));
@@ -104,12 +104,12 @@ impl TokenStream {
         self.n_tokens
     }
 
-    /// Whether there is no token at all.
+    /// Whether there are no tokens.
     pub fn is_empty(&self) -> bool {
         self.n_tokens == 0
     }
 
-    /// How tokens lie in the files.
+    /// Encoding of the tokens in the files.
     pub fn format(&self) -> TokenFormat {
         self.format
     }
@@ -119,7 +119,7 @@ impl TokenStream {
         &self.files
     }
 
-    /// Overwrites `out` with the tokens from `range_start` on, across file ends.
+    /// Overwrites `out` with the tokens from `range_start` on, across file boundaries.
     pub fn read(&self, range_start: u64, out: &mut [u32]) {
         let range_end = range_start + out.len() as u64;
         assert!(
@@ -182,8 +182,8 @@ fn map_file(path: &Path) -> std::io::Result<Option<Mmap>> {
         return Ok(None);
     }
     // SAFETY: the map is read-only and lives as long as the StreamFile that owns it. Data files must not be
-    // changed during a run (README says so): a file cut short would end the process with SIGBUS, as it would
-    // any program that maps it. The bytes are only ever read as u8, for which every value is valid.
+    // changed during a run (README): a truncated file would end the process with SIGBUS, as in any program
+    // that maps it. The bytes are only ever read as u8, for which every value is valid.
     unsafe { Mmap::map(&file) }.map(Some)
 }
 

@@ -183,8 +183,7 @@ proptest! {
         let refused = Plan::new(&spec, n, &Knobs { max_live_bytes: largest - 1, ..knobs });
         prop_assert!(
             refused.unwrap_err().to_string().contains(&largest.to_string()),
-            "the error names what \
-                                                                                       would do"
+            "the error names what would do"
         );
     }
 

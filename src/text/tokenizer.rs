@@ -1,7 +1,7 @@
-//! Text to tokens and back, by one of three tokenizers. The pairs and the regular expressions are other
-//! people's, from crates.
+//! Text to tokens and back, with one of three tokenizers. Byte pairs and regular expressions are those of
+//! third-party crates.
 //!
-//! Must not know: files of text or tokens, what a document is.
+//! Must not know: files of text or tokens, the definition of a document.
 
 use std::path::Path;
 
@@ -13,17 +13,16 @@ use crate::error::{Error, Result};
 use crate::files;
 use crate::foreign::{guarded, without_bom};
 
-/// No longer tokenizer.json is read.
+/// Maximum size of a tokenizer.json.
 const MAX_TOKENIZER_BYTES: u64 = 1 << 30;
 
-/// Runs of white space longer than this are refused for GPT-2: its regular expression would run out of its
-/// stack of 10^6.
+/// Longer runs of white space are rejected for GPT-2: its regular expression would exceed its stack of 10^6.
 const MAX_BLANKS: usize = 500_000;
 
-/// End-of-document tokens by their usual names, as looked for in a `tokenizer.json`.
+/// Usual names of the document token, as looked for in a `tokenizer.json`.
 const END_NAMES: [&str; 5] = ["<|endoftext|>", "<|end_of_text|>", "<|begin_of_text|>", "</s>", "<eos>"];
 
-/// A tokenizer that is ready for work; encoding takes any number of threads.
+/// A loaded tokenizer; encoding may use any number of threads.
 pub struct TextTokenizer {
     kind: Kind,
     name: String,
@@ -38,26 +37,26 @@ enum Kind {
     File(Box<HuggingFace>),
 }
 
-/// What is wrong with a text, and at which byte of it.
+/// An error in a text, and its byte offset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TextFault {
     /// Byte offset in the text.
     pub offset: usize,
-    /// What is there.
+    /// Description.
     pub what: String,
 }
 
 impl TextTokenizer {
-    /// Loads a tokenizer by its deck name. `token` names the token that separates documents, where the usual
-    /// ones would not do.
+    /// Loads a tokenizer by its deck name. `token` names the document token, if it is not one of the usual
+    /// ones.
     ///
     /// # Errors
-    /// The file is missing or is no `tokenizer.json`; there is no such token.
+    /// The file is missing or not a `tokenizer.json`; it has no such token.
     pub fn load(named: &Named, token: Option<&str>) -> Result<Self> {
         let (kind, vocab_size, usual, digest) = match named {
             Named::None => {
                 return Err(Error::Input(
-                    "tokenizer none: say bytes, gpt2 or the path of a tokenizer.json".into(),
+                    "tokenizer none: use bytes, gpt2 or the path of a tokenizer.json".into(),
                 ));
             }
             Named::Bytes => (Kind::Bytes, 256, None, String::new()),
@@ -80,12 +79,12 @@ impl TextTokenizer {
             (Some(token), Kind::File(file)) => match file.token_to_id(token) {
                 Some(id) => Some(id),
                 None => {
-                    return Err(Error::Input(format!("{name} has no token {token:?}; name one that it has")));
+                    return Err(Error::Input(format!("{name} has no token {token:?}; name an existing one")));
                 }
             },
             (Some(token), _) => {
                 return Err(Error::Input(format!(
-                    "the tokenizer {name} has no token {token:?}; leave it out"
+                    "the tokenizer {name} has no token {token:?}; omit the option"
                 )));
             }
         };
@@ -97,7 +96,7 @@ impl TextTokenizer {
         &self.name
     }
 
-    /// XXH3-64 of its file, in hex; empty for one that has none.
+    /// XXH3-64 of its file, in hex; empty without a file.
     pub fn digest(&self) -> &str {
         &self.digest
     }
@@ -107,7 +106,7 @@ impl TextTokenizer {
         self.vocab_size
     }
 
-    /// The token that separates documents, if there is one.
+    /// The document token, if there is one.
     pub fn document_token(&self) -> Option<u32> {
         self.document_token
     }
@@ -117,7 +116,7 @@ impl TextTokenizer {
     /// add_special_tokens=False)`).
     ///
     /// # Errors
-    /// It is no text of this tokenizer: what is wrong, and at which byte.
+    /// It is not a valid text for this tokenizer; the error has the byte offset.
     pub fn encode(&self, text: &[u8], out: &mut Vec<u32>) -> std::result::Result<(), TextFault> {
         match &self.kind {
             Kind::Bytes => out.extend(text.iter().map(|&b| u32::from(b))),
@@ -135,8 +134,8 @@ impl TextTokenizer {
         Ok(())
     }
 
-    /// The bytes that tokens stand for; `bytes` and `gpt2` give back exactly what was encoded. Tokens outside
-    /// the vocabulary (padding of a model's vocabulary) show as U+FFFD.
+    /// The bytes that tokens represent; `bytes` and `gpt2` return exactly what was encoded. Tokens outside
+    /// the vocabulary (padding of a model's vocabulary) become U+FFFD.
     pub fn decode(&self, tokens: &[u32]) -> Vec<u8> {
         let one_by_one = |bytes_of: &dyn Fn(u32) -> Option<Vec<u8>>| -> Vec<u8> {
             tokens.iter().flat_map(|&token| bytes_of(token).unwrap_or_else(|| "\u{fffd}".into())).collect()
@@ -156,13 +155,13 @@ impl TextTokenizer {
         }
     }
 
-    /// The last place at or before the end of `text` where it may be cut so that the parts encode to what the
-    /// whole does, whatever follows; none where no such place is known.
+    /// The last position at or before the end of `text` where it may be split so that the parts encode like
+    /// the whole, whatever follows; none if no such position is known.
     ///
-    /// \[Note: cuts\] GPT-2's expression makes no word that goes on from something else into white space, and
-    /// looks ahead only from within white space. So a text may be cut before white space that follows
-    /// something else. Nothing of the kind is known of a `tokenizer.json`, whose normalizer and model may see
-    /// the whole text.
+    /// \[Note: cuts\] GPT-2's expression matches no word that extends from other characters into white space,
+    /// and looks ahead only from within white space. So a text may be split before white space that follows
+    /// other characters. Nothing similar is known of a `tokenizer.json`, whose normalizer and model may
+    /// depend on the whole text.
     pub fn last_cut(&self, text: &[u8]) -> Option<usize> {
         match &self.kind {
             Kind::Bytes => Some(text.len()).filter(|&n| n > 0),
@@ -181,7 +180,7 @@ fn load_file(path: &Path) -> Result<(HuggingFace, String)> {
     let bytes = bytes_of(path)?;
     let parse = || {
         let mut file = HuggingFace::from_bytes(without_bom(&bytes)).map_err(|e| e.to_string())?;
-        // What is cut or filled up for a model's inputs is not the text.
+        // Truncation and padding for a model's inputs do not apply to the text.
         file.with_truncation(None).map_err(|e| e.to_string())?;
         file.with_padding(None);
         Ok(file)
@@ -193,7 +192,7 @@ fn load_file(path: &Path) -> Result<(HuggingFace, String)> {
 fn bytes_of(path: &Path) -> Result<Vec<u8>> {
     let no = |why: String| Error::Input(format!("{}: {why}", path.display()));
     if !path.is_file() {
-        return Err(no("no such file; the tokenizer.json of a model would do".into()));
+        return Err(no("no such file; expected the tokenizer.json of a model".into()));
     }
     files::read(path, MAX_TOKENIZER_BYTES).map_err(|e| no(format!("cannot be read: {e}")))
 }
@@ -202,10 +201,10 @@ fn hex_digest(bytes: &[u8]) -> String {
     format!("{:016x}", xxhash_rust::xxh3::xxh3_64(bytes))
 }
 
-/// [`TextTokenizer::digest`] of a `tokenizer.json`, without reading what it says.
+/// [`TextTokenizer::digest`] of a `tokenizer.json`, without parsing it.
 ///
 /// # Errors
-/// It cannot be read.
+/// It is unreadable.
 pub fn digest_of(path: &Path) -> Result<String> {
     bytes_of(path).map(|bytes| hex_digest(&bytes))
 }
@@ -235,7 +234,7 @@ fn check_blanks(text: &str) -> std::result::Result<(), TextFault> {
         if run > MAX_BLANKS {
             return Err(TextFault {
                 offset: from,
-                what: format!("more than {MAX_BLANKS} characters of white space in a row; take some out"),
+                what: format!("more than {MAX_BLANKS} consecutive white space characters; remove some"),
             });
         }
     }

@@ -242,10 +242,7 @@ mod tests {
         );
         assert!(
             needs(&deck, 1) == Some(100)
-                && self::remedy(&deck, 1, 0, &|_, _| Some(1)).starts_with(
-                    "no \
-                                                                                                    setting"
-                )
+                && self::remedy(&deck, 1, 0, &|_, _| Some(1)).starts_with("no setting")
         );
     }
 }

@@ -52,7 +52,8 @@ Examples:
   zero3 ckpt import gpt2 runs/gpt2 --ranks 4
       from a directory with config.json and model.safetensors (or its index)
   mpirun -n 2 zero3 train my.toml --resume runs/gpt2
-      starts from it at step 0, as does model.init_from=runs/gpt2 (a deck with the model's sizes)
+      starts from it at step 0, as does model.init_from=runs/gpt2; the deck (see inputs/tiny.toml) must
+      have the model's sizes
 
 Exit codes: 0 success; 2 model not found, tensors missing, unexpected or of a wrong shape, or the
 destination already has a checkpoint; 5 write failed; 70 internal error.";

@@ -25,8 +25,7 @@ pub fn forward<A: Element, R: Element, P: Element>(
     assert_eq!(
         (out.len(), inp.len(), rstd.len(), bias.len()),
         (rows * c, rows * c, rows, c),
-        "layer norm of \
-                                                                                               {rows} x {c}"
+        "layer norm of {rows} x {c}"
     );
     let task_rows = (TASK_NUMEL / c.max(1)).max(1);
     let (out, mean, rstd) = (Shared::new(out), Shared::new(mean), Shared::new(rstd));
@@ -85,8 +84,7 @@ pub fn backward_input<R: Element, A: Element, P: Element>(
     assert_eq!(
         (dinp.len(), dout.len(), inp.len()),
         (rows * c, rows * c, rows * c),
-        "layer norm of {rows} x \
-                                                                                     {c}"
+        "layer norm of {rows} x {c}"
     );
     assert_eq!(rstd.len(), rows, "layer norm of {rows} x {c}");
     assert!(
