@@ -1,7 +1,7 @@
 //! The computation of a unit's visit, as data: kernels with their FLOPs and the bytes they move.
 //!
-//! `model/work.rs` derives it from the model's code, `plan/forecast/` predicts its time, `calibrate/`
-//! measures the same kernels. Must not know: speeds.
+//! `model/visit_kernels.rs` finds it out from the model's own code, `plan/forecast/` gives it a time,
+//! `calibrate/` measures the same kernels. Must not know: how fast anything is.
 
 use crate::dtype::DType;
 use crate::optimizers::{BYTES_PER_STATE, OptimizerKind};

@@ -37,12 +37,12 @@ pub struct Job {
     pub abort: fn(Exit),
     /// Without banner, progress and closing message.
     pub quiet: bool,
-    /// Called on every rank after each completed step.
-    pub watch: Option<Box<Watch>>,
+    /// Called on every rank after each step that was made.
+    pub on_step: Option<Box<StepObserver>>,
 }
 
-/// Receives a row of the log, and the numbers of every rank it was made from.
-pub type Watch = dyn Fn(&StepRow, &[RankStep]);
+/// Sees a row of the log, and the numbers of every rank it was made from.
+pub type StepObserver = dyn Fn(&StepRow, &[RankStep]);
 
 /// How a run ended, and where.
 pub struct Ending {

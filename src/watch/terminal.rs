@@ -1,7 +1,7 @@
 //! The terminal: set up, drawn on, polled for keys, and restored, also after a panic or a signal.
 
-use super::draw::{Colors, draw};
 use super::run_files::RunFiles;
+use super::terminal_view::{Colors, draw};
 use super::view::View;
 use crate::batch::signals;
 use crate::clock::unix_now;

@@ -3,6 +3,7 @@
 //! Must not know: how a command runs. Under MPI every rank parses the same arguments to the same result.
 
 mod ckpt;
+mod counts;
 mod data;
 mod infer;
 mod machine;
@@ -13,16 +14,15 @@ pub use ckpt::{
     CkptCommand, CkptDiffArgs, CkptExportArgs, CkptImportArgs, CkptInspectArgs, CkptReshardArgs,
     CkptVerifyArgs,
 };
+pub use counts::MAX_RANKS;
 pub use data::{DataCommand, DataFilesArgs, DataInfoArgs, TokenizeArgs};
 pub use infer::{EvalArgs, SampleArgs};
 pub use machine::{AcceptArgs, DeviceCheckArgs, DeviceCommand};
 pub use run::{PlanArgs, ReportArgs, Resume, TrainArgs, WatchArgs};
 pub use words::{DeckArgs, PlanOf, PlanSubject};
 
-use clap::builder::TypedValueParser;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::ffi::OsString;
-use std::ops::RangeBounds;
 
 const PROGRAM_HELP: &str = "\
 Start it like any MPI program; a single rank needs no launcher:
@@ -40,10 +40,7 @@ Exit codes:
   70  internal error
   75  stopped early with a checkpoint saved: run the same command again";
 
-/// Largest rank count of a plan or a reshard: more than any machine starts, few enough to plan in a moment.
-pub const MAX_RANKS: i64 = 1 << 20;
-
-/// Train GPT-2, Llama and Qwen3 models with ZeRO-3 over MPI.
+/// Trains GPT-2 and Llama models with ZeRO-3 over MPI.
 ///
 /// Parameters, gradients and optimizer state are sharded over the ranks; each layer's parameters are gathered
 /// just before use and released right after. Results are bitwise identical on any number of ranks.
@@ -72,11 +69,6 @@ pub enum Command {
     Watch(WatchArgs),
     #[command(subcommand)]
     Ckpt(CkptCommand),
-}
-
-/// A whole number in `range`.
-fn count(range: impl RangeBounds<i64>) -> impl TypedValueParser<Value = usize> {
-    clap::value_parser!(u32).range(range).map(|n| n as usize)
 }
 
 /// Parses the arguments, the program's own name first.

@@ -1,7 +1,7 @@
 //! Runs: `zero3 train`, `zero3 plan` before one, `zero3 report` and `zero3 watch` after and during one.
 
+use super::counts::{MAX_RANKS, count};
 use super::words::{DeckArgs, PlanSubject};
-use super::{MAX_RANKS, count};
 use crate::plan::forecast::sweep::Sweep;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use std::ffi::{OsStr, OsString};
@@ -106,8 +106,9 @@ pub struct PlanArgs {
     pub ranks_per_node: Option<usize>,
     /// The hardware: a file, or a100-40gb, a100-80gb, h100, h200, b200, l40s.
     #[arg(long, value_name = "FILE|NAME")]
-    pub hardware: Option<String>,
-    /// Micro-batches per rank and step: sets train.global_batch_size from the rank count. 1 without a deck.
+    pub hardware: Option<PathBuf>,
+    /// Micro-batches of each rank in a step: sets train.global_batch_size by the number of ranks. 1 without a
+    /// deck.
     #[arg(long, value_name = "M", value_parser = count(1..=1 << 20))]
     pub micro_batches_per_rank: Option<usize>,
     /// Plan several values of one key: KEY=FROM..TO (doubling) or KEY=A,B,C; the key is ranks,

@@ -1,6 +1,6 @@
 //! GPT-2: derived sizes, and keys it does not support.
 
-use super::rules::{FamilyRules, PresetSizes};
+use super::family_rules::{FamilyRules, PresetSizes};
 use crate::config::resolve::Resolver;
 
 /// The epsilon of its norms.

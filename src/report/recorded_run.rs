@@ -40,8 +40,8 @@ pub struct TracedEvent {
 
 /// All records.
 #[derive(Debug)]
-pub struct RunDir {
-    /// Written at the end of a process; none while the first one runs, or if it was killed.
+pub struct RecordedRun {
+    /// At the end of a process; none while the first one runs, or where it was killed.
     pub summary: Option<Summary>,
     /// The resolved deck of the newest process.
     pub deck: Deck,
@@ -76,7 +76,7 @@ pub fn read_summary(run_dir: &Path) -> Result<Option<Summary>> {
     text_of(&path)?.map(parse).transpose()
 }
 
-impl RunDir {
+impl RecordedRun {
     /// Reads a run directory.
     ///
     /// # Errors
@@ -111,7 +111,7 @@ impl RunDir {
                 path.display()
             ))
         })?;
-        Ok(RunDir {
+        Ok(RecordedRun {
             summary,
             deck,
             world_size,
@@ -243,7 +243,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         for (path, part) in [(dir.path().join("none"), "no such directory"), (dir.path().into(), "deck.toml")]
         {
-            let error = RunDir::read(&path).unwrap_err();
+            let error = RecordedRun::read(&path).unwrap_err();
             assert!(error.to_string().contains(part) && error.exit().code() == 2, "{error}");
         }
     }
