@@ -224,7 +224,7 @@ fn useful_and_lost_time_add_up_to_wall_time_over_a_slow_rank_and_a_killed_job() 
     let slow = slow.env("ZERO3_TEST_FAULT", slow_steps).output().expect_success();
     // Where mpirun gives a rank a second to end, as Open MPI does unless it is told otherwise.
     if slow.text().contains("Open MPI") {
-        let warned = slow.text().matches("and mpirun kills its ranks 1 s after it gets SIGTERM").count();
+        let warned = slow.text().matches("but mpirun kills its ranks 1 s after receiving SIGTERM").count();
         assert_eq!(warned, 1, "{slow}");
     }
     let run_dir = case.path("run");

@@ -22,7 +22,8 @@ impl Checkpoint {
     /// As today's program writes it, with a digest of each file's structure.
     pub fn of_today() -> Self {
         let dir = scratch();
-        let resharded = reshard(Path::new(GOLDEN), dir.path(), 2, |_| ()).expect("the golden checkpoint reads");
+        let golden = Path::new(GOLDEN);
+        let resharded = reshard(golden, dir.path(), 2, |_| ()).expect("the golden checkpoint reads");
         let step_dir = resharded.to;
         Checkpoint::at(dir, step_dir)
     }

@@ -11,21 +11,21 @@
 //! | --- | --- |
 //! | `kind`, `layout` | weights and the optimizer's states; names of directories and files |
 //! | [`manifest`] | the manifest: fields, bytes, digest |
-//! | `validate` | everything that makes a manifest unacceptable |
-//! | [`slice_map`] | where the slices of a parameter lie; from a range to pieces of them |
+//! | `validate` | the checks of a manifest |
+//! | [`slice_map`] | where the slices of a parameter are stored; from a range to pieces of them |
 //! | [`write`](mod@write) | a rank's file: datasets, digests, fsync |
+//! | [`commit`](mod@commit) | prepare, commit, retain: which names exist on disk at every instant |
 //! | [`find`] | the checkpoints of a run directory; the meaning of a user's PATH |
-//! | [`find`] | which checkpoints a run directory holds; what a person's PATH means |
+//! | [`read`] | from a parameter's range to file ranges, and the verified bytes |
 //! | [`weights_file`], `written` | initial weights from a foreign HDF5 file; whether all of its values were written |
 //! | [`master`] | `model.h5`, which maps each parameter whole for standard HDF5 tools |
 //! | [`inspect`](mod@inspect), [`diff`](mod@diff) | contents of a checkpoint; comparison of two |
 //! | [`verify`](mod@verify), [`reshard`](mod@reshard) | damage to one; conversion to another rank count |
-//! | [`verify`](mod@verify), [`reshard`](mod@reshard) | where one is damaged; the same one for another rank count |
 //!
 //! The format and the commit protocol are specified in `docs/checkpoint_format.md`.
 //!
 //! Must not know: MPI, devices; of plans only which slice of a parameter a rank owns, of decks only how files
-//! are locked. It takes and gives host slices, and the deck is an opaque string.
+//! are locked. Its interface is host slices, and the deck is an opaque string.
 
 pub mod aside;
 pub mod commit;

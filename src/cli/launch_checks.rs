@@ -245,7 +245,9 @@ mod tests {
 
     #[test]
     fn tasks_that_cannot_meet_are_refused_with_the_line_that_works() {
-        for (recorded, why) in [(SRUN_NONE, "not told of MPI"), (SRUN_PMI2, "--mpi=pmi2 gives no PMIx")] {
+        for (recorded, why) in
+            [(SRUN_NONE, "without an MPI plugin"), (SRUN_PMI2, "--mpi=pmi2 does not provide PMIx")]
+        {
             let refusal_of = |task: &str| {
                 let env = |name: &str| match name {
                     "SLURM_PROCID" => Some(task.to_string()),
@@ -258,7 +260,7 @@ mod tests {
                 assert!(advice.contains(part), "{part}: {advice}");
             }
             let brief = refusal_of("3");
-            assert!(brief.starts_with("task 3 of 4 does not start: ") && brief.contains(why), "{brief}");
+            assert!(brief.starts_with("task 3 of 4 not started: ") && brief.contains(why), "{brief}");
             assert!(!brief.contains('\n'), "the advice is given once: {brief}");
         }
         // MPICH meets through pmi2; what it then counts decides.

@@ -226,8 +226,8 @@ deck! {
             "Tolerance of the final loss around the golden one, if bits cannot be compared.";
         strong_efficiency: Written<Limit> = (default ""), Kind::Limit,
             "Strong scaling to all ranks, as a fraction of the ideal (theory: 1).";
-        weak_efficiency: Written<Limit> = (default ""), Kind::Limit, "Weak scaling to all ranks, as a \
-                                                                      fraction of the ideal (theory: 1).";
+        weak_efficiency: Written<Limit> = (default ""), Kind::Limit,
+            "Weak scaling to all ranks, as a fraction of the ideal (theory: 1).";
         goodput: Written<Limit> = (default "-10%"), Kind::Limit,
             "Fraction of the soak spent in steps of median length (theory: 1).";
     }

@@ -85,12 +85,12 @@ impl Compute {
         let micro_steps = self.n_micro.div_ceil(n);
         let in_last = self.n_micro - (micro_steps - 1) * n;
         let mut caption = if self.visits.iter().any(|v| v.gathers) {
-            "Every rank runs through all units of the model, gathered whole for the visit, with its own \
-             data; a gather or a reduction (a vertical bar) involves all ranks."
+            "Every rank runs through all units of the model, gathered whole for the visit, with data of its \
+             own; a gather or a reduction (a bar from top to bottom) is between all ranks."
                 .to_string()
         } else {
-            "Every rank runs through all units of the model with its own data; a reduction (a vertical bar) \
-             involves all ranks."
+            "Every rank runs through all units of the model with data of its own; a reduction (a bar from \
+             top to bottom) is between all ranks."
                 .to_string()
         };
         if in_last < n {
@@ -99,11 +99,11 @@ impl Compute {
                  collectives and compute nothing."
             );
         }
-        Figure::new("compute", "Compute: the work of each rank in a step", caption, |sheet| {
+        Figure::new("compute", "Compute: what each rank works on in a step", caption, |sheet| {
             let of = if micro_steps == 1 { "that one" } else { "each of them" };
             let y = sheet.subtitle(&format!(
                 "A step of {} micro-batches on {} takes {}; micro-batch j runs on rank j mod {n}. Shown: \
-                 {of}, from left to right; the order is exact, the widths do not represent time.",
+                 {of}, from left to right; the order is true, the widths are not times.",
                 self.n_micro,
                 human::counted(n, "rank"),
                 human::counted(micro_steps, "micro-step")

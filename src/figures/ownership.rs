@@ -44,9 +44,9 @@ impl Ownership {
     pub fn figure(&self) -> Figure {
         let most = |bytes: &[u64]| human::bytes(bytes.iter().copied().max().unwrap_or(0));
         let caption = format!(
-            "If whole units were owned (left, WRONG), the fullest of {} would hold {} and each unit would \
-             come from one rank; with every parameter sharded (right), every rank holds {} and sends its \
-             slices of every unit. {}",
+            "Were whole units owned (left, WRONG), the fullest of {} would keep {} and each unit would come \
+             from one rank; cut inside each parameter (right), every rank keeps {} and sends its slices of \
+             every unit. {}",
             human::counted(self.world_size, "rank"),
             most(&self.wrong.resident_bytes),
             most(&self.right.resident_bytes),
@@ -54,7 +54,7 @@ impl Ownership {
         );
         let caption = caption.trim_end().to_string();
         Figure::new("ownership", "Not whole layers, but slices of every parameter", caption, |sheet| {
-            let words = "Left: the picture that is often drawn, for this model. Right: the actual scheme.";
+            let words = "Left: the picture that is often drawn, for this model. Right: what is done.";
             let y =
                 sheet.subtitle(&format!("{words} N\u{a0}=\u{a0}{}. {}", self.world_size, self.remark)) + 6.0;
             let left = self.panel(sheet, MARGIN, y, true);
@@ -67,7 +67,7 @@ impl Ownership {
         let theme = sheet.theme;
         let (head, color, words) = match is_wrong {
             true => ("WRONG", theme.wrong, "a rank owns whole layers and broadcasts them"),
-            false => ("RIGHT", theme.ink, "every rank holds a slice of every parameter"),
+            false => ("RIGHT", theme.ink, "every rank keeps a slice of every parameter"),
         };
         sheet.write((x, y + 16.0), head, TITLE_PX, color, Anchor::Start, true);
         let room = text_width::width(head, TITLE_PX, true) + 10.0;
@@ -111,7 +111,7 @@ impl Ownership {
                 ];
                 match (is_wrong, self.owners[unit] == rank) {
                     (false, _) => {
-                        let words = format!("{name}: rank {rank} holds a slice of each of its parameters");
+                        let words = format!("{name}: rank {rank} keeps a slice of each of its parameters");
                         sheet.datum(frame, Fill::Plain(theme.color(rank)), None, &words, &data);
                     }
                     (true, true) => {
@@ -149,7 +149,7 @@ impl Ownership {
         sheet.write((columns[1], y), "RIGHT", NOTE_PX, theme.ink, Anchor::End, true);
         let rows = [
             ("Model state at rest", "resident", [&self.wrong.resident_bytes, &self.right.resident_bytes]),
-            ("Received per step", "received", [&self.wrong.received_bytes, &self.right.received_bytes]),
+            ("Received in one step", "received", [&self.wrong.received_bytes, &self.right.received_bytes]),
         ];
         let mut at = y + 6.0;
         for (what, key, bytes_of) in rows {

@@ -55,8 +55,8 @@ pub fn figure(here: &[Point], over: &[Point], n_micro: usize, own: u8) -> Figure
     let of = |stage: u8| here.iter().find(|p| p.stage == stage);
     let caption = match (of(0), of(3)) {
         (Some(zero), Some(three)) => format!(
-            "On {} stage 3 holds {} and stage 0 holds {}; per step, stage 3 receives {} and stage 0 receives \
-             {}. This run was of stage {own}.",
+            "On {} stage 3 keeps {} where stage 0 keeps {}, and receives {} a step where stage 0 receives \
+             {}; this run was of stage {own}.",
             human::counted(n, "rank"),
             human::bytes(three.resident_bytes()),
             human::bytes(zero.resident_bytes()),
@@ -65,10 +65,10 @@ pub fn figure(here: &[Point], over: &[Point], n_micro: usize, own: u8) -> Figure
         ),
         _ => String::new(),
     };
-    Figure::new("stages", "Memory and communication of each stage", caption, |sheet| {
+    Figure::new("stages", "What each stage keeps and moves", caption, |sheet| {
         let y = sheet.subtitle(&format!(
-            "Bytes per rank, by the plan of this model with each stage. Above: on {}. Below: over rank \
-             counts, with the same {n_micro} micro-batches per step. Communication is payload received per \
+            "Bytes of one rank, by the plan of this model with each stage. Above: on {}. Below: over rank \
+             counts, with the same {n_micro} micro-batches in a step. Movement is payload received in one \
              step.",
             human::counted(n, "rank")
         ));
@@ -86,8 +86,8 @@ pub fn figure(here: &[Point], over: &[Point], n_micro: usize, own: u8) -> Figure
                 Part { name: "ReduceScatter", color: reduce, bytes: p.reduce_scatter_bytes },
             ]
         };
-        let left_end = bars(sheet, (MARGIN, y), half, "Held between steps", "resident", here, own, kept);
-        let right_end = bars(sheet, (right, y), half, "Received per step", "moved", here, own, moved);
+        let left_end = bars(sheet, (MARGIN, y), half, "Kept between steps", "resident", here, own, kept);
+        let right_end = bars(sheet, (right, y), half, "Received in one step", "moved", here, own, moved);
         let y = left_end.max(right_end) + 20.0;
         let series = |of: fn(&Point) -> u64| -> Vec<Series> {
             (0..4u8)
@@ -104,10 +104,10 @@ pub fn figure(here: &[Point], over: &[Point], n_micro: usize, own: u8) -> Figure
         let panels = [
             (
                 MARGIN,
-                Axis::new("held between steps").bytes().log(),
+                Axis::new("kept between steps").bytes().log(),
                 Point::resident_bytes as fn(&Point) -> u64,
             ),
-            (right, Axis::new("received per step").bytes().spanning(0.0, 0.0), Point::moved_bytes),
+            (right, Axis::new("received in one step").bytes().spanning(0.0, 0.0), Point::moved_bytes),
         ];
         let mut end = y;
         for (x, y_axis, of) in panels {
@@ -233,7 +233,7 @@ mod tests {
                     "what nobody keeps is not in the legend"
                 );
             }
-            assert!(figure.caption.contains("This run was of stage 2"));
+            assert!(figure.caption.contains("this run was of stage 2"));
         }
     }
 }

@@ -1,6 +1,6 @@
-//! Storage between steps: each parameter a row, each rank a column, each slice at its position.
+//! Who keeps what between steps: each parameter a row, each rank a column, each slice at its true place.
 //!
-//! All slices of a parameter have `s = ceil(numel / N)` elements with the padding, so rank r's starts at `r *
+//! All slices of a parameter are `s = ceil(numel / N)` elements with the padding, so rank r's begin at `r *
 //! s` in every row, and one column per rank shows every parameter to its own scale.
 
 use super::Figure;
@@ -13,9 +13,9 @@ use crate::plan::partition::Partition;
 /// How a parameter's states are held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Held {
-    /// Parameter, gradient and optimizer state sharded.
+    /// Parameter, gradient and optimizer state in slices.
     Cut,
-    /// The parameter (in stage 1 the gradient, too) whole on every rank, the rest sharded.
+    /// The parameter (in stage 1 the gradient, too) whole on every rank, the rest in slices.
     WeightsWhole,
     /// Everything whole on every rank.
     Whole,
@@ -32,7 +32,7 @@ pub struct Param {
     pub held: Held,
 }
 
-/// A unit and its parameters; one used by several units belongs to the first.
+/// A unit and the parameters that belong to it; one that several units use belongs to the first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unit {
     /// Its name, e.g. `h.3`.
@@ -41,21 +41,21 @@ pub struct Unit {
     pub params: Vec<Param>,
 }
 
-/// More rows than this are aggregated.
+/// More rows than this are summed up.
 const MAX_ROWS: usize = 40;
 const ROW: f64 = 24.0;
-/// Maximum width of names.
+/// The most room that names get.
 const NAMES: f64 = 290.0;
-/// Suffix of the name of a parameter that is also held whole.
+/// Behind the name of what is whole besides.
 const MARK: &str = "(whole, too)";
 
-/// One row: a parameter, or an aggregated unit.
+/// One row: a parameter, or a unit summed up.
 struct Row {
     name: String,
     held: Held,
     numel: usize,
     slice: usize,
-    /// Elements of each rank: the range within the flat parameter, or their number only.
+    /// Own elements of each rank: the range within the flat parameter, or their sum alone.
     of_rank: Vec<(usize, usize)>,
     is_sum: bool,
 }
@@ -75,50 +75,52 @@ pub fn figure(units: &[Unit], world_size: usize) -> Figure {
     let ranks = format!("each of {}", human::counted(world_size, "rank"));
     let held = |held: Held| units.iter().flat_map(|u| &u.params).any(|p| p.held == held);
     let mut caption = match (held(Held::Whole), held(Held::WeightsWhole), held(Held::Cut)) {
-        (true, ..) => format!("At rest {ranks} holds every parameter whole: stage 0 shards nothing."),
+        (true, ..) => format!("At rest {ranks} keeps all of every parameter: nothing is cut in stage 0."),
         (_, true, false) => format!(
-            "At rest {ranks} holds the weights whole, and its slice of the other states of every parameter."
+            "At rest {ranks} keeps the weights whole, and of the states beside them its slice of every \
+             parameter."
         ),
         (_, true, true) => format!(
-            "At rest {ranks} holds a slice of every parameter; small ones (marked) are also held whole, with \
-             only their other states sharded."
+            "At rest {ranks} keeps a slice of every parameter; small ones (marked) are kept whole besides, \
+             and only their states are cut."
         ),
-        _ => format!("At rest {ranks} holds one slice of every parameter; no rank holds a whole layer."),
+        _ => format!("At rest {ranks} keeps one slice of every parameter, and no rank a whole layer."),
     };
     if !folded.is_empty() {
         caption += &format!(" {folded}");
     }
     if by_unit {
         caption += &format!(
-            " The {n_params} parameters are aggregated by unit: a cell is filled by the elements that the \
-             rank holds of all the unit's parameters."
+            " The {n_params} parameters are summed up by unit: a cell is filled by the elements that the \
+             rank keeps of all the unit's parameters."
         );
     }
-    Figure::new("storage", "Storage: the slices of each rank between steps", caption.clone(), |sheet| {
+    Figure::new("storage", "Storage: which slices a rank keeps between steps", caption.clone(), |sheet| {
         let rule = match (held(Held::Whole), held(Held::Cut)) {
             (true, _) => {
-                "Every rank holds all elements of everything: parameter, gradient and optimizer state."
+                "Every rank keeps elements 0 to the last one of everything: parameter, gradient and \
+                 optimizer state."
                     .to_string()
             }
             (_, cut) => format!(
                 "Each parameter is flattened, padded to N x s with s = ceil(elements / N), and cut into N \
-                 slices; rank r holds elements r x s to (r + 1) x s{}.",
-                if cut { "" } else { " of all states except the weights, which are whole on every rank" }
+                 slices; rank r keeps elements r x s to (r + 1) x s{}.",
+                if cut { "" } else { " of the states beside the weights, which are whole on every rank" }
             ),
         };
         let y = sheet.subtitle(&format!("{rule} N\u{a0}=\u{a0}{world_size}. {folded}"));
         let theme = sheet.theme;
-        let mut keys = vec![Key::color(theme.color(0), "elements a rank holds (a color per rank)")];
+        let mut keys = vec![Key::color(theme.color(0), "elements a rank keeps (a colour per rank)")];
         keys.push(Key {
             look: super::sheet::Look::Box(Fill::Hatch(theme.muted)),
-            name: "padding, not part of the parameter".into(),
+            name: "padding: no element of the parameter".into(),
         });
         let y = sheet.legend(y, &keys);
         draw_rows(sheet, y, &rows, world_size)
     })
 }
 
-/// Runs of units with equal parameters, represented by their first; and a sentence that explains it.
+/// Runs of units with equal parameters, shown by their first; and a sentence that says so.
 fn fold(units: &[Unit]) -> (Vec<(&Unit, usize)>, String) {
     let alike = |a: &Unit, b: &Unit| {
         let sizes = |u: &Unit| u.params.iter().map(|p| (p.numel, p.held)).collect::<Vec<_>>();
@@ -136,7 +138,7 @@ fn fold(units: &[Unit]) -> (Vec<(&Unit, usize)>, String) {
         return (units.iter().map(|unit| (unit, 1)).collect(), String::new());
     }
     let runs = shown.iter().filter(|(_, n)| *n > 1);
-    let words = runs.map(|(first, n)| format!("{} represents {n} units of the same shapes.", first.name));
+    let words = runs.map(|(first, n)| format!("{} stands for {n} units of the same shapes.", first.name));
     let words = words.collect::<Vec<_>>().join(" ");
     (shown, words)
 }
@@ -242,9 +244,9 @@ fn draw_cell(sheet: &mut Sheet<'_>, row: &Row, rank: usize, (start, end): (usize
     }
     let color = theme.color(rank);
     let words = match (row.is_sum, kept) {
-        (true, _) => format!("{}: rank {rank} holds {kept} of {} elements", row.name, row.numel),
-        (false, 0) => format!("{}: rank {rank} holds nothing, its slice is padding", row.name),
-        (false, _) => format!("{}: rank {rank} holds elements {start}..{end} of {}", row.name, row.numel),
+        (true, _) => format!("{}: rank {rank} keeps {kept} of {} elements", row.name, row.numel),
+        (false, 0) => format!("{}: rank {rank} keeps nothing, its slice is padding", row.name),
+        (false, _) => format!("{}: rank {rank} keeps elements {start}..{end} of {}", row.name, row.numel),
     };
     let mut data = vec![("param", row.name.clone()), ("rank", rank.to_string()), ("kept", kept.to_string())];
     if !row.is_sum {
@@ -340,7 +342,7 @@ mod tests {
     fn two_hundred_different_tensors_are_summed_up_by_unit() {
         let units: Vec<Unit> = (0..50).map(|u| unit(&format!("h.{u}"), &[u + 1, 2 * u + 7, 3, 1])).collect();
         let figure = figure(&units, 7);
-        assert!(figure.caption.contains("200 parameters are aggregated by unit"), "{}", figure.caption);
+        assert!(figure.caption.contains("200 parameters are summed up by unit"), "{}", figure.caption);
         let cells = cells(&figure.light);
         assert_eq!(cells.len(), 50 * 7);
         let total: usize = cells.iter().map(|c| c.4).sum();
