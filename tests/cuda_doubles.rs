@@ -140,7 +140,7 @@ const F32_TOLERANCE: f64 = 1e-4;
 /// bf16 has 8 bits, and kernels round at other places than the CPU's.
 const BF16_TOLERANCE: f64 = 2e-2;
 
-/// Both extreme orders of streams and some drawn ones; `make test-cuda-orders` tries more, on more rank counts.
+/// Both extreme orders of streams and some drawn ones; `make test-cuda-orders` tries more, on more ranks.
 #[test]
 fn one_two_and_four_ranks_give_the_same_bits_whatever_the_order_of_streams() {
     let case = Case::tiny();
