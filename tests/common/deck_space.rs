@@ -263,8 +263,8 @@ fn rules(factors: &[Factor]) -> Vec<Rule> {
         }),
     );
     rule(true, &[TOKENIZER, VOCAB], Box::new(|v| v[0] == "gpt2" && v[1] != ABSENT));
-    // Files of tokens whose tokenizer says no vocabulary: a preset's, which takes time around a tiny model and
-    // shows nothing, or nobody's.
+    // Files of tokens whose tokenizer says no vocabulary: they would have a preset's, which takes time around
+    // a tiny model and shows nothing, or none.
     rule(
         false,
         &[FORMAT, TRAIN, TOKENIZER, VOCAB],
