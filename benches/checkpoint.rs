@@ -8,12 +8,13 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
-use std::ops::Range;
 use std::path::Path;
 use std::time::Instant;
 use zero3::checkpoint::manifest::ADAM_STATES;
 use zero3::checkpoint::manifest::Param;
-use zero3::checkpoint::{self, Kind, Manifest, ParamSlice, Reader, Stored};
+use zero3::checkpoint::{self, Kind, Manifest, Reader, SliceValues, Stored};
+use zero3::plan::Slice;
+use zero3::plan::slice::owned_slices;
 
 fn number(variable: &str, otherwise: usize) -> usize {
     std::env::var(variable).ok().map_or(otherwise, |text| text.parse().expect("a whole number"))
@@ -44,9 +45,10 @@ fn params(numel: usize) -> Vec<(String, usize)> {
     (0..n_blocks).flat_map(block).collect()
 }
 
-fn shard_range(numel: usize, n: usize, rank: usize) -> Range<usize> {
-    let s = numel.div_ceil(n);
-    (rank * s).min(numel)..((rank + 1) * s).min(numel)
+/// The slices of `rank` of `n`.
+fn owned(params: &[(String, usize)], n: usize, rank: usize) -> Vec<Slice<'_>> {
+    let shapes = params.iter().map(|(name, numel)| (name.as_str(), std::slice::from_ref(numel)));
+    owned_slices(shapes, n, rank)
 }
 
 /// Saves the whole state as `n` ranks would, one after another.
@@ -54,20 +56,11 @@ fn save(run_dir: &Path, params: &[(String, usize)], values: &[f32], n: usize) {
     let partial = checkpoint::prepare(run_dir, 1).unwrap();
     let files = (0..n)
         .map(|rank| {
-            let slices: Vec<ParamSlice<'_>> = params
-                .iter()
-                .map(|(name, numel)| {
-                    let Range { start, end } = shard_range(*numel, n, rank);
-                    let held = &values[start..end];
-                    let shape = std::slice::from_ref(numel);
-                    ParamSlice {
-                        name,
-                        global_shape: shape,
-                        numel: *numel,
-                        start,
-                        end,
-                        values: Stored::of(&Kind::all(&ADAM_STATES), |_| held),
-                    }
+            let slices: Vec<SliceValues<'_>> = owned(params, n, rank)
+                .into_iter()
+                .map(|slice| {
+                    let values = &values[slice.range()];
+                    SliceValues { slice, values: Stored::of(&Kind::all(&ADAM_STATES), |_| values) }
                 })
                 .collect();
             checkpoint::write_rank_file(&partial, rank, n, 1, &slices).unwrap()
@@ -103,11 +96,10 @@ fn restore(run_dir: &Path, params: &[(String, usize)], m: usize) {
     for rank in 0..m {
         let mut reader = Reader::open(&dir).unwrap();
         let mut out = Vec::new();
-        for (name, numel) in params {
-            let range = shard_range(*numel, m, rank);
-            out.resize(range.len(), 0.0);
+        for slice in owned(params, m, rank) {
+            out.resize(slice.numel(), 0.0);
             for kind in Kind::all(&ADAM_STATES) {
-                reader.read(name, kind, range.clone(), &mut out).unwrap();
+                reader.read(slice.param, kind, slice.range(), &mut out).unwrap();
             }
         }
     }

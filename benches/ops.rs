@@ -22,7 +22,7 @@ use zero3::backend::{Arena, Buf, Device, Ops, Queue};
 use zero3::dtype::DType::{self, Bf16, F32, U32};
 use zero3::model::{Dims, logits::chunk_rows};
 use zero3::optimizers::{OptimStates, OptimizerKind, UpdateNow, UpdateStep};
-use zero3::plan::memory::{ALIGN, Slot};
+use zero3::plan::slots::{ALIGN, Slot};
 use zero3::telemetry::MemKind;
 
 const MODELS: [(&str, Dims); 3] = [

@@ -149,6 +149,14 @@ pub fn open_input(path: &Path) -> io::Result<File> {
     if is_pipe { File::open(path) } else { open(path) }
 }
 
+/// Opens a directory, so that its descriptor names it.
+///
+/// # Errors
+/// It is not a directory; failures of the file system.
+pub fn open_dir(dir: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY).open(dir)
+}
+
 /// Reads a whole regular file of at most `max_bytes`; a longer one is refused before any of it is read.
 ///
 /// # Errors

@@ -62,6 +62,36 @@ fn least_quota(groups: &str, file: impl Fn(&Path) -> Option<String>) -> Option<C
     quotas.min_by(|a, b| a.cpus.total_cmp(&b.cpus))
 }
 
+/// What bounds the memory of this process, in words.
+pub fn bounds_of_memory() -> Vec<String> {
+    let own = fs::read_to_string("/proc/self/limits").unwrap_or_default();
+    memory_bounds(&own, &own_groups(), |path| fs::read_to_string(path).ok())
+}
+
+fn memory_bounds(own: &str, groups: &str, file: impl Fn(&Path) -> Option<String>) -> Vec<String> {
+    let mut found = Vec::new();
+    for (name, flag) in [("Max address space", "v"), ("Max data size", "d")] {
+        if let Some(bytes) = soft_limit(own, name) {
+            let what = name.trim_start_matches("Max ");
+            found.push(format!("{bytes} bytes of {what} (ulimit -{flag})"));
+        }
+    }
+    for path in control_files(groups, "memory", "memory.max", "memory.limit_in_bytes") {
+        // Version 1 writes a bound that no machine reaches where there is none.
+        let bytes = file(&path).and_then(|text| text.trim().parse::<u64>().ok());
+        if let Some(bytes) = bytes.filter(|&bytes| bytes < 1 << 60) {
+            found.push(format!("{bytes} bytes of this control group ({})", path.display()));
+        }
+    }
+    found
+}
+
+/// The soft limit of a row of `/proc/PID/limits`; None where it is unlimited.
+fn soft_limit<'a>(limits: &'a str, name: &str) -> Option<&'a str> {
+    let row = limits.lines().find_map(|line| line.strip_prefix(name))?;
+    row.split_whitespace().next().filter(|value| *value != "unlimited")
+}
+
 /// What bounds the threads of this process, in words.
 pub fn bounds_of_threads() -> Vec<String> {
     let own = fs::read_to_string("/proc/self/limits").unwrap_or_default();
@@ -69,15 +99,11 @@ pub fn bounds_of_threads() -> Vec<String> {
 }
 
 fn thread_bounds(own: &str, groups: &str, file: impl Fn(&Path) -> Option<String>) -> Vec<String> {
-    let soft = |name: &str| {
-        let row = own.lines().find_map(|line| line.strip_prefix(name))?;
-        row.split_whitespace().next().filter(|value| *value != "unlimited")
-    };
     let mut found = Vec::new();
-    if let Some(n) = soft("Max processes") {
+    if let Some(n) = soft_limit(own, "Max processes") {
         found.push(format!("{n} threads of this user (ulimit -u)"));
     }
-    if let Some(bytes) = soft("Max address space") {
+    if let Some(bytes) = soft_limit(own, "Max address space") {
         found.push(format!("{bytes} bytes of address space (ulimit -v)"));
     }
     for path in control_files(groups, "pids", "pids.max", "pids.max") {
@@ -136,6 +162,26 @@ mod tests {
         assert_eq!(quota("0::/pod\n"), Some(2.5));
         assert_eq!(quota("3:cpu,cpuacct:/a\n0::/pod\n"), Some(1.5));
         assert_eq!(quota("3:cpu,cpuacct:/\n"), None);
+    }
+
+    #[test]
+    fn the_bounds_of_memory_are_named_and_those_that_there_are_not_left_out() {
+        let own = "Max data size             unlimited            unlimited            bytes     \n\
+                   Max address space         400000000            unlimited            bytes     \n";
+        let file = |path: &Path| match path.to_str().unwrap() {
+            "/sys/fs/cgroup/slurm/job_1/memory.max" => Some("max\n".into()),
+            "/sys/fs/cgroup/slurm/memory.max" => Some("2147483648\n".into()),
+            "/sys/fs/cgroup/memory/a/memory.limit_in_bytes" => Some("9223372036854771712\n".into()),
+            _ => None,
+        };
+        assert_eq!(
+            memory_bounds(own, "4:memory:/a\n0::/slurm/job_1\n", file),
+            [
+                "400000000 bytes of address space (ulimit -v)",
+                "2147483648 bytes of this control group (/sys/fs/cgroup/slurm/memory.max)"
+            ]
+        );
+        assert!(memory_bounds("", "nonsense", |_| None).is_empty());
     }
 
     #[test]

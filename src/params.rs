@@ -174,6 +174,11 @@ pub struct ModelSpec {
 }
 
 impl ModelSpec {
+    /// Name and shape of every parameter, in order.
+    pub fn names_and_shapes(&self) -> impl Iterator<Item = (&str, &[usize])> {
+        self.params.iter().map(|p| (p.name.as_str(), p.shape.as_slice()))
+    }
+
     /// Psi: the number of parameters, each counted once.
     pub fn numel(&self) -> usize {
         self.params.iter().map(ParamSpec::numel).sum()

@@ -1,7 +1,7 @@
 //! What a visit of a unit computes, as data: kernels with their FLOPs and the bytes they have to move.
 //!
-//! `model/work.rs` finds it out from the model's own code, `plan/forecast/` gives it a time, `calibrate/`
-//! measures the same kernels. Must not know: how fast anything is.
+//! `model/visit_kernels.rs` finds it out from the model's own code, `plan/forecast/` gives it a time,
+//! `calibrate/` measures the same kernels. Must not know: how fast anything is.
 
 use crate::dtype::DType;
 use crate::optimizers::{BYTES_PER_STATE, OptimizerKind};

@@ -316,19 +316,16 @@ fn a_full_disk_in_the_middle_of_a_save_leaves_the_older_checkpoint_and_the_run_g
 #[test]
 fn a_real_full_disk_inside_a_rank_file_names_the_file_and_the_bytes_needed() {
     use zero3::checkpoint::manifest::ADAM_STATES;
-    use zero3::checkpoint::{Kind, ParamSlice, Stored};
+    use zero3::checkpoint::{Kind, SliceValues, Stored};
+    use zero3::plan::Slice;
     const MARK: &str = "ZERO3_TEST_SMALL_DISK";
     // The child is this test again, in a mount namespace of its own.
     if let Ok(dir) = std::env::var(MARK) {
         let run_dir = Path::new(&dir);
         let partial = checkpoint::prepare(run_dir, 1).unwrap();
         let values = vec![1.5f32; 200_000];
-        let slice = ParamSlice {
-            name: "wte.weight",
-            global_shape: &[200_000],
-            numel: 200_000,
-            start: 0,
-            end: 200_000,
+        let slice = SliceValues {
+            slice: Slice { param: "wte.weight", global_shape: &[200_000], start: 0, end: 200_000 },
             values: Stored::of(&Kind::all(&ADAM_STATES), |_| &values[..]),
         };
         for _ in 0..3 {

@@ -6,7 +6,8 @@ use common::{Case, Run};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use zero3::checkpoint::manifest::{ADAM_STATES, MeshDim, Param};
-use zero3::checkpoint::{self, Kind, Manifest, ParamSlice, Reader, Stored};
+use zero3::checkpoint::{self, Kind, Manifest, Reader, SliceValues, Stored};
+use zero3::plan::Slice;
 
 fn zero3(words: &[&str]) -> Run {
     Run::new(0).args(words)
@@ -172,15 +173,11 @@ fn large_checkpoint(run_dir: &Path) -> PathBuf {
                     (start, end, (start..end).map(|i| i as f32 * 0.37).collect())
                 })
                 .collect();
-            let slices: Vec<ParamSlice<'_>> = params
+            let slices: Vec<SliceValues<'_>> = params
                 .iter()
                 .zip(&held)
-                .map(|((name, shape), (start, end, values))| ParamSlice {
-                    name,
-                    global_shape: shape,
-                    numel: shape[0] * shape[1],
-                    start: *start,
-                    end: *end,
+                .map(|((param, global_shape), (start, end, values))| SliceValues {
+                    slice: Slice { param, global_shape, start: *start, end: *end },
                     values: Stored::of(&Kind::all(&ADAM_STATES), |_| &values[..]),
                 })
                 .collect();

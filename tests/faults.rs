@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Case, Output, Run, Steps, assert_same_curve, summary, until};
+use common::{Case, Output, Run, Steps, assert_same_curve, summary, until, until_row};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -275,6 +275,12 @@ fn a_run_directory_has_one_job_at_a_time_and_a_killed_one_leaves_no_lock() {
     for part in [&who, " (job 41): wait for its end, stop it, or set another run.dir"] {
         assert_eq!(refused.text().matches(part).count(), 1, "{part:?} is not said once\n{refused}");
     }
+    // So are commands that would write a checkpoint there.
+    case.train(1, "other", &["train.steps=2"]).output().expect_success();
+    let args = ["ckpt".into(), "reshard".into(), case.path("other"), case.path("run")];
+    let refused = Run::new(0).args(args).args(["--ranks", "2"]).output().expect_code(2);
+    refused.expect_text(&format!("run is in use by process {pid} on ")).expect_text("name another directory");
+    std::fs::remove_dir_all(case.path("other")).unwrap();
     // Where the deck says so there is no lock to be refused by; that two jobs then share a directory is its
     // author's affair.
     case.train(1, "other", &["run.locking=off"]).output().expect_success();
@@ -333,4 +339,25 @@ fn a_job_that_asks_for_more_memory_than_there_is_says_so_once() {
     assert!(output.text().contains("for the 2 ranks of this node, which has "), "{output}");
     assert!(output.text().contains("zero3 plan"), "what would do is said\n{output}");
     assert!(output.elapsed < SOON, "{output}");
+}
+
+#[test]
+fn a_data_file_that_is_written_to_is_warned_of_and_one_that_is_cut_short_ends_the_job_by_name() {
+    use std::io::Write;
+
+    let case = Case::tiny();
+    let words = ["train.steps=1000000", "train.eval_every=0", "checkpoint.keep_last=1", "log.every=0"];
+    let running = case.train(3, "run", &words).start();
+    until_row(&case.path("run"), 1);
+    let path = case.path("text.txt");
+    let bytes = std::fs::read(&path).unwrap();
+    // In place: neither the length nor the inode is another.
+    let mut file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.write_all(&bytes).unwrap();
+    // Every second step saves.
+    until_row(&case.path("run"), Steps::n_rows(&case.path("run")) + 4);
+    file.set_len(0).unwrap();
+    let ended = running.output().expect_code(5);
+    let ended = ended.expect_text("text.txt was cut short while it was being read: it had 20000 bytes");
+    assert_eq!(ended.text().matches("text.txt was written to while this run reads it").count(), 1, "{ended}");
 }

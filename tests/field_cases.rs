@@ -6,6 +6,9 @@ mod common;
 use common::state::{State, assert_same_state};
 use common::{Case, Run, Steps, assert_same_curve};
 use serde_json::Value;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use zero3::checkpoint::Kind;
 use zero3::optimizers::OptimState;
 
@@ -143,4 +146,66 @@ fn case_18_ranks_pass_from_one_epoch_to_the_next_together() {
     }
     let state = |n: usize| State::read(&case.path(&format!("run_{n} {}", words.join(" "))), 14);
     assert_same_state(&state(1), &state(4));
+}
+
+/// Paths that are not UTF-8: as working directory, deck, argument, glob's find and destination of every
+/// command that reads or writes files.
+#[test]
+fn paths_that_are_not_utf_8_are_paths_in_every_command() {
+    let case = Case::tiny();
+    let odd = |name: &[u8]| OsStr::from_bytes(name).to_os_string();
+    let dir = case.path("").join(odd(b"nu_\xff"));
+    std::fs::create_dir_all(dir.join(odd(b"texts\xfe"))).unwrap();
+    std::fs::copy(case.path("text.txt"), dir.join(odd(b"texts\xfe")).join(odd(b"a\xfd.txt"))).unwrap();
+    std::fs::copy(case.deck(), dir.join(odd(b"deck\xff.toml"))).unwrap();
+    // Arguments by bytes, the working directory in the odd one.
+    let words = |words: &[&[u8]]| words.iter().map(|word| odd(word)).collect::<Vec<_>>();
+    let zero3 = |n_ranks: usize, line: &[&[u8]]| Run::new(n_ranks).dir(&dir).args(words(line)).output();
+    let ok = |line: &[&[u8]]| zero3(0, line).expect_success();
+
+    let train: [&[u8]; 6] =
+        [b"train", b"deck\xff.toml", b"run.dir=run", b"data.train=*/*.txt", b"train.steps=2", b"log.trace=1"];
+    zero3(2, &train).expect_success().expect_text("deck\u{fffd}.toml");
+    std::fs::rename(dir.join("run"), dir.join(odd(b"run\xff"))).unwrap();
+    let verified = ok(&[b"ckpt", b"verify", b"run\xff", b"--json"]);
+    let verified: Value = serde_json::from_str(&verified.stdout).expect("JSON");
+    assert_eq!(verified["path"], "run\u{fffd}/checkpoints/step_00000002");
+    assert_eq!(verified["damage"], Value::Array(Vec::new()));
+    ok(&[b"ckpt", b"inspect", b"run\xff", b"--json"]);
+    ok(&[b"ckpt", b"reshard", b"run\xff", b"cut\xff", b"--ranks", b"3"]);
+    ok(&[b"ckpt", b"diff", b"run\xff", b"cut\xff"]);
+    ok(&[b"ckpt", b"export", b"run\xff", b"out\xff"]);
+    ok(&[b"ckpt", b"import", b"out\xff", b"in\xff", b"--ranks", b"3"]).expect_text("in\u{fffd}");
+    ok(&[b"report", b"run\xff", b"--html", b"--figures", b"figures\xff"]);
+    assert!(dir.join(odd(b"run\xff")).join("report.html").exists());
+    ok(&[b"watch", b"run\xff", b"--once"]);
+    ok(&[b"data", b"tokenize", b"--tokenizer", b"bytes", b"t\xff.bin", b"texts\xfe/a\xfd.txt"])
+        .expect_text("no deck can name these files");
+    // Another file of a name that looks the same does not stand in the way, and the state speaks of this one.
+    ok(&[b"data", b"tokenize", b"--tokenizer", b"bytes", b"t\xfe.bin", b"texts\xfe/a\xfd.txt"]);
+    ok(&[b"data", b"tokenize", b"--tokenizer", b"bytes", b"t\xff.bin", b"texts\xfe/a\xfd.txt"])
+        .expect_text("this was done before");
+    ok(&[b"data", b"info", b"t\xff.bin"]).expect_text("20000");
+    std::fs::copy(
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("inputs/hardware/h100.toml"),
+        dir.join(odd(b"h\xff.toml")),
+    )
+    .unwrap();
+    ok(&[b"plan", b"deck\xff.toml", b"--ranks", b"3", b"--hardware", b"h\xff.toml"]);
+
+    // A checkpoint that is named so travels to all ranks.
+    let resume: [&[u8]; 7] = [
+        b"train",
+        b"deck\xff.toml",
+        b"run.dir=on",
+        b"data.train=*/*.txt",
+        b"train.steps=3",
+        b"--resume",
+        b"run\xff",
+    ];
+    zero3(3, &resume).expect_success();
+    zero3(2, &[b"eval", b"run\xff", b"deck\xff.toml", b"data.train=*/*.txt", b"--json"]).expect_success();
+    // What cannot be said in a deck is refused as a word of the command line.
+    zero3(0, &[b"train", b"deck\xff.toml", b"run.dir=x\xff"]).expect_code(2).expect_text("UTF-8");
+    zero3(0, &[b"data", b"tokenize", b"--tokenizer", b"t\xff.json", b"o.bin", b"a"]).expect_code(2);
 }

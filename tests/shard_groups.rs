@@ -136,7 +136,7 @@ fn rank(case_dir: &Path) {
         started: Instant::now(),
         abort: |exit| abort_job(exit),
         quiet: false,
-        watch: None,
+        on_step: None,
     };
     let device = CpuDevice::new(1).expect("one thread");
     let exit =

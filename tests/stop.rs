@@ -220,11 +220,17 @@ fn useful_and_lost_time_add_up_to_wall_time_over_a_slow_rank_and_a_killed_job() 
     let case = Case::tiny();
     let words = ["train.steps=60", "checkpoint.every=20", "train.eval_every=10", "log.every=0"];
     let slow = case.train(2, "run", &["train.steps=30", "optim.decay_steps=60"]).args(&words[1..]);
-    slow.env("ZERO3_TEST_FAULT", "slow@step:1:5").output().expect_success();
+    let slow_steps = [1, 2, 3, 5].map(|step| format!("slow@step:1:{step}")).join(",");
+    let slow = slow.env("ZERO3_TEST_FAULT", slow_steps).output().expect_success();
+    // Where mpirun gives a rank a second to end, as Open MPI does unless it is told otherwise.
+    if slow.text().contains("Open MPI") {
+        let warned = slow.text().matches("and mpirun kills its ranks 1 s after it gets SIGTERM").count();
+        assert_eq!(warned, 1, "{slow}");
+    }
     let run_dir = case.path("run");
     let (lost, share) = lost_and_sum(&run_dir);
-    // A second that one of two ranks slept: the mean rank lost half of it.
-    assert!(lost["stragglers"].as_f64().is_some_and(|s| s > 0.4), "{lost:#}");
+    // Seconds that one of two ranks slept: the mean rank lost half of them.
+    assert!(lost["stragglers"].as_f64().is_some_and(|s| s > 1.6), "{lost:#}");
     assert!((share - 1.0).abs() < 0.01, "{share}: {lost:#}");
 
     let killed = case.train(2, "run", &words).env("ZERO3_TEST_FAULT", "kill@step:0:48").output();

@@ -5,7 +5,7 @@
 use libfuzzer_sys::fuzz_target;
 use xxhash_rust::xxh3::xxh3_64;
 use zero3::checkpoint::Manifest;
-use zero3::checkpoint::placed::ranges;
+use zero3::checkpoint::slice_map::ranges;
 
 fuzz_target!(|bytes: &[u8]| {
     check(bytes);

@@ -5,7 +5,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use zero3::checkpoint::{Reader, reshard};
 use zero3::error::Error;
-use zero3::plan::partition::Partition;
 
 /// The checkpoint that every version of the program reads.
 pub const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/checkpoint_v1");
@@ -23,10 +22,7 @@ impl Checkpoint {
     /// As today's program writes it, with a digest of each file's structure.
     pub fn of_today() -> Self {
         let dir = scratch();
-        let shard_range = |numel, rank| Partition::new(numel, 2).shard_range(rank);
-        let resharded =
-            reshard(Path::new(GOLDEN), dir.path(), 2, shard_range, |_| ()).expect("the golden checkpoint \
-                                                                                   reads");
+        let resharded = reshard(Path::new(GOLDEN), dir.path(), 2, |_| ()).expect("the golden checkpoint reads");
         let step_dir = resharded.to;
         Checkpoint::at(dir, step_dir)
     }

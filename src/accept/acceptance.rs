@@ -3,8 +3,8 @@
 //! Must not know: which benchmarks there are.
 
 use super::verdict::baseline::Baseline;
-use super::verdict::limits::LimitedMetric;
 use super::verdict::metric::{Metric, ReferenceSource};
+use super::verdict::metric_limits::LimitedMetric;
 use crate::backend::Backend;
 use crate::config;
 use crate::config::acceptance::Deck;

@@ -12,7 +12,7 @@ mod benchmarks;
 mod facts;
 mod output;
 pub mod reference_size;
-mod report;
+mod reports;
 pub mod verdict;
 
 pub use acceptance::Acceptance;
@@ -33,8 +33,8 @@ use benchmarks::{collectives, device, elasticity, inventory, scaling, storage, t
 use facts::{AcceptanceFacts, JobFacts};
 use std::path::{Path, PathBuf};
 use verdict::golden_losses;
-use verdict::limits::fail_missing;
 use verdict::metric::Metric;
+use verdict::metric_limits::fail_missing;
 use verdict::{Ending, SectionResult, blocked};
 
 /// Working directory of the training and storage runs, under the checkpoint directory; removed before and
@@ -82,7 +82,7 @@ pub fn run<B: Backend>(
         record.check(run_dir)?;
         acceptance.baseline.check(deck, B::NAME)?;
         if deck.runs(Section::Training) {
-            golden_losses::read(&deck.training.known_answers)?;
+            golden_losses::read(Path::new(&deck.training.known_answers))?;
         }
         locks = output::prepare(acceptance, &work_dir)?;
         Ok(())
@@ -115,7 +115,7 @@ pub fn run<B: Backend>(
     for section in Section::ALL {
         let result = run_section(acceptance, section, &mut run)?;
         if cluster.rank() == 0 {
-            report::screen::section(&result);
+            reports::screen::section(&result);
         }
         run.facts.sections.push(result);
     }
@@ -125,8 +125,8 @@ pub fn run<B: Backend>(
     let verdict = decided_by_rank_0(cluster.comm, || {
         std::fs::remove_dir_all(&run.work_dir).ok();
         // The verdict is printed even where the files cannot be written.
-        let written = report::write(&run.facts, run_dir);
-        report::screen::verdict(&run.facts, run_dir, written.is_ok());
+        let written = reports::write(&run.facts, run_dir);
+        reports::screen::verdict(&run.facts, run_dir, written.is_ok());
         written?;
         record.write(acceptance, &run.facts, run.reference.as_ref().map(|run| &run.losses))?;
         Ok(run.facts.verdict.clone())
@@ -151,7 +151,7 @@ fn run_section<B: Backend>(
     run.deadline.enter(section.name());
     if cluster.rank() == 0 {
         // A failure to write is reported at the end.
-        report::write(&run.facts.interrupted_in(&result), run_dir).ok();
+        reports::write(&run.facts.interrupted_in(&result), run_dir).ok();
     }
     let outcome = measure(acceptance, section, run);
     result.took_s = elapsed_s() - result.began_s;

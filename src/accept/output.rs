@@ -3,7 +3,7 @@
 
 use super::acceptance::Acceptance;
 use super::facts::AcceptanceFacts;
-use super::report;
+use super::reports;
 use super::verdict::baseline::Baseline;
 use super::verdict::golden_losses::{self, GoldenLosses};
 use crate::backend::Backend;
@@ -50,7 +50,7 @@ impl RecordPaths {
             }
         }
         match &self.golden_losses {
-            Some(path) if path.exists() => golden_losses::read(&path.display().to_string()).map(drop),
+            Some(path) if path.exists() => golden_losses::read(path).map(drop),
             _ => Ok(()),
         }
     }
@@ -116,6 +116,6 @@ pub(super) fn write_last(facts: &AcceptanceFacts, run_dir: &Path) {
         clock::rest(TIME_TO_WRITE);
         return;
     }
-    report::write(facts, run_dir).ok();
+    reports::write(facts, run_dir).ok();
     std::fs::remove_file(writing).ok();
 }

@@ -5,7 +5,7 @@
 
 use super::buffer::{Arena, Buf};
 use super::{Device, Queue};
-use crate::plan::memory::Slot;
+use crate::plan::slots::Slot;
 use crate::telemetry::ledger::{Ledger, MemKind};
 use std::cell::Cell;
 use std::ops::Range;

@@ -41,6 +41,13 @@ use trials::Trial;
 /// The directory to train in, beside `out`, exists or cannot be created; a measurement or a run fails.
 pub fn run<B: Backend>(cluster: &Cluster<'_, B>, node: Node, rounds: usize, out: &Path) -> Result<String> {
     let work = out.with_extension("work");
+    if work.to_str().is_none() {
+        return Err(Error::Input(format!(
+            "--out {}: not UTF-8, and decks name the directory beside it that --calibrate trains in; give \
+             another path",
+            out.display()
+        )));
+    }
     decided_by_rank_0(cluster.comm, || std::fs::create_dir(&work).map_err(|e| no_work_dir(&work, &e)))?;
     let outcome = measured(cluster, node, rounds, out, &work);
     decided_by_rank_0(cluster.comm, || {

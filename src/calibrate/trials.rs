@@ -8,7 +8,7 @@ use crate::config::Deck;
 use crate::config::hardware::Hardware;
 use crate::error::Result;
 use crate::harness::{Cluster, agreed_failure, train_on, write_tokens};
-use crate::model::{precision, work};
+use crate::model::{precision, visit_kernels};
 use crate::plan::forecast::{Forecast, Subject};
 use crate::quantile::median;
 use crate::train::planning;
@@ -153,7 +153,7 @@ pub fn run<B: Backend>(
 
 fn predict<B: Backend>(deck: &Deck, n_ranks: usize, hardware: &Hardware, node: Node) -> Result<Forecast> {
     let (model, plan) = planning::of_deck::<B::Device>(deck, n_ranks)?;
-    let works = work::of_model(&model, precision(deck));
+    let works = visit_kernels::of_model(&model, precision(deck));
     let subject = Subject {
         spec: &model.spec,
         works: &works,

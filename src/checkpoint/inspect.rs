@@ -15,6 +15,7 @@ use crate::error::Result;
 #[derive(Debug, Clone, Serialize)]
 pub struct Inspection {
     /// The step directory.
+    #[serde(with = "crate::foreign::paths::lossy")]
     pub path: PathBuf,
     /// Version of the format.
     pub format_version: u32,

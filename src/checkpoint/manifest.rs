@@ -9,7 +9,7 @@
 //! slice of the old owner.
 //!
 //! Must not know: the file system, HDF5. What makes one unacceptable is in `validate.rs`, where its slices
-//! lie in `placed.rs`.
+//! lie in `slice_map.rs`.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -19,9 +19,11 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::Kind;
+use crate::backend::mesh::{Dim, Mesh};
 use crate::error::{Error, Result};
 use crate::human;
 use crate::optimizers::{OptimState, OptimizerKind};
+use crate::params::{ModelSpec, ParamId};
 
 /// The format this program writes, and the newest it reads.
 pub const FORMAT_VERSION: u32 = 1;
@@ -232,7 +234,7 @@ pub struct FileRecord {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub structure: Option<Structure>,
     /// Slices in it, empty ones included.
-    pub slices: Vec<Slice>,
+    pub slices: Vec<SliceRecord>,
 }
 
 /// Everything of a file but its values. A reader checks it before the HDF5 library sees the file: it is
@@ -265,9 +267,9 @@ pub struct ExtraFile {
     pub digest: String,
 }
 
-/// One parameter's flat range in one file.
+/// A slice of a parameter in one file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Slice {
+pub struct SliceRecord {
     /// Parameter name.
     pub param: String,
     /// First element, in the flattened unpadded box.
@@ -278,7 +280,7 @@ pub struct Slice {
     pub digests: SliceDigests,
 }
 
-impl Slice {
+impl SliceRecord {
     /// Elements in it.
     pub fn numel(&self) -> usize {
         self.end - self.start
@@ -401,6 +403,38 @@ fn digest_tail(head: &[u8]) -> String {
 }
 
 impl Manifest {
+    /// What a checkpoint of a model says that follows from the model, the optimizer and the files of
+    /// `world_size` ranks: fill in the position in training, seeds, data and deck.
+    pub fn of_model(
+        spec: &ModelSpec,
+        optimizer: Optimizer,
+        world_size: usize,
+        files: Vec<FileRecord>,
+    ) -> Self {
+        let mesh = Mesh::sharded(world_size);
+        let alias =
+            |(name, p): &(String, ParamId)| Alias { name: name.clone(), param: spec.params[*p].name.clone() };
+        let mut manifest = Manifest {
+            required_features: optimizer.required_features(),
+            psi: spec.numel(),
+            mesh: Dim::ALL.map(|dim| MeshDim { dim: dim.name().into(), extent: mesh.extent(dim) }).into(),
+            optimizer,
+            params: spec.params.iter().map(|p| Param::whole(&p.name, &p.shape, p.decay)).collect(),
+            aliases: spec.aliases.iter().map(alias).collect(),
+            ..Manifest::default()
+        };
+        manifest.set_files(world_size, files);
+        manifest
+    }
+
+    /// The same state in the files of `world_size` ranks, digested as this program does it.
+    pub fn set_files(&mut self, world_size: usize, files: Vec<FileRecord>) {
+        self.world_size = world_size;
+        self.mesh.iter_mut().filter(|d| d.dim == Dim::Shard.name()).for_each(|d| d.extent = world_size);
+        self.digest_block = digest_block(self.psi, self.kinds().len());
+        self.files = files;
+    }
+
     /// The bytes of `manifest.json`. Errors: a manifest that [`Manifest::from_bytes`] would refuse.
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
         self.validate().map_err(|why| Error::Internal(format!("manifest to write: {why}")))?;

@@ -13,7 +13,7 @@ use std::path::Path;
 use hdf5::{Hyperslab, SliceOrIndex};
 
 use super::manifest::{ExtraFile, Manifest, Param};
-use super::placed::Placed;
+use super::slice_map::Placed;
 use super::weights_file::boxes;
 use super::{Kind, MASTER_FILE, commit, h5, write};
 use crate::error::{Error, Result};

@@ -9,9 +9,10 @@
 //!
 //! | file | lives there |
 //! | --- | --- |
+//! | `kind`, `layout` | weights and the optimizer's states; names of directories and files |
 //! | [`manifest`] | the manifest: fields, bytes, digest |
 //! | `validate` | everything that makes a manifest unacceptable |
-//! | [`placed`] | where the slices of a parameter lie; from a range to pieces of them |
+//! | [`slice_map`] | where the slices of a parameter lie; from a range to pieces of them |
 //! | [`write`](mod@write) | a rank's file: datasets, digests, fsync |
 //! | [`commit`](mod@commit) | prepare, commit, retain: which names exist on disk at every instant |
 //! | [`find`] | which checkpoints a run directory holds; what a person's PATH means |
@@ -23,8 +24,8 @@
 //!
 //! The format and the commit protocol are specified in `docs/checkpoint_format.md`.
 //!
-//! Must not know: MPI, devices, plans; of decks only how files are locked. It takes and gives host slices,
-//! and the deck is an opaque string.
+//! Must not know: MPI, devices; of plans only which slice of a parameter a rank owns, of decks only how files
+//! are locked. It takes and gives host slices, and the deck is an opaque string.
 
 pub mod aside;
 pub mod commit;
@@ -32,12 +33,14 @@ pub mod diff;
 pub mod find;
 mod h5;
 pub mod inspect;
+mod layout;
 mod lock;
 pub mod manifest;
 pub mod master;
-pub mod placed;
 pub mod read;
 pub mod reshard;
+pub mod slice_map;
+mod stored;
 mod validate;
 pub mod verify;
 pub mod weights_file;
@@ -52,144 +55,15 @@ pub use commit::{check_free_space, clean_up, commit, prepare, retain};
 pub use diff::{Diff, diff};
 pub use find::{complete_checkpoints, newest, refuse_used, resolve};
 pub use inspect::{Inspection, inspect};
-pub use manifest::{Manifest, Slice};
-pub use placed::Part;
+pub use layout::{
+    CHECKPOINTS_DIR, LATEST, MANIFEST_FILE, MASTER_FILE, checkpoints_dir, partial_dir, rank_file_name,
+    step_dir, step_dir_name,
+};
+pub use manifest::{Manifest, SliceRecord};
 pub use read::Reader;
 pub use reshard::{Resharded, reshard};
+pub use slice_map::Part;
+pub use stored::{Kind, Stored};
 pub use verify::{Verified, verify};
 pub use weights_file::WeightsFile;
-pub use write::{ParamSlice, SliceShape, Target, estimate_bytes, write_rank_file, write_slices};
-
-use crate::optimizers::{OptimState, OptimStates};
-use std::path::{Path, PathBuf};
-
-/// Directory under the run directory that holds the step directories.
-pub const CHECKPOINTS_DIR: &str = "checkpoints";
-/// File name of the manifest in a step directory.
-pub const MANIFEST_FILE: &str = "manifest.json";
-/// File name of the master file in a step directory.
-pub const MASTER_FILE: &str = "model.h5";
-/// Link to the newest step directory, beside the step directories.
-pub const LATEST: &str = "latest";
-
-/// What is stored of each parameter element.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Kind {
-    /// Fp32 master weight.
-    Weight,
-    /// A state of the optimizer, fp32.
-    Optim(OptimState),
-}
-
-impl Kind {
-    /// Those of an optimizer that keeps `states`, in file order.
-    pub fn all(states: &[OptimState]) -> Vec<Kind> {
-        std::iter::once(Kind::Weight).chain(states.iter().map(|&state| Kind::Optim(state))).collect()
-    }
-
-    /// Name of the HDF5 group that holds it, which is also its name in messages and in the manifest.
-    pub fn group(self) -> &'static str {
-        match self {
-            Kind::Weight => "weight",
-            Kind::Optim(state) => state.name(),
-        }
-    }
-
-    /// The one of this name, if this program knows it.
-    pub fn named(group: &str) -> Option<Kind> {
-        let states = OptimState::ALL.into_iter().map(Kind::Optim);
-        std::iter::once(Kind::Weight).chain(states).find(|kind| kind.group() == group)
-    }
-}
-
-/// A value for each [`Kind`] that is stored.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Stored<T> {
-    /// That of the weights.
-    pub weight: T,
-    /// Those of the optimizer's states.
-    pub states: OptimStates<T>,
-}
-
-impl<T> Stored<T> {
-    /// One for each of `kinds`.
-    pub fn of(kinds: &[Kind], mut make: impl FnMut(Kind) -> T) -> Self {
-        let weight = make(Kind::Weight);
-        let mut states = OptimStates::default();
-        for &kind in kinds {
-            if let Kind::Optim(state) = kind {
-                states.set(state, make(kind));
-            }
-        }
-        Stored { weight, states }
-    }
-
-    /// The value of `kind`; None where it is not stored.
-    pub fn get(&self, kind: Kind) -> Option<&T> {
-        match kind {
-            Kind::Weight => Some(&self.weight),
-            Kind::Optim(state) => self.states.get(state),
-        }
-    }
-
-    /// The kinds it has a value for, in file order.
-    pub fn kinds(&self) -> Vec<Kind> {
-        let states: Vec<OptimState> = self.states.iter().map(|(state, _)| state).collect();
-        Kind::all(&states)
-    }
-
-    /// The same kinds with other values.
-    pub fn map<U>(self, mut make: impl FnMut(T) -> U) -> Stored<U> {
-        Stored { weight: make(self.weight), states: self.states.map(make) }
-    }
-
-    /// References to the values.
-    pub fn each_ref(&self) -> Stored<&T> {
-        Stored { weight: &self.weight, states: self.states.each_ref() }
-    }
-}
-
-impl<T, E> Stored<std::result::Result<T, E>> {
-    /// The values, or the first error.
-    pub fn transposed(self) -> std::result::Result<Stored<T>, E> {
-        Ok(Stored { weight: self.weight?, states: self.states.transposed()? })
-    }
-}
-
-impl serde::Serialize for Kind {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.group())
-    }
-}
-
-impl std::fmt::Display for Kind {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.group())
-    }
-}
-
-/// `RUN/checkpoints`.
-pub fn checkpoints_dir(run_dir: &Path) -> PathBuf {
-    run_dir.join(CHECKPOINTS_DIR)
-}
-
-/// Final name of a step's directory, e.g. `step_00000100`.
-pub fn step_dir_name(step: u64) -> String {
-    format!("step_{step:08}")
-}
-
-/// Where a step lies once committed.
-pub fn step_dir(run_dir: &Path, step: u64) -> PathBuf {
-    checkpoints_dir(run_dir).join(step_dir_name(step))
-}
-
-/// Where every rank writes its file of this step before the commit.
-pub fn partial_dir(run_dir: &Path, step: u64) -> PathBuf {
-    checkpoints_dir(run_dir).join(format!("{}.partial", step_dir_name(step)))
-}
-
-/// Name of a rank's file, ranks counted from 0, e.g. `rank_0001_of_0004.h5`. Writers use it; readers follow
-/// the manifest.
-pub fn rank_file_name(rank: usize, world_size: usize) -> String {
-    format!("rank_{rank:04}_of_{world_size:04}.h5")
-}
+pub use write::{SliceValues, Target, estimate_bytes, write_rank_file, write_slices};

@@ -14,7 +14,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::lock::{self, Access};
 use super::manifest::{self, DIGEST_BLOCK, Manifest};
-use super::placed::{Part, Placed, ranges};
+use super::slice_map::{Part, Placed, ranges};
 use super::{Kind, find, h5, write};
 use crate::config::Locking;
 use crate::error::{Error, Result};

@@ -5,7 +5,7 @@
 //! restore is fastest from as many files as ranks. The result is, byte for byte, what a save by that many
 //! ranks would have written.
 //!
-//! Must not know: how ranks cut parameters; the caller says which range is whose.
+//! Must not know: MPI, the command line.
 
 use std::fmt;
 use std::ops::Range;
@@ -13,20 +13,24 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use super::manifest::{FileRecord, digest_block};
-use super::write::{SliceShape, Target, Values, write_file};
+use super::manifest::FileRecord;
+use super::write::{Target, Values, write_file};
 use super::{Kind, Reader, check_free_space, clean_up, estimate_bytes, find, master, prepare, step_dir};
 use crate::config::Locking;
 use crate::error::{Error, Result};
+use crate::plan::Slice;
+use crate::plan::slice::owned_slices;
 
 /// What was written.
 #[derive(Debug, Clone, Serialize)]
 pub struct Resharded {
     /// The checkpoint read.
+    #[serde(with = "crate::foreign::paths::lossy")]
     pub from: PathBuf,
     /// Its rank count.
     pub from_ranks: usize,
     /// The new step directory.
+    #[serde(with = "crate::foreign::paths::lossy")]
     pub to: PathBuf,
     /// Its rank count.
     pub to_ranks: usize,
@@ -37,9 +41,8 @@ pub struct Resharded {
 }
 
 /// Writes the checkpoint that `source` means (a step directory, or the newest of a run directory) into the
-/// run directory `run_dir`, cut for `world_size` ranks. `shard_range(numel, rank)` is the part of a parameter
-/// of `numel` elements that a rank owns; `progress` is told the values' bytes done so far. Every digest is
-/// checked on the way.
+/// run directory `run_dir`, cut for `world_size` ranks. `progress` is told the values' bytes done so far.
+/// Every digest is checked on the way.
 ///
 /// # Errors
 /// [`Error::Checkpoint`] when the source is damaged; [`Error::Input`] when `run_dir` holds a checkpoint
@@ -48,19 +51,15 @@ pub fn reshard(
     source: &Path,
     run_dir: &Path,
     world_size: usize,
-    shard_range: impl Fn(usize, usize) -> Range<usize>,
     progress: impl Fn(u64),
 ) -> Result<Resharded> {
-    find::retrying(source, find::resolve, |dir| {
-        reshard_step(dir, run_dir, world_size, &shard_range, &progress)
-    })
+    find::retrying(source, find::resolve, |dir| reshard_step(dir, run_dir, world_size, &progress))
 }
 
 fn reshard_step(
     source: &Path,
     run_dir: &Path,
     world_size: usize,
-    shard_range: &dyn Fn(usize, usize) -> Range<usize>,
     progress: &dyn Fn(u64),
 ) -> Result<Resharded> {
     let mut reader = Reader::open(source)?;
@@ -70,26 +69,18 @@ fn reshard_step(
     let partial = prepare(run_dir, manifest.step)?;
 
     let kinds = manifest.kinds();
-    let shapes = |rank: usize| -> Vec<SliceShape<'_>> {
-        let params = manifest.params.iter();
-        params
-            .map(|p| {
-                let range = shard_range(p.numel, rank);
-                let (name, global_shape) = (p.name.as_str(), p.global_shape.as_slice());
-                SliceShape { name, global_shape, numel: p.numel, start: range.start, end: range.end }
-            })
-            .collect()
-    };
+    let params = || manifest.params.iter().map(|p| (p.name.as_str(), p.global_shape.as_slice()));
+    let slices = |rank| owned_slices(params(), world_size, rank);
     let write_all = |reader: &mut Reader| -> Result<Vec<FileRecord>> {
         check_free_space(
             &partial,
-            (0..world_size).map(|rank| estimate_bytes(&shapes(rank), kinds.len())).sum(),
+            (0..world_size).map(|rank| estimate_bytes(&slices(rank), kinds.len())).sum(),
         )?;
-        let mut stream = Stream { reader, shapes: Vec::new(), buffer: Vec::new(), done: 0, progress };
+        let mut stream = Stream { reader, slices: Vec::new(), buffer: Vec::new(), done: 0, progress };
         (0..world_size)
             .map(|rank| {
-                let slices = shapes(rank);
-                stream.shapes = slices.iter().map(|s| (s.name.to_string(), s.start)).collect();
+                let slices = slices(rank);
+                stream.slices.clone_from(&slices);
                 let (dir, step, kinds) = (partial.as_path(), manifest.step, kinds.as_slice());
                 let target = Target { dir, rank, world_size, step, kinds, locking: Locking::Off };
                 write_file(&target, &slices, &mut stream)
@@ -98,13 +89,7 @@ fn reshard_step(
     };
     let from_ranks = manifest.world_size;
     let committed = write_all(&mut reader).and_then(|files| {
-        manifest.files = files;
-        // As written here; the source may have been digested in other blocks.
-        manifest.digest_block = digest_block(manifest.psi, kinds.len());
-        manifest.world_size = world_size;
-        for dim in manifest.mesh.iter_mut().filter(|d| d.dim == "shard") {
-            dim.extent = world_size;
-        }
+        manifest.set_files(world_size, files);
         master::finish(run_dir, manifest.clone())
     });
     let to = match committed {
@@ -128,8 +113,8 @@ fn reshard_step(
 /// Blocks of the new files from ranges of the old ones, through one buffer of a block.
 struct Stream<'a> {
     reader: &'a mut Reader,
-    /// Name and first element of each slice of the file being written.
-    shapes: Vec<(String, usize)>,
+    /// Those of the file being written.
+    slices: Vec<Slice<'a>>,
     buffer: Vec<f32>,
     done: u64,
     progress: &'a dyn Fn(u64),
@@ -137,9 +122,9 @@ struct Stream<'a> {
 
 impl Values for Stream<'_> {
     fn block(&mut self, slice_idx: usize, kind: Kind, range: Range<usize>) -> Result<&[f32]> {
-        let (name, start) = &self.shapes[slice_idx];
+        let Slice { param, start, .. } = self.slices[slice_idx];
         self.buffer.resize(range.len(), 0.0);
-        self.reader.read(name, kind, start + range.start..start + range.end, &mut self.buffer)?;
+        self.reader.read(param, kind, start + range.start..start + range.end, &mut self.buffer)?;
         self.done += 4 * range.len() as u64;
         (self.progress)(self.done);
         Ok(&self.buffer)

@@ -18,6 +18,7 @@ use crate::files;
 #[derive(Debug, Clone, Serialize)]
 pub struct Verified {
     /// The step directory.
+    #[serde(with = "crate::foreign::paths::lossy")]
     pub path: PathBuf,
     /// Its step.
     pub step: u64,

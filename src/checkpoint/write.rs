@@ -15,12 +15,13 @@ use hdf5::types::VarLenUnicode;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use super::lock::{self, Access};
-use super::manifest::{self, DIGEST_BLOCK, FORMAT_VERSION, FileRecord, Slice, SliceDigests, Structure};
+use super::manifest::{self, DIGEST_BLOCK, FORMAT_VERSION, FileRecord, SliceDigests, SliceRecord, Structure};
 use super::validate::check_param_name;
 use super::{Kind, Stored, h5, rank_file_name};
 use crate::config::Locking;
 use crate::error::{Error, Result};
 use crate::files;
+use crate::plan::Slice;
 use crate::test_hooks::{fault_point, write_point};
 
 // Digests are over little-endian f32, which is what the datasets hold.
@@ -31,41 +32,18 @@ const BYTES_PER_DATASET: u64 = 1024;
 /// What a file costs besides its datasets.
 const BYTES_PER_FILE: u64 = 16 << 10;
 
-/// A rank's unpadded slice of one parameter, as it lies in host memory.
+/// A slice and its values, as they lie in host memory.
 #[derive(Debug, Clone, Copy)]
-pub struct ParamSlice<'a> {
-    /// Parameter name.
-    pub name: &'a str,
-    /// Whole shape of the parameter.
-    pub global_shape: &'a [usize],
-    /// Elements of the whole parameter.
-    pub numel: usize,
-    /// First element of the slice in the flattened parameter.
-    pub start: usize,
-    /// One past the last element; `start == end` is a normal, empty slice.
-    pub end: usize,
-    /// Fp32 master weights and the optimizer's states, `end - start` of each.
+pub struct SliceValues<'a> {
+    /// Which part of which parameter.
+    pub slice: Slice<'a>,
+    /// Fp32 master weights and the optimizer's states, as many of each as the slice has elements.
     pub values: Stored<&'a [f32]>,
-}
-
-impl<'a> ParamSlice<'a> {
-    /// The slice without its values.
-    pub fn shape(&self) -> SliceShape<'a> {
-        let &ParamSlice { name, global_shape, numel, start, end, .. } = self;
-        SliceShape { name, global_shape, numel, start, end }
-    }
-}
-
-impl SliceShape<'_> {
-    /// Elements in it.
-    pub fn numel(&self) -> usize {
-        self.end - self.start
-    }
 }
 
 /// Bytes a rank file of `n_kinds` values of these slices takes on disk, a little over: what to ask
 /// [`check_free_space`](super::check_free_space) for.
-pub fn estimate_bytes(slices: &[SliceShape<'_>], n_kinds: usize) -> u64 {
+pub fn estimate_bytes(slices: &[Slice<'_>], n_kinds: usize) -> u64 {
     let values: u64 = slices.iter().map(|s| s.numel() as u64 * 4 + BYTES_PER_DATASET).sum();
     BYTES_PER_FILE + n_kinds as u64 * values
 }
@@ -87,28 +65,13 @@ pub struct Target<'a> {
     pub locking: Locking,
 }
 
-/// A slice of one parameter, without its values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SliceShape<'a> {
-    /// Parameter name.
-    pub name: &'a str,
-    /// Whole shape of the parameter.
-    pub global_shape: &'a [usize],
-    /// Elements of the whole parameter.
-    pub numel: usize,
-    /// First element of the slice in the flattened parameter.
-    pub start: usize,
-    /// One past the last element; `start == end` is a normal, empty slice.
-    pub end: usize,
-}
-
 /// Where the values of a rank file come from, block by block.
 pub trait Values {
     /// Elements `range` of slice `slice_idx`, counted from the slice's own start.
     fn block(&mut self, slice_idx: usize, kind: Kind, range: Range<usize>) -> Result<&[f32]>;
 }
 
-impl Values for &[ParamSlice<'_>] {
+impl Values for &[SliceValues<'_>] {
     fn block(&mut self, slice_idx: usize, kind: Kind, range: Range<usize>) -> Result<&[f32]> {
         Ok(&self[slice_idx].values.get(kind).expect("a slice has what its file stores")[range])
     }
@@ -120,29 +83,22 @@ pub fn write_rank_file(
     rank: usize,
     world_size: usize,
     step: u64,
-    slices: &[ParamSlice<'_>],
+    slices: &[SliceValues<'_>],
 ) -> Result<FileRecord> {
     let kinds = slices.first().map_or_else(|| vec![Kind::Weight], |slice| slice.values.kinds());
     write_slices(&Target { dir, rank, world_size, step, kinds: &kinds, locking: Locking::Off }, slices)
 }
 
 /// Writes a rank's file from slices in memory; see [`write_file`].
-pub fn write_slices(target: &Target<'_>, mut slices: &[ParamSlice<'_>]) -> Result<FileRecord> {
-    for slice in slices {
+pub fn write_slices(target: &Target<'_>, mut slices: &[SliceValues<'_>]) -> Result<FileRecord> {
+    for SliceValues { slice, values } in slices {
         for &kind in target.kinds {
-            let (have, want) = (slice.values.get(kind).map(|values| values.len()), slice.end - slice.start);
-            assert_eq!(
-                have,
-                Some(want),
-                "{kind} values of {} for {}..{}",
-                slice.name,
-                slice.start,
-                slice.end
-            );
+            let n_values = values.get(kind).map(|values| values.len());
+            assert_eq!(n_values, Some(slice.numel()), "{kind} values of {slice:?}");
         }
     }
-    let shapes: Vec<SliceShape<'_>> = slices.iter().map(ParamSlice::shape).collect();
-    write_file(target, &shapes, &mut slices)
+    let of_file: Vec<Slice<'_>> = slices.iter().map(|s| s.slice).collect();
+    write_file(target, &of_file, &mut slices)
 }
 
 /// Writes a rank's file and returns its manifest record once its bytes are durable. Errors: the file exists,
@@ -154,11 +110,7 @@ pub fn write_slices(target: &Target<'_>, mut slices: &[ParamSlice<'_>]) -> Resul
 /// digested meanwhile. So the file is digested without being read back, a full disk is met by a plain write
 /// and not inside the library, and the disk gets large sequential writes. The values pass through no buffer
 /// of ours.
-pub fn write_file(
-    target: &Target<'_>,
-    slices: &[SliceShape<'_>],
-    values: &mut dyn Values,
-) -> Result<FileRecord> {
+pub fn write_file(target: &Target<'_>, slices: &[Slice<'_>], values: &mut dyn Values) -> Result<FileRecord> {
     check_slices(target, slices)?;
     let (rank, step) = (target.rank, target.step);
     let name = rank_file_name(rank, target.world_size);
@@ -178,7 +130,8 @@ pub fn write_file(
     let mut whole =
         Whole { file: &file, hasher: Xxh3::new(), structure: Xxh3::new(), values: Vec::new(), at: 0 };
     let mut digests = vec![SliceDigests::empty(target.kinds); slices.len()];
-    let digest_block = manifest::digest_block(slices.iter().map(|s| s.numel).sum(), target.kinds.len());
+    let digest_block =
+        manifest::digest_block(slices.iter().map(Slice::global_numel).sum(), target.kinds.len());
     for (i, place) in places.iter().enumerate() {
         if i == places.len() / 2 {
             write_point("write.half", rank, step).map_err(|e| failed(e.to_string()))?;
@@ -201,18 +154,18 @@ pub fn write_file(
     let records = slices
         .iter()
         .zip(digests)
-        .map(|(s, digests)| Slice { param: s.name.to_string(), start: s.start, end: s.end, digests })
+        .map(|(s, digests)| SliceRecord { param: s.param.to_string(), start: s.start, end: s.end, digests })
         .collect();
     Ok(FileRecord { rank, name, bytes, digest, structure: Some(structure), slices: records })
 }
 
-fn check_slices(target: &Target<'_>, slices: &[SliceShape<'_>]) -> Result<()> {
+fn check_slices(target: &Target<'_>, slices: &[Slice<'_>]) -> Result<()> {
     assert!(target.rank < target.world_size, "rank {} of {}", target.rank, target.world_size);
     let mut names = HashSet::new();
     for slice in slices {
-        check_param_name(slice.name).map_err(|why| Error::Internal(format!("the model {why}")))?;
-        assert!(names.insert(slice.name), "two slices of {}", slice.name);
-        assert!(slice.start <= slice.end && slice.end <= slice.numel, "{slice:?}");
+        check_param_name(slice.param).map_err(|why| Error::Internal(format!("the model {why}")))?;
+        assert!(names.insert(slice.param), "two slices of {}", slice.param);
+        assert!(slice.start <= slice.end && slice.end <= slice.global_numel(), "{slice:?}");
     }
     Ok(())
 }
@@ -225,7 +178,7 @@ struct Place {
 }
 
 /// Creates the file with every dataset allocated and none written. Empty datasets have no place.
-fn make_structure(path: &Path, target: &Target<'_>, slices: &[SliceShape<'_>]) -> hdf5::Result<Vec<Place>> {
+fn make_structure(path: &Path, target: &Target<'_>, slices: &[Slice<'_>]) -> hdf5::Result<Vec<Place>> {
     let file = h5::create(path)?;
     let (rank, world_size, step) = (target.rank, target.world_size, target.step);
     let about = format!("zero3 checkpoint, step {step}: slices of rank {rank} of {world_size}");
@@ -255,16 +208,16 @@ fn make_structure(path: &Path, target: &Target<'_>, slices: &[SliceShape<'_>]) -
     Ok(places)
 }
 
-fn make_dataset(group: &hdf5::Group, slice: &SliceShape<'_>) -> hdf5::Result<hdf5::Dataset> {
+fn make_dataset(group: &hdf5::Group, slice: &Slice<'_>) -> hdf5::Result<hdf5::Dataset> {
     let dataset = group
         .new_dataset::<f32>()
         .alloc_time(Some(AllocTime::Early))
         .fill_time(FillTime::Never)
         .shape(slice.numel())
-        .create(slice.name)?;
+        .create(slice.param)?;
     let global_shape: Vec<u64> = slice.global_shape.iter().map(|&d| d as u64).collect();
     dataset.new_attr::<u64>().shape(global_shape.len()).create("global_shape")?.write_raw(&global_shape)?;
-    for (name, value) in [("start", slice.start as u64), ("numel", slice.numel as u64)] {
+    for (name, value) in [("start", slice.start as u64), ("numel", slice.global_numel() as u64)] {
         dataset.new_attr::<u64>().create(name)?.write_scalar(&value)?;
     }
     Ok(dataset)

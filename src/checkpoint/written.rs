@@ -3,6 +3,9 @@
 //!
 //! Must not know: whose dataset it is, and for what it is read.
 
+use std::path::Path;
+
+use hdf5::plist::DatasetCreate;
 use hdf5::plist::dataset_create::Layout;
 
 use super::h5;
@@ -11,6 +14,27 @@ use super::validate::checked_numel;
 /// The library reads a chunk as a whole; one that is longer than this, and than all of its dataset, is not
 /// read at all.
 const MAX_CHUNK_BYTES: u64 = 64 << 20;
+
+/// Why a view is refused: a file that it shows and that is missing comes first.
+fn of_view(dataset: &hdf5::Dataset, properties: &DatasetCreate) -> String {
+    let shown = properties.get_virtual_map().unwrap_or_default();
+    // As the library looks for them: where the view is, then in the working directory.
+    let beside = Path::new(&dataset.filename()).parent().map(Path::to_path_buf).unwrap_or_default();
+    let is_there = |name: &str| name == "." || beside.join(name).exists() || Path::new(name).exists();
+    let missing = shown.iter().map(|mapping| mapping.src_filename.as_str()).find(|name| !is_there(name));
+    match missing {
+        Some(name) => format!(
+            "a view of other files, and {} is missing: the library would give zeros for its values; put the \
+             file back and copy the values into one (h5repack)",
+            beside.join(name).display()
+        ),
+        None => {
+            "a view of other files, which shows zeros where one is missing or cut short; copy its values \
+                 into a file (h5repack), or name the checkpoint that it belongs to"
+                .into()
+        }
+    }
+}
 
 /// Fails where a value of `dataset` was never written, or may lie in another file: says what is missing.
 pub(super) fn check(dataset: &hdf5::Dataset) -> Result<(), String> {
@@ -52,10 +76,6 @@ pub(super) fn check(dataset: &hdf5::Dataset) -> Result<(), String> {
                 found => Err(format!("{found} of its {expected} chunks were written")),
             }
         }
-        Layout::Virtual => Err(
-            "a view of other files, which shows zeros where one is missing or cut short; copy its values \
-                                into a file (h5repack), or name the checkpoint that it belongs to"
-                .into(),
-        ),
+        Layout::Virtual => Err(of_view(dataset, &properties)),
     }
 }

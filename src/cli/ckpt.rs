@@ -1,18 +1,21 @@
 //! `zero3 ckpt ...`: looking at checkpoints, judging them, cutting them anew. One process, no MPI.
 
-use super::Said;
 use super::args::{
     CkptCommand, CkptDiffArgs, CkptExportArgs, CkptImportArgs, CkptInspectArgs, CkptReshardArgs,
     CkptVerifyArgs,
 };
+use super::logging;
+use super::said::Said;
 use crate::backend::cpu::CpuDevice;
 use crate::checkpoint;
-use crate::error::{Exit, Result};
+use crate::config::Locking;
+use crate::error::{Error, Exit, Result};
 use crate::hf;
-use crate::plan::partition::Partition;
 use crate::records::progress::BytesBar;
+use crate::train::run_lock::{Holder, RunLock};
 use std::cell::OnceCell;
 use std::io::IsTerminal;
+use std::path::Path;
 
 pub(super) fn run(command: &CkptCommand) -> Result<Said> {
     match command {
@@ -49,9 +52,9 @@ fn diff(args: &CkptDiffArgs) -> Result<Said> {
 fn reshard(args: &CkptReshardArgs) -> Result<Said> {
     let values = checkpoint::inspect(&args.source)?.psi as u64 * 12;
     let bar = BytesBar::new("resharding", values, std::io::stderr().is_terminal());
-    let shard_range = |numel, rank| Partition::new(numel, args.n_ranks).shard_range(rank);
-    let done =
-        checkpoint::reshard(&args.source, &args.run_dir, args.n_ranks, shard_range, |done| bar.set(done));
+    let done = in_held_dir(&args.run_dir, || {
+        checkpoint::reshard(&args.source, &args.run_dir, args.n_ranks, |done| bar.set(done))
+    });
     bar.finish();
     Ok(said(&done?, false, Exit::Finished))
 }
@@ -70,12 +73,36 @@ fn import(args: &CkptImportArgs) -> Result<Said> {
     let bar = OnceCell::new();
     let begun = |total| BytesBar::new("importing", total, std::io::stderr().is_terminal());
     let progress = |done, total| bar.get_or_init(|| begun(total)).set(done);
-    let shard_range = |numel, rank| Partition::new(numel, args.n_ranks).shard_range(rank);
-    let done = hf::import::<CpuDevice>(&args.source, &args.run_dir, args.n_ranks, shard_range, &progress);
+    let done = in_held_dir(&args.run_dir, || {
+        hf::import::<CpuDevice>(&args.source, &args.run_dir, args.n_ranks, &progress)
+    });
     if let Some(bar) = bar.get() {
         bar.finish();
     }
     Ok(Said { text: done?.to_string(), exit: Exit::Finished })
+}
+
+/// Works on a run directory that no run uses meanwhile, nor another such command: the lock is that of runs.
+/// A directory that was made for the work goes again where that fails.
+fn in_held_dir<T>(run_dir: &Path, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    logging::init("warn", 0);
+    let is_new = !run_dir.exists();
+    std::fs::create_dir_all(run_dir).map_err(|e| Error::io("mkdir", run_dir, &e))?;
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let lock = RunLock::hold(run_dir, Locking::BestEffort, &Holder::this(host.trim()));
+    let lock = lock.map_err(|error| match error {
+        Error::Input(words) => Error::Input(
+            words.replace("run.dir = ", "").replace("set another run.dir", "name another directory"),
+        ),
+        other => other,
+    })?;
+    let done = work();
+    drop(lock);
+    if is_new && done.is_err() {
+        // Removed only where it is empty.
+        std::fs::remove_dir(run_dir).ok();
+    }
+    done
 }
 
 fn said<T: serde::Serialize + std::fmt::Display>(found: &T, json: bool, exit: Exit) -> Said {

@@ -8,8 +8,8 @@ use crate::error::{Error, Result};
 use crate::records::progress::BytesBar;
 use crate::say;
 use crate::text::TextTokenizer;
-use crate::text::job::{DocumentToken, Job, Options, other_tokenizer, state_of};
 use crate::text::tokenize::{self, Made};
+use crate::text::tokenize_job::{DocumentToken, Job, Options, other_tokenizer, state_of};
 use crate::train::batches::data_config;
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -158,6 +158,9 @@ fn report(made: &Made) -> String {
         [one] => format!("[{:?}]", one.display().to_string()),
         [first, ..] => format!("[{:?}]", first.display().to_string().replace("_000000", "_*")),
     };
+    if made.files.iter().flatten().any(|file| file.to_str().is_none()) {
+        return text + "no deck can name these files: their path is not UTF-8";
+    }
     text += &format!("in a deck:  data.train = {}", glob(0));
     if state.options.val_fraction > 0.0 {
         text += &format!("  data.val = {}", glob(1));

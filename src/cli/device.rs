@@ -1,7 +1,7 @@
 //! `zero3 device check`: the kernels of this node's GPU, one process, no MPI.
 
-use super::Said;
 use super::args::DeviceCheckArgs;
+use super::said::Said;
 use crate::backend::Device;
 use crate::backend::cuda::{Architecture, Cache, CudaDevice, Image, probe};
 use crate::device_check::{self, SUM_NUMEL, Scale};

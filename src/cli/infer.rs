@@ -14,7 +14,7 @@ use crate::data::ResolvedFiles;
 use crate::error::{Error, Exit, Result};
 use crate::liveness::{StartPlace, start_watch};
 use crate::say;
-use crate::text::job::other_tokenizer;
+use crate::text::tokenize_job::other_tokenizer;
 use crate::text::tokenizer::TextTokenizer;
 use crate::train::batches::Batches;
 use crate::train::infer::evaluate::{Evaluated, evaluate};
@@ -27,6 +27,7 @@ use std::path::{Path, PathBuf};
 /// What rank 0 found and every rank works with.
 #[derive(Serialize, Deserialize)]
 struct Found {
+    #[serde(with = "crate::foreign::paths::exact")]
     dir: PathBuf,
     deck: String,
 }
@@ -210,7 +211,7 @@ fn in_words(e: &Evaluated, dir: &Path, key: &str, stride: usize) -> String {
 
 fn as_json(e: &Evaluated, dir: &Path, key: &str, stride: usize) -> String {
     let value = json!({
-        "checkpoint": dir,
+        "checkpoint": dir.display().to_string(),
         "data": key,
         "n_tokens": e.n_tokens,
         "n_windows": e.n_windows,

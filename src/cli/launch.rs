@@ -9,6 +9,7 @@ use crate::backend::mesh::{Dim, Mesh};
 use crate::backend::mpi::{self, Group, Universe, library_version, processor_name};
 use crate::batch::job_clock::job_id;
 use crate::config::Deck;
+use crate::data::mapped;
 use crate::environment;
 use crate::error::{Error, Exit, Result};
 use crate::foreign;
@@ -62,6 +63,7 @@ impl Launch {
             return Err(Error::Input(refusal));
         }
         abort_on_panic(world.rank(), processor_name());
+        mapped::end_job_by(format!("rank {} on {}: ", world.rank(), processor_name()), abort_job);
         test_hooks::set_world_rank(world.rank());
         universe.connect_all();
         universe.check_threading()?;

@@ -244,13 +244,18 @@ mod tests {
     #[test]
     fn tasks_that_cannot_meet_are_refused_with_the_line_that_works() {
         for (recorded, why) in [(SRUN_NONE, "not told of MPI"), (SRUN_PMI2, "--mpi=pmi2 gives no PMIx")] {
-            let said = refusal_before_mpi(&lookup(recorded), OPEN_MPI).expect("refused");
+            let refusal_of = |task: &str| {
+                let env = |name: &str| match name {
+                    "SLURM_PROCID" => Some(task.to_string()),
+                    _ => lookup(recorded)(name),
+                };
+                refusal_before_mpi(&env, OPEN_MPI).expect("refused")
+            };
+            let advice = refusal_of("0");
             for part in [why, "4 tasks", "srun --mpi=pmix --kill-on-bad-exit=1 -n 4", "mpirun -n 4"] {
-                assert!(said.contains(part), "{part}: {said}");
+                assert!(advice.contains(part), "{part}: {advice}");
             }
-            let of_task_3 =
-                |name: &str| if name == "SLURM_PROCID" { Some("3".into()) } else { lookup(recorded)(name) };
-            let brief = refusal_before_mpi(&of_task_3, OPEN_MPI).expect("refused");
+            let brief = refusal_of("3");
             assert!(brief.starts_with("task 3 of 4 does not start: ") && brief.contains(why), "{brief}");
             assert!(!brief.contains('\n'), "the advice is given once: {brief}");
         }

@@ -14,11 +14,12 @@ mod device_choice;
 mod infer;
 mod launch;
 mod launch_checks;
+mod launcher_terminal;
 mod logging;
 mod on_backend;
 mod plan;
 mod planner;
-mod screen;
+mod said;
 
 use crate::backend::Backend;
 use crate::backend::agree::decided_by_rank_0;
@@ -41,6 +42,7 @@ use crate::watch;
 use args::{Command, DeviceCommand, ReportArgs, Resume, TrainArgs, WatchArgs};
 use launch::Launch;
 use on_backend::{Work, on_backend};
+use said::Said;
 use std::borrow::Cow;
 use std::ffi::OsString;
 use std::io::IsTerminal;
@@ -108,18 +110,6 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> Exit {
             complain(&error.to_string());
             error.exit()
         }
-    }
-}
-
-/// What a command says on stdout, and its exit code.
-struct Said {
-    text: String,
-    exit: Exit,
-}
-
-impl From<String> for Said {
-    fn from(text: String) -> Self {
-        Said { text, exit: Exit::Finished }
     }
 }
 
@@ -308,13 +298,13 @@ fn train_on(launch: &Launch, args: &TrainArgs, started: Instant) -> Result<(Exit
         versions,
         relaunch: relaunch(args),
         launcher: launch_checks::launcher(&environment::variable, HINTED_RANKS),
-        is_terminal: std::io::stderr().is_terminal() || screen::launcher_has_a_terminal(),
+        is_terminal: std::io::stderr().is_terminal() || launcher_terminal::launcher_has_a_terminal(),
         poison: cfg!(debug_assertions),
         host: launch.host(),
         started,
         abort: launch::abort_job,
         quiet: false,
-        watch: None,
+        on_step: None,
         deck,
     };
     on_backend(chosen, group, &job.deck, threads, Training(&job))
@@ -348,7 +338,7 @@ impl Work for Training<'_> {
 
 /// The command line that starts this run again, for hints; without `train.steps`, which they set.
 fn relaunch(args: &TrainArgs) -> String {
-    let program = std::env::args().next().unwrap_or_else(|| "zero3".into());
+    let program = std::env::args_os().next().unwrap_or_else(|| "zero3".into()).display().to_string();
     let mut words = vec![program, "train".into(), args.deck.path.display().to_string()];
     let kept = args.deck.overrides.iter().filter(|(key, _)| key != "train.steps");
     words.extend(kept.map(|(key, value)| format!("{key}={value}")));

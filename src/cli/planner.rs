@@ -5,12 +5,13 @@ use super::args::{PlanOf, PlanSubject};
 use crate::config::hardware::{self, Hardware};
 use crate::config::{BackendKind, Deck, Preset};
 use crate::error::{Error, Fault, Result};
-use crate::model::{self, Model, work};
+use crate::model::{self, Model, visit_kernels};
 use crate::plan::Plan;
 use crate::plan::forecast::advice::Overrides;
-use crate::plan::forecast::shape::{self, Shape};
+use crate::plan::forecast::model_size::{self, Shape};
 use crate::plan::forecast::{Forecast, Subject};
 use crate::train::for_kind;
+use std::path::Path;
 
 /// Tokens of a micro-batch where no deck says its sequences.
 const TOKENS_OF_MICRO_BATCH: usize = 8192;
@@ -25,7 +26,7 @@ pub struct Planner<'a> {
     overrides: Overrides,
     /// Keys of the hardware file.
     of_hardware: Overrides,
-    hardware: Option<&'a str>,
+    hardware: Option<&'a Path>,
     micro_batches_per_rank: Option<usize>,
 }
 
@@ -52,7 +53,7 @@ impl PlannedDeck {
 
     /// What a step of it takes.
     pub fn forecast(&self, hardware: &Hardware, per_node: usize) -> Result<Forecast> {
-        let works = work::of_model(&self.model, model::precision(&self.deck));
+        let works = visit_kernels::of_model(&self.model, model::precision(&self.deck));
         let subject = Subject {
             spec: &self.model.spec,
             works: &works,
@@ -69,7 +70,7 @@ impl<'a> Planner<'a> {
     /// Sorts the command line's keys.
     pub fn new(
         subject: &'a PlanSubject,
-        hardware: Option<&'a str>,
+        hardware: Option<&'a Path>,
         micro_batches_per_rank: Option<usize>,
     ) -> Result<Self> {
         let (of_hardware, overrides): (Overrides, Overrides) =
@@ -147,7 +148,7 @@ impl<'a> Planner<'a> {
         let written =
             |key: &str| self.overrides.iter().rev().find(|(k, _)| k == key).and_then(|(_, v)| v.parse().ok());
         let vocab_size = written("model.vocab_size").unwrap_or(VOCAB_SIZE);
-        shape::of_count(count, vocab_size, written("model.seq_len").unwrap_or(SEQ_LEN)).map(Some)
+        model_size::of_count(count, vocab_size, written("model.seq_len").unwrap_or(SEQ_LEN)).map(Some)
     }
 
     /// Exactly as many parameters as were asked for, where that was a number.

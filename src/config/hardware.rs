@@ -155,19 +155,20 @@ impl Deck {
     ///
     /// # Errors
     /// No such name or file; every key that is missing, unknown or out of range.
-    pub fn named(name: &str, overrides: &[(String, String)]) -> Result<Hardware> {
-        let built_in = BUILT_IN.iter().find(|(known, _)| known.eq_ignore_ascii_case(name));
+    pub fn named(name: &Path, overrides: &[(String, String)]) -> Result<Hardware> {
+        let built_in = BUILT_IN.iter().find(|(known, _)| name.as_os_str().eq_ignore_ascii_case(known));
+        let is_toml = name.extension().is_some_and(|ending| ending == "toml");
         let (text, origin) = match built_in {
             Some((known, text)) => ((*text).to_owned(), format!("the built-in hardware {known}")),
-            None if !name.ends_with(".toml") && !Path::new(name).exists() => {
+            None if !is_toml && !name.exists() => {
                 let known: Vec<&str> = BUILT_IN.iter().map(|(known, _)| *known).collect();
                 return Err(Error::Input(format!(
-                    "--hardware {name}: neither a file nor one of {}; inputs/hardware/ has files to begin \
-                     with",
+                    "--hardware {}: neither a file nor one of {}; inputs/hardware/ has files to begin with",
+                    name.display(),
                     known.join(", ")
                 )));
             }
-            None => (read_text(Path::new(name), "hardware file")?, name.to_owned()),
+            None => (read_text(name, "hardware file")?, name.display().to_string()),
         };
         Deck::parse(&text, overrides, &origin)
     }
@@ -218,7 +219,7 @@ mod tests {
     #[test]
     fn built_in_files_are_whole_and_say_where_their_figures_are_from() {
         for (name, text) in BUILT_IN {
-            let hardware = Deck::named(name, &[]).unwrap();
+            let hardware = Deck::named(Path::new(name), &[]).unwrap();
             assert!(!hardware.hardware.source.is_empty() && text.contains("http"), "{name}");
             assert!(hardware.device.bf16_tflops > hardware.device.f32_tflops, "{name}: dense bf16");
             assert_eq!(
@@ -269,7 +270,7 @@ mod tests {
                 "{said}"
             );
         }
-        let said = Deck::named("h1000", &[]).unwrap_err().to_string();
+        let said = Deck::named(Path::new("h1000"), &[]).unwrap_err().to_string();
         assert!(said.contains("neither a file nor one of a100-40gb, a100-80gb, h100"), "{said}");
     }
 }

@@ -157,7 +157,8 @@ macro_rules! deck {
         pub static TABLE: Table = Table { sections: SECTIONS, keys: KEYS };
 
         /// Every section with its help, in the order they are printed.
-        pub static SECTIONS: &[(&str, &str)] = &[$((stringify!($section), concat!($($section_help),+))),+];
+        pub static SECTIONS: &[(&str, &str)] =
+            &[$((stringify!($section), concat!($($section_help, "\n"),+))),+];
 
         /// Every key, in the order they are printed.
         pub static KEYS: &[Key] = &[$($(

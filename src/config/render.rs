@@ -31,7 +31,9 @@ pub(super) fn toml(table: &Table, deck: &impl Serialize, commented: bool) -> Str
             out.push('\n');
         }
         if commented {
-            out.push_str(&format!("# {}\n", help.trim()));
+            for line in help.lines() {
+                out.push_str(&format!("# {}\n", line.trim()));
+            }
         }
         out.push_str(&format!("[{section}]\n"));
         let assignments: Vec<(String, &Key)> = table
@@ -56,7 +58,8 @@ pub(super) fn toml(table: &Table, deck: &impl Serialize, commented: bool) -> Str
 pub fn markdown_table(table: &Table) -> String {
     let mut out = String::new();
     for (section, help) in table.sections {
-        out.push_str(&format!("### [{section}]\n\n{}\n\n", help.trim()));
+        let help: Vec<&str> = help.lines().map(str::trim).collect();
+        out.push_str(&format!("### [{section}]\n\n{}\n\n", help.join("\n")));
         out.push_str("| key | value | default | meaning |\n| --- | --- | --- | --- |\n");
         for key in table.keys.iter().filter(|k| k.section() == *section) {
             out.push_str(&format!(

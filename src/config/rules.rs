@@ -4,7 +4,7 @@
 //! Must not know: how a deck is read (`resolve.rs`), nor the ranges of single keys (`mod.rs`).
 
 use super::choices::{BackendKind, CONTAINERS, DataFormat, ReduceWhen, Tokenizer};
-use super::family::rules::{Numbers, PresetSizes};
+use super::family::family_rules::{Numbers, PresetSizes};
 use super::family::{Family, Preset};
 use super::resolve::{Resolver, near_divisors, show};
 use super::{Deck, TABLE};

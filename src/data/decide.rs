@@ -6,7 +6,7 @@ use std::ffi::OsStr;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use super::files::report;
+use super::data_files::report;
 use super::format::{LLMC_HEADER_BYTES, TokenFormat};
 use super::llmc;
 use crate::config::CONTAINERS;

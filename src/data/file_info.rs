@@ -6,8 +6,8 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
 
+use super::data_files::report;
 use super::decide;
-use super::files::report;
 use super::format::TokenFormat;
 use super::info::{Decode, FileInfo};
 use super::scan::{self, ScanProgress, entropy_nats, histogram};

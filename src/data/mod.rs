@@ -4,14 +4,15 @@
 //! arithmetic on indices ([`micro_batch_samples`]; rule 8 of the design). Must not know: MPI, models,
 //! backends.
 
+pub mod data_files;
 pub mod decide;
 pub mod file_info;
-pub mod files;
 pub mod format;
 mod globs;
 pub mod info;
 pub mod llmc;
-pub mod order;
+pub mod mapped;
+pub mod sample_order;
 mod samples;
 mod scan;
 #[cfg(test)]
@@ -23,9 +24,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+pub use data_files::ResolvedFiles;
 pub use decide::{not_text_by_name, not_text_by_start};
 pub use file_info::TokenFilesInfo;
-pub use files::ResolvedFiles;
 pub use format::TokenFormat;
 pub use info::DataInfo;
 pub use samples::{SampleSpace, micro_batch_samples};
@@ -207,7 +208,7 @@ impl Dataset {
                 )
             });
         }
-        files::report(faults)
+        data_files::report(faults)
     }
 
     /// Training samples: index `g` is unbounded, epochs follow one another.
@@ -231,6 +232,11 @@ impl Dataset {
         self.streams().into_iter().map(|(_, stream)| bytes(stream)).sum()
     }
 
+    /// Every file, each stream's once.
+    pub fn files(&self) -> impl Iterator<Item = &StreamFile> {
+        self.streams().into_iter().flat_map(|(_, stream)| stream.files())
+    }
+
     /// Reads every page once: the digest, and every file with a token that the vocabulary lacks, at once. One
     /// rank does it.
     ///
@@ -248,7 +254,7 @@ impl Dataset {
             max_token = max_token.max(scan.max_token);
             faults.extend(scan.faults);
         }
-        files::report(faults)?;
+        data_files::report(faults)?;
         let digest = format!("{:032x}", hasher.digest128());
         Ok(ScanReport { digest, n_bytes: done.into_inner(), max_token: max_token.unwrap_or(0) })
     }

@@ -4,7 +4,7 @@
 //! not know: files, how the ranges were chosen.
 
 use super::token_stream::TokenStream;
-use super::{order, scan};
+use super::{sample_order, scan};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -65,8 +65,8 @@ impl SampleSpace {
     /// Name of the sample order, as checkpoints record it.
     pub fn order_name(&self) -> &'static str {
         match self.order {
-            Order::Sequential | Order::Spread { .. } => order::SEQUENTIAL,
-            Order::Shuffled { .. } => order::SHUFFLED,
+            Order::Sequential | Order::Spread { .. } => sample_order::SEQUENTIAL,
+            Order::Shuffled { .. } => sample_order::SHUFFLED,
         }
     }
 
@@ -83,7 +83,7 @@ impl SampleSpace {
         let (epoch, position) = (g / n_windows, g % n_windows);
         let window = match self.order {
             Order::Sequential | Order::Spread { .. } => position,
-            Order::Shuffled { seed } => order::shuffled(position, n_windows, seed, epoch),
+            Order::Shuffled { seed } => sample_order::shuffled(position, n_windows, seed, epoch),
         };
         (epoch, window)
     }

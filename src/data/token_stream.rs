@@ -4,12 +4,10 @@
 
 use std::path::{Path, PathBuf};
 
-use memmap2::Mmap;
-
-use super::files::report;
+use super::data_files::report;
 use super::format::TokenFormat;
+use super::mapped::{Change, MappedFile};
 use crate::error::Result;
-use crate::files;
 
 /// A virtual concatenation of token files.
 #[derive(Debug)]
@@ -24,8 +22,7 @@ pub struct TokenStream {
 #[derive(Debug)]
 pub struct StreamFile {
     path: PathBuf,
-    /// None for an empty file, which cannot be mapped.
-    map: Option<Mmap>,
+    file: MappedFile,
     /// Bytes before the first token.
     header_bytes: usize,
     /// Index in the stream of the file's first token.
@@ -41,12 +38,18 @@ impl StreamFile {
 
     /// The bytes of its tokens: the whole content but a header.
     pub fn bytes(&self) -> &[u8] {
-        self.map.as_deref().map_or(&[], |map| &map[self.header_bytes..])
+        // An empty file has no header.
+        self.file.bytes().get(self.header_bytes..).unwrap_or(&[])
     }
 
     /// Size of the file.
     pub fn file_bytes(&self) -> u64 {
-        self.map.as_ref().map_or(0, |map| map.len() as u64)
+        self.file.bytes().len() as u64
+    }
+
+    /// What happened to it since it was opened.
+    pub fn change(&self) -> Option<Change> {
+        self.file.change(&self.path)
     }
 
     /// Tokens in the file.
@@ -63,8 +66,8 @@ impl TokenStream {
         let mut faults = Vec::new();
         let mut stream = TokenStream { files: Vec::with_capacity(files.len()), format, n_tokens: 0 };
         for path in files {
-            let map = match map_file(path) {
-                Ok(map) => map,
+            let file = match MappedFile::open(path) {
+                Ok(file) => file,
                 Err(err) => {
                     faults.push(format!(
                         "{key}: cannot read {}: {err}; check the path and its permissions",
@@ -74,7 +77,7 @@ impl TokenStream {
                 }
             };
             let header_bytes = format.header_bytes();
-            let n_bytes = map.as_ref().map_or(0, |m| m.len() as u64);
+            let n_bytes = file.bytes().len() as u64;
             let Some(n_bytes) = n_bytes.checked_sub(header_bytes as u64) else {
                 faults.push(format!("{key}: {} lost its header while it was opened", path.display()));
                 continue;
@@ -92,7 +95,7 @@ impl TokenStream {
             }
             let n_tokens = n_bytes / token_bytes;
             let first_token = stream.n_tokens;
-            stream.files.push(StreamFile { path: path.clone(), map, header_bytes, first_token, n_tokens });
+            stream.files.push(StreamFile { path: path.clone(), file, header_bytes, first_token, n_tokens });
             stream.n_tokens += n_tokens;
         }
         report(faults)?;
@@ -174,17 +177,6 @@ fn decode(format: TokenFormat, bytes: &[u8], out: &mut [u32]) {
             }
         }
     }
-}
-
-fn map_file(path: &Path) -> std::io::Result<Option<Mmap>> {
-    let file = files::open(path)?;
-    if file.metadata()?.len() == 0 {
-        return Ok(None);
-    }
-    // SAFETY: the map is read-only and lives as long as the StreamFile that owns it. Data files must not be
-    // changed during a run (README says so): a file cut short would end the process with SIGBUS, as it would
-    // any program that maps it. The bytes are only ever read as u8, for which every value is valid.
-    unsafe { Mmap::map(&file) }.map(Some)
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use crate::backend::memory::Memory;
 use crate::backend::{Arena, Buf, Device, Queue};
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::plan::memory::{ALIGN, Slot};
+use crate::plan::slots::{ALIGN, Slot};
 use crate::random::SplitMix64;
 use crate::telemetry::MemKind;
 use half::bf16;

@@ -6,7 +6,7 @@
 use super::Figure;
 use super::axis::Axis;
 use super::sheet::{Key, Look, MARGIN, Sheet, WIDTH};
-use super::text;
+use super::text_width;
 use super::theme::{Color, NOTE_PX, Theme};
 use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint};
 use plotters::coord::types::RangedCoordf64;
@@ -201,7 +201,7 @@ impl Chart {
         let (x_range, y_range) = (self.range(&self.x, xs, 0.02), self.range(&self.y, ys, 0.06));
         let y_ticks = self.y.places(y_range, (size.1 as usize / 45).max(2));
         let widest =
-            y_ticks.iter().map(|&t| text::width(&self.y.tick_label(self.y.value(t)), NOTE_PX, false));
+            y_ticks.iter().map(|&t| text_width::width(&self.y.tick_label(self.y.value(t)), NOTE_PX, false));
         let left = widest.fold(self.y.room, f64::max) + 36.0;
         Layout { x_range, y_range, y_ticks, left }
     }
@@ -222,7 +222,7 @@ impl Chart {
             .build_cartesian_2d(Ruler::new(x_range, x_ticks), Ruler::new(y_range, y_ticks))?;
         let rgb = |color: Color| RGBColor::from(color);
         // The backend divides sizes by 1.24.
-        let letters = (text::FAMILY, 1.24 * NOTE_PX).into_font().color(&rgb(theme.muted));
+        let letters = (text_width::FAMILY, 1.24 * NOTE_PX).into_font().color(&rgb(theme.muted));
         chart
             .configure_mesh()
             .axis_style(rgb(theme.muted))

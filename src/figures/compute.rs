@@ -4,7 +4,7 @@
 
 use super::Figure;
 use super::sheet::{Anchor, Fill, Frame, Key, Look, MARGIN, Sheet, WIDTH};
-use super::text;
+use super::text_width;
 use super::theme::{Color, LABEL_PX, NOTE_PX, SMALL_PX, Theme};
 use crate::human;
 
@@ -145,7 +145,7 @@ impl Compute {
         let shown = self.shown();
         let slot = (WIDTH - MARGIN - LEFT) / shown.len() as f64;
         let bar = (slot * 0.14).clamp(1.5, 5.0);
-        let names = shown.iter().flatten().map(|&v| text::width(&self.visits[v].unit, SMALL_PX, false));
+        let names = shown.iter().flatten().map(|&v| text_width::width(&self.visits[v].unit, SMALL_PX, false));
         let longest = names.fold(0.0, f64::max);
         let upright = longest + 4.0 > slot;
         let heads = if upright { longest + 10.0 } else { 20.0 };
@@ -161,7 +161,7 @@ impl Compute {
             if let Some(pass) = pass.filter(|&pass| began != Some(pass)) {
                 began = Some(pass);
                 let n_visits = shown.iter().flatten().filter(|&&v| self.visits[v].pass == pass).count();
-                let name = text::fitted(pass.name(), NOTE_PX, slot * n_visits as f64 - 6.0);
+                let name = text_width::fitted(pass.name(), NOTE_PX, slot * n_visits as f64 - 6.0);
                 if name == pass.name() {
                     sheet.write((x, y + 12.0), &name, NOTE_PX, theme.muted, Anchor::Start, false);
                 }
@@ -235,7 +235,7 @@ impl Compute {
             let y = top + row * rank as f64 + row.min(13.0 * every as f64) / 2.0 + 4.5;
             let px = if row > 16.0 { LABEL_PX } else { SMALL_PX };
             sheet.write((MARGIN, y), &format!("rank {rank}"), px, theme.ink, Anchor::Start, false);
-            let own = text::fitted(&self.micro_batches(rank), px.min(NOTE_PX), LEFT - MARGIN - 72.0);
+            let own = text_width::fitted(&self.micro_batches(rank), px.min(NOTE_PX), LEFT - MARGIN - 72.0);
             sheet.write((MARGIN + 64.0, y), &own, px.min(NOTE_PX), theme.muted, Anchor::Start, false);
         }
         bottom + MARGIN

@@ -16,7 +16,7 @@ pub mod png;
 pub mod sheet;
 pub mod stages;
 pub mod storage;
-pub mod text;
+pub mod text_width;
 pub mod theme;
 pub mod timeline;
 

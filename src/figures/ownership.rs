@@ -5,7 +5,7 @@
 
 use super::Figure;
 use super::sheet::{Anchor, Fill, Frame, MARGIN, Sheet, WIDTH};
-use super::text;
+use super::text_width;
 use super::theme::{LABEL_PX, NOTE_PX, SMALL_PX, TITLE_PX};
 use crate::human;
 
@@ -70,7 +70,7 @@ impl Ownership {
             false => ("RIGHT", theme.ink, "every rank keeps a slice of every parameter"),
         };
         sheet.write((x, y + 16.0), head, TITLE_PX, color, Anchor::Start, true);
-        let room = text::width(head, TITLE_PX, true) + 10.0;
+        let room = text_width::width(head, TITLE_PX, true) + 10.0;
         sheet.write((x + room, y + 16.0), words, LABEL_PX, theme.muted, Anchor::Start, false);
 
         let n = self.world_size;
@@ -78,7 +78,7 @@ impl Ownership {
         let (left, width) = (x + names, PANEL - names);
         let column = width / n as f64;
         let top = y + 46.0;
-        let every = (text::width("rank 00", SMALL_PX, false) / column).ceil().max(1.0) as usize;
+        let every = (text_width::width("rank 00", SMALL_PX, false) / column).ceil().max(1.0) as usize;
         for rank in (0..n).step_by(every) {
             let name = if every == 1 || rank == 0 { format!("rank {rank}") } else { rank.to_string() };
             sheet.write(
@@ -100,7 +100,7 @@ impl Ownership {
                 continue;
             };
             let (name, numel) = &self.units[unit];
-            let fitted = text::fitted(name, NOTE_PX, names - 8.0);
+            let fitted = text_width::fitted(name, NOTE_PX, names - 8.0);
             sheet.write((x, y + 14.0), &fitted, NOTE_PX, theme.ink, Anchor::Start, false);
             for rank in 0..n {
                 let frame = Frame::new(left + column * rank as f64, y + 2.0, column - gap, 16.0);

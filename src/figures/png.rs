@@ -4,7 +4,7 @@
 //! and a picture without words would be worse than no picture. The same figure gives the same pixels
 //! everywhere.
 
-use super::text;
+use super::text_width;
 use crate::error::{Error, Result};
 use resvg::{tiny_skia, usvg};
 use std::sync::Arc;
@@ -21,8 +21,11 @@ pub fn of_svg(svg: &str) -> Result<Vec<u8>> {
     fonts.load_font_data(dejavu::sans::regular().to_vec());
     fonts.load_font_data(dejavu::sans::bold().to_vec());
     fonts.set_sans_serif_family("DejaVu Sans");
-    let options =
-        usvg::Options { fontdb: Arc::new(fonts), font_family: text::FAMILY.into(), ..Default::default() };
+    let options = usvg::Options {
+        fontdb: Arc::new(fonts),
+        font_family: text_width::FAMILY.into(),
+        ..Default::default()
+    };
     let failed = |why: String| Error::Internal(format!("a figure cannot be made a PNG: {why}"));
     let tree = usvg::Tree::from_str(svg, &options).map_err(|e| failed(e.to_string()))?;
     let size = tree.size().to_int_size().scale_by(SCALE).ok_or_else(|| failed("it has no size".into()))?;

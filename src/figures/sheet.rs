@@ -2,7 +2,7 @@
 //!
 //! Must not know: what is drawn on it.
 
-use super::text;
+use super::text_width;
 use super::theme::{Color, LABEL_PX, NOTE_PX, TITLE_PX, Theme};
 use crate::foreign::on_a_line;
 use svg::node::element::{Definitions, Group, Line, Path, Pattern, Rectangle, Text, Title};
@@ -116,7 +116,7 @@ impl<'a> Sheet<'a> {
     /// Broken into lines of at most `room` px, the first one with its base at `at`; returns where they end.
     pub fn paragraph(&mut self, at: (f64, f64), words: &str, room: f64) -> f64 {
         let mut y = at.1;
-        for line in text::wrapped(words, LABEL_PX, room) {
+        for line in text_width::wrapped(words, LABEL_PX, room) {
             self.write((at.0, y), &line, LABEL_PX, self.theme.muted, Anchor::Start, false);
             y += 18.0;
         }
@@ -132,7 +132,7 @@ impl<'a> Sheet<'a> {
     pub fn legend_within(&mut self, left: f64, right: f64, y: f64, keys: &[Key]) -> f64 {
         let (mut x, mut y) = (left, y);
         for Key { look, name } in keys {
-            let room = 26.0 + text::width(name, NOTE_PX, false) + 18.0;
+            let room = 26.0 + text_width::width(name, NOTE_PX, false) + 18.0;
             if x > left && x + room - 18.0 > right {
                 (x, y) = (left, y + 20.0);
             }
@@ -309,7 +309,7 @@ impl<'a> Sheet<'a> {
             .set("width", WIDTH)
             .set("height", height)
             .set("role", "img")
-            .set("font-family", text::FAMILY)
+            .set("font-family", text_width::FAMILY)
             .add(Title::new(on_a_line(&self.title)))
             .add(definitions)
             .add(page)

@@ -5,7 +5,7 @@ use super::axis::Axis;
 use super::chart::{Chart, Series};
 use super::compute::{gather_color, reduce_color};
 use super::sheet::{Anchor, Fill, Frame, Key, MARGIN, Sheet, WIDTH};
-use super::text;
+use super::text_width;
 use super::theme::{Color, LABEL_PX, SMALL_PX, Theme};
 use crate::human;
 
@@ -148,7 +148,7 @@ fn bars(
     let sum = |p: &Point| parts(p).iter().map(|part| part.bytes).sum::<u64>();
     let most = points.iter().map(sum).max().unwrap_or(0).max(1);
     let left = x + 74.0;
-    let room = width - 74.0 - text::width("1023.9 KiB", LABEL_PX, false) - 8.0;
+    let room = width - 74.0 - text_width::width("1023.9 KiB", LABEL_PX, false) - 8.0;
     for (i, point) in points.iter().enumerate() {
         let y = top + 28.0 * i as f64;
         let is_own = point.stage == own;
@@ -161,7 +161,7 @@ fn bars(
             let data = [("stage", point.stage.to_string()), (key, part.bytes.to_string())];
             sheet.datum(Frame::new(at, y, length, 20.0), Fill::Plain(part.color), None, &words, &data);
             let label = human::bytes(part.bytes);
-            if text::width(&label, SMALL_PX, false) + 8.0 <= length {
+            if text_width::width(&label, SMALL_PX, false) + 8.0 <= length {
                 sheet.write(
                     (at + 4.0, y + 14.0),
                     &label,

@@ -5,7 +5,7 @@
 
 use super::Figure;
 use super::sheet::{Anchor, Fill, Frame, Key, MARGIN, Sheet, WIDTH};
-use super::text;
+use super::text_width;
 use super::theme::{LABEL_PX, NOTE_PX, SMALL_PX};
 use crate::human;
 use crate::plan::partition::Partition;
@@ -176,17 +176,17 @@ fn draw_rows(sheet: &mut Sheet<'_>, y: f64, rows: &[Row], n: usize) -> f64 {
     let theme = sheet.theme;
     let columns = ["elements", "slice", "padding"];
     let number_width = |pick: fn(&Row, usize) -> usize, name: &str| {
-        let numbers = rows.iter().map(|row| text::width(&pick(row, n).to_string(), NOTE_PX, false));
-        numbers.fold(text::width(name, NOTE_PX, false), f64::max) + 14.0
+        let numbers = rows.iter().map(|row| text_width::width(&pick(row, n).to_string(), NOTE_PX, false));
+        numbers.fold(text_width::width(name, NOTE_PX, false), f64::max) + 14.0
     };
     let pick: [fn(&Row, usize) -> usize; 3] = [|r, _| r.numel, |r, _| r.slice, |r, n| r.slice * n - r.numel];
     let widths: Vec<f64> = pick.iter().zip(columns).map(|(&pick, name)| number_width(pick, name)).collect();
     let right = WIDTH - MARGIN - widths.iter().sum::<f64>();
     let is_marked = |row: &Row| row.held == Held::WeightsWhole;
     let marks = rows.iter().any(is_marked) && !rows.iter().all(is_marked);
-    let longest = rows.iter().map(|row| text::width(&row.name, LABEL_PX, false)).fold(60.0, f64::max);
+    let longest = rows.iter().map(|row| text_width::width(&row.name, LABEL_PX, false)).fold(60.0, f64::max);
     let names = (longest + 14.0).min(NAMES);
-    let left = MARGIN + names + if marks { text::width(MARK, SMALL_PX, false) + 8.0 } else { 0.0 };
+    let left = MARGIN + names + if marks { text_width::width(MARK, SMALL_PX, false) + 8.0 } else { 0.0 };
     let column = (right - left) / n as f64;
     let gap = if column > 12.0 {
         2.0
@@ -198,7 +198,7 @@ fn draw_rows(sheet: &mut Sheet<'_>, y: f64, rows: &[Row], n: usize) -> f64 {
     let top = y + 22.0;
 
     // Column heads, as many as have room.
-    let every = (text::width("rank 00", NOTE_PX, false) / column).ceil().max(1.0) as usize;
+    let every = (text_width::width("rank 00", NOTE_PX, false) / column).ceil().max(1.0) as usize;
     for rank in (0..n).step_by(every) {
         let name = if every == 1 { format!("rank {rank}") } else { rank.to_string() };
         let name = if every > 1 && rank == 0 { "rank 0".into() } else { name };
@@ -211,7 +211,7 @@ fn draw_rows(sheet: &mut Sheet<'_>, y: f64, rows: &[Row], n: usize) -> f64 {
     }
     for (i, row) in rows.iter().enumerate() {
         let y = top + ROW * i as f64;
-        let name = text::fitted(&row.name, LABEL_PX, names - 8.0);
+        let name = text_width::fitted(&row.name, LABEL_PX, names - 8.0);
         sheet.write((MARGIN, y + 16.0), &name, LABEL_PX, theme.ink, Anchor::Start, false);
         if marks && is_marked(row) {
             sheet.write((left - 8.0, y + 16.0), MARK, SMALL_PX, theme.muted, Anchor::End, false);
@@ -256,7 +256,7 @@ fn draw_cell(sheet: &mut Sheet<'_>, row: &Row, rank: usize, (start, end): (usize
     let label = if row.is_sum { kept.to_string() } else { format!("{start}..{end}") };
     for label in [label, start.to_string()] {
         let room = cell.w * share - 6.0;
-        if kept > 0 && !(row.is_sum && label == "0") && text::width(&label, SMALL_PX, false) <= room {
+        if kept > 0 && !(row.is_sum && label == "0") && text_width::width(&label, SMALL_PX, false) <= room {
             sheet.write(
                 (cell.x + 4.0, cell.y + 13.5),
                 &label,

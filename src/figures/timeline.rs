@@ -4,7 +4,7 @@ use super::Figure;
 use super::axis::{nice_step, number};
 use super::compute::{Pass, gather_color, reduce_color};
 use super::sheet::{Anchor, Fill, Frame, Key, Look, MARGIN, Sheet, WIDTH};
-use super::text;
+use super::text_width;
 use super::theme::{Color, LABEL_PX, NOTE_PX, SMALL_PX, Theme};
 
 /// What a span is.
@@ -245,7 +245,7 @@ impl Timeline {
                 &data,
             );
             sheet.frame(Frame::new(x1, y, (x2 - x1).max(0.5), LANE - 3.0), Fill::Plain(color), None);
-            let room = text::width(&h.unit, SMALL_PX, false) + 6.0;
+            let room = text_width::width(&h.unit, SMALL_PX, false) + 6.0;
             if room <= x2 - x1 {
                 sheet.write((x1 + 3.0, y + 11.0), &h.unit, SMALL_PX, color.ink_on(), Anchor::Start, false);
             } else if room + 4.0 <= x1 - x0 {
@@ -298,7 +298,7 @@ fn lanes(sheet: &mut Sheet<'_>, y: f64, rank: usize, spans: &[Span], scale: Scal
         };
         let words = format!("rank {rank}: {kind} of {}, {:.3} ms{bytes}", span.unit, span.ms);
         sheet.datum(frame, fill, None, &words, &[("rank", rank.to_string()), ("span", kind.into())]);
-        let fits = text::width(&span.unit, SMALL_PX, false) + 6.0 <= x1 - x0;
+        let fits = text_width::width(&span.unit, SMALL_PX, false) + 6.0 <= x1 - x0;
         if labels && fits && matches!(fill, Fill::Plain(_)) {
             sheet.write(
                 (x0 + 3.0, frame.y + 11.0),

@@ -5,11 +5,13 @@
 //! | `shown` | foreign text for a terminal, a log line, a page |
 //! | `guard` | parsers that may panic on what they are given |
 //! | `magic` | kinds of files by their first bytes |
+//! | [`paths`] | paths that are not UTF-8, in documents |
 //!
 //! Must not know: what the text, the parsers and the files are for.
 
 mod guard;
 mod magic;
+pub mod paths;
 mod shown;
 
 pub use guard::{guarded, is_guarded};

@@ -6,7 +6,7 @@ use crate::backend::memory::Memory;
 use crate::backend::{Backend, Buf, Comm, Device, Ops, Queue, View};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::plan::memory::{Slot, lay_in_a_row};
+use crate::plan::slots::{Slot, lay_in_a_row};
 use crate::telemetry::MemKind;
 use crate::train::node_memory::NodeMemory;
 use half::bf16;

@@ -95,7 +95,7 @@ pub fn train_on<B: Backend>(
 ) -> Result<std::result::Result<TrainedRun, String>> {
     let seen = Rc::new(RefCell::new(TrainedRun::default()));
     let watched = Rc::clone(&seen);
-    let watch = move |row: &StepRow, ranks: &[RankStep]| {
+    let on_step = move |row: &StepRow, ranks: &[RankStep]| {
         watched.borrow_mut().add(row, ranks);
         if let Some(observer) = &observer {
             observer(row, ranks);
@@ -113,7 +113,7 @@ pub fn train_on<B: Backend>(
         started: Instant::now(),
         abort: cluster.abort,
         quiet: true,
-        watch: Some(Box::new(watch)),
+        on_step: Some(Box::new(on_step)),
     };
     let outcome = train::run::<B>(cluster.device, comm, &job);
     let seconds = job.started.elapsed().as_secs_f64();

@@ -3,7 +3,7 @@
 //! \[Note: imported\] Its optimizer states are zero, its deck is a stand-in around the model's sizes, and its
 //! data digest is empty: a run that restores it starts at step 0 on any data, in any way.
 //!
-//! Must not know: the command line, how ranks cut parameters (the caller says which range is whose).
+//! Must not know: the command line.
 
 use std::fmt;
 use std::fs;
@@ -14,12 +14,9 @@ use super::names::Tensor;
 use super::tensors::{self, TensorFiles};
 use super::{config_json, names};
 use crate::backend::Ops;
-use crate::backend::mesh::{Dim, Mesh};
-use crate::checkpoint::manifest::{Alias, MeshDim, Optimizer, Param, digest_block};
+use crate::checkpoint::manifest::Optimizer;
 use crate::checkpoint::write::{Values, write_file};
-use crate::checkpoint::{
-    self, Kind, Manifest, SliceShape, Target, check_free_space, estimate_bytes, master, prepare,
-};
+use crate::checkpoint::{self, Kind, Manifest, Target, check_free_space, estimate_bytes, master, prepare};
 use crate::config::Locking;
 use crate::error::{Error, Result};
 use crate::files;
@@ -27,6 +24,7 @@ use crate::human;
 use crate::model::Model;
 use crate::optimizers::BYTES_PER_STATE;
 use crate::params::ModelSpec;
+use crate::plan::slice::owned_slices;
 
 /// Elements that a tied head is compared in at once.
 const BLOCK: usize = 1 << 20;
@@ -45,9 +43,8 @@ pub struct Imported {
 }
 
 /// Writes the weights of a Hugging Face directory, or of one safetensors file with config.json beside it,
-/// into the run directory `run_dir`, which may not hold checkpoints yet. `shard_range(numel, rank)` is the
-/// part of a parameter that a rank owns. `progress` is told the bytes of values written and of all, optimizer
-/// states included.
+/// into the run directory `run_dir`, which may not hold checkpoints yet. `progress` is told the bytes of
+/// values written and of all, optimizer states included.
 ///
 /// # Errors
 /// Every tensor that is missing, too many, misshapen or of another type, at once; a head that is not the
@@ -56,7 +53,6 @@ pub fn import<D: Ops>(
     source: &Path,
     run_dir: &Path,
     n_ranks: usize,
-    shard_range: impl Fn(usize, usize) -> Range<usize>,
     progress: &dyn Fn(u64, u64),
 ) -> Result<Imported> {
     let dir = if source.is_dir() { source } else { source.parent().unwrap_or(Path::new(".")) };
@@ -76,20 +72,11 @@ pub fn import<D: Ops>(
 
     let states = deck.optim.kind.states(&deck.optim.hyper());
     let kinds = Kind::all(states);
-    let shapes = |rank: usize| -> Vec<SliceShape<'_>> {
-        let params = spec.params.iter();
-        params
-            .map(|p| {
-                let range = shard_range(p.numel(), rank);
-                let (name, global_shape) = (p.name.as_str(), p.shape.as_slice());
-                SliceShape { name, global_shape, numel: p.numel(), start: range.start, end: range.end }
-            })
-            .collect()
-    };
+    let slices = |rank| owned_slices(spec.names_and_shapes(), n_ranks, rank);
     let write_all = || -> Result<PathBuf> {
         check_free_space(
             &partial,
-            (0..n_ranks).map(|rank| estimate_bytes(&shapes(rank), kinds.len())).sum(),
+            (0..n_ranks).map(|rank| estimate_bytes(&slices(rank), kinds.len())).sum(),
         )?;
         let mut stream = Stream {
             files: &files,
@@ -104,29 +91,15 @@ pub fn import<D: Ops>(
         };
         let mut records = Vec::new();
         for rank in 0..n_ranks {
-            let slices = shapes(rank);
+            let slices = slices(rank);
             stream.starts = slices.iter().map(|s| s.start).collect();
             let (dir, kinds) = (partial.as_path(), kinds.as_slice());
             let target = Target { dir, rank, world_size: n_ranks, step: 0, kinds, locking: Locking::Off };
             records.push(write_file(&target, &slices, &mut stream)?);
         }
-        let mesh = Mesh::sharded(n_ranks);
         let optimizer = Optimizer::of(deck.optim.kind, states, 0);
-        let manifest = Manifest {
-            deck: deck.to_toml(),
-            psi: spec.numel(),
-            digest_block: digest_block(spec.numel(), kinds.len()),
-            world_size: n_ranks,
-            mesh: Dim::ALL.map(|dim| MeshDim { dim: dim.name().into(), extent: mesh.extent(dim) }).into(),
-            required_features: optimizer.required_features(),
-            optimizer,
-            params: spec.params.iter().map(|p| Param::whole(&p.name, &p.shape, p.decay)).collect(),
-            aliases: (spec.aliases.iter())
-                .map(|(name, p)| Alias { name: name.clone(), param: spec.params[*p].name.clone() })
-                .collect(),
-            files: records,
-            ..Manifest::default()
-        };
+        let manifest =
+            Manifest { deck: deck.to_toml(), ..Manifest::of_model(spec, optimizer, n_ranks, records) };
         master::finish(run_dir, manifest)
     };
     match write_all() {

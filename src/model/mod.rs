@@ -17,7 +17,7 @@ pub mod token_embedding;
 pub mod transformers;
 pub mod unit;
 pub mod visit;
-pub mod work;
+pub mod visit_kernels;
 
 pub use family::Family;
 pub use visit::{BackwardIo, Cached, Dims, ForwardIo, LossGrad, LossIo};

@@ -2,10 +2,13 @@
 //!
 //! It runs between steps, so it lies where their transient memory lies.
 
-use super::memory::{self, Peaks, Slot, aligned};
+use super::knobs::Knobs;
+use super::packing;
+use super::partition::Partition;
+use super::placement::Placement;
 use super::program::{Lifetimes, Program};
 use super::schedule::{self, Gradients};
-use super::{Plan, packing};
+use super::slots::{self, Peaks, Slot, aligned};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::params::ModelSpec;
@@ -84,14 +87,29 @@ pub struct Generation {
     pub kept: Vec<Slot>,
     /// Scratch of attention over them: output, log-sum-exps, the rest.
     pub scratch: Vec<Slot>,
+    /// One past the last byte of the arena that it uses.
+    pub end: usize,
 }
 
-impl Plan {
-    /// Plans to generate text with models of the same parameters and few rows.
+/// How parameters are cut, and what lies in the arena between steps.
+pub(super) struct Cut<'a> {
+    /// The cut of each parameter.
+    pub partitions: &'a [Partition],
+    /// What of each parameter is cut.
+    pub placements: &'a [Placement],
+    /// The knobs of the plan.
+    pub knobs: &'a Knobs,
+    /// What a rank keeps between steps.
+    pub resident: &'a [Slot],
+}
+
+impl Generation {
+    /// Plans to generate text, with models of the same parameters and few rows.
     ///
     /// # Errors
     /// A cap in the deck cannot be kept.
-    pub fn add_generation(&mut self, specs: PerFeed<&ModelSpec>, sizes: KeptSizes) -> Result<()> {
+    pub(super) fn new(cut: &Cut<'_>, specs: PerFeed<&ModelSpec>, sizes: KeptSizes) -> Result<Self> {
+        let &Cut { partitions, placements, knobs, resident } = cut;
         let activation = specs.row.activation_dtype;
         let slot = |name: String, kind, numel, dtype| Slot::always(name, kind, numel, dtype);
         let mut always: Vec<Slot> = (0..sizes.n_blocks)
@@ -102,38 +120,29 @@ impl Plan {
         {
             always.push(slot(format!("cached attention: {name}"), MemKind::Workspace, numel, dtype));
         }
-        let resident_end =
-            self.resident.iter().map(|slot| slot.offset + aligned(slot.bytes())).max().unwrap_or(0);
-        let base = memory::lay_in_a_row(&mut always, resident_end);
-        let throughout: Vec<Slot> = self.resident.iter().chain(&always).cloned().collect();
+        let resident_end = resident.iter().map(|slot| slot.offset + aligned(slot.bytes())).max().unwrap_or(0);
+        let base = slots::lay_in_a_row(&mut always, resident_end);
+        let throughout: Vec<Slot> = resident.iter().chain(&always).cloned().collect();
+        let mut end = 0;
         let mut program = |spec: &ModelSpec| -> Result<Program> {
-            let schedule = schedule::evaluation(spec, &self.partitions, &self.placements, &self.knobs)?;
-            let mut program = Lifetimes::new(spec, &self.partitions, &self.knobs, &schedule, Gradients::None)
-                .program(schedule);
-            self.arena_bytes = self.arena_bytes.max(packing::pack(&mut program.slots, base));
-            program.peaks = memory::peaks(&throughout, &program.slots, program.schedule.instrs.len());
+            let schedule = schedule::evaluation(spec, partitions, placements, knobs)?;
+            let mut program =
+                Lifetimes::new(spec, partitions, knobs, &schedule, Gradients::None).program(schedule);
+            end = end.max(packing::pack(&mut program.slots, base));
+            program.peaks = slots::peaks(&throughout, &program.slots, program.schedule.instrs.len());
             Ok(program)
         };
         let programs = PerFeed { prompt: program(specs.prompt)?, row: program(specs.row)? };
         let scratch = always.split_off(sizes.n_blocks);
-        self.generation = Some(Generation { programs, kept: always, scratch });
-        Ok(())
+        Ok(Generation { programs, kept: always, scratch, end })
     }
 
-    /// Peaks of the programs that ran.
-    pub fn generation_peaks(&self, ran: Ran) -> Option<Peaks> {
-        let programs = &self.generation.as_ref()?.programs;
-        let mut peaks: Option<Peaks> = None;
-        for feed in [Feed::Prompt, Feed::Row].into_iter().filter(|&feed| ran[feed]) {
-            let program = &programs[feed];
-            match &mut peaks {
-                Some(peaks) => peaks.raise(&program.peaks),
-                None => peaks = Some(program.peaks.clone()),
-            }
-        }
-        if let Some(peaks) = &mut peaks {
-            peaks.add_throughout(MemKind::Staging, self.outside_bytes());
-        }
-        peaks
+    /// Peaks of the programs that ran; None where none did.
+    pub(super) fn peaks(&self, ran: Ran) -> Option<Peaks> {
+        let mut of_ran =
+            [Feed::Prompt, Feed::Row].into_iter().filter(|&feed| ran[feed]).map(|f| &self.programs[f].peaks);
+        let mut peaks = of_ran.next()?.clone();
+        of_ran.for_each(|other| peaks.raise(other));
+        Some(peaks)
     }
 }

@@ -7,16 +7,17 @@
 pub mod forecast;
 pub mod generation;
 pub mod knobs;
-pub mod memory;
-pub mod order;
+pub mod micro_batches;
 pub mod ordered_exchange;
 pub mod packing;
 pub mod partition;
 pub mod placement;
+pub mod plan_table;
 pub mod program;
 pub mod refresh;
 pub mod schedule;
-pub mod table;
+pub mod slice;
+pub mod slots;
 #[cfg(test)]
 mod tests;
 pub mod volume;
@@ -27,18 +28,20 @@ use crate::error::Result;
 use crate::optimizers::BYTES_PER_STATE;
 use crate::params::{ModelSpec, ParamId};
 use crate::telemetry::ledger::MemKind;
-use memory::{Peaks, Slot, SlotId};
+use generation::{Cut, KeptSizes, PerFeed, Ran};
 use partition::Partition;
 use placement::{Hold, Placement};
 use program::Lifetimes;
 use refresh::Refresh;
 use schedule::Gradients;
+use slots::{Peaks, Slot, SlotId};
 
 pub use generation::Generation;
 pub use knobs::Knobs;
-pub use order::MicroBatches;
+pub use micro_batches::MicroBatches;
 pub use placement::State;
 pub use program::Program;
+pub use slice::Slice;
 
 /// Buffers that live for a whole training step, over all its micro-steps.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -110,9 +113,9 @@ impl Plan {
         let placements: Vec<Placement> =
             spec.params.iter().map(|p| Placement::of(p.numel(), knobs)).collect();
         let (mut resident, resident_ids) = resident_slots(spec, &partitions, &placements, knobs);
-        let resident_end = memory::lay_in_a_row(&mut resident, 0);
+        let resident_end = slots::lay_in_a_row(&mut resident, 0);
         let mut step = step_slots(spec, &partitions, &placements, knobs);
-        let step_end = memory::lay_in_a_row(&mut step.slots, resident_end);
+        let step_end = slots::lay_in_a_row(&mut step.slots, resident_end);
         let mut arena_bytes = if knobs.trains { step_end } else { resident_end };
 
         let mut build = |gradients: Gradients| -> Result<Program> {
@@ -131,7 +134,7 @@ impl Plan {
             if knobs.trains || !train {
                 arena_bytes = arena_bytes.max(end);
             }
-            program.peaks = memory::peaks(&always, &program.slots, program.schedule.instrs.len());
+            program.peaks = slots::peaks(&always, &program.slots, program.schedule.instrs.len());
             Ok(program)
         };
         let hold = knobs.reduce == ReduceWhen::LastMicroStep;
@@ -195,7 +198,7 @@ impl Plan {
         let buckets = self.refreshed_state().into_iter().flat_map(|state| self.refresh.of(state));
         let slots: Vec<Slot> =
             buckets.flat_map(|b| &b.staging).map(|&id| self.refresh.slots[id].clone()).collect();
-        let refresh = memory::peaks(&always, &slots, self.refresh.buckets.len());
+        let refresh = slots::peaks(&always, &slots, self.refresh.buckets.len());
         for other in self.train_hold.iter().map(|p| &p.peaks).chain([&refresh]) {
             peaks.raise(other);
         }
@@ -208,6 +211,25 @@ impl Plan {
         let mut peaks = self.eval.peaks.clone();
         peaks.add_throughout(MemKind::Staging, self.outside_bytes());
         peaks
+    }
+
+    /// Plans to generate text, with models of the same parameters and few rows.
+    ///
+    /// # Errors
+    /// A cap in the deck cannot be kept.
+    pub fn add_generation(&mut self, specs: PerFeed<&ModelSpec>, sizes: KeptSizes) -> Result<()> {
+        let Plan { partitions, placements, knobs, resident, .. } = &*self;
+        let generation = Generation::new(&Cut { partitions, placements, knobs, resident }, specs, sizes)?;
+        self.arena_bytes = self.arena_bytes.max(generation.end);
+        self.generation = Some(generation);
+        Ok(())
+    }
+
+    /// Peaks of the programs that generated text; None where none ran.
+    pub fn generation_peaks(&self, ran: Ran) -> Option<Peaks> {
+        let mut peaks = self.generation.as_ref()?.peaks(ran)?;
+        peaks.add_throughout(MemKind::Staging, self.outside_bytes());
+        Some(peaks)
     }
 
     /// Host memory beside the arena.

@@ -3,7 +3,7 @@
 //! First fit, largest first. What is taken at any time is kept in a tree over the instructions, so that
 //! placing a slot asks a handful of sets instead of every slot placed before.
 
-use super::memory::{Slot, aligned};
+use super::slots::{Slot, aligned};
 use std::collections::BTreeMap;
 
 /// Gives every slot the lowest offset at or above `base` that collides with no slot alive at the same time,
@@ -116,7 +116,7 @@ impl Taken {
 mod tests {
     use super::*;
     use crate::dtype::DType;
-    use crate::plan::memory::{ALIGN, peaks};
+    use crate::plan::slots::{ALIGN, peaks};
     use crate::telemetry::ledger::MemKind;
     use proptest::prelude::*;
     use std::cmp::Reverse;

@@ -4,9 +4,9 @@
 //! Where they lie is packed afterwards (`packing.rs`). Must not know: what lives between passes.
 
 use super::knobs::Knobs;
-use super::memory::{Peaks, Slot, SlotId};
 use super::partition::Partition;
 use super::schedule::{self, GatherId, Gradients, Instr, Pass, ReduceId, Schedule, Visit};
+use super::slots::{Peaks, Slot, SlotId};
 use crate::dtype::DType;
 use crate::params::{ModelSpec, SHARED_GRAD, TensorSpec, UnitId, UnitRole};
 use crate::telemetry::ledger::MemKind;

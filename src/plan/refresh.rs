@@ -2,10 +2,10 @@
 //! after the update (parameters), before it (gradients, stage 0), or after a restore (all of them).
 
 use super::knobs::Knobs;
-use super::memory::Slot;
 use super::packing;
 use super::partition::Partition;
 use super::placement::{Hold, Placement, State};
+use super::slots::Slot;
 use crate::params::{ModelSpec, ParamId};
 use crate::telemetry::ledger::MemKind;
 

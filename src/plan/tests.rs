@@ -1,8 +1,8 @@
 //! Properties of every plan, whatever the model, the rank count and the knobs.
 
 use super::knobs::Knobs;
-use super::memory::Slot;
 use super::schedule::{Instr, Pass, Schedule, Visit};
+use super::slots::Slot;
 use super::*;
 use crate::params::{Init, ParamSpec, TensorSpec, UnitRole, UnitSpec};
 use proptest::prelude::*;
@@ -210,7 +210,7 @@ proptest! {
             param_dtype: dtype(bf16[0]), grad_dtype: dtype(bf16[1]), reduce_dtype, persistence_threshold_bytes: 0, ..knobs
         };
         let plan = Plan::new(&spec, n, &knobs).unwrap();
-        let paper = table::Paper::new(&spec, &plan, table::Shape { n_micro, ranks_per_node: 1 });
+        let paper = plan_table::Paper::new(&spec, &plan, plan_table::Shape { n_micro, ranks_per_node: 1 });
         let volume = plan.step_volume(0, n_micro);
         prop_assert_eq!(paper.node.all_gather_bytes, volume.all_gather_bytes);
         prop_assert_eq!(paper.node.reduce_scatter_bytes, volume.reduce_scatter_bytes);
@@ -230,7 +230,7 @@ proptest! {
         spec in any_model(), n in 1usize..9, knobs in any_knobs(), n_micro in 1usize..30
     ) {
         let plan = Plan::new(&spec, n, &knobs).unwrap();
-        let paper = table::Paper::new(&spec, &plan, table::Shape { n_micro, ranks_per_node: 1 });
+        let paper = plan_table::Paper::new(&spec, &plan, plan_table::Shape { n_micro, ranks_per_node: 1 });
         for rank in 0..n {
             let volume = |n_micro| {
                 let v = plan.step_volume(rank, n_micro);
@@ -245,7 +245,7 @@ proptest! {
             prop_assert_eq!(many.1 - few.1, 1_000_000_000 * (more.1 - few.1));
         }
         let wide = Plan::new(&spec, 1 << 20, &knobs).unwrap();
-        let paper = table::Paper::new(&spec, &wide, table::Shape { n_micro, ranks_per_node: 8 });
+        let paper = plan_table::Paper::new(&spec, &wide, plan_table::Shape { n_micro, ranks_per_node: 8 });
         let last = paper.step_volume.last().unwrap().last_rank;
         prop_assert!(last == (1 << 20) - 1 && paper.step_volume.len() <= 2, "{:?}", paper.step_volume);
     }

@@ -2,7 +2,7 @@
 //! name.
 
 use super::Plan;
-use super::order::MicroBatches;
+use super::micro_batches::MicroBatches;
 use super::ordered_exchange;
 use super::placement::{Hold, Placement, State};
 use super::schedule::{Gather, Schedule};

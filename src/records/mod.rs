@@ -9,10 +9,10 @@ pub mod step_columns;
 pub mod step_log;
 pub mod step_reader;
 pub mod summary;
-pub mod timing;
+pub mod timing_file;
 
 pub use progress::Progress;
 pub use run_records::{RunEvent, RunRecords};
 pub use step_log::StepLog;
 pub use summary::Summary;
-pub use timing::Timing;
+pub use timing_file::Timing;

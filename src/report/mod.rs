@@ -1,20 +1,20 @@
 //! `zero3 report RUN`: what a run's own records say, as five answers, as figures, as a page.
 //!
-//! `run_dir` reads the run directory, `pictures` turns what it found and the plan into figures, `questions`
-//! answers in words, `page` binds figures and answers. Must not know: MPI; it starts no device, and writes
-//! nothing before everything it was asked for is made.
+//! `recorded_run` reads the run directory, `pictures` turns what it found and the plan into figures,
+//! `questions` answers in words, `page` binds figures and answers. Must not know: MPI; it starts no device,
+//! and writes nothing before everything it was asked for is made.
 
 mod page;
 mod pictures;
 mod questions;
-mod run_dir;
+mod recorded_run;
 
 use crate::error::{Error, Result};
 use crate::figures::{Figure, png};
 use crate::files;
 use crate::records::Summary;
 use page::Page;
-use run_dir::RunDir;
+use recorded_run::RecordedRun;
 use std::path::{Path, PathBuf};
 
 /// What is asked for besides words.
@@ -38,7 +38,7 @@ pub fn run(run_dir: &Path, wanted: &Wanted) -> Result<String> {
     if wanted.figures.is_none() && wanted.html.is_none() {
         return five_answers(run_dir);
     }
-    let run = RunDir::read(run_dir)?;
+    let run = RecordedRun::read(run_dir)?;
     let (figures, missing) = pictures::draw(&run)?;
     let mut files: Vec<(PathBuf, Vec<u8>)> = Vec::new();
     if let Some(dir) = &wanted.figures {
@@ -67,7 +67,7 @@ pub fn run(run_dir: &Path, wanted: &Wanted) -> Result<String> {
 }
 
 fn five_answers(run_dir: &Path) -> Result<String> {
-    match run_dir::read_summary(run_dir)? {
+    match recorded_run::read_summary(run_dir)? {
         Some(summary) => Ok(questions::in_words(&summary)),
         None => Err(Error::Input(format!(
             "{}: no such file; a run directory with a finished or stopped run would do (a running job \
@@ -89,7 +89,7 @@ fn files_of(figure: &Figure, dir: &Path, with_png: bool) -> Result<Vec<(PathBuf,
     Ok(files)
 }
 
-fn no_summary(run: &RunDir) -> String {
+fn no_summary(run: &RecordedRun) -> String {
     format!(
         "the run has left no summary: it goes on, or it was killed (its log reaches to step {} of {}); the \
          answers come with its end, and SIGUSR2 asks a running job",
@@ -98,7 +98,7 @@ fn no_summary(run: &RunDir) -> String {
     )
 }
 
-fn page_of(run_dir: &Path, run: &RunDir, figures: &[Figure], missing: &[String]) -> String {
+fn page_of(run_dir: &Path, run: &RecordedRun, figures: &[Figure], missing: &[String]) -> String {
     let summary: Option<&Summary> = run.summary.as_ref();
     let five = summary.map(questions::five);
     let why = no_summary(run);

@@ -13,7 +13,7 @@ pub fn planned(n: usize, keys: &[&str]) -> RunPlan {
         .map(|(key, value)| (key.into(), value.into()))
         .collect();
     let deck = Deck::parse(text, &overrides, "test").unwrap_or_else(|e| panic!("{e}"));
-    let run = RunDir {
+    let run = RecordedRun {
         summary: None,
         deck,
         world_size: n,

@@ -111,7 +111,7 @@ impl TokenFiles {
 
     fn create(&mut self) -> Result<()> {
         let path = self.partial();
-        // What is there is ours: `job.rs` has seen to it.
+        // What is there is ours: `tokenize_job.rs` has seen to it.
         let file =
             files::open_own(&path, files::NEW_FILE_MODE).and_then(|file| file.set_len(0).map(|()| file));
         let file = file.map_err(|e| Error::io("create", &path, &e))?;

@@ -1,7 +1,7 @@
 //! Text files to token files: read in order, encode on all cores, write in order, go on after a kill.
 //!
-//! What is there already, and how far an earlier process has come, is `job.rs`' care (\[Note: restart\]
-//! there).
+//! What is there already, and how far an earlier process has come, is `tokenize_job.rs`' care (\[Note:
+//! restart\] there).
 //!
 //! Must not know: the command line.
 
@@ -13,11 +13,11 @@ use crate::threads;
 use rayon::prelude::*;
 
 use super::documents::{Documents, Piece};
-use super::job::{
+use super::token_files::TokenFiles;
+use super::tokenize_job::{
     DocumentToken, Job, State, files_of, lock, lock_path, outputs, remove_made, start, state_path,
     write_state,
 };
-use super::token_files::TokenFiles;
 use crate::data::ScanProgress;
 use crate::error::{Error, Result};
 use crate::human;
@@ -180,7 +180,7 @@ mod tests {
     use crate::config::Tokenizer as Named;
     use crate::data::TokenFormat;
     use crate::text::documents::Layout;
-    use crate::text::job::Options;
+    use crate::text::tokenize_job::Options;
     use crate::text::tokenizer::TextTokenizer;
     use proptest::prelude::*;
 

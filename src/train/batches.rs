@@ -5,12 +5,12 @@
 use crate::backend::Comm;
 use crate::backend::agree::{all_or_none, decided_by_rank_0};
 use crate::config::Deck;
-use crate::data::{DataConfig, Dataset, ResolvedFiles, SampleSpace, micro_batch_samples};
+use crate::data::{DataConfig, Dataset, ResolvedFiles, SampleSpace, StreamFile, micro_batch_samples};
 use crate::error::{Error, Result};
 use crate::liveness::FlightRecorder;
 use crate::records::progress::BytesBar;
 use crate::test_hooks::fault_point;
-use crate::text::job::other_tokenizer;
+use crate::text::tokenize_job::other_tokenizer;
 
 /// Token and target ids of one micro-batch, (B, T) each.
 #[derive(Default)]
@@ -99,6 +99,11 @@ impl Batches {
     /// Training samples.
     pub fn train(&self) -> &SampleSpace {
         self.dataset.train()
+    }
+
+    /// The files of both.
+    pub fn files(&self) -> impl Iterator<Item = &StreamFile> {
+        self.dataset.files()
     }
 
     /// Validation samples, where there are any.

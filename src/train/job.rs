@@ -38,11 +38,11 @@ pub struct Job {
     /// Without banner, progress and last words.
     pub quiet: bool,
     /// Called on every rank after each step that was made.
-    pub watch: Option<Box<Watch>>,
+    pub on_step: Option<Box<StepObserver>>,
 }
 
 /// Sees a row of the log, and the numbers of every rank it was made from.
-pub type Watch = dyn Fn(&StepRow, &[RankStep]);
+pub type StepObserver = dyn Fn(&StepRow, &[RankStep]);
 
 /// How a run ended, and where.
 pub struct Ending {

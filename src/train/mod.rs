@@ -9,6 +9,7 @@ pub mod batches;
 mod bookkeeping;
 pub mod budget;
 pub mod changes;
+mod compute_visit;
 pub mod for_kind;
 pub mod infer;
 mod job;
@@ -16,9 +17,9 @@ mod moves;
 pub mod node_memory;
 pub mod pass;
 pub mod planning;
-pub mod report;
 pub mod run_dir;
 pub mod run_lock;
+pub mod run_report;
 pub mod save;
 mod scratch;
 mod spans;
@@ -27,7 +28,6 @@ pub mod step;
 pub mod stepper;
 pub mod tracing;
 mod train_loop;
-mod visit;
 
 use crate::backend::agree::{all_or_none, decided_by_rank_0};
 use crate::backend::{Backend, Comm, Device};
@@ -43,8 +43,8 @@ use crate::records::{RunEvent, RunRecords, StepLog, Timing};
 use crate::telemetry::MemKind;
 use batches::Batches;
 use node_memory::NodeMemory;
-use report::{RunReport, closing};
 use run_dir::RunDir;
+use run_report::{RunReport, closing};
 use serde::{Deserialize, Serialize};
 use state::{Position, RecordedStep, Start};
 use std::path::{Path, PathBuf};
@@ -52,7 +52,7 @@ use std::time::{Duration, Instant};
 use stepper::{Parts, Stepper};
 use train_loop::TrainLoop;
 
-pub use job::{Ending, HINTED_RANKS, Job, Verdict, Watch};
+pub use job::{Ending, HINTED_RANKS, Job, StepObserver, Verdict};
 
 /// Runs a job to its end on the shard group `comm`. Errors of the deck, the data or a checkpoint are the same
 /// on every rank; any other error is this rank's own, and the caller has to abort the job. The recorder comes

@@ -2,10 +2,10 @@
 //!
 //! Must not know: in what order they come ([`super::step`]), what is recorded of them (`bookkeeping.rs`).
 
+use super::compute_visit::travelling_ids;
 use super::pass::{PassState, Visitor};
 use super::scratch::{PassLists, get, put, take};
 use super::stepper::Stepper;
-use super::visit::travelling_ids;
 use crate::backend::{Backend, Device, Ops, Queue};
 use crate::error::Result;
 use crate::plan::schedule::{GatherId, ReduceId, Visit};

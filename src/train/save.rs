@@ -13,11 +13,13 @@ use super::stepper::Stepper;
 use crate::backend::agree::{all_or_none, all_to_rank_0, decided_by_rank_0};
 use crate::backend::{Backend, Comm};
 use crate::checkpoint::manifest::FileRecord;
-use crate::checkpoint::{self, Manifest, ParamSlice, SliceShape, Stored, Target};
+use crate::checkpoint::{self, Manifest, SliceValues, Stored, Target};
 use crate::config::{Deck, OnSaveError};
+use crate::data::mapped::Change;
 use crate::error::{Error, Result};
 use crate::human;
-use crate::plan::Plan;
+use crate::plan::slice::owned_slices;
+use crate::plan::{Plan, Slice};
 use crate::records::StepLog;
 use crate::telemetry::{MemKind, Phase};
 use crate::test_hooks::fault_point;
@@ -45,6 +47,47 @@ pub struct Saver<'a> {
     took: Option<Duration>,
     last: Option<PathBuf>,
     newest_failure: Option<String>,
+    data_look: DataLook,
+}
+
+/// Data files that change while they are read are looked for whenever a step saves.
+#[derive(Default)]
+struct DataLook {
+    has_warned: bool,
+    /// Number of the file to begin with.
+    next: usize,
+}
+
+/// Files looked at whenever a step saves, in turn: a look takes a round trip to a file server.
+const MAX_LOOKS: usize = 256;
+
+impl DataLook {
+    /// Warns of a data file that was written to, replaced or removed since it was opened; once.
+    fn take(&mut self, batches: &Batches) {
+        if self.has_warned {
+            return;
+        }
+        let n_files = batches.files().count();
+        let in_turn = batches.files().chain(batches.files()).skip(self.next).take(n_files.min(MAX_LOOKS));
+        let changed = in_turn.map(|file| (file, file.change())).find(|(_, change)| change.is_some());
+        self.next = (self.next + MAX_LOOKS) % n_files.max(1);
+        if let Some((file, Some(change))) = changed {
+            self.has_warned = true;
+            let what = match change {
+                Change::Written => {
+                    "was written to while this run reads it: later steps may read the new bytes"
+                }
+                Change::Replaced => {
+                    "was removed or replaced since this run opened it, which still reads the old one"
+                }
+            };
+            log::warn!(
+                "{} {what}; a resume compares the data with what the checkpoint was trained on and refuses \
+                 others, unless data.allow_changed=true",
+                file.path().display()
+            );
+        }
+    }
 }
 
 /// How far a save has come, the same on every rank.
@@ -93,6 +136,7 @@ impl<'a> Saver<'a> {
             took: None,
             last: None,
             newest_failure: None,
+            data_look: DataLook::default(),
         }
     }
 
@@ -122,6 +166,9 @@ impl<'a> Saver<'a> {
         let outer = stepper.timer.switch(Phase::Checkpoint);
         stepper.flight.at(at.step, "save", None);
         self.began = Instant::now();
+        if stepper.comm.rank() == 0 {
+            self.data_look.take(self.batches);
+        }
         let started = self.start(stepper, at);
         let outcome = match started {
             Ok(stage) => {
@@ -147,12 +194,10 @@ impl<'a> Saver<'a> {
     fn start<B: Backend>(&mut self, stepper: &Stepper<'_, B>, at: Position) -> Result<Stage> {
         let (rank, world_size) = (stepper.comm.rank(), stepper.comm.size());
         let run_dir = Path::new(&self.deck.run.dir);
-        let (shapes, kinds) = (shapes(stepper), state::stored(stepper.plan));
-        let owned_shapes: Vec<SliceShape<'_>> = shapes.iter().map(Shape::borrowed).collect();
-        let needed: u64 =
-            all_or_none(stepper.comm, Ok(checkpoint::estimate_bytes(&owned_shapes, kinds.len())))?
-                .iter()
-                .sum();
+        let (spec, kinds) = (&stepper.model.spec, state::stored(stepper.plan));
+        let slices = owned_slices(spec.names_and_shapes(), world_size, rank);
+        let own_bytes = checkpoint::estimate_bytes(&slices, kinds.len());
+        let needed: u64 = all_or_none(stepper.comm, Ok(own_bytes))?.iter().sum();
         let partial = decided_by_rank_0(stepper.comm, || {
             std::fs::create_dir_all(run_dir).map_err(|e| Error::io("mkdir", run_dir, &e))?;
             let partial = checkpoint::prepare(run_dir, at.step)?; // frees what dead saves left
@@ -168,7 +213,7 @@ impl<'a> Saver<'a> {
             let values: Vec<Stored<&[f32]>> =
                 owned.iter().map(|stored| stored.each_ref().map(|v| &**v)).collect();
             let target = Target { dir: &partial, rank, world_size, step: at.step, kinds: &kinds, locking };
-            let own = write(&target, &shapes, &values);
+            let own = write(&target, &slices, &values);
             return Ok(Stage::Written(all_to_rank_0(stepper.comm, own)?));
         }
 
@@ -186,12 +231,13 @@ impl<'a> Saver<'a> {
         // The staging has room for padding too, and the last ranks' slices have less of it, or nothing at
         // all.
         assert!(end <= staging.len(), "{end} values of this rank, staging for {}", staging.len());
-        let step = at.step;
+        let (step, params) = (at.step, spec.params.clone());
         let writer = Work::start("checkpoint writer", move || {
             let values: Vec<Stored<&[f32]>> =
                 places.iter().map(|p| p.each_ref().map(|r| &staging[r.clone()])).collect();
             let target = Target { dir: &partial, rank, world_size, step, kinds: &kinds, locking };
-            let own = write(&target, &shapes, &values);
+            let params = params.iter().map(|p| (p.name.as_str(), p.shape.as_slice()));
+            let own = write(&target, &owned_slices(params, world_size, rank), &values);
             (staging, own)
         });
         Ok(Stage::Writing(writer))
@@ -298,43 +344,10 @@ impl<'a> Saver<'a> {
     }
 }
 
-/// One slice of this rank, without its values and without borrowing from the model: for a thread.
-struct Shape {
-    name: String,
-    global_shape: Vec<usize>,
-    numel: usize,
-    range: Range<usize>,
-}
-
-impl Shape {
-    fn borrowed(&self) -> SliceShape<'_> {
-        let Shape { name, global_shape, numel, range } = self;
-        SliceShape { name, global_shape, numel: *numel, start: range.start, end: range.end }
-    }
-}
-
-fn shapes<B: Backend>(stepper: &Stepper<'_, B>) -> Vec<Shape> {
-    let params = stepper.model.spec.params.iter().enumerate();
-    params
-        .map(|(p, param)| Shape {
-            name: param.name.clone(),
-            global_shape: param.shape.clone(),
-            numel: param.numel(),
-            range: stepper.shards.range(p),
-        })
-        .collect()
-}
-
 /// This rank's file; `values` by parameter.
-fn write(target: &Target<'_>, shapes: &[Shape], values: &[Stored<&[f32]>]) -> Result<FileRecord> {
-    let slices: Vec<ParamSlice<'_>> = shapes
-        .iter()
-        .zip(values)
-        .map(|(shape, &values)| {
-            let SliceShape { name, global_shape, numel, start, end } = shape.borrowed();
-            ParamSlice { name, global_shape, numel, start, end, values }
-        })
-        .collect();
+fn write(target: &Target<'_>, slices: &[Slice<'_>], values: &[Stored<&[f32]>]) -> Result<FileRecord> {
+    let slices: Vec<SliceValues<'_>> =
+        slices.iter().zip(values).map(|(&slice, &values)| SliceValues { slice, values }).collect();
     let record = checkpoint::write_slices(target, &slices);
     fault_point("save.written", target.rank, target.step);
     record

@@ -7,7 +7,7 @@ use super::batches::MicroBatch;
 use crate::backend::{Backend, Buf, MarkOf, RecordOf, SumOf};
 use crate::params::PerTensor;
 use crate::plan::Program;
-use crate::plan::memory::SlotId;
+use crate::plan::slots::SlotId;
 use crate::zero::refresh::BucketLists;
 use crate::zero::{Gathers, Reductions};
 

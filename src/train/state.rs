@@ -5,18 +5,18 @@ use super::batches::Batches;
 use super::changes::{Verdict, changes};
 use super::stepper::Stepper;
 use crate::backend::agree::all_or_none;
-use crate::backend::mesh::{Dim, Mesh};
 use crate::backend::{Backend, Comm, Device};
 use crate::checkpoint::manifest::{
-    Alias, BY_NCCL, BY_NCCL_OF_RANKS, BY_RANK, FileRecord, IN_ORDER, MeshDim, Optimizer, Param, Seeds,
-    digest_block,
+    BY_NCCL, BY_NCCL_OF_RANKS, BY_RANK, FileRecord, IN_ORDER, Optimizer, Seeds,
 };
 use crate::checkpoint::{self, Kind, Manifest, Reader, Stored, WeightsFile};
 use crate::config::{Deck, ReduceWhen};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::model::init;
 use crate::params::{ModelSpec, ParamId};
-use crate::plan::{Plan, State};
+use crate::plan::slice::owned_slices;
+use crate::plan::{Plan, Slice, State};
 use crate::telemetry::CommClass;
 use crate::test_hooks;
 use crate::zero::Shards;
@@ -62,11 +62,42 @@ fn state_of(kind: Kind, shards: &Shards, param: ParamId) -> State {
     }
 }
 
+/// Fills the owned elements of each of `kinds`, parameter by parameter: `read` is given the slice and as many
+/// values to overwrite as it has elements. Parameters of lower precision are rounded from fp32.
+///
+/// # Errors
+/// The first one of `read` or of the device; the states are then part old, part new.
+pub(super) fn for_each_owned_slice<B: Backend>(
+    stepper: &mut Stepper<'_, B>,
+    kinds: &[Kind],
+    mut read: impl FnMut(ParamId, Slice<'_>, Kind, &mut [f32]) -> Result<()>,
+) -> Result<()> {
+    let (model, world_size, rank) = (stepper.model, stepper.comm.size(), stepper.comm.rank());
+    let mut values = Vec::new();
+    for (p, slice) in owned_slices(model.spec.names_and_shapes(), world_size, rank).into_iter().enumerate() {
+        values.clear();
+        values.resize(slice.numel(), 0.0);
+        for &kind in kinds {
+            read(p, slice, kind, &mut values)?;
+            fill(stepper, p, kind, &values)?;
+        }
+    }
+    Ok(())
+}
+
 /// Fills the owned elements of a state, and the parameter that is computed with from its master.
 fn fill<B: Backend>(stepper: &mut Stepper<'_, B>, param: ParamId, kind: Kind, values: &[f32]) -> Result<()> {
     let Stepper { device, shards, .. } = stepper;
     let state = state_of(kind, shards, param);
-    device.upload(shards.owned_mut(param, state), bytemuck::cast_slice(values))?;
+    let owned = shards.owned_mut(param, state);
+    match owned.dtype() {
+        // A model that does not train has no masters.
+        DType::Bf16 => {
+            let rounded: Vec<half::bf16> = values.iter().map(|&x| half::bf16::from_f32(x)).collect();
+            device.upload(owned, bytemuck::cast_slice(&rounded))?;
+        }
+        _ => device.upload(owned, bytemuck::cast_slice(values))?,
+    }
     if state == State::Master {
         shards.round_master(*device, param);
     }
@@ -85,6 +116,7 @@ fn make_whole<B: Backend>(stepper: &mut Stepper<'_, B>) -> Result<()> {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecordedStep {
     /// The step directory of a checkpoint, or a file.
+    #[serde(with = "crate::foreign::paths::exact")]
     pub path: PathBuf,
     /// Optimizer updates made by then.
     pub step: u64,
@@ -157,8 +189,7 @@ fn open_weights(from: &str, spec: &ModelSpec) -> Result<Weights> {
             ))),
         };
     }
-    let wanted: Vec<(&str, &[usize])> =
-        spec.params.iter().map(|p| (p.name.as_str(), p.shape.as_slice())).collect();
+    let wanted: Vec<(&str, &[usize])> = spec.names_and_shapes().collect();
     WeightsFile::open(from, &wanted).map(Weights::File)
 }
 
@@ -176,17 +207,14 @@ pub fn initialise<B: Backend>(stepper: &mut Stepper<'_, B>, deck: &Deck) -> Resu
         all_or_none(stepper.comm, open_weights(from, spec).map(|f| _ = file.insert(f)))?;
         file
     };
-    let mut failed = Ok(());
-    for (p, param) in spec.params.iter().enumerate() {
-        let range = stepper.shards.range(p);
-        let mut values = vec![0.0; range.len()];
-        match &mut file {
-            Some(file) => failed = failed.and(file.read(&param.name, range, &mut values)),
-            None => init::fill(param, deck.model.init_seed, range, &mut values),
+    let filled = for_each_owned_slice(stepper, &[Kind::Weight], |p, slice, _, values| match &mut file {
+        Some(file) => file.read(slice.param, slice.range(), values),
+        None => {
+            init::fill(&spec.params[p], deck.model.init_seed, slice.range(), values);
+            Ok(())
         }
-        fill(stepper, p, Kind::Weight, &values)?;
-    }
-    all_or_none(stepper.comm, failed)?;
+    });
+    all_or_none(stepper.comm, filled)?;
     make_whole(stepper)
 }
 
@@ -256,15 +284,9 @@ pub fn restore<B: Backend>(
 fn restore_slices<B: Backend>(stepper: &mut Stepper<'_, B>, reader: &mut Reader) -> Result<()> {
     let held = reader.manifest().kinds();
     let kinds: Vec<Kind> = stored(stepper.plan).into_iter().filter(|kind| held.contains(kind)).collect();
-    for (p, param) in stepper.model.spec.params.iter().enumerate() {
-        let range = stepper.shards.range(p);
-        let mut values = vec![0.0; range.len()];
-        for &kind in &kinds {
-            reader.read(&param.name, kind, range.clone(), &mut values)?;
-            fill(stepper, p, kind, &values)?;
-        }
-    }
-    Ok(())
+    for_each_owned_slice(stepper, &kinds, |_, slice, kind, values| {
+        reader.read(slice.param, kind, slice.range(), values)
+    })
 }
 
 /// Weights that no run of this program has trained yet: \[Note: imported\] in hf/import.rs.
@@ -380,7 +402,6 @@ pub(super) fn manifest(
     at: Position,
     files: Vec<FileRecord>,
 ) -> Manifest {
-    let mesh = Mesh::sharded(world_size);
     let states = deck.optim.kind.states(&deck.optim.hyper());
     let optimizer = Optimizer::of(deck.optim.kind, states, at.step);
     Manifest {
@@ -391,22 +412,9 @@ pub(super) fn manifest(
         data_digest: batches.digest.clone(),
         seeds: Seeds { init_seed: deck.model.init_seed, data_seed: deck.data.seed },
         deck: deck.to_toml(),
-        psi: spec.numel(),
-        digest_block: digest_block(spec.numel(), 1 + states.len()),
-        world_size,
-        mesh: Dim::ALL.map(|dim| MeshDim { dim: dim.name().into(), extent: mesh.extent(dim) }).into(),
         reduction_order: reduction_order(deck, world_size).into(),
-        required_features: optimizer.required_features(),
-        optimizer,
-        params: spec.params.iter().map(|p| Param::whole(&p.name, &p.shape, p.decay)).collect(),
-        aliases: spec
-            .aliases
-            .iter()
-            .map(|(name, p)| Alias { name: name.clone(), param: spec.params[*p].name.clone() })
-            .collect(),
-        files,
         test_hooks: test_hooks::of_job(),
-        ..Manifest::default()
+        ..Manifest::of_model(spec, optimizer, world_size, files)
     }
 }
 

@@ -6,7 +6,7 @@
 use super::batches::Batches;
 use super::infer::Sampler;
 use super::job::{Ending, Job, Verdict};
-use super::report::{self, RunReport};
+use super::run_report::{self, RunReport};
 use super::save::Saver;
 use super::state::Position;
 use super::step::StepOutcome;
@@ -135,7 +135,7 @@ impl<'r, 's, B: Backend> TrainLoop<'r, 's, B> {
              step {}; {}",
             outcome.loss,
             outcome.grad_norm,
-            report::origin(&self.stepper.model.spec, outcome),
+            run_report::origin(&self.stepper.model.spec, outcome),
             self.at.step,
             self.remedy_of_non_finite_steps()?
         );
@@ -214,8 +214,8 @@ impl<'r, 's, B: Backend> TrainLoop<'r, 's, B> {
         if let Some(log) = &mut self.log {
             log.write(&row)?;
         }
-        if let Some(watch) = &self.job.watch {
-            watch(&row, self.report.last_ranks());
+        if let Some(on_step) = &self.job.on_step {
+            on_step(&row, self.report.last_ranks());
         }
         if deck.log.trace.ends_with(self.at.step) {
             tracing::write(self.stepper, Path::new(&deck.run.dir), &self.job.host)?;

@@ -1,14 +1,15 @@
 //! `zero3 watch RUN`: a run as it goes on, or as it ended, from its own records.
 //!
 //! `run_files.rs` reads the files (`tail.rs` those that grow), `view.rs` makes of them what is shown,
-//! `draw.rs` draws it on the terminal of `terminal.rs`, `text.rs` writes it as plain lines. Needs no port and
-//! asks nothing of the job; never writes into a run directory. Must not know: MPI, plans, devices.
+//! `terminal_view.rs` draws it on the terminal of `terminal.rs`, `plain_view.rs` writes it as plain lines.
+//! Needs no port and asks nothing of the job; never writes into a run directory. Must not know: MPI, plans,
+//! devices.
 
-mod draw;
+mod plain_view;
 mod run_files;
 mod tail;
 mod terminal;
-mod text;
+mod terminal_view;
 mod view;
 
 #[cfg(test)]
@@ -55,7 +56,7 @@ pub fn once(run_dir: &Path) -> Result<String> {
             run_dir.display()
         )));
     }
-    Ok(text::snapshot(&view))
+    Ok(plain_view::snapshot(&view))
 }
 
 fn check(run_dir: &Path) -> Result<()> {

@@ -9,7 +9,7 @@ use crate::records::run_records::{EVENTS_FILE, Line};
 use crate::records::step_log::STEPS_FILE;
 use crate::records::step_reader::{LoggedStep, StepColumns};
 use crate::records::summary::SUMMARY_FILE;
-use crate::records::{Summary, timing};
+use crate::records::{Summary, timing_file};
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
@@ -46,7 +46,7 @@ pub struct RunFiles {
     /// The rank whose sign is read next.
     next_sign: usize,
     has_unread_signs: bool,
-    timing: Whole<timing::Record>,
+    timing: Whole<timing_file::Record>,
     summary: Whole<Summary>,
     /// What cannot be read, and why: one line a file.
     pub faults: Vec<String>,
@@ -82,7 +82,7 @@ impl RunFiles {
     }
 
     /// What a scheduler wants to know, if it is there.
-    pub fn timing(&self) -> Option<&timing::Record> {
+    pub fn timing(&self) -> Option<&timing_file::Record> {
         self.timing.value.as_ref()
     }
 

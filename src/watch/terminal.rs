@@ -1,8 +1,8 @@
 //! The terminal: taken over, drawn on, asked for keys, and given back as it was, also after a panic or a
 //! signal.
 
-use super::draw::{Colors, draw};
 use super::run_files::RunFiles;
+use super::terminal_view::{Colors, draw};
 use super::view::View;
 use crate::batch::signals;
 use crate::clock::unix_now;

@@ -1,14 +1,14 @@
 //! Views of runs that tests make up with the writers of real ones, drawn on terminals of all sizes.
 
-use super::draw::{Colors, draw};
+use super::plain_view::snapshot;
 use super::run_files::RunFiles;
-use super::text::snapshot;
+use super::terminal_view::{Colors, draw};
 use super::view::{Status, View};
 use crate::clock::unix_now;
 use crate::liveness::heartbeat::{FLIGHT_DIR, Heartbeat, Held, KindNow};
 use crate::liveness::stragglers::{Class, Straggler};
 use crate::records::run_records::{RunEvent, RunRecords};
-use crate::records::{StepLog, timing};
+use crate::records::{StepLog, timing_file};
 use crate::telemetry::ledger::MemKind;
 use crate::telemetry::step_row::combine;
 use crate::telemetry::{RankStep, StepRow};
@@ -95,7 +95,7 @@ impl Made {
         self
     }
 
-    fn timing(self, record: timing::Record) -> Self {
+    fn timing(self, record: timing_file::Record) -> Self {
         std::fs::write(self.path().join("timing.json"), serde_json::to_string(&record).unwrap()).unwrap();
         self
     }
@@ -149,14 +149,14 @@ fn running() -> Made {
         .rows(1..=120)
         .sign(0, 2, 0.2)
         .sign(1, 2, 0.3)
-        .timing(timing::Record {
+        .timing(timing_file::Record {
             updated_unix: unix_now(),
             total_steps: 400,
             seconds_to_finish: 300.0,
             job_ends_unix: Some(unix_now() + 120.0),
             job_ends_from: "run.time_limit".into(),
             goodput: 0.875,
-            ..timing::Record::default()
+            ..timing_file::Record::default()
         })
 }
 
@@ -270,11 +270,11 @@ fn files_of_ranks_that_a_smaller_job_no_longer_has_say_nothing() {
 
 #[test]
 fn the_limit_of_an_earlier_job_is_not_shown() {
-    let old = timing::Record {
+    let old = timing_file::Record {
         updated_unix: unix_now() - 1000.0,
         job_ends_unix: Some(unix_now() - 500.0),
         seconds_to_finish: 9.0,
-        ..timing::Record::default()
+        ..timing_file::Record::default()
     };
     let made = Made::new().started(2, None).sign(0, 2, 0.0).sign(1, 2, 0.0).timing(old);
     assert_eq!(made.see(|view| view.time_in_words()), None);

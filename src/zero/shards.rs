@@ -7,9 +7,9 @@ use crate::backend::memory::Memory;
 use crate::backend::{Buf, Device, Ops, Queue, View, ViewMut};
 use crate::optimizers::OptimStates;
 use crate::params::ParamId;
-use crate::plan::memory::Slot;
 use crate::plan::partition::Partition;
 use crate::plan::placement::{Hold, Placement, State};
+use crate::plan::slots::Slot;
 use crate::plan::{Plan, StepSlots};
 use std::ops::Range;
 

@@ -4,8 +4,8 @@
 use super::square_product::SquareProduct;
 use crate::accept::acceptance::Acceptance;
 use crate::accept::facts::DeviceRates;
-use crate::accept::verdict::limits::{self, LimitedMetric};
 use crate::accept::verdict::metric::{Metric, show};
+use crate::accept::verdict::metric_limits::{self, LimitedMetric};
 use crate::accept::verdict::outliers::slow_members;
 use crate::backend::{Backend, Comm, Ops};
 use crate::dtype::DType;
@@ -90,11 +90,11 @@ pub fn run<B: Backend>(acceptance: &Acceptance<'_, B>) -> Result<(Vec<Metric>, V
         Ok(rates)
     };
     let (rate, n_wrong) = gemm(acceptance, DType::F32)?;
-    let gemm_f32 = add(limits::GEMM_F32, "GFLOP/s", rate, n_wrong)?;
+    let gemm_f32 = add(metric_limits::GEMM_F32, "GFLOP/s", rate, n_wrong)?;
     let (rate, n_wrong) = gemm(acceptance, DType::Bf16)?;
-    let gemm_bf16 = add(limits::GEMM_BF16, "GFLOP/s", rate, n_wrong)?;
+    let gemm_bf16 = add(metric_limits::GEMM_BF16, "GFLOP/s", rate, n_wrong)?;
     let (rate, n_wrong) = memory(acceptance)?;
-    let memory = add(limits::MEMORY, "GB/s", rate, n_wrong)?;
+    let memory = add(metric_limits::MEMORY, "GB/s", rate, n_wrong)?;
     let slow: Vec<String> =
         slow.into_iter().map(|(r, words)| format!("{}: {}", cluster.name(r), words.join(", "))).collect();
     metrics.push(match cluster.n() {

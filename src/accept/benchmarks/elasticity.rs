@@ -2,8 +2,8 @@
 
 use super::training::ReferenceRun;
 use crate::accept::acceptance::Acceptance;
-use crate::accept::verdict::limits;
 use crate::accept::verdict::metric::Metric;
+use crate::accept::verdict::metric_limits;
 use crate::backend::agree::all_or_none;
 use crate::backend::{Backend, Comm};
 use crate::batch::signals;
@@ -132,7 +132,8 @@ fn soak<B: Backend>(
     reference: &ReferenceRun,
 ) -> Result<Vec<Metric>> {
     let cluster = &acceptance.cluster;
-    let names = [limits::GOODPUT.name, "elasticity.chronic_stragglers", "elasticity.one_off_stragglers"];
+    let names =
+        [metric_limits::GOODPUT.name, "elasticity.chronic_stragglers", "elasticity.one_off_stragglers"];
     let minutes = acceptance.deck.elasticity.soak_minutes;
     if minutes == 0.0 {
         return Ok(names.iter().map(|name| Metric::skipped(name, "elasticity.soak_minutes is 0")).collect());
@@ -177,7 +178,7 @@ fn soak<B: Backend>(
         trained.seconds
     );
     Ok(vec![
-        acceptance.judged(limits::GOODPUT, goodput.min(1.0), "", Some(1.0)).because(words),
+        acceptance.judged(metric_limits::GOODPUT, goodput.min(1.0), "", Some(1.0)).because(words),
         match (cluster.n(), n_steps) {
             (1, _) => Metric::skipped(names[1], "one rank has no peers"),
             (_, 0..WINDOW) => Metric::skipped(

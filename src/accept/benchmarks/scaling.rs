@@ -4,8 +4,8 @@
 use super::training::ReferenceRun;
 use crate::accept::acceptance::Acceptance;
 use crate::accept::facts::ScalingPoint;
-use crate::accept::verdict::limits::{self, LimitedMetric};
 use crate::accept::verdict::metric::Metric;
+use crate::accept::verdict::metric_limits::{self, LimitedMetric};
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::harness::train_on_groups;
@@ -67,7 +67,10 @@ pub fn run<B: Backend>(
             of_mode().map(|p| format!("{:.0} tokens/s on {}", p.tokens_per_s, p.n_ranks)).collect();
         acceptance.judged(limited, last.efficiency, "", Some(1.0)).because(all.join(", "))
     };
-    let metrics = vec![metric("strong", limits::STRONG_EFFICIENCY), metric("weak", limits::WEAK_EFFICIENCY)];
+    let metrics = vec![
+        metric("strong", metric_limits::STRONG_EFFICIENCY),
+        metric("weak", metric_limits::WEAK_EFFICIENCY),
+    ];
     Ok((metrics, points))
 }
 

@@ -3,8 +3,8 @@
 
 use crate::accept::acceptance::Acceptance;
 use crate::accept::facts::StorageRates;
-use crate::accept::verdict::limits;
 use crate::accept::verdict::metric::{Metric, show};
+use crate::accept::verdict::metric_limits;
 use crate::backend::agree::decided_by_rank_0;
 use crate::backend::{Backend, Comm};
 use crate::error::{Error, Result};
@@ -181,14 +181,14 @@ fn measure<B: Backend>(
     let metrics = vec![
         Metric::exactly("storage.n_failed_ranks", 0.0, 0.0, "", ""),
         acceptance
-            .judged(limits::WRITE, total(&written), "GB/s", None)
+            .judged(metric_limits::WRITE, total(&written), "GB/s", None)
             .because(format!("{bytes} bytes of each rank, with fsync; {}", words(&written))),
-        acceptance.judged(limits::READ, total(&read_back), "GB/s", None).because(format!(
+        acceptance.judged(metric_limits::READ, total(&read_back), "GB/s", None).because(format!(
             "each rank {whose}, written just before: part may come from the node's page cache; {}",
             words(&read_back)
         )),
         Metric::exactly("storage.n_wrong", wrong.iter().sum(), 0.0, "bytes", blame.join("; ")),
-        acceptance.judged(limits::METADATA, (3 * n * n_files) as f64 / longest_s, "1/s", None),
+        acceptance.judged(metric_limits::METADATA, (3 * n * n_files) as f64 / longest_s, "1/s", None),
     ];
     let rates =
         written.into_iter().zip(read_back).enumerate().map(|(rank, (write_gb_per_s, read_gb_per_s))| {

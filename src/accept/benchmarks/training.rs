@@ -4,8 +4,8 @@
 use crate::accept::acceptance::Acceptance;
 use crate::accept::verdict::bisect::{self, Finding};
 use crate::accept::verdict::golden_losses::{self, GoldenLosses};
-use crate::accept::verdict::limits;
 use crate::accept::verdict::metric::{Metric, Status};
+use crate::accept::verdict::metric_limits;
 use crate::backend::agree::decided_by_rank_0;
 use crate::backend::{Backend, Device};
 use crate::config;
@@ -52,7 +52,7 @@ pub fn run<B: Backend>(acceptance: &Acceptance<'_, B>, work: &Path) -> Result<(V
         losses: trained.losses.clone(),
         grad_norms: trained.grad_norms.clone(),
     };
-    let stored = decided_by_rank_0(cluster.comm, || golden_losses::read(&t.known_answers))?;
+    let stored = decided_by_rank_0(cluster.comm, || golden_losses::read(Path::new(&t.known_answers)))?;
     let golden = golden_losses::find(&stored, &losses.reference, &losses.computed_on);
     metrics.push(against_golden_losses(acceptance, &trained, golden));
     let known_digest =
@@ -83,22 +83,22 @@ fn speed<B: Backend>(
     let step = |q: f64| quantile(trained.settled_ms(), q);
     let exposed = trained.exposed.iter().sum::<f64>() / trained.exposed.len() as f64;
     let mfu = match acceptance.deck.run.peak_gflops {
-        0.0 => Metric::skipped(limits::MFU.name, "run.peak_gflops is not set"),
+        0.0 => Metric::skipped(metric_limits::MFU.name, "run.peak_gflops is not set"),
         peak => {
             let mfu = tokens_per_s * flops / (peak * 1e9 * cluster.n() as f64);
-            acceptance.judged(limits::MFU, mfu, "", None)
+            acceptance.judged(metric_limits::MFU, mfu, "", None)
         }
     };
     vec![
         acceptance
-            .judged(limits::TOKENS_PER_S, tokens_per_s, "tokens/s", None)
+            .judged(metric_limits::TOKENS_PER_S, tokens_per_s, "tokens/s", None)
             .because(format!("median of {n_steps} steps")),
         mfu,
         Metric::info("training.gflops_per_rank", tokens_per_s * flops / cluster.n() as f64 / 1e9, "GFLOP/s"),
         Metric::info("training.step_p50", step(0.5), "ms"),
         Metric::info("training.step_p95", step(0.95), "ms"),
-        acceptance.judged(limits::STEP_P99, step(0.99), "ms", None),
-        acceptance.judged(limits::EXPOSED_COMM, exposed, "", None),
+        acceptance.judged(metric_limits::STEP_P99, step(0.99), "ms", None),
+        acceptance.judged(metric_limits::EXPOSED_COMM, exposed, "", None),
     ]
 }
 
@@ -134,7 +134,7 @@ fn against_golden_losses<B: Backend>(
     trained: &TrainedRun,
     golden: Option<(&GoldenLosses, bool)>,
 ) -> Metric {
-    let name = limits::LOSSES.name;
+    let name = metric_limits::LOSSES.name;
     match golden {
         None => {
             let why = "no golden losses for this model and these steps; --record-answers FILE stores these";
@@ -160,8 +160,9 @@ fn against_golden_losses<B: Backend>(
                 "loss of the last step; the golden one was computed on another kind of processor, {}",
                 golden.computed_on
             );
-            let mut metric =
-                acceptance.judged(limits::LOSSES, own.unwrap_or(f64::NAN), "nats", wanted).because(words);
+            let mut metric = acceptance
+                .judged(metric_limits::LOSSES, own.unwrap_or(f64::NAN), "nats", wanted)
+                .because(words);
             metric.correctness = true;
             metric
         }

@@ -46,15 +46,16 @@ pub fn reference_name(deck: &Deck) -> String {
 ///
 /// # Errors
 /// The file cannot be read, or does not contain golden losses.
-pub fn read(path: &str) -> Result<Vec<GoldenLosses>> {
+pub fn read(path: &Path) -> Result<Vec<GoldenLosses>> {
     let invalid = |why: String| {
         Error::Input(format!(
-            "training.known_answers = {path}: {why}; --record-answers FILE writes such a file"
+            "training.known_answers = {}: {why}; --record-answers FILE writes such a file",
+            path.display()
         ))
     };
-    let text = match path {
-        "" => BUILT_IN.to_string(),
-        path => files::read_text(Path::new(path), MAX_RECORD_BYTES).map_err(|e| invalid(e.to_string()))?,
+    let text = match path.as_os_str().is_empty() {
+        true => BUILT_IN.to_string(),
+        false => files::read_text(path, MAX_RECORD_BYTES).map_err(|e| invalid(e.to_string()))?,
     };
     serde_json::from_str(&text).map_err(|e| invalid(e.to_string()))
 }
@@ -64,7 +65,7 @@ pub fn read(path: &str) -> Result<Vec<GoldenLosses>> {
 /// # Errors
 /// The file exists and does not contain golden losses, or cannot be written.
 pub fn record(path: &Path, losses: GoldenLosses) -> Result<()> {
-    let mut stored = if path.exists() { read(&path.display().to_string())? } else { Vec::new() };
+    let mut stored = if path.exists() { read(path)? } else { Vec::new() };
     stored.retain(|s| (&s.reference, &s.computed_on) != (&losses.reference, &losses.computed_on));
     stored.push(losses);
     let text = serde_json::to_string_pretty(&stored).expect("plain data") + "\n";
@@ -99,17 +100,17 @@ mod tests {
         for (on, loss) in [("x", 0.1), ("y", 1.0 / 3.0), ("x", 0.1 + 0.2)] {
             record(&path, losses(on, loss)).unwrap();
         }
-        let stored = read(path.to_str().unwrap()).unwrap();
+        let stored = read(&path).unwrap();
         assert_eq!(stored, [losses("y", 1.0 / 3.0), losses("x", 0.1 + 0.2)]);
         assert_eq!(find(&stored, "r", "x").map(|(a, bits)| (a.losses[0], bits)), Some((0.1 + 0.2, true)));
         assert_eq!(find(&stored, "r", "z").map(|(_, bits)| bits), Some(false));
         assert_eq!(find(&stored, "q", "x"), None);
-        assert!(read("/not/there").unwrap_err().to_string().contains("--record-answers"));
+        assert!(read(Path::new("/not/there")).unwrap_err().to_string().contains("--record-answers"));
     }
 
     #[test]
     fn the_golden_losses_that_ship_with_the_program_are_of_its_own_decks() {
-        let stored = read("").unwrap();
+        let stored = read(Path::new("")).unwrap();
         for name in ["acceptance.toml", "acceptance_quick.toml"] {
             let deck =
                 Deck::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("inputs").join(name), &[]).unwrap();

@@ -1,16 +1,16 @@
 //! From metrics to one line: VALID or INVALID, ACCEPTED or NOT ACCEPTED. Pure.
 //!
-//! Beside it: what a metric is (`metric.rs`), which limit of the deck applies to it (`limits.rs`), what it is
-//! compared with (`baseline.rs`, `golden_losses.rs`), and which rank or link is at fault (`bisect.rs`,
-//! `outliers.rs`).
+//! Beside it: what a metric is (`metric.rs`), which limit of the deck applies to it (`metric_limits.rs`),
+//! what it is compared with (`baseline.rs`, `golden_losses.rs`), and which rank or link is at fault
+//! (`bisect.rs`, `outliers.rs`).
 //!
 //! Must not know: how anything is measured, or reported.
 
 pub mod baseline;
 pub mod bisect;
 pub mod golden_losses;
-pub mod limits;
 pub mod metric;
+pub mod metric_limits;
 pub mod outliers;
 
 use crate::config::acceptance::Section;

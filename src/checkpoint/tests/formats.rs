@@ -184,7 +184,12 @@ fn a_view_that_would_show_zeros_for_a_missing_file_is_refused() {
         let shown = file.new_dataset::<f32>().virtual_map("part.h5", "v", 300, 0..300, 300, 0..300);
         shown.shape(300).create("w").unwrap();
     });
-    assert!(why.contains("weights.h5") && why.contains("w: a view of other files"), "{why}");
+    assert!(why.contains("weights.h5") && why.contains("w: a view of other files, which"), "{why}");
+    let why = refusal(|_, file| {
+        let shown = file.new_dataset::<f32>().virtual_map("gone.h5", "v", 300, 0..300, 300, 0..300);
+        shown.shape(300).create("w").unwrap();
+    });
+    assert!(why.contains("w: a view of other files, and ") && why.contains("/gone.h5 is missing"), "{why}");
 }
 
 #[test]
@@ -207,14 +212,8 @@ fn fewer_states_are_stored_by_their_names_and_an_older_program_refuses_them() {
     let run = tempfile::tempdir().unwrap();
     let kinds = [Kind::Weight, Kind::Optim(OptimState::MomentumBuffer)];
     let held = Stored::of(&kinds, |kind| values(5, 1, kind, 0..3));
-    let slice = ParamSlice {
-        name: "h.0.ln_1.bias",
-        global_shape: &[3],
-        numel: 3,
-        start: 0,
-        end: 3,
-        values: held.each_ref().map(|v| &v[..]),
-    };
+    let slice = Slice { param: "h.0.ln_1.bias", global_shape: &[3], start: 0, end: 3 };
+    let slice = SliceValues { slice, values: held.each_ref().map(|v| &v[..]) };
     let dir = prepare(run.path(), 1).unwrap();
     let files = vec![write_rank_file(&dir, 0, 1, 1, &[slice]).unwrap()];
     let optimizer = Optimizer { name: "sgd".into(), step: 1, states: vec![OptimState::MomentumBuffer] };

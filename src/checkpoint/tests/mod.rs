@@ -13,6 +13,8 @@ use std::path::{Path, PathBuf};
 use super::manifest::{FileRecord, MeshDim, Optimizer, Param, Seeds};
 use super::*;
 use crate::error::{Error, Result};
+use crate::optimizers::OptimState;
+use crate::plan::Slice;
 use OptimState::{ExpAvg, ExpAvgSq};
 
 /// What AdamW stores.
@@ -32,7 +34,7 @@ fn numel(shape: &[usize]) -> usize {
     shape.iter().product()
 }
 
-/// The partition rule, as the trainer has it: the checkpoint itself must not know it.
+/// The partition rule, written a second time.
 fn shard_range(numel: usize, world_size: usize, rank: usize) -> Range<usize> {
     let shard_numel = numel.div_ceil(world_size);
     (rank * shard_numel).min(numel)..((rank + 1) * shard_numel).min(numel)
@@ -67,16 +69,12 @@ fn write_rank(dir: &Path, tag: u64, step: u64, world_size: usize, rank: usize) -
             (range.clone(), Stored::of(&KINDS, |kind| values(tag, idx, kind, range.clone())))
         })
         .collect();
-    let slices: Vec<ParamSlice<'_>> = PARAMS
+    let slices: Vec<SliceValues<'_>> = PARAMS
         .iter()
         .zip(&held)
-        .map(|((name, shape), (range, values))| ParamSlice {
-            name,
-            global_shape: shape,
-            numel: numel(shape),
-            start: range.start,
-            end: range.end,
-            values: values.each_ref().map(|v| &v[..]),
+        .map(|((param, global_shape), (range, values))| {
+            let slice = Slice { param, global_shape, start: range.start, end: range.end };
+            SliceValues { slice, values: values.each_ref().map(|v| &v[..]) }
         })
         .collect();
     write_rank_file(dir, rank, world_size, step, &slices).unwrap()

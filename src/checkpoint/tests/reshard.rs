@@ -1,6 +1,6 @@
 use proptest::prelude::*;
 
-use super::placed::{Placed, ranges};
+use super::slice_map::{Placed, ranges};
 use super::*;
 
 /// DeepSpeed #2898, #3810, #7599: restored on any rank count from any other, by the manifest and not by file
@@ -81,15 +81,9 @@ fn verified_read_of_a_long_slice_reads_at_most_a_block_more_at_each_end() {
     let run = tempfile::tempdir().unwrap();
     let dir = prepare(run.path(), 1).unwrap();
     let held = Stored::of(&KINDS, |kind| values(9, 0, kind, 0..n));
-    let slice = ParamSlice {
-        name: "wte",
-        global_shape: &[n],
-        numel: n,
-        start: 0,
-        end: n,
-        values: held.each_ref().map(|v| &v[..]),
-    };
-    let estimate = estimate_bytes(&[slice.shape()], KINDS.len());
+    let slice = Slice { param: "wte", global_shape: &[n], start: 0, end: n };
+    let estimate = estimate_bytes(&[slice], KINDS.len());
+    let slice = SliceValues { slice, values: held.each_ref().map(|v| &v[..]) };
     let file = write_rank_file(&dir, 0, 1, 1, &[slice]).unwrap();
     assert!((file.bytes..file.bytes + (64 << 10)).contains(&estimate), "{estimate} for {file:?}");
     let manifest = Manifest {
@@ -134,7 +128,7 @@ fn placed(n_elements: usize, n: usize) -> Vec<Placed> {
                 bytes: 0,
                 digest: String::new(),
                 structure: None,
-                slices: vec![manifest::Slice {
+                slices: vec![manifest::SliceRecord {
                     param: "p".to_string(),
                     start: range.start,
                     end: range.end,
@@ -223,9 +217,8 @@ fn diff_finds_the_one_flipped_bit_and_nothing_on_another_world_size() {
             Kind::Optim(ExpAvgSq) => exp_avg_sq,
             Kind::Optim(_) => &[2.0; 3],
         });
-        let (name, global_shape) = ("h.0.ln_1.bias", &[3][..]);
-        let slice = ParamSlice { name, global_shape, numel: 3, start: 0, end: 3, values };
-        vec![write_rank_file(dir, 0, 1, 3, &[slice]).unwrap()]
+        let slice = Slice { param: "h.0.ln_1.bias", global_shape: &[3], start: 0, end: 3 };
+        vec![write_rank_file(dir, 0, 1, 3, &[SliceValues { slice, values }]).unwrap()]
     };
     let files = write(&dir, &[3.0, 3.5, 3.0]);
     let params = vec![Param::whole("h.0.ln_1.bias", &[3], false)];
@@ -255,14 +248,8 @@ fn blocks_of_digests_are_short_for_small_models_and_bounded_for_large_ones() {
     let n = 50_000;
     let held = values(9, 0, Kind::Weight, 0..n);
     let dir = prepare(run.path(), 1).unwrap();
-    let slice = ParamSlice {
-        name: "wte",
-        global_shape: &[n],
-        numel: n,
-        start: 0,
-        end: n,
-        values: Stored::of(&KINDS, |_| &held[..]),
-    };
+    let slice = Slice { param: "wte", global_shape: &[n], start: 0, end: n };
+    let slice = SliceValues { slice, values: Stored::of(&KINDS, |_| &held[..]) };
     let files = vec![write_rank_file(&dir, 0, 1, 1, &[slice]).unwrap()];
     let (params, digest_block) =
         (vec![Param::whole("wte", &[n], true)], manifest::digest_block(n, KINDS.len()));

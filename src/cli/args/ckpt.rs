@@ -1,6 +1,6 @@
 //! `zero3 ckpt ...`: checkpoints as files.
 
-use super::{MAX_RANKS, count};
+use super::counts::{MAX_RANKS, count};
 use crate::dtype::DType;
 use std::path::PathBuf;
 

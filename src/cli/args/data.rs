@@ -3,7 +3,7 @@
 use super::words::{DeckArgs, Words};
 use crate::config::{DataFormat, Tokenizer};
 use crate::text::Layout;
-use crate::text::job::DocumentToken;
+use crate::text::tokenize_job::DocumentToken;
 use clap::error::ErrorKind;
 use clap::{ArgMatches, FromArgMatches};
 use std::path::PathBuf;

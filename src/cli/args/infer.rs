@@ -1,6 +1,6 @@
 //! A trained model at work: `zero3 sample` and `zero3 eval`.
 
-use super::count;
+use super::counts::count;
 use super::words::{DeckArgs, parse_override};
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use std::path::PathBuf;

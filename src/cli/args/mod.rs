@@ -4,6 +4,7 @@
 //! result.
 
 mod ckpt;
+mod counts;
 mod data;
 mod infer;
 mod machine;
@@ -14,16 +15,15 @@ pub use ckpt::{
     CkptCommand, CkptDiffArgs, CkptExportArgs, CkptImportArgs, CkptInspectArgs, CkptReshardArgs,
     CkptVerifyArgs,
 };
+pub use counts::MAX_RANKS;
 pub use data::{DataCommand, DataFilesArgs, DataInfoArgs, TokenizeArgs};
 pub use infer::{EvalArgs, SampleArgs};
 pub use machine::{AcceptArgs, DeviceCheckArgs, DeviceCommand};
 pub use run::{PlanArgs, ReportArgs, Resume, TrainArgs, WatchArgs};
 pub use words::{DeckArgs, PlanOf, PlanSubject};
 
-use clap::builder::TypedValueParser;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::ffi::OsString;
-use std::ops::RangeBounds;
 
 const PROGRAM_HELP: &str = "\
 Start it like any MPI program; one rank alone needs no launcher:
@@ -40,10 +40,6 @@ Exit codes:
    5  communication, device or I/O failure
   70  internal error
   75  stopped early with a checkpoint saved: start the same command again";
-
-/// Ranks that can be planned or cut for: more than any machine starts, few enough for a plan to be made at
-/// once.
-pub const MAX_RANKS: i64 = 1 << 20;
 
 /// Trains GPT-2 and Llama models with ZeRO-3 over MPI.
 ///
@@ -75,11 +71,6 @@ pub enum Command {
     Watch(WatchArgs),
     #[command(subcommand)]
     Ckpt(CkptCommand),
-}
-
-/// A whole number in `range`.
-fn count(range: impl RangeBounds<i64>) -> impl TypedValueParser<Value = usize> {
-    clap::value_parser!(u32).range(range).map(|n| n as usize)
 }
 
 /// Parses the arguments, the program's own name first.

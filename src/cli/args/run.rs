@@ -1,7 +1,7 @@
 //! A run: `zero3 train`, what it would be (`zero3 plan`) and what it was (`zero3 report`).
 
+use super::counts::{MAX_RANKS, count};
 use super::words::{DeckArgs, PlanSubject};
-use super::{MAX_RANKS, count};
 use crate::plan::forecast::sweep::Sweep;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use std::ffi::{OsStr, OsString};
@@ -104,7 +104,7 @@ pub struct PlanArgs {
     pub ranks_per_node: Option<usize>,
     /// What it would run on: a file, or a100-40gb, a100-80gb, h100, h200, b200, l40s.
     #[arg(long, value_name = "FILE|NAME")]
-    pub hardware: Option<String>,
+    pub hardware: Option<PathBuf>,
     /// Micro-batches of each rank in a step: sets train.global_batch_size by the number of ranks. 1 without a
     /// deck.
     #[arg(long, value_name = "M", value_parser = count(1..=1 << 20))]

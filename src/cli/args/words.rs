@@ -1,7 +1,7 @@
 //! Words that are no flags: paths of decks and files, and `section.key=value`, in any order.
 
 use crate::config::Preset;
-use crate::plan::forecast::shape::parse_count;
+use crate::plan::forecast::model_size::parse_count;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{ArgMatches, FromArgMatches};

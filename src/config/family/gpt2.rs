@@ -1,6 +1,6 @@
 //! GPT-2: what follows from its sizes, and what it does not have.
 
-use super::rules::{FamilyRules, PresetSizes};
+use super::family_rules::{FamilyRules, PresetSizes};
 use crate::config::resolve::Resolver;
 
 /// What it adds in its norms.

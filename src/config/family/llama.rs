@@ -1,6 +1,6 @@
 //! Llama: presets, and what follows from its sizes.
 
-use super::rules::{FamilyRules, PresetSizes, check_rotated, gated_numel, gated_widest};
+use super::family_rules::{FamilyRules, PresetSizes, check_rotated, gated_numel, gated_widest};
 
 pub(super) const RULES: FamilyRules = FamilyRules {
     d_ff: |d_model| (8 * d_model as u64).div_ceil(3).next_multiple_of(256) as i64,

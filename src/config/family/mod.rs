@@ -3,15 +3,15 @@
 //!
 //! Must not know: the keys of other sections.
 
+pub(super) mod family_rules;
 mod gpt2;
 mod llama;
 mod qwen3;
-pub(super) mod rules;
 
-pub use rules::PresetSizes;
+pub use family_rules::PresetSizes;
 
 use super::choices::choice;
-use rules::FamilyRules;
+use family_rules::FamilyRules;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 

@@ -1,7 +1,7 @@
 //! Qwen3: presets, and what follows from its sizes.
 
+use super::family_rules::{FamilyRules, PresetSizes};
 use super::llama::RULES as LLAMA;
-use super::rules::{FamilyRules, PresetSizes};
 
 pub(super) const RULES: FamilyRules =
     FamilyRules { rope_theta: 1_000_000.0, norm_eps: 1e-6, free_head_dim: true, ..LLAMA };

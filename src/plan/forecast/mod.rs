@@ -2,25 +2,25 @@
 //! that leave a node.
 //!
 //! Reading order: [`Forecast::new`] here, `simulate.rs` (the run), `cost.rs` (seconds), `traffic.rs` (bytes);
-//! then `advice.rs` (which knob to turn), `sweep.rs` (many plans), `shape.rs` (a model of a number of
-//! parameters), `table.rs` (text).
+//! then `advice.rs` (which knob to turn), `sweep.rs` (many plans), `model_size.rs` (a model of a number of
+//! parameters), `forecast_table.rs` (text).
 //!
 //! The instructions are those that the executor runs, in their order. Pure. Must not know: MPI, devices, the
 //! clock.
 
 pub mod advice;
 pub mod cost;
-pub mod figure;
+pub mod forecast_table;
 pub mod formula;
-pub mod shape;
+pub mod model_size;
 pub mod simulate;
 pub mod sweep;
-pub mod table;
+pub mod sweep_chart;
 #[cfg(test)]
 mod tests;
 pub mod traffic;
 
-use super::order::MicroBatches;
+use super::micro_batches::MicroBatches;
 use super::placement::State;
 use super::schedule::{Instr, Pass, Reduce, Schedule, Visit};
 use super::{Knobs, Plan, Program};

@@ -25,7 +25,7 @@ fn works(spec: &ModelSpec, scale: usize) -> Vec<UnitWork> {
 fn hardware(words: &[(&str, String)]) -> Hardware {
     let words: Vec<(String, String)> =
         words.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect();
-    Hardware::named("a100-80gb", &words).unwrap()
+    Hardware::named(std::path::Path::new("a100-80gb"), &words).unwrap()
 }
 
 fn forecast(spec: &ModelSpec, plan: &Plan, n_micro: usize, per_node: usize, hardware: &Hardware) -> Forecast {

@@ -1,21 +1,21 @@
 //! From a run's records to its figures: the plan made again from the deck, and what the trace and the log say
 //! beside it.
 
-mod ownership;
+mod owned_units;
 mod planned;
 mod ran;
 pub(super) mod run_plan;
 
-use super::run_dir::RunDir;
+use super::recorded_run::RecordedRun;
 use crate::error::Result;
 use crate::figures::Figure;
 use run_plan::RunPlan;
 
 /// Every figure that the records allow, and for each that they do not a sentence that says what would.
-pub fn draw(run: &RunDir) -> Result<(Vec<Figure>, Vec<String>)> {
+pub fn draw(run: &RecordedRun) -> Result<(Vec<Figure>, Vec<String>)> {
     let planned = RunPlan::of(run)?;
     let mut figures =
-        vec![planned::storage(&planned), planned::compute(&planned), ownership::figure(&planned)?];
+        vec![planned::storage(&planned), planned::compute(&planned), owned_units::figure(&planned)?];
     let mut missing = Vec::new();
     match ran::timeline(run, &planned) {
         Some(figure) => figures.push(figure),

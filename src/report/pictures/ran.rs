@@ -8,11 +8,11 @@ use crate::figures::memory::{Layer, Measured, Memory};
 use crate::figures::timeline::{MAX_RANKS, Span, Timeline, What};
 use crate::plan::MicroBatches;
 use crate::plan::Program;
-use crate::plan::memory::Slot;
 use crate::plan::schedule::{self, Instr};
+use crate::plan::slots::Slot;
 use crate::records::run_records::RunEvent;
 use crate::records::step_reader::LoggedStep;
-use crate::report::run_dir::{RunDir, TracedEvent};
+use crate::report::recorded_run::{RecordedRun, TracedEvent};
 use crate::telemetry::MemKind;
 use crate::telemetry::trace::Track;
 
@@ -27,7 +27,7 @@ struct TracedStep<'a> {
     events: Vec<&'a TracedEvent>,
 }
 
-fn traced_step<'a>(run: &'a RunDir, planned: &RunPlan) -> Option<TracedStep<'a>> {
+fn traced_step<'a>(run: &'a RecordedRun, planned: &RunPlan) -> Option<TracedStep<'a>> {
     let trace = run.trace.as_ref()?;
     let step = trace.iter().map(|e| e.step).min()?;
     let of_step = || trace.iter().filter(|e| e.step == step);
@@ -53,7 +53,7 @@ fn traced_step<'a>(run: &'a RunDir, planned: &RunPlan) -> Option<TracedStep<'a>>
 }
 
 /// One step from the trace; None without one.
-pub fn timeline(run: &RunDir, planned: &RunPlan) -> Option<Figure> {
+pub fn timeline(run: &RecordedRun, planned: &RunPlan) -> Option<Figure> {
     let traced = traced_step(run, planned)?;
     let span = |e: &TracedEvent| Span {
         what: what(e),
@@ -104,7 +104,7 @@ const LAYERS: [(&str, &[MemKind]); 7] = [
 ];
 
 /// The plan's memory over a micro-step, and the ledger's where the step was traced.
-pub fn memory(run: &RunDir, planned: &RunPlan) -> Figure {
+pub fn memory(run: &RecordedRun, planned: &RunPlan) -> Figure {
     let RunPlan { spec, plan, n_micro } = planned;
     let program = plan.micro_step(0, MicroBatches::new(*n_micro, plan.world_size).micro_steps());
     let instrs = &program.schedule.instrs;
@@ -164,7 +164,7 @@ pub fn memory(run: &RunDir, planned: &RunPlan) -> Figure {
 }
 
 /// Loss and speed over the run.
-pub fn loss_curve(run: &RunDir) -> Figure {
+pub fn loss_curve(run: &RecordedRun) -> Figure {
     let step = |s: &LoggedStep| CurveStep {
         step: s.step,
         loss: s.loss,

@@ -3,7 +3,7 @@
 use crate::error::Result;
 use crate::params::ModelSpec;
 use crate::plan::Plan;
-use crate::report::run_dir::RunDir;
+use crate::report::recorded_run::RecordedRun;
 use crate::train::for_kind;
 
 /// The run's plan, computed again: it is a function of deck, ranks and backend.
@@ -15,7 +15,7 @@ pub struct RunPlan {
 
 impl RunPlan {
     /// Plans the run again.
-    pub fn of(run: &RunDir) -> Result<Self> {
+    pub fn of(run: &RecordedRun) -> Result<Self> {
         let (model, plan) = for_kind::plan(run.backend, &run.deck, run.world_size)?;
         Ok(RunPlan { spec: model.spec, plan, n_micro: run.deck.train.n_micro() })
     }

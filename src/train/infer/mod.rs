@@ -11,12 +11,11 @@ use crate::backend::agree::all_or_none;
 use crate::backend::{Backend, Comm, Device};
 use crate::checkpoint::{Kind, Reader};
 use crate::config::Deck;
-use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::liveness::FlightRecorder;
 use crate::model::Model;
 use crate::plan::generation::Ran;
-use crate::plan::{Knobs, Plan, State};
+use crate::plan::{Knobs, Plan};
 use crate::telemetry::Phase;
 use crate::text::tokenizer::TextTokenizer;
 use crate::train::stepper::{Parts, Stepper};
@@ -154,18 +153,7 @@ fn load<B: Backend>(stepper: &mut Stepper<'_, B>, deck: &Deck, dir: &Path) -> Re
             faults.join("\n  ")
         )));
     }
-    for (p, param) in stepper.model.spec.params.iter().enumerate() {
-        let range = stepper.shards.range(p);
-        let mut values = vec![0.0; range.len()];
-        reader.read(&param.name, Kind::Weight, range, &mut values)?;
-        let slice = stepper.shards.owned_mut(p, State::Param);
-        match slice.dtype() {
-            DType::Bf16 => {
-                let rounded: Vec<half::bf16> = values.iter().map(|&x| half::bf16::from_f32(x)).collect();
-                stepper.device.upload(slice, bytemuck::cast_slice(&rounded))?;
-            }
-            _ => stepper.device.upload(slice, bytemuck::cast_slice(&values))?,
-        }
-    }
-    Ok(())
+    super::state::for_each_owned_slice(stepper, &[Kind::Weight], |_, slice, kind, values| {
+        reader.read(slice.param, kind, slice.range(), values)
+    })
 }

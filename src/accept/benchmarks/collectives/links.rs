@@ -2,8 +2,8 @@
 
 use crate::accept::acceptance::Acceptance;
 use crate::accept::facts::LinkTimes;
-use crate::accept::verdict::limits;
 use crate::accept::verdict::metric::{Metric, show};
+use crate::accept::verdict::metric_limits;
 use crate::accept::verdict::outliers::{Outlier, outliers};
 use crate::backend::library::{Library, ping_pong};
 use crate::backend::mesh::ranks_by_host;
@@ -83,7 +83,7 @@ pub fn judge<B: Backend>(acceptance: &Acceptance<'_, B>, links: &[LinkTimes], me
     let worst =
         links.iter().max_by(|x, y| x.latency_us.total_cmp(&y.latency_us)).expect("two ranks make a link");
     let words = format!("{} to {}", cluster.name(worst.a), cluster.name(worst.b));
-    metrics.push(acceptance.judged(limits::LATENCY, worst.latency_us, "us", None).because(words));
+    metrics.push(acceptance.judged(metric_limits::LATENCY, worst.latency_us, "us", None).because(words));
     let slowest = links.iter().map(|l| l.gb_per_s).fold(f64::INFINITY, f64::min);
     metrics.push(Metric::info("collectives.slowest_link", slowest, "GB/s"));
     let slow: Vec<String> = outliers(links, acceptance.deck.collectives.slow_link)

@@ -9,8 +9,8 @@ mod overlap;
 
 use crate::accept::acceptance::Acceptance;
 use crate::accept::facts::CollectiveFacts;
-use crate::accept::verdict::limits::{self, LimitedMetric};
 use crate::accept::verdict::metric::{Metric, show};
+use crate::accept::verdict::metric_limits::{self, LimitedMetric};
 use crate::accept::verdict::outliers::slow_members;
 use crate::backend::agree::all_or_none;
 use crate::backend::mesh::ranks_by_host;
@@ -45,12 +45,12 @@ fn largest_unit_bytes<B: Backend>(acceptance: &Acceptance<'_, B>) -> Result<u64>
 /// The metric of a collective's bus bandwidth.
 fn busbw(op: CollectiveOp) -> LimitedMetric {
     match op {
-        CollectiveOp::AllGather => limits::ALL_GATHER,
-        CollectiveOp::ReduceScatter => limits::REDUCE_SCATTER,
-        CollectiveOp::LibraryReduceScatter => limits::LIBRARY_REDUCE_SCATTER,
-        CollectiveOp::AllReduce => limits::ALL_REDUCE,
-        CollectiveOp::Broadcast => limits::BROADCAST,
-        CollectiveOp::PointToPoint => limits::POINT_TO_POINT,
+        CollectiveOp::AllGather => metric_limits::ALL_GATHER,
+        CollectiveOp::ReduceScatter => metric_limits::REDUCE_SCATTER,
+        CollectiveOp::LibraryReduceScatter => metric_limits::LIBRARY_REDUCE_SCATTER,
+        CollectiveOp::AllReduce => metric_limits::ALL_REDUCE,
+        CollectiveOp::Broadcast => metric_limits::BROADCAST,
+        CollectiveOp::PointToPoint => metric_limits::POINT_TO_POINT,
     }
 }
 

@@ -2,8 +2,8 @@
 
 use crate::accept::acceptance::Acceptance;
 use crate::accept::benchmarks::square_product::SquareProduct;
-use crate::accept::verdict::limits;
 use crate::accept::verdict::metric::{Metric, show};
+use crate::accept::verdict::metric_limits;
 use crate::backend::comm::Pending;
 use crate::backend::{Backend, Comm, Device, Queue};
 use crate::dtype::DType;
@@ -65,7 +65,7 @@ pub fn measure<B: Backend>(acceptance: &Acceptance<'_, B>, bytes: u64) -> Result
     let least = hidden.iter().fold(f64::INFINITY, |a, &b| a.min(b)).clamp(0.0, 1.0);
     let [comm_us, compute_us, both_us] = [comm_s, compute_s, both_s].map(|seconds| show(seconds * 1e6));
     let words = format!("{comm_us} us of communication beside {compute_us} us of compute took {both_us} us");
-    Ok(acceptance.judged(limits::OVERLAP, least, "", Some(1.0)).because(words))
+    Ok(acceptance.judged(metric_limits::OVERLAP, least, "", Some(1.0)).because(words))
 }
 
 /// The largest product of which several fit into `comm_s`, and the seconds of one. Collective.

@@ -1,6 +1,6 @@
 //! The plan as people and programs read it: `zero3 plan`.
 
-use super::order::MicroBatches;
+use super::micro_batches::MicroBatches;
 use super::partition::Partition;
 use super::placement::bytes_per_param;
 use super::schedule::{Instr, Pass, Schedule, Visit};

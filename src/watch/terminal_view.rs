@@ -2,7 +2,7 @@
 //!
 //! Must not know: files, keys.
 
-use super::text::{Columns, headline, memory_head, memory_rows, rank_in_words, speed};
+use super::plain_view::{Columns, headline, memory_head, memory_rows, rank_in_words, speed};
 use super::view::{Counts, Mood, RankLine, View};
 use crate::foreign::on_a_line;
 use crate::human;

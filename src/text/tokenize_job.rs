@@ -8,9 +8,10 @@
 //! Must not know: how text becomes tokens, the command line.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
@@ -61,6 +62,7 @@ pub struct Options {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Input {
     /// As given.
+    #[serde(with = "crate::foreign::paths::exact")]
     pub path: PathBuf,
     /// Its size.
     pub bytes: u64,
@@ -124,13 +126,13 @@ fn dir_of(file: &Path) -> &Path {
 /// The states in a directory, and the names of the files that each speaks of.
 fn states_in(dir: &Path) -> Vec<(BTreeSet<OsString>, State)> {
     let beside = fs::read_dir(dir).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
-    let mut paths: Vec<PathBuf> = beside.filter(|p| p.to_string_lossy().ends_with(STATE_END)).collect();
+    let mut paths: Vec<PathBuf> = beside.filter(|p| without_end(p, STATE_END).is_some()).collect();
     paths.sort();
     let read = |path: PathBuf| {
         let state: State = serde_json::from_slice(&files::read(&path, MAX_RECORD_BYTES).ok()?).ok()?;
-        let out = PathBuf::from(path.to_str()?.strip_suffix(STATE_END)?);
+        let out = without_end(&path, STATE_END)?;
         let names =
-            files_of(&out, &state).into_iter().flatten().filter_map(|p| Some(p.file_name()?.to_os_string()));
+            files_of(out, &state).into_iter().flatten().filter_map(|p| Some(p.file_name()?.to_os_string()));
         Some((names.collect(), state))
     };
     paths.into_iter().filter_map(read).collect()
@@ -179,6 +181,12 @@ fn with_end(path: &Path, end: &str) -> PathBuf {
     let mut name = path.as_os_str().to_os_string();
     name.push(end);
     name.into()
+}
+
+/// The path without this end of its name.
+fn without_end<'p>(path: &'p Path, end: &str) -> Option<&'p Path> {
+    let bytes = path.as_os_str().as_bytes().strip_suffix(end.as_bytes())?;
+    Some(Path::new(OsStr::from_bytes(bytes)))
 }
 
 /// The names of the training and the validation files, before a shard's number is put in.
@@ -266,17 +274,17 @@ pub(super) fn start(job: &Job<'_>) -> Result<State> {
 /// Whether a file of this path may be written: one of the outputs, or with shards one numbered as they are,
 /// whole or not.
 fn is_output(job: &Job<'_>, path: &Path) -> bool {
-    let text = |path: &Path| path.as_os_str().to_string_lossy().into_owned();
-    let found = text(path);
-    let found = found.strip_suffix(".partial").unwrap_or(&found);
+    let found = without_end(path, ".partial").unwrap_or(path).as_os_str().as_bytes();
     outputs(&job.out, &job.options).iter().any(|name| match job.options.shard_tokens {
-        None => found == text(name),
+        None => found == name.as_os_str().as_bytes(),
         Some(_) => {
-            let first = text(&shard_path(name, job.options.shard_tokens, 0));
-            let at = first.rfind("_000000").expect("a shard has a number") + 1;
-            let number =
-                found.strip_prefix(&first[..at]).and_then(|rest| rest.strip_suffix(&first[at + 6..]));
-            number.is_some_and(|n| n.len() >= 6 && n.bytes().all(|b| b.is_ascii_digit()))
+            const NUMBER: &[u8] = b"000000";
+            let first = shard_path(name, job.options.shard_tokens, 0);
+            let first = first.as_os_str().as_bytes();
+            let at = first.windows(NUMBER.len()).rposition(|bytes| bytes == NUMBER);
+            let (before, rest) = first.split_at(at.expect("a shard has a number"));
+            let number = found.strip_prefix(before).and_then(|n| n.strip_suffix(&rest[NUMBER.len()..]));
+            number.is_some_and(|n| n.len() >= NUMBER.len() && n.iter().all(u8::is_ascii_digit))
         }
     })
 }

@@ -40,7 +40,7 @@ pub struct TracedEvent {
 
 /// Everything there is.
 #[derive(Debug)]
-pub struct RunDir {
+pub struct RecordedRun {
     /// At the end of a process; none while the first one runs, or where it was killed.
     pub summary: Option<Summary>,
     /// The resolved deck of the newest process.
@@ -76,7 +76,7 @@ pub fn read_summary(run_dir: &Path) -> Result<Option<Summary>> {
     text_of(&path)?.map(parse).transpose()
 }
 
-impl RunDir {
+impl RecordedRun {
     /// Reads a run directory.
     ///
     /// # Errors
@@ -110,7 +110,7 @@ impl RunDir {
                 path.display()
             ))
         })?;
-        Ok(RunDir {
+        Ok(RecordedRun {
             summary,
             deck,
             world_size,
@@ -240,7 +240,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         for (path, part) in [(dir.path().join("none"), "no such directory"), (dir.path().into(), "deck.toml")]
         {
-            let error = RunDir::read(&path).unwrap_err();
+            let error = RecordedRun::read(&path).unwrap_err();
             assert!(error.to_string().contains(part) && error.exit().code() == 2, "{error}");
         }
     }

@@ -9,8 +9,8 @@ use crate::backend::{Backend, Buf, View};
 use crate::model::{BackwardIo, Cached, ForwardIo, LossGrad, LossIo, Model};
 use crate::params::{ParamId, PerTensor, UnitId, UnitRole};
 use crate::plan::Program;
-use crate::plan::memory::SlotId;
 use crate::plan::schedule::{Pass, Visit};
+use crate::plan::slots::SlotId;
 
 impl<B: Backend> Stepper<'_, B> {
     /// Computes one visit of a unit by `model`, which the program was planned for; `cached` where its rows
