@@ -7,13 +7,15 @@ NP ?= 2
 DECK ?= inputs/tiny.toml
 ARGS ?=
 PROFILE ?= release
+FUZZ_SECONDS ?= 60
+FUZZ_TARGETS ?=
 RELEASE = $${CARGO_TARGET_DIR:-target}/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))/zero3
 # Read by the shell of each recipe, not by make: `setup` may have changed what there is to find.
 CARGO = . scripts/env.sh && cargo
 # Private items are documented too, so links to them lead somewhere.
 DOC_LINT = -D warnings -A rustdoc::private-intra-doc-links
 
-.PHONY: help setup setup-test build run test test-slow test-perfetto test-mllog test-hf test-python test-slurm test-cuda-orders slurm-lint gpu-pack gpu-check bench-peers figures lint doc clean
+.PHONY: help setup setup-test build run test test-slow test-perfetto test-mllog test-hf test-python test-slurm test-cuda-orders fuzz slurm-lint gpu-pack gpu-check bench-peers figures lint doc clean
 
 help: ## what can be made, and what this machine has
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,6 +63,9 @@ test-slurm: setup-test ## the tests on Slurm alone, with the one that waits a mi
 
 test-cuda-orders: setup-test ## the CUDA path on doubles: 1 to 5 ranks in 22 orders of streams, some minutes
 	$(CARGO) test --test cuda_doubles -- --ignored
+
+fuzz: setup ## libFuzzer on each reader of foreign files: make fuzz FUZZ_SECONDS=60 FUZZ_TARGETS="deck tokens"
+	fuzz/run.sh $(FUZZ_SECONDS) $(FUZZ_TARGETS)
 
 figures: build ## docs/figures/, the pictures of docs/zero3.md, from a run on 3 ranks made for them
 	scripts/figures.sh "$(RELEASE)"

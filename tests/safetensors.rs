@@ -283,7 +283,7 @@ fn a_config_of_another_model_is_refused_key_by_key() {
         .expect_text("n_embd is");
     config = whole.clone();
     config["model_type"] = "mamba".into();
-    refused(&config.to_string()).expect_text("\"gpt2\" or \"llama\" would do");
+    refused(&config.to_string()).expect_text("\"gpt2\" or \"llama\" or \"qwen3\" would do");
     config = whole;
     config["n_head"] = 3.into();
     refused(&config.to_string()).expect_text("n_head");
