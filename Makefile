@@ -15,7 +15,8 @@ CARGO = . scripts/env.sh && cargo
 # Private items are documented too, so links to them resolve.
 DOC_LINT = -D warnings -A rustdoc::private-intra-doc-links
 
-.PHONY: help setup setup-test build run test test-slow test-perfetto test-mllog test-hf test-python test-slurm test-cuda-orders fuzz slurm-lint gpu-pack gpu-check bench-peers figures lint doc clean
+.PHONY: help setup setup-test build run test test-slow test-perfetto test-mllog test-hf test-python \
+	test-slurm test-cuda-orders fuzz slurm-lint gpu-pack gpu-check bench-peers figures lint doc clean
 
 help: ## list targets and dependencies
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,7 +39,7 @@ run: build ## train inputs/tiny.toml: make run NP=3 ARGS="train.steps=500 optim.
 test: setup-test ## all tests except those of the targets below: unit, multi-rank, two-node Slurm
 	$(CARGO) test --no-fail-fast
 
-test-slow: setup-test ## what takes minutes: fifty kills, each file operation failing in turn, the decks of the day, predictions; and an error of a real device (root)
+test-slow: setup-test ## tests that take minutes: kills, file system faults (root), predictions, drawn decks
 	$(CARGO) test --test checkpoint_faults -- --ignored
 	$(CARGO) test --test kill_rounds -- --ignored --nocapture
 	$(CARGO) test --test same_bits -- --ignored --nocapture
