@@ -594,8 +594,9 @@ fn run_decks(seed: u64, which: impl Fn(usize) -> bool + Sync) {
     let next = AtomicUsize::new(0);
     let wrong = Mutex::new(Vec::new());
     let work = || {
-        while let Some(row) = array.rows.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let i = array.rows.iter().position(|other| std::ptr::eq(other, row)).expect("one of them");
+        loop {
+            let i = next.fetch_add(1, Ordering::Relaxed);
+            let Some(row) = array.rows.get(i) else { break };
             if !which(i) {
                 continue;
             }

@@ -189,22 +189,19 @@ impl<'a> Ledger<'a> {
     fn take(&mut self, row: &Row) {
         let Hidden { factor, value, shown } = &self.space.hidden;
         let is_hidden = row[*factor] == *value;
-        for a in 0..row.len() {
-            for b in a + 1..row.len() {
-                if !is_hidden || shown.contains(&a) || shown.contains(&b) {
-                    *self.state_mut(&[(a, row[a]), (b, row[b])]) = State::Met;
-                }
+        let counts = |of: &[(usize, usize)]| !is_hidden || of.iter().any(|(f, _)| shown.contains(f));
+        let all: Vec<(usize, usize)> = row.iter().copied().enumerate().collect();
+        let deep: Vec<(usize, usize)> =
+            all.iter().copied().filter(|(f, _)| self.space.triples_of.contains(f)).collect();
+        for (i, &one) in all.iter().enumerate() {
+            for &other in all[i + 1..].iter().filter(|&&other| counts(&[one, other])) {
+                *self.state_mut(&[one, other]) = State::Met;
             }
         }
-        let mut deep = self.space.triples_of.clone();
-        deep.sort_unstable();
-        for i in 0..deep.len() {
-            for j in i + 1..deep.len() {
-                for k in j + 1..deep.len() {
-                    let three = [deep[i], deep[j], deep[k]].map(|f| (f, row[f]));
-                    if !is_hidden || three.iter().any(|(f, _)| shown.contains(f)) {
-                        *self.state_mut(&three) = State::Met;
-                    }
+        for (i, &one) in deep.iter().enumerate() {
+            for (j, &two) in deep.iter().enumerate().skip(i + 1) {
+                for &three in deep[j + 1..].iter().filter(|&&three| counts(&[one, two, three])) {
+                    *self.state_mut(&[one, two, three]) = State::Met;
                 }
             }
         }
@@ -307,7 +304,7 @@ impl<'a> Search<'a> {
     fn fill(
         &self,
         ledger: &Ledger<'_>,
-        row: &mut Vec<Option<usize>>,
+        row: &mut [Option<usize>],
         group: &[usize],
         chance: &mut SplitMix64,
         tried: &mut usize,
@@ -461,9 +458,9 @@ fn every_pair_and_the_wanted_triples_meet_but_for_those_that_the_rules_exclude()
             breaks(&space, rule, &values)
         };
         assert!(!space.rules.iter().any(broken));
-        for a in 0..6 {
-            for b in (a + 1..6).filter(|&b| shows(row, &[a, b])) {
-                met.insert((a, row[a], b, row[b]));
+        for (a, &i) in row.iter().enumerate() {
+            for (b, &j) in row.iter().enumerate().skip(a + 1).filter(|(b, _)| shows(row, &[a, *b])) {
+                met.insert((a, i, b, j));
             }
         }
     }
