@@ -1,14 +1,14 @@
 #!/bin/bash
-# What zero3 needs from the machine.
-#   scripts/deps.sh show             one line per dependency: a tick and its version, or a cross and what provides it
-#   scripts/deps.sh install          installs what `make build` and `make run` miss (Debian, Ubuntu)
-#   scripts/deps.sh install test     that, and what `make lint` and `make test` miss
-# Installing does nothing where everything is there. Where it cannot, it says what to do and exits with 1.
+# The system dependencies of zero3.
+#   scripts/deps.sh show             a line per dependency: a tick and its version, or a cross and its package
+#   scripts/deps.sh install          installs those missing for `make build` and `make run` (Debian, Ubuntu)
+#   scripts/deps.sh install test     also those missing for `make lint` and `make test`
+# Installs nothing if nothing is missing. Exits with 1 and instructions if it cannot install.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/env.sh
 . scripts/env.sh
-PATH=$PATH:/usr/sbin:/sbin # where Debian keeps slurmctld, and no user looks
+PATH=$PATH:/usr/sbin:/sbin # where Debian installs slurmctld, not in a user's PATH
 
 # name | needed for | Debian packages
 table="\
@@ -67,7 +67,10 @@ version_of() {
     h5dump) h5dump --version | first_number ;;
     slurm) every_command slurmd sbatch srun munged unshare && slurmctld -V | first_number ;;
     g++) g++ -dumpfullversion ;;
-    pip) python3 -c 'import pip; print(pip.__version__)' || python3 -c 'import ensurepip; print(ensurepip.version())' ;;
+    pip)
+        python3 -c 'import pip; print(pip.__version__)' ||
+            python3 -c 'import ensurepip; print(ensurepip.version())'
+        ;;
     chromium) "${CHROMIUM:-chromium}" --version | first_number ;;
     nvcc)
         v=$(scripts/cuda_compiler.sh where) && "$v/bin/nvcc" --version | first_number
@@ -126,10 +129,12 @@ install() {
     mapfile -t names < <(missing "${1:-build}")
     [ ${#names[@]} = 0 ] && return
     if [[ " ${names[*]} " == *" cargo "* ]]; then
-        cannot_install "${names[*]}" "Install Rust $least_rust or newer with rustup (or: rustup update), then try again."
+        cannot_install "${names[*]}" \
+            "Install Rust $least_rust or newer with rustup (or: rustup update), then try again."
     fi
     if [[ " ${names[*]} " == *" clippy "* ]]; then
-        rustup component add rustfmt clippy || cannot_install clippy "Install it with: rustup component add rustfmt clippy"
+        rustup component add rustfmt clippy ||
+            cannot_install clippy "Install it with: rustup component add rustfmt clippy"
     fi
     packages=$(packages_of "${names[@]}")
     [ -z "$packages" ] && return

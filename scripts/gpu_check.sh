@@ -1,17 +1,19 @@
 #!/bin/bash
-# Proves zero3 on a node with a GPU: kernels, training against the CPU, throughput, two ranks.
-#   scripts/gpu_check.sh [OUT]        on the node, in a checkout that was built or in what `pack` made; OUT is gpu-check-out
+# Validates zero3 on a node with a GPU: kernels, training against the CPU, throughput, two ranks.
+#   scripts/gpu_check.sh [OUT]        on the node, in a built checkout or an unpacked archive; OUT is
+#                                     gpu-check-out by default
 #   scripts/gpu_check.sh pack FILE    on the build machine: program, its libraries and Open MPI in one archive
-# Prints a line for each check, a table last; OUT/gpu_check.json has the figures. Ends with 0 where all passed
-# (VALID), 1 where a check failed (INVALID), 2 where none did and some were skipped (INCOMPLETE). Variables:
-# GPU_CHECK_SECONDS, the budget of all checks together (450); GPU_CHECK_GPUS, where nvidia-smi does not say
-# how many; GPU_CHECK_PEAK_TFLOPS, dense bf16, of a device that is not in the table; GPU_CHECK_SMALL=1, shapes
-# that prove this script and no device. Functions are called through `check`, which shellcheck does not see.
+# Prints a line per check and a table at the end; OUT/gpu_check.json has the figures. Exit code: 0 all checks
+# passed (VALID), 1 a check failed (INVALID), 2 none failed but some were skipped (INCOMPLETE). Variables:
+# GPU_CHECK_SECONDS, the time budget of all checks together (450); GPU_CHECK_GPUS, the number of GPUs, if
+# nvidia-smi does not report it; GPU_CHECK_PEAK_TFLOPS, dense bf16, for a device that is not in the table;
+# GPU_CHECK_SMALL=1, small shapes that test this script, not a device. Functions are called through `check`,
+# which shellcheck does not see.
 # shellcheck disable=SC2317
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
-# Dense bf16 TFLOP/s by name, from NVIDIA's data sheets. A device that is not here has no MFU.
+# Dense bf16 TFLOP/s by name, from NVIDIA's data sheets. An unlisted device has no MFU.
 peak_tflops() {
     case $1 in
         *GB200*) echo 2500 ;;
@@ -24,22 +26,23 @@ peak_tflops() {
     esac
 }
 
-# The newest GLIBC_x.y that any of these files asks for.
+# The newest GLIBC_x.y that any of these files requires.
 glibc_floor() {
-    readelf --version-info "$@" 2>/dev/null | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -n 1 | sed 's/GLIBC_//'
+    readelf --version-info "$@" 2>/dev/null | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -n 1 |
+        sed 's/GLIBC_//'
 }
 
 pack() {
     local file=$1 dir mpi lib
     local program=${CARGO_TARGET_DIR:-target}/release/zero3
-    [ -x "$program" ] || { echo "gpu_check.sh: $program is not there: make build" >&2; exit 1; }
+    [ -x "$program" ] || { echo "gpu_check.sh: $program does not exist: run make build" >&2; exit 1; }
     dir=$(mktemp -d)
     mkdir -p "$dir/gpu-check/bin" "$dir/gpu-check/lib" "$dir/gpu-check/scripts" "$dir/gpu-check/inputs"
     cp "$program" "$dir/gpu-check/bin/"
     cp scripts/gpu_check.sh "$dir/gpu-check/scripts/"
     cp -r inputs/. "$dir/gpu-check/inputs/"
     cp -r docs README.md "$dir/gpu-check/"
-    # All but the C library, which belongs to the system, and what CUDA brings.
+    # All libraries except the C library, which belongs to the system, and CUDA's.
     local launcher objects
     launcher=$(readlink -f "$(command -v mpirun)")
     mpi=$(ompi_info --path pkglibdir --parsable 2>/dev/null | sed 's/.*://')
@@ -55,11 +58,13 @@ pack() {
     ldd "${objects[@]}" 2>/dev/null | awk '$2 == "=>" && $3 ~ /^\// { print $3 }' | sort -u |
         while read -r lib; do
             case $(basename "$lib") in
-                libc.so.*|libm.so.*|libpthread.so.*|libdl.so.*|librt.so.*|ld-linux*|libresolv.so.*|libutil.so.*) ;;
+                libc.so.*|libm.so.*|libpthread.so.*|libdl.so.*|librt.so.*) ;;
+                ld-linux*|libresolv.so.*|libutil.so.*) ;;
                 *) cp -L "$lib" "$dir/gpu-check/lib/" ;;
             esac
         done
-    glibc_floor "$program" "$dir"/gpu-check/lib/* "$dir"/gpu-check/mpi/bin/* "$dir"/gpu-check/mpi/lib/openmpi/*.so >"$dir/gpu-check/glibc"
+    glibc_floor "$program" "$dir"/gpu-check/lib/* "$dir"/gpu-check/mpi/bin/* \
+        "$dir"/gpu-check/mpi/lib/openmpi/*.so >"$dir/gpu-check/glibc"
     tar -C "$dir" -czf "$file" gpu-check
     echo "$file: $(du -h "$file" | cut -f1), for x86_64 with glibc $(cat "$dir/gpu-check/glibc") or newer"
     rm -rf "$dir"
@@ -79,7 +84,8 @@ if [ -x bin/zero3 ]; then
     floor=$(cat glibc)
     here=$(getconf GNU_LIBC_VERSION 2>/dev/null | sed 's/glibc //')
     if [ -n "$here" ] && [ "$(printf '%s\n%s\n' "$floor" "$here" | sort -V | head -n 1)" != "$floor" ]; then
-        echo "gpu_check.sh: this archive is for glibc $floor or newer, this node has $here: make gpu-pack on an older system" >&2
+        echo "gpu_check.sh: this archive requires glibc $floor or newer, this node has $here:" \
+            "run make gpu-pack on an older system" >&2
         exit 1
     fi
     export LD_LIBRARY_PATH=$PWD/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
@@ -90,14 +96,14 @@ if [ -x bin/zero3 ]; then
 else
     zero3=${CARGO_TARGET_DIR:-target}/release/zero3
 fi
-# All ranks are on this node: mpirun needs neither ssh nor Slurm, and without this refuses to start where
-# there is none.
+# All ranks are on this node. mpirun needs neither ssh nor Slurm then, but refuses to start without either
+# unless this is set.
 export OMPI_MCA_plm=isolated OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-# Kernels are compiled once, and nothing is left outside OUT.
+# Kernels are compiled once, and nothing is written outside OUT.
 export XDG_CACHE_HOME=$out/cache
 rm -rf "$out/cache"
 
-# CUDA's libraries of a PyTorch, where there is one; its NCCL under the name that is looked for.
+# The CUDA libraries of an installed PyTorch, if any; its NCCL under the name the program loads.
 if command -v python3 >/dev/null; then
     for dir in $(python3 -c 'import site, glob, os
 roots = site.getsitepackages() + [site.getusersitepackages()]
@@ -116,7 +122,7 @@ small=${GPU_CHECK_SMALL:-}
 rows=()
 declare -A verdicts
 n_failed=0 n_skipped=0
-# Seconds that the command of the running check may take.
+# Time limit of the current check's command, in seconds.
 limit=0
 
 # record NAME VERDICT SECONDS [WHY]
@@ -126,9 +132,9 @@ record() {
     echo "${rows[-1]}"
 }
 
-# check NAME LIMIT NEEDED COMMAND...: runs it into OUT/NAME.log, if the checks NEEDED (with commas between, or
-# -) have passed and the budget is not used up. The command keeps to $limit: LIMIT seconds, or what is left of
-# the budget.
+# check NAME LIMIT NEEDED COMMAND...: runs the command with its output in OUT/NAME.log, if the checks NEEDED
+# (separated by commas, or -) have passed and the budget is not exhausted. The command must observe $limit:
+# LIMIT seconds, or the rest of the budget.
 check() {
     local name=$1 own=$2 needed=$3 began=$SECONDS left=$((budget - SECONDS)) code
     shift 3
@@ -158,28 +164,37 @@ check() {
     fi
     n_failed=$((n_failed + 1))
     tail -n 5 "$out/$name.log"
-    record "$name" FAILED $((SECONDS - began)) "($([ "$code" = 124 ] && echo "not done in $limit s" || echo "exit code $code"), see $name.log)"
+    local why="exit code $code"
+    [ "$code" != 124 ] || why="timed out after $limit s"
+    record "$name" FAILED $((SECONDS - began)) "($why, see $name.log)"
     return 1
 }
 
 # A column of steps.csv by name.
 column() {
-    awk -F, -v want="$2" 'NR == 1 { for (i = 1; i <= NF; i++) if ($i == want) at = i; next } at { print $at }' "$1/steps.csv"
+    awk -F, -v want="$2" 'NR == 1 { for (i = 1; i <= NF; i++) if ($i == want) at = i; next }
+        at { print $at }' "$1/steps.csv"
 }
 
-# The median of a column's last 8 numbers; the first steps find algorithms and connect.
+# The median of a column's last 8 values; the first steps select algorithms and connect.
 median() {
-    column "$1" "$2" | tail -n 8 | grep . | sort -g | awk '{ x[NR] = $1 } END { if (NR > 0) print x[int((NR + 1) / 2)] }'
+    column "$1" "$2" | tail -n 8 | grep . | sort -g |
+        awk '{ x[NR] = $1 } END { if (NR > 0) print x[int((NR + 1) / 2)] }'
 }
 
-# losses_agree A B TOLERANCE: step by step, relative.
+# losses_agree A B TOLERANCE: relative difference, step by step.
 losses_agree() {
-    column "$1" loss >"$1/losses" && column "$2" loss >"$2/losses" && paste "$1/losses" "$2/losses" | awk -v tol="$3" '
-        { d = ($1 - $2) / $1; if (d < 0) d = -d; if (d > worst) worst = d; n++; if (NF != 2 || d != d) bad = 1 }
-        END { printf "%d steps, largest relative difference %g, allowed %g\n", n, worst, tol; exit !(n > 0 && !bad && worst <= tol) }'
+    column "$1" loss >"$1/losses" && column "$2" loss >"$2/losses" &&
+        paste "$1/losses" "$2/losses" | awk -v tol="$3" '
+            { d = ($1 - $2) / $1; if (d < 0) d = -d; if (d > worst) worst = d; n++ }
+            NF != 2 || d != d { bad = 1 }
+            END {
+                printf "%d steps, largest relative difference %g, tolerance %g\n", n, worst, tol
+                exit !(n > 0 && !bad && worst <= tol)
+            }'
 }
 
-# train RANKS DECK DIR KEY=VALUE...: afresh, within $limit.
+# train RANKS DECK DIR KEY=VALUE...: trains from scratch, within $limit.
 train() {
     local n=$1 deck=$2 dir=$3 launch=()
     shift 3
@@ -187,7 +202,7 @@ train() {
     [ "$n" = 1 ] || launch=("$launcher" -n "$n" --oversubscribe --bind-to none)
     timeout -k 5 "$limit" "${launch[@]}" "${wrapper[@]}" "$zero3" train "$deck" "run.dir=$dir" "$@"
 }
-# What ranks are started through.
+# Command prefix of every rank.
 wrapper=()
 
 kernels() {
@@ -206,31 +221,34 @@ check tiny_losses 10 tiny_cpu,tiny_gpu losses_agree "$out/cpu" "$out/gpu" 1e-4 &
 n_gpus=${GPU_CHECK_GPUS:-$( (nvidia-smi -L 2>/dev/null || true) | grep -c '^GPU')}
 two=(run.backend=cuda)
 if [ "$n_gpus" -lt 2 ]; then
-    # Two ranks on one device, which says nothing of speed. NCCL refuses it before 2.30 unless it takes each
-    # rank for a host of its own; from 2.30 on a switch allows it.
-    export NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1 NCCL_NET=Socket NCCL_SOCKET_IFNAME=lo
+    # Two ranks on one device, a test of correctness, not of speed. Before 2.30, NCCL refuses this unless each
+    # rank appears to be a separate host; from 2.30 on a variable allows it.
+    export NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1
+    export NCCL_NET=Socket NCCL_SOCKET_IFNAME=lo
     # shellcheck disable=SC2016 # for each rank's shell
     wrapper=(bash -c 'NCCL_HOSTID=rank$OMPI_COMM_WORLD_RANK exec "$0" "$@"')
     two+=("run.devices=0,0")
 fi
 # Sends and receives with an ordered sum, then NCCL's own reduce-scatter.
 check two_ranks 60 - train 2 inputs/tiny.toml "$out/two" "${tiny[@]}" "${two[@]}" zero.deterministic=true
-check two_ranks_losses 10 tiny_gpu,two_ranks losses_agree "$out/gpu" "$out/two" 1e-4 && cat "$out/two_ranks_losses.log"
+check two_ranks_losses 10 tiny_gpu,two_ranks losses_agree "$out/gpu" "$out/two" 1e-4 &&
+    cat "$out/two_ranks_losses.log"
 check nccl_sum 60 - train 2 inputs/tiny.toml "$out/sum" "${tiny[@]}" "${two[@]}" zero.deterministic=false
-check nccl_sum_losses 10 tiny_gpu,nccl_sum losses_agree "$out/gpu" "$out/sum" 1e-4 && cat "$out/nccl_sum_losses.log"
+check nccl_sum_losses 10 tiny_gpu,nccl_sum losses_agree "$out/gpu" "$out/sum" 1e-4 &&
+    cat "$out/nccl_sum_losses.log"
 wrapper=()
 
 device=$(head -n 1 "$out/kernels.log" 2>/dev/null | sed -n 's/ (sm_.*//p')
 peak=${GPU_CHECK_PEAK_TFLOPS:-$(peak_tflops "$device")}
 # Bytes of text as tokens of GPT-2's vocabulary: the speed is the same.
-gpt2=(train.micro_batch_size=16 train.global_batch_size=64 train.steps=12 "${text[@]}" data.val= data.format=text
-    data.tokenizer=bytes model.vocab_size=50257 zero.param_dtype=bf16 zero.reduce_dtype=bf16
+gpt2=(train.micro_batch_size=16 train.global_batch_size=64 train.steps=12 "${text[@]}" data.val=
+    data.format=text data.tokenizer=bytes model.vocab_size=50257 zero.param_dtype=bf16 zero.reduce_dtype=bf16
     "run.peak_gflops=$(awk -v t="$peak" 'BEGIN { print t * 1000 }')")
 shape="gpt2-124m bf16, 16 x 1024 tokens"
 if [ -n "$small" ]; then
-    gpt2+=(model.n_layer=1 model.d_model=64 model.n_head=2 model.seq_len=32 model.vocab_size=300 train.micro_batch_size=2
-        train.global_batch_size=2 train.steps=3)
-    shape="a small model, which says nothing"
+    gpt2+=(model.n_layer=1 model.d_model=64 model.n_head=2 model.seq_len=32 model.vocab_size=300
+        train.micro_batch_size=2 train.global_batch_size=2 train.steps=3)
+    shape="a small model, not representative"
 fi
 tokens_per_s='' mfu=''
 if check gpt2_124m 180 - train 1 inputs/gpt2-124m.toml "$out/gpt2" run.backend=cuda "${gpt2[@]}"; then
@@ -238,30 +256,33 @@ if check gpt2_124m 180 - train 1 inputs/gpt2-124m.toml "$out/gpt2" run.backend=c
     echo "$shape: $tokens_per_s tokens/s on $device (median of the last 8 steps)"
     if [ "$peak" != 0 ]; then
         mfu=$(median "$out/gpt2" mfu)
-        echo "mfu $mfu = tokens/s * (6 per weight of a product + 12 L T C) / $peak TFLOP/s dense bf16; causal factor 1 (no discount)"
+        echo "mfu $mfu = tokens/s * (6 per matmul weight + 12 L T C) / $peak TFLOP/s dense bf16;" \
+            "causal factor 1 (no discount)"
     fi
 fi
 
-# Bus bandwidth where there are links to measure: the sections of the acceptance benchmark that need no
-# training.
+# Bus bandwidth, if there are links to measure: the sections of the acceptance benchmark without training.
 collectives() {
-    local sizes=(collectives.max_bytes=268435456 collectives.iterations=20 device.seconds=1 device.gemm_n=8192 device.memory_bytes=1073741824)
-    [ -z "$small" ] || sizes=(collectives.max_bytes=4096 collectives.iterations=3 collectives.slow_link=0.9999 device.seconds=0.02 device.gemm_n=64
-        device.memory_bytes=65536 device.slow_rank=0.9999)
+    local sizes=(collectives.max_bytes=268435456 collectives.iterations=20
+        device.seconds=1 device.gemm_n=8192 device.memory_bytes=1073741824)
+    [ -z "$small" ] || sizes=(collectives.max_bytes=4096 collectives.iterations=3 collectives.slow_link=0.9999
+        device.seconds=0.02 device.gemm_n=64 device.memory_bytes=65536 device.slow_rank=0.9999)
     rm -rf "$out/collectives"
-    timeout -k 5 "$limit" "$launcher" -n "$n_gpus" --oversubscribe --bind-to none "$zero3" accept inputs/acceptance.toml \
-        "run.dir=$out/collectives" run.backend=cuda run.sections=inventory,device,collectives "${sizes[@]}"
+    timeout -k 5 "$limit" "$launcher" -n "$n_gpus" --oversubscribe --bind-to none \
+        "$zero3" accept inputs/acceptance.toml "run.dir=$out/collectives" run.backend=cuda \
+        run.sections=inventory,device,collectives "${sizes[@]}"
 }
 busbw=null
 if [ "$n_gpus" -ge 2 ]; then
     if check collectives 90 - collectives; then
-        busbw=$(awk '$2 ~ /^collectives\.(all_gather|reduce_scatter|library_reduce_scatter|all_reduce)\.busbw$/ {
+        busbw=$(awk '
+            $2 ~ /^collectives\.(all_gather|reduce_scatter|library_reduce_scatter|all_reduce)\.busbw$/ {
                 split($2, part, "."); printf "%s\"%s_gb_per_s\": %s", (n++ ? ", " : "{"), part[2], $3 }
             END { print n ? "}" : "null" }' "$out/collectives.log")
         grep -E 'busbw|latency' "$out/collectives.log"
     fi
 else
-    echo "bus bandwidth: not measured, there is one GPU"
+    echo "bus bandwidth: not measured, only one GPU"
 fi
 
 verdict=VALID code=0
@@ -273,11 +294,16 @@ fi
 printf '\n%s\n' "${device:-no device}"
 printf '%s\n' "${rows[@]}"
 {
-    printf '{"date": "%s", "device": "%s", "verdict": "%s", "seconds": %s, "budget_seconds": %s, "small": %s, "peak_bf16_tflops": %s, ' \
-        "$(date -u +%F)" "$device" "$verdict" "$SECONDS" "$budget" "$([ -n "$small" ] && echo true || echo false)" "$peak"
-    printf '"tokens_per_s": %s, "mfu": %s, "busbw": %s, "checks": [' "${tokens_per_s:-null}" "${mfu:-null}" "$busbw"
-    printf '%s\n' "${rows[@]}" | awk '{ why = ""; for (i = 5; i <= NF; i++) why = why (i > 5 ? " " : "") $i
-        printf "%s{\"name\": \"%s\", \"verdict\": \"%s\", \"seconds\": %s, \"why\": \"%s\"}", (NR > 1 ? ", " : ""), $1, $2, $3, why }'
+    printf '{"date": "%s", "device": "%s", "verdict": "%s", ' "$(date -u +%F)" "$device" "$verdict"
+    printf '"seconds": %s, "budget_seconds": %s, "small": %s, "peak_bf16_tflops": %s, ' \
+        "$SECONDS" "$budget" "$([ -n "$small" ] && echo true || echo false)" "$peak"
+    printf '"tokens_per_s": %s, "mfu": %s, "busbw": %s, ' "${tokens_per_s:-null}" "${mfu:-null}" "$busbw"
+    printf '"checks": ['
+    printf '%s\n' "${rows[@]}" | awk '{
+        why = ""; for (i = 5; i <= NF; i++) why = why (i > 5 ? " " : "") $i
+        printf "%s{\"name\": \"%s\", \"verdict\": \"%s\", ", (NR > 1 ? ", " : ""), $1, $2
+        printf "\"seconds\": %s, \"why\": \"%s\"}", $3, why
+    }'
     printf ']}\n'
 } >"$out/gpu_check.json"
 echo "figures: $out/gpu_check.json, $out/kernels.json"

@@ -1,8 +1,8 @@
 #!/bin/bash
-# NVIDIA's own NCCL for the tests of the bootstrap: it makes and passes on an id without a GPU or a driver.
-#   scripts/nccl_library.sh           fetches it from a wheel into target/nccl (about 200 MB); does nothing where it is there
+# NVIDIA's NCCL for the tests of the bootstrap, which creates and passes on an id without a GPU or a driver.
+#   scripts/nccl_library.sh           downloads a wheel (about 200 MB) into target/nccl, if missing
 #   scripts/nccl_library.sh where     prints the directory of libnccl.so.2, or fails
-# Where it cannot be fetched it says so and exits with 1.
+# Exits with 1 and an explanation if the download fails.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -15,9 +15,10 @@ complete() {
 
 cannot_fetch() {
     cat >&2 <<TEXT
-scripts/nccl_library.sh: the test of the NCCL bootstrap needs $wheel, and it could not be fetched from PyPI: $1
-The line was: pip install --no-deps --target $root $wheel
-Where PyPI is out of reach, run that line where it is not, write "$wheel" to $root/release, and copy $root here.
+scripts/nccl_library.sh: the test of the NCCL bootstrap requires $wheel, which could not be fetched from
+PyPI: $1
+The command was: pip install --no-deps --target $root $wheel
+Without access to PyPI, run it on a machine that has it, write "$wheel" to $root/release, and copy $root here.
 TEXT
     exit 1
 }
@@ -27,7 +28,7 @@ fetch() {
     command -v python3 >/dev/null || cannot_fetch "there is no python3"
     rm -rf "$fresh"
     mkdir -p "$(dirname "$fresh")"
-    # Debian's python3 has no pip of its own.
+    # Debian's python3 comes without pip.
     if ! python3 -m pip --version >/dev/null 2>&1; then
         python3 -m venv "$root.venv" >/dev/null 2>&1 ||
             cannot_fetch "python3 has neither pip nor venv (Debian: apt-get install python3-venv)"
@@ -36,7 +37,7 @@ fetch() {
     echo "+ fetching $wheel into $root"
     "$python" -m pip install --quiet --disable-pip-version-check --no-deps --target "$fresh" "$wheel" ||
         cannot_fetch "pip failed, see above"
-    # The name by which programs that are built against it look for it.
+    # The name that programs linked against it look for.
     ln -sfn libnccl.so.2 "$fresh/nvidia/nccl/lib/libnccl.so"
     echo "$wheel" >"$fresh/release"
     rm -rf "$root" "$root.venv"

@@ -1,21 +1,20 @@
-//! Time. A duration is a difference of the monotonic clock; a date is the calendar as it was when the process
-//! first asked, and the time that has gone by since. A node's clock that is set while a run goes on changes
-//! neither.
+//! Time. A duration is a difference of the monotonic clock; a date is the calendar time of the process's
+//! first query plus the elapsed time. Setting a node's clock during a run changes neither.
 //!
-//! Waiting is here too: every rest of the program that is not a rest for an event.
+//! Waiting is here too: every sleep of the program that does not wait for an event.
 //!
-//! Must not know: what is timed, and what is waited for.
+//! Must not know: what is timed or waited for.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// One moment on both clocks: the calendar is asked once.
+/// One moment on both clocks: the calendar is queried once.
 fn anchor() -> (Instant, Duration) {
     static ANCHOR: OnceLock<(Instant, Duration)> = OnceLock::new();
     *ANCHOR.get_or_init(|| (Instant::now(), SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()))
 }
 
-/// When this process first asked for the time: `main` asks before anything else.
+/// The process's first query of the time: `main` makes it before anything else.
 pub fn process_start() -> Instant {
     anchor().0
 }
@@ -39,25 +38,25 @@ pub fn unix_now() -> f64 {
     unix(Instant::now())
 }
 
-/// Whether a thread that looks again and again has run all the while: a process that was stopped, or whose
-/// node had no time for it, knows nothing of how the others got on meanwhile.
+/// Whether a polling thread has been running all the time: a process that was stopped, or whose node was
+/// overloaded, knows nothing of the others' progress in between.
 #[derive(Debug)]
 pub struct Awake {
     looked: Instant,
     since: Instant,
 }
 
-/// A look that comes this much later than it should did not wait for a processor alone.
+/// A poll this much later than scheduled was not merely waiting for a processor.
 const STOOD_STILL: Duration = Duration::from_secs(3);
 
 impl Awake {
-    /// Awake from now on.
+    /// Starts now.
     pub fn now() -> Self {
         let now = Instant::now();
         Awake { looked: now, since: now }
     }
 
-    /// A look at `now`, `rest` or less after the last one. For how long this process did not run, where it
+    /// A poll at `now`, at most `rest` after the last one. Returns how long this process did not run, if it
     /// did not.
     pub fn look(&mut self, now: Instant, rest: Duration) -> Option<Duration> {
         let gap = now.saturating_duration_since(std::mem::replace(&mut self.looked, now));
@@ -68,22 +67,21 @@ impl Awake {
         stood_still.then_some(gap)
     }
 
-    /// A wait, of which only the part that this process was awake for counts.
+    /// A wait that only counts the time this process was running.
     pub fn part_of(&self, waited: Duration) -> Duration {
         waited.min(self.looked.saturating_duration_since(self.since))
     }
 }
 
-/// Keeps this thread still.
+/// Sleeps.
 pub fn rest(time: Duration) {
     std::thread::sleep(time);
 }
 
-/// Looks at once and then after each rest until there is something to see; None when nothing came within
-/// `limit`.
+/// Polls at once and then after each rest until there is a result; None after `limit`.
 ///
 /// # Errors
-/// Those of a look end the wait.
+/// An error of a poll ends the wait.
 pub fn wait_for<T, E>(
     limit: Duration,
     rest_between: Duration,

@@ -1,4 +1,4 @@
-//! Element types of stored and travelling numbers. Must not know: where the bytes live.
+//! Element types of stored and communicated numbers. Must not know: where the bytes are.
 
 use serde::{Deserialize, Serialize};
 

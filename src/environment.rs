@@ -1,5 +1,5 @@
-//! The environment of this process, read here alone, and what backs it up: variables outlive what set them,
-//! in shells, containers and task farms, so that none of a launcher or scheduler is believed by itself.
+//! The environment of this process, read only here, and the evidence for it: variables outlive what set them,
+//! in shells, containers and task farms, so no launcher's or scheduler's variable is trusted on its own.
 //!
 //! Must not know: MPI, what a rank does.
 
@@ -9,17 +9,17 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-/// A variable; None where it is not set or not UTF-8.
+/// A variable; None if unset or not UTF-8.
 pub fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
-/// A variable as the system has it.
+/// A variable as an OS string.
 pub fn variable_os(name: &str) -> Option<OsString> {
     std::env::var_os(name)
 }
 
-/// Where launchers say which rank a process is, and of how many.
+/// Variables by which launchers set a process's rank, and the rank count.
 const RANK_OF: [(&str, &[&str]); 4] = [
     ("OMPI_COMM_WORLD_RANK", &["OMPI_COMM_WORLD_SIZE"]),
     ("PMIX_RANK", &["PMIX_NAMESPACE"]),
@@ -27,20 +27,20 @@ const RANK_OF: [(&str, &[&str]); 4] = [
     ("SLURM_PROCID", &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"]),
 ];
 
-/// What tells the processes of one start from those of another.
+/// Variables that distinguish the processes of one start from those of another.
 const START_OF: [&str; 5] =
     ["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID", "SLURM_JOB_ID", "SLURM_STEP_ID"];
 
-/// What the variables of a process say of its start by a launcher.
+/// Launcher information in the variables of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Launched {
     /// The rank.
     pub rank: usize,
-    /// How many ranks there are, where a launcher says.
+    /// The rank count, if set by the launcher.
     pub size: Option<usize>,
-    /// Ranks of this node, where a launcher says.
+    /// Ranks of this node, if set by the launcher.
     pub local_size: Option<usize>,
-    /// The same for all processes of one start.
+    /// The same value for all processes of one start.
     start: Vec<Option<String>>,
 }
 
@@ -49,7 +49,7 @@ impl Launched {
         let number = |name: &str| env(name)?.trim().parse::<usize>().ok();
         let (rank, size) = RANK_OF.iter().find_map(|(rank, beside)| {
             let rank = number(rank)?;
-            // A rank without a word on the others is a leftover, and so is one beyond their number.
+            // A rank without information on the others is a leftover, as is one beyond their number.
             beside.iter().any(|name| env(name).is_some()).then_some(())?;
             let size = beside.iter().filter(|name| **name != "PMIX_NAMESPACE").find_map(|name| number(name));
             size.is_none_or(|size| rank < size).then_some((rank, size))
@@ -60,8 +60,8 @@ impl Launched {
     }
 }
 
-/// What this process's variables said of a launcher when it was first asked, which `main` does: a library may
-/// set some of its own later. They may be those of another start: see [`siblings`].
+/// The launcher information in this process's variables at the first call, which `main` makes: a library may
+/// set some later. It may be that of another start: see [`siblings`].
 pub fn launched() -> Option<Launched> {
     static LAUNCHED: OnceLock<Option<Launched>> = OnceLock::new();
     LAUNCHED.get_or_init(|| Launched::of(variable)).clone()
@@ -74,13 +74,13 @@ pub struct Sibling {
     pub rank: usize,
     /// Its process id.
     pub pid: u32,
-    /// The letter of `/proc/PID/stat`: R, S, D, T (stopped), Z and so on.
+    /// The state letter of `/proc/PID/stat`: R, S, D, T (stopped), Z and so on.
     pub state: char,
-    /// It runs the same program with the same arguments in the same directory.
+    /// Whether it runs the same program with the same arguments in the same directory.
     pub does_the_same: bool,
 }
 
-/// The processes of this user on this node that were started together with this one, this one among them, by
+/// The processes of this user on this node that were started together with this one, including this one, by
 /// rank.
 pub fn siblings(own: &Launched) -> Vec<Sibling> {
     let task = |pid: &str| {
@@ -100,15 +100,15 @@ pub fn siblings(own: &Launched) -> Vec<Sibling> {
             Some(Sibling { rank: launched.rank, pid, state: state_of(pid)?, does_the_same })
         })
         .collect();
-    // A rank may have children of its own, with its variables: the oldest process, which the launcher
-    // started, counts.
+    // A rank may have child processes with its variables: the oldest process, which the launcher started,
+    // counts.
     found.sort_by_key(|sibling| (sibling.rank, !sibling.does_the_same, sibling.pid));
     found.dedup_by_key(|sibling| sibling.rank);
     found
 }
 
-/// A rank below this one that does the same work beyond doubt: the launcher of both was told this very
-/// command, or its process is seen on this node. Tasks of a farm differ in their arguments or directories.
+/// A lower rank that certainly does the same work: the launcher of both was given this command, or its
+/// process is visible on this node. Tasks of a farm differ in their arguments or directories.
 pub fn twin() -> Option<usize> {
     let own = launched().filter(|own| own.rank > 0)?;
     let parent = std::os::unix::process::parent_id();
@@ -123,8 +123,8 @@ pub fn twin() -> Option<usize> {
         .map(|sibling| sibling.rank)
 }
 
-/// How the programs that start ranks of their own command line call themselves: others, such as `timeout`,
-/// start one process.
+/// Names of programs that start ranks from their own command line; others, such as `timeout`, start one
+/// process.
 const LAUNCHERS: [&str; 5] = ["mpirun", "mpiexec", "orterun", "prterun", "prun"];
 
 /// Whether a launcher's command line gives all its processes the command `own`.
@@ -139,13 +139,12 @@ fn command_line(pid: u32) -> Vec<Vec<u8>> {
     words.split(|&b| b == 0).map(<[u8]>::to_vec).collect()
 }
 
-/// Seconds that mpirun leaves its ranks after it has passed SIGTERM on to them; None where none started this
+/// Seconds between mpirun's forwarding of SIGTERM to its ranks and SIGKILL; None if mpirun did not start this
 /// process.
 pub fn mpirun_grace_seconds() -> Option<f64> {
-    // Open MPI's own default. It sets the variable of ranks itself, before they start, where its parameter is
-    // given.
+    // Open MPI's default. It sets the variable of ranks itself, before they start, if its parameter is given.
     const DEFAULT: f64 = 1.0;
-    // Asked after each step.
+    // Called after each step.
     static GRACE: OnceLock<Option<f64>> = OnceLock::new();
     *GRACE.get_or_init(|| {
         launched()?.local_size?;
@@ -154,11 +153,10 @@ pub fn mpirun_grace_seconds() -> Option<f64> {
     })
 }
 
-/// Whether Slurm started this process, or a process it descends from: variables alone may be those of another
-/// job.
+/// Whether Slurm started this process, or an ancestor: variables alone may be those of another job.
 pub fn descends_from_slurm() -> bool {
     let mut pid = std::process::id();
-    // A loop ends, whatever the system shows.
+    // The loop ends, whatever the system reports.
     for _ in 0..64 {
         let Some((name, parent)) = name_and_parent(pid) else { break };
         if ["slurmstepd", "salloc", "srun"].contains(&name.as_str()) {
@@ -184,7 +182,7 @@ fn value_in(environ: &[u8], name: &str) -> Option<String> {
     })
 }
 
-/// The state letter of a process; None where there is none of that number.
+/// The state letter of a process; None if it does not exist.
 pub fn state_of(pid: u32) -> Option<char> {
     fields_of(pid)?.1.first()?.chars().next()
 }
@@ -194,10 +192,10 @@ fn name_and_parent(pid: u32) -> Option<(String, u32)> {
     Some((name, fields.get(1)?.parse().ok()?))
 }
 
-/// `/proc/PID/stat`: the name, and what follows it.
+/// `/proc/PID/stat`: the name, and the rest.
 fn fields_of(pid: u32) -> Option<(String, Vec<String>)> {
     let text = String::from_utf8_lossy(&fs::read(format!("/proc/{pid}/stat")).ok()?).into_owned();
-    // A name may hold brackets and blanks.
+    // A name may contain brackets and spaces.
     let (head, tail) = text.rsplit_once(')')?;
     Some((head.split_once('(')?.1.into(), tail.split_whitespace().map(String::from).collect()))
 }

@@ -1,17 +1,17 @@
-//! Errors and exit codes. Every fault a person can meet is worded here or where it is raised, once.
+//! Errors and exit codes. The text of every user-facing error is here or where it is raised, once.
 //!
-//! Must not know: MPI, HDF5, decks. It is the bottom of the layer table.
+//! Must not know: MPI, HDF5, decks. It is at the bottom of the layer table.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// What the process tells the scheduler. Documented in README and `zero3 --help`.
+/// The exit code, for the scheduler. Documented in README and `zero3 --help`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Exit {
-    /// The work asked for is done.
+    /// Success.
     Finished = 0,
-    /// Two things that were compared differ (`ckpt diff`).
+    /// A comparison found a difference (`ckpt diff`).
     Differs = 1,
     /// Bad deck, input or checkpoint.
     BadInput = 2,
@@ -23,25 +23,25 @@ pub enum Exit {
     CommFailure = 5,
     /// A broken invariant of the program itself.
     Internal = 70,
-    /// Stopped early with a checkpoint saved: requeue me.
+    /// Stopped early with a checkpoint saved: to be requeued.
     StoppedEarly = 75,
 }
 
 impl Exit {
-    /// The number itself, as `MPI_Abort` and `std::process::exit` want it.
+    /// The number, for `MPI_Abort` and `std::process::exit`.
     pub fn code(self) -> i32 {
         self as i32
     }
 }
 
-/// One wrong key of a deck: what was written, and what would do.
+/// A wrong key of a deck: its value, and what would be valid.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fault {
     /// Dotted key, e.g. `train.micro_batch_size`.
     pub key: String,
-    /// The value as the person wrote it.
+    /// The value as the user wrote it.
     pub value: String,
-    /// What would do instead, e.g. `an integer of at least 1`.
+    /// What would be valid, e.g. `an integer of at least 1`.
     pub wants: String,
 }
 
@@ -51,7 +51,7 @@ impl fmt::Display for Fault {
     }
 }
 
-/// All faults of a file, one a line: `the deck has 2 faults:` and what they are.
+/// All faults of a file, one per line, after `the deck has 2 faults:`.
 pub fn all_faults(file: &str, faults: &[Fault]) -> String {
     let lines: Vec<String> = faults.iter().map(|fault| format!("  {fault}")).collect();
     format!(
@@ -62,8 +62,8 @@ pub fn all_faults(file: &str, faults: &[Fault]) -> String {
     )
 }
 
-/// Every way the program can fail; the variant decides the exit code. It travels between ranks, so that all
-/// learn the verdict of one.
+/// Every way the program can fail; the variant determines the exit code. Errors are sent between ranks, so
+/// that all learn the verdict of one.
 #[derive(Debug, Clone, thiserror::Error, Serialize, Deserialize)]
 pub enum Error {
     /// All faults of a deck at once. Exit code 2.
@@ -84,24 +84,24 @@ pub enum Error {
     /// Writing logs or checkpoints failed in the operating system. Exit code 5.
     #[error("{0}")]
     Io(String),
-    /// Told to stop before there was anything to save: the same command goes on. Exit code 75.
+    /// Stopped before there was anything to save: run the same command again. Exit code 75.
     #[error("{0}")]
     Stopped(String),
-    /// The program broke its own rule. Exit code 70.
+    /// A broken invariant of the program. Exit code 70.
     #[error("internal error: {0}")]
     Internal(String),
-    /// One rank met it and all ranks know: that rank says it, and all leave together with its exit code.
+    /// An error of one rank that all ranks know: that rank prints it, and all exit together with its code.
     #[error("{error}")]
     Agreed {
-        /// The rank that met it.
+        /// The rank that had it.
         rank: usize,
-        /// What it met.
+        /// The error.
         error: Box<Error>,
     },
 }
 
 impl Error {
-    /// The exit code this error ends the process with.
+    /// The exit code of a process that ends with this error.
     pub fn exit(&self) -> Exit {
         match self {
             Error::Deck(_) | Error::Input(_) | Error::Checkpoint(_) => Exit::BadInput,
@@ -113,13 +113,13 @@ impl Error {
         }
     }
 
-    /// Ends the work at a place that returns nothing, such as the launch of a kernel on a device that has
-    /// failed: by a panic that carries the error. `cli` says it as any other error, with its exit code.
+    /// Raises an error where none can be returned, such as the launch of a kernel on a failed device: by a
+    /// panic that carries the error. `cli` reports it like any other error, with its exit code.
     pub fn raise(self) -> ! {
         std::panic::panic_any(self)
     }
 
-    /// An operating-system error with the call and the path it happened on.
+    /// An operating-system error with the call and the path.
     pub fn io(call: &str, path: &std::path::Path, err: &std::io::Error) -> Self {
         Error::Io(format!("{call} {}: {err}", path.display()))
     }

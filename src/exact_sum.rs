@@ -1,16 +1,16 @@
 //! An exact sum of squares of f32 numbers: the same value for every order and every grouping of the addends.
 //!
-//! The gradient norm needs it (rule 8): ranks add up different slices, so any rounding on the way would show
-//! the rank count. A square of an f32 is `m^2 * 2^(2e)` with a 24-bit integer `m`, so all squares fit one
-//! fixed-point number of 640 bits; it is kept as 32-bit digits in i64, which leaves room for two thousand
-//! million deferred carries and lets ranks add digits with an ordinary integer all-reduce.
+//! The gradient norm requires it (rule 8): ranks add up different slices, so any intermediate rounding would
+//! depend on the rank count. A square of an f32 is `m^2 * 2^(2e)` with a 24-bit integer `m`, so all squares
+//! fit one fixed-point number of 640 bits; it is stored as 32-bit digits in i64, which leaves room for two
+//! billion deferred carries and lets ranks add digits with an ordinary integer all-reduce.
 //!
 //! Must not know: ranks, buffers.
 
 /// 32-bit digits of the fixed-point number. Digit 0 has weight 2^(2 * MIN_EXP).
 pub const DIGITS: usize = 20;
 
-/// Sets of bins that neighbouring addends are spread over.
+/// Number of bin sets that neighbouring addends are distributed over.
 const WAYS: usize = 4;
 
 /// Exponent of the last bit of the smallest subnormal f32.
@@ -38,8 +38,8 @@ impl ExactSum {
         // fit memory.
         let mut bins = [0u128; 256];
         for chunk in xs.chunks(WAYS << 16) {
-            // Neighbours have the same exponent more often than not: in turn they go to bins of their own, so
-            // that an addition need not wait for the one before.
+            // Neighbours have the same exponent more often than not: they use different bin sets in turn, so
+            // that an addition need not wait for the previous one.
             let mut ways = [[0u64; 256]; WAYS];
             let (groups, rest) = chunk.as_chunks::<WAYS>();
             let mut add = |way: usize, x: f32| {
@@ -115,7 +115,7 @@ impl ExactSum {
         words
     }
 
-    /// The sum that the added words stand for.
+    /// The sum that the added words represent.
     pub fn from_words(words: &[i64; DIGITS + 1]) -> Self {
         let mut sum =
             ExactSum { digits: words[..DIGITS].try_into().expect("DIGITS words"), non_finite: words[DIGITS] };

@@ -32,8 +32,8 @@ impl Feature {
     pub fn missing(self, what: &str) -> Error {
         let name = self.name();
         Error::Input(format!(
-            "{what} requires the feature `{name}`, which this program was built without; build it with `cargo \
-             build --release --features {name}`"
+            "{what} requires the feature `{name}`, which this program was built without; build it with \
+             `cargo build --release --features {name}`"
         ))
     }
 }

@@ -1,13 +1,11 @@
-//! How this program deals with files, once for all: a file or a directory is replaced in one piece, a
-//! directory is synced where the file system can do that, and what is read is a regular file of bounded size.
-//! `tests/architecture.rs` keeps other ways out.
+//! File handling: a file or a directory is replaced atomically, a directory is synced if the file system
+//! supports it, and inputs are regular files of bounded size. `tests/architecture.rs` forbids other ways.
 //!
-//! \[Note: temporary names\] A temporary name is `.NAME.zero3-XXXXXX`, drawn at random and made with O_EXCL:
-//! it never follows a link, and what is there already is never touched. It is locked while it is in use. A
-//! process that was killed leaves it behind; the next one that replaces NAME removes it where nobody holds
-//! the lock.
+//! \[Note: temporary names\] A temporary name is `.NAME.zero3-XXXXXX`, random and created with O_EXCL: it
+//! never follows a link, and never touches an existing file. It is locked while in use. A killed process
+//! leaves it behind; the next process that replaces NAME removes it if it is not locked.
 //!
-//! Must not know: what is in the files.
+//! Must not know: the contents of the files.
 
 use crate::error::{Error, Result};
 use std::collections::BTreeSet;
@@ -20,24 +18,24 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use tempfile::{NamedTempFile, TempDir};
 
-/// What ends a temporary name, before the random part.
+/// Suffix of a temporary name, before the random part.
 const MARK: &str = ".zero3-";
 /// Random characters of a temporary name.
 const N_RANDOM: usize = 6;
-/// Longer names are cut in a temporary name, so that it fits where the name itself does.
+/// Longer names are truncated in a temporary name, so that it fits wherever the name itself does.
 const MAX_NAME_BYTES: usize = 200;
-/// No longer record (a summary, a sign of life, a config.json) is read.
+/// Maximum size of a record (a summary, a heartbeat, a config.json).
 pub const MAX_RECORD_BYTES: u64 = 64 << 20;
-/// No longer log (steps, events, a trace) is read in one piece.
+/// Maximum size of a log (steps, events, a trace) that is read as a whole.
 pub const MAX_LOG_BYTES: u64 = 4 << 30;
-/// Mode of new files, less the umask.
+/// Mode of new files, subject to the umask.
 pub const NEW_FILE_MODE: u32 = 0o666;
 
-/// Replaces `path` in one piece, durably: after a crash at any moment there is the old file or the new one.
-/// An existing file keeps its mode; a symbolic link is replaced, not followed.
+/// Atomically and durably replaces `path`: after a crash at any moment the old file or the new one exists. An
+/// existing file retains its mode; a symbolic link is replaced, not followed.
 ///
 /// # Errors
-/// What is there is no regular file; failures of the file system. The old file is then as it was.
+/// The existing entry is not a regular file; failures of the file system. The old file is then unchanged.
 pub fn replace(path: &Path, write: impl FnOnce(&mut BufWriter<&mut File>) -> io::Result<()>) -> Result<()> {
     let temporary = begin(path).map_err(|e| Error::io("create", path, &e))?;
     let temporary = filled(temporary, write).map_err(|e| Error::io("write", path, &e))?;
@@ -46,23 +44,23 @@ pub fn replace(path: &Path, write: impl FnOnce(&mut BufWriter<&mut File>) -> io:
     sync_dir(parent(path))
 }
 
-/// The same of a file that need not outlive a crash of the node: nothing waits for the disk.
+/// The same for a file that need not survive a crash of the node: does not wait for the disk.
 ///
 /// # Errors
-/// As of [`replace`].
+/// Those of [`replace`].
 pub fn replace_unsynced(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let temporary = filled(begin(path)?, |out| out.write_all(bytes))?;
     show(temporary, path)
 }
 
-/// Writes an output that a person named: a link to something is followed, and what is no regular file, such
-/// as /dev/stdout or a FIFO, is written to as it is. A regular file is replaced in one piece.
+/// Writes an output named by the user: a symbolic link is followed, and anything that is not a regular file,
+/// such as /dev/stdout or a FIFO, is written directly. A regular file is replaced atomically.
 ///
 /// # Errors
 /// It is a directory; failures of the file system.
 pub fn write_output(path: &Path, bytes: &[u8]) -> Result<()> {
     match fs::metadata(path) {
-        // Of a directory, or a link to one, `replace` says so.
+        // For a directory, or a link to one, `replace` reports the error.
         Ok(meta) if meta.is_file() || meta.is_dir() => {
             let target = path.canonicalize().map_err(|e| Error::io("look at", path, &e))?;
             replace(&target, |out| out.write_all(bytes))
@@ -75,11 +73,11 @@ pub fn write_output(path: &Path, bytes: &[u8]) -> Result<()> {
     }
 }
 
-/// Makes `link` a symbolic link to `target`, in one rename from what it was before; `made` is called just
+/// Makes `link` a symbolic link to `target`, replacing an existing one in one rename; `made` is called just
 /// before that.
 ///
 /// # Errors
-/// Something else than a link has this name; the file system has no links, or fails.
+/// The name belongs to something other than a link; the file system has no links, or fails.
 pub fn replace_link(link: &Path, target: &Path, made: impl FnOnce()) -> io::Result<()> {
     if let Some(meta) = fs::symlink_metadata(link).ok().filter(|meta| !meta.is_symlink()) {
         let kind = kind_name(meta.file_type());
@@ -97,53 +95,53 @@ pub fn replace_link(link: &Path, target: &Path, made: impl FnOnce()) -> io::Resu
     sync_dir(dir).map_err(io::Error::other)
 }
 
-/// Creates a file that must not be there yet, not even as a link.
+/// Creates a file that must not exist yet, not even as a link.
 ///
 /// # Errors
-/// Something has this name; failures of the file system.
+/// The name exists; failures of the file system.
 pub fn create_new(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).create_new(true).mode(NEW_FILE_MODE).open(path)
 }
 
-/// Opens a file of our own to read and change it, and creates it with `mode` where there is none. Links are
+/// Opens an internal file for reading and writing, and creates it with `mode` if it does not exist. Links are
 /// not followed.
 ///
 /// # Errors
-/// It is no regular file; failures of the file system.
+/// It is not a regular file; failures of the file system.
 pub fn open_own(path: &Path, mode: u32) -> io::Result<File> {
     own(OpenOptions::new().read(true).write(true).create(true).mode(mode), path)
 }
 
-/// The same of a file that must be there.
+/// The same for a file that must exist.
 ///
 /// # Errors
-/// As of [`open_own`], and where there is none.
+/// Those of [`open_own`], and a missing file.
 pub fn open_to_change(path: &Path) -> io::Result<File> {
     own(OpenOptions::new().read(true).write(true), path)
 }
 
-/// Opens a file of our own to add to its end, and creates it where there is none. Links are not followed.
+/// Opens an internal file for appending, and creates it if it does not exist. Links are not followed.
 ///
 /// # Errors
-/// As of [`open_own`].
+/// Those of [`open_own`].
 pub fn open_to_append(path: &Path) -> io::Result<File> {
     own(OpenOptions::new().read(true).append(true).create(true).mode(NEW_FILE_MODE), path)
 }
 
-/// Opens a regular file for reading; links are followed. Nothing else is waited for: a FIFO or a device is
-/// refused at once.
+/// Opens a regular file for reading; links are followed. Never blocks: a FIFO or a device is rejected at
+/// once.
 ///
 /// # Errors
-/// It is no regular file; failures of the file system.
+/// It is not a regular file; failures of the file system.
 pub fn open(path: &Path) -> io::Result<File> {
     regular(OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path))
 }
 
-/// The same of what a person names to be read from front to back: it may also be a pipe, by a name such as
-/// /dev/stdin or a shell's /dev/fd/63.
+/// The same for an input named by the user that is read sequentially: it may also be a pipe, with a name such
+/// as /dev/stdin or a shell's /dev/fd/63.
 ///
 /// # Errors
-/// As of [`open`].
+/// Those of [`open`].
 pub fn open_input(path: &Path) -> io::Result<File> {
     let is_pipe = ["/dev", "/proc/self/fd"].iter().any(|dir| path.starts_with(dir));
     if is_pipe { File::open(path) } else { open(path) }
@@ -160,21 +158,21 @@ pub fn open_dir(dir: &Path) -> io::Result<File> {
 /// Reads a whole regular file of at most `max_bytes`; a longer one is refused before any of it is read.
 ///
 /// # Errors
-/// As of [`open`], and where it is longer.
+/// Those of [`open`], and an oversized file.
 pub fn read(path: &Path, max_bytes: u64) -> io::Result<Vec<u8>> {
     let file = open(path)?;
     let n_bytes = file.metadata()?.len();
     let too_long = |n| {
         io::Error::new(
             ErrorKind::FileTooLarge,
-            format!("it has {n} bytes; at most {max_bytes} are read of such a file"),
+            format!("it has {n} bytes, more than the maximum of {max_bytes} for such a file"),
         )
     };
     if n_bytes > max_bytes {
         return Err(too_long(n_bytes));
     }
     let mut bytes = Vec::with_capacity(n_bytes as usize);
-    // It may grow meanwhile.
+    // It may grow in the meantime.
     file.take(max_bytes + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > max_bytes {
         return Err(too_long(bytes.len() as u64));
@@ -185,7 +183,7 @@ pub fn read(path: &Path, max_bytes: u64) -> io::Result<Vec<u8>> {
 /// The same as text.
 ///
 /// # Errors
-/// As of [`read`], and where it is not UTF-8.
+/// Those of [`read`], and invalid UTF-8.
 pub fn read_text(path: &Path, max_bytes: u64) -> io::Result<String> {
     String::from_utf8(read(path, max_bytes)?).map_err(|e| {
         let at = e.utf8_error().valid_up_to();
@@ -202,13 +200,13 @@ pub fn rename(from: &Path, to: &Path) -> Result<()> {
 }
 
 /// Makes the names in a directory durable. A file system that cannot sync a directory (some network ones
-/// answer EINVAL) makes renames durable on its own terms; there is nothing more to ask of it.
+/// return EINVAL) makes renames durable by its own rules.
 ///
 /// # Errors
 /// The disk failed.
 pub fn sync_dir(dir: &Path) -> Result<()> {
     let file = match File::open(dir) {
-        // A directory that may be written and not listed.
+        // A directory that is writable but not readable.
         Err(e) if e.kind() == ErrorKind::PermissionDenied => return Ok(()),
         other => other.map_err(|e| Error::io("open", dir, &e))?,
     };
@@ -231,34 +229,35 @@ pub fn sync(file: &File, path: &Path) -> Result<()> {
     file.sync_all().map_err(|e| Error::io("fsync", path, &e))
 }
 
-/// A directory that is made out of sight and shown when it is complete. Dropped before, it is removed.
+/// A directory that is filled under a temporary name and renamed when complete. Dropped before, it is
+/// removed.
 #[derive(Debug)]
 pub struct NewDir {
     target: PathBuf,
     work: TempDir,
-    /// The target is there, and empty: it is filled from a directory within it, since it may be a mount point
+    /// The target exists and is empty: it is filled from a directory within it, since it may be a mount point
     /// or a link.
     is_within: bool,
     _lock: Option<File>,
 }
 
 impl NewDir {
-    /// Begins `target`, which is not there, or an empty directory (`lost+found` of a fresh file system counts
-    /// for nothing).
+    /// Starts filling `target`, which must not exist or be an empty directory (a `lost+found` of a fresh file
+    /// system is ignored).
     ///
     /// # Errors
-    /// Something is in it, or it is no directory ([`Error::Input`]); it cannot be written.
+    /// It is not empty, or not a directory ([`Error::Input`]); it cannot be written.
     pub fn begin(target: &Path) -> Result<Self> {
         let is_within = match fs::metadata(target) {
             Ok(_) => {
                 refuse_filled(target)?;
                 true
             }
-            // A link to nothing is somebody's.
+            // A dangling link belongs to the user.
             Err(_) if fs::symlink_metadata(target).is_ok() => {
                 let target = target.display();
                 return Err(Error::Input(format!(
-                    "{target} is a link to nothing; name a directory that is empty, or not there"
+                    "{target} is a dangling symbolic link; name a directory that is empty or does not exist"
                 )));
             }
             Err(_) => false,
@@ -276,21 +275,21 @@ impl NewDir {
         Ok(NewDir { target: target.to_path_buf(), work, is_within, _lock: lock })
     }
 
-    /// Where its files are to be made.
+    /// Where its files must be created.
     pub fn path(&self) -> &Path {
         self.work.path()
     }
 
-    /// Shows it, durably; `last` is the file without which the others are nothing.
+    /// Publishes it, durably; `last` is the file without which the others are useless.
     ///
     /// # Errors
-    /// Failures of the file system; something has come to be at the target meanwhile. The target is then as
-    /// it was.
+    /// Failures of the file system; the target has been created in the meantime. The target is then
+    /// unchanged.
     pub fn finish(self, last: &str) -> Result<()> {
         let NewDir { target, work, is_within, .. } = self;
         sync_dir(work.path())?;
         if !is_within {
-            // Renaming onto a directory works where that one is empty, and in one piece.
+            // Renaming onto an empty directory works, atomically.
             rename(work.path(), &target)?;
             let _ = work.keep();
             return sync_dir(parent(&target));
@@ -304,7 +303,7 @@ impl NewDir {
         let outcome = names.iter().try_for_each(|name| {
             let to = target.join(name);
             if fs::symlink_metadata(&to).is_ok() {
-                return Err(Error::Input(format!("{} has come to be there meanwhile", to.display())));
+                return Err(Error::Input(format!("{} was created in the meantime", to.display())));
             }
             rename(&work.path().join(name), &to)?;
             moved.push(to);
@@ -317,10 +316,10 @@ impl NewDir {
     }
 }
 
-/// Fails where a directory holds something, or is none.
+/// Fails if a directory is not empty, or not a directory.
 fn refuse_filled(target: &Path) -> Result<()> {
     let no = |why: &str| {
-        Error::Input(format!("{} {why}; name a directory that is empty, or not there", target.display()))
+        Error::Input(format!("{} {why}; name a directory that is empty or does not exist", target.display()))
     };
     let meta = fs::metadata(target).map_err(|e| Error::io("look at", target, &e))?;
     if !meta.is_dir() {
@@ -336,7 +335,7 @@ fn refuse_filled(target: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A temporary file for `path`, with the mode of the file that is there.
+/// A temporary file for `path`, with the mode of the existing file.
 fn begin(path: &Path) -> io::Result<NamedTempFile> {
     let before = match fs::symlink_metadata(path) {
         Ok(meta) if meta.is_file() => Some(meta.permissions()),
@@ -351,10 +350,10 @@ fn begin(path: &Path) -> io::Result<NamedTempFile> {
     let builder =
         builder.prefix(&prefix).rand_bytes(N_RANDOM).permissions(Permissions::from_mode(NEW_FILE_MODE));
     let temporary = builder.tempfile_in(dir)?;
-    // Where the file system has no locks, leftovers stay.
+    // If the file system has no locks, leftovers remain.
     temporary.as_file().try_lock().ok();
     if let Some(mode) = before {
-        // Before there is anything in it that others may not read.
+        // Before it contains anything that others may not read.
         temporary.as_file().set_permissions(mode)?;
     }
     Ok(temporary)
@@ -371,8 +370,8 @@ fn filled(
     Ok(temporary)
 }
 
-/// Gives a finished file its name. Not by `persist`, whose system call goes past the C library: tests let the
-/// renames of the C library fail.
+/// Renames a finished file to its final name. Not with `persist`, whose system call bypasses the C library:
+/// tests make the C library's renames fail.
 fn show(mut temporary: NamedTempFile, path: &Path) -> io::Result<()> {
     fs::rename(temporary.path(), path)?;
     temporary.disable_cleanup(true);
@@ -386,7 +385,7 @@ fn is_first_time(path: &Path) -> bool {
     replaced.insert(path.to_path_buf())
 }
 
-/// What temporary names of `path` begin with.
+/// Prefix of temporary names of `path`.
 fn prefix(path: &Path) -> OsString {
     let name = path.file_name().unwrap_or(OsStr::new("output")).as_bytes();
     let mut prefix = OsString::from(".");
@@ -400,7 +399,7 @@ fn is_temporary(name: &OsStr, prefix: &OsStr) -> bool {
     random.is_some_and(|random| random.len() == N_RANDOM && random.iter().all(u8::is_ascii_alphanumeric))
 }
 
-/// What a killed process may have left under a temporary name.
+/// The kind of entry a killed process may have left under a temporary name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Leftover {
     File,
@@ -408,8 +407,8 @@ enum Leftover {
     Link,
 }
 
-/// Removes what killed processes left: entries of this kind and of such a name that nobody has locked. What
-/// cannot be removed stays, and does no harm.
+/// Removes what killed processes left: entries of this kind and of such a name that are not locked. What
+/// cannot be removed remains, and does no harm.
 fn remove_leftovers(dir: &Path, prefix: &OsStr, wanted: Leftover) {
     let Ok(entries) = fs::read_dir(dir) else { return };
     for entry in entries.flatten().filter(|entry| is_temporary(&entry.file_name(), prefix)) {
@@ -428,13 +427,13 @@ fn remove_leftovers(dir: &Path, prefix: &OsStr, wanted: Leftover) {
     }
 }
 
-/// The directory that a path lies in.
+/// The directory of a path.
 pub fn parent(path: &Path) -> &Path {
     path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 fn own(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
-    // A link is not followed: its target is somebody else's.
+    // A link is not followed: its target belongs to someone else.
     match options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY).open(path) {
         Err(e) if e.raw_os_error() == Some(libc::ELOOP) => {
             Err(io::Error::new(ErrorKind::InvalidInput, "it is a symbolic link, not a regular file"))
@@ -446,7 +445,7 @@ fn own(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
 /// The file, if it is a regular one.
 fn regular(opened: io::Result<File>) -> io::Result<File> {
     let file = match opened {
-        // What a socket answers, and a FIFO that nobody reads where it is to be written.
+        // The error of a socket, and of a FIFO without a reader when opened for writing.
         Err(e) if e.raw_os_error() == Some(libc::ENXIO) => {
             return Err(io::Error::new(
                 ErrorKind::InvalidInput,
@@ -625,9 +624,11 @@ mod tests {
         drop(NewDir::begin(&at("given/up")).unwrap());
         assert_eq!(names(&at("given")), [] as [&str; 0]);
 
-        for (name, why) in
-            [("m", "is not empty"), ("m/model", "is not a directory"), ("nothing", "a link to nothing")]
-        {
+        for (name, why) in [
+            ("m", "is not empty"),
+            ("m/model", "is not a directory"),
+            ("nothing", "a dangling symbolic link"),
+        ] {
             if name == "nothing" {
                 symlink("nowhere", at(name)).unwrap();
             }

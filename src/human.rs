@@ -1,4 +1,4 @@
-//! Numbers as people read them. Logs for programs never use these.
+//! Human-readable numbers. Machine-readable logs never use these.
 
 /// `512 B`, `1.5 KiB`, `12.3 MiB`: binary units, one decimal.
 pub fn bytes(n_bytes: u64) -> String {
@@ -16,7 +16,7 @@ pub fn bytes(n_bytes: u64) -> String {
     format!("{value:.1} {}", UNITS[unit_idx])
 }
 
-/// `42s`, `3m07s`, `2h05m`, `4d03h`; `-` for what is no duration.
+/// `42s`, `3m07s`, `2h05m`, `4d03h`; `-` for an invalid duration.
 pub fn seconds(seconds: f64) -> String {
     if !seconds.is_finite() || seconds < 0.0 {
         return "-".into();
@@ -40,18 +40,18 @@ pub fn count(n: f64) -> String {
     }
 }
 
-/// `1 rank`, `3 ranks`: for words whose plural has an s.
+/// `1 rank`, `3 ranks`: for nouns with a regular plural.
 pub fn counted(n: usize, word: &str) -> String {
     format!("{n} {}", of_number(n, word))
 }
 
-/// `rank` for one, else `ranks`: where the count itself is not said, or stands elsewhere.
+/// `rank` for one, otherwise `ranks`, without the count.
 pub fn of_number(n: usize, word: &str) -> String {
     format!("{word}{}", if n == 1 { "" } else { "s" })
 }
 
-/// A stage's bytes at rest for `psi` parameters on `n` ranks, `2 x 100 + 14 x 100 / 3 = 666.7`: of each
-/// parameter every rank holds `whole` bytes, and its share of `cut`. Terms that are 0 are left out.
+/// A stage's bytes at rest for `psi` parameters on `n` ranks, `2 x 100 + 14 x 100 / 3 = 666.7`: each rank
+/// holds `whole` bytes of every parameter, and its share of `cut`. Zero terms are omitted.
 pub fn stage_formula((whole, cut): (usize, usize), psi: u64, n: u64) -> String {
     let terms = [(whole, format!("{whole} x {psi}")), (cut, format!("{cut} x {psi} / {n}"))];
     let terms: Vec<String> =

@@ -5,12 +5,12 @@
 //! | layer | modules | knows |
 //! | --- | --- | --- |
 //! | L0 | [`error`], [`dtype`], [`params`], [`optimizers`], [`work`], [`exact_sum`], [`files`], [`foreign`], [`random`], [`human`], [`quantile`], [`say`], [`clock`], [`environment`], [`limits`], [`threads`], [`test_hooks`], [`features`], [`config`] | nothing above; decks |
-//! | L1 | [`plan`], [`telemetry`], [`liveness`], [`records`], [`batch`], [`data`], [`text`], [`figures`] | pure plans, counters, token files, text, pictures |
+//! | L1 | [`plan`], [`telemetry`], [`liveness`], [`records`], [`batch`], [`data`], [`text`], [`figures`] | pure plans, counters, token files, text, figures |
 //! | L2 | [`backend`], [`checkpoint`] | devices and MPI; HDF5 and host slices |
 //! | L3 | [`model`], [`zero`] | transformer math; shards, gathers, reductions (neither knows the other) |
 //! | L4 | [`optim`] | norm, clipping, schedule, update |
 //! | L5 | [`train`] | the step, the loop, restore |
-//! | L6 | [`harness`], [`accept`], [`calibrate`], [`report`], [`watch`], [`hf`], [`device_check`] | what a measuring job needs; the acceptance benchmark; the planner's figures of this machine; what a run's records say, and live; weights of other programs; kernels against their naive siblings |
+//! | L6 | [`harness`], [`accept`], [`calibrate`], [`report`], [`watch`], [`hf`], [`device_check`] | infrastructure for measuring jobs; the acceptance benchmark; calibration of the planner; reports from a run's records, and live; weights of other programs; kernels against naive implementations |
 //! | L7 | [`cli`] and `main` | arguments, MPI start, exit code |
 #![warn(missing_docs)]
 

@@ -1,13 +1,12 @@
-//! What the system allows this process: processors, and the bounds of its control groups.
+//! Limits of this process: processors, and the limits of its control groups.
 //!
 //! Must not know: what they are used for.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The processors this thread may run on, ascending; as many as the standard library counts where the system
-/// does not list them. From a list in words, which has no width: a mask of the C library's own type ends at
-/// 1,024.
+/// The processors this thread may run on, ascending; if the system does not list them, the standard library's
+/// count. From a text list, which has no fixed width: a mask of the C library's type ends at 1,024.
 pub fn allowed_cpus() -> Vec<usize> {
     let status = fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
     let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
@@ -27,16 +26,16 @@ fn cpus_in(list: &str) -> Option<Vec<usize>> {
     Some(cpus)
 }
 
-/// A share of the node's processor time that a control group may use together.
+/// A quota of the node's processor time that a control group shares.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CpuQuota {
-    /// Processors' worth of time.
+    /// In processors.
     pub cpus: f64,
-    /// The file that says so: ranks in one group share it.
+    /// The file that sets it: ranks in one group share it.
     pub file: PathBuf,
 }
 
-/// The least quota of the control groups that this process is in; None where none has one.
+/// The smallest quota of this process's control groups; None without a quota.
 pub fn cpu_quota() -> Option<CpuQuota> {
     least_quota(&own_groups(), |path| fs::read_to_string(path).ok())
 }
@@ -51,7 +50,7 @@ fn least_quota(groups: &str, file: impl Fn(&Path) -> Option<String>) -> Option<C
     let quotas = files.filter_map(|path| {
         let text = file(&path)?;
         let mut words = text.split_whitespace();
-        // "max" in version 2 and -1 in version 1 say that there is none.
+        // "max" in version 2 and -1 in version 1 mean unlimited.
         let quota_us = words.next()?.parse::<f64>().ok().filter(|us| *us > 0.0)?;
         let period_us: f64 = match words.next() {
             Some(period) => period.parse().ok()?,
@@ -114,9 +113,8 @@ fn thread_bounds(own: &str, groups: &str, file: impl Fn(&Path) -> Option<String>
     found
 }
 
-/// The files with one bound of a process's control groups and of those around them, innermost first; `groups`
-/// is [`own_groups`]. Version 2 has one tree, version 1 one for each controller, and another name for
-/// the file.
+/// The files with one limit of a process's control groups and their ancestors, innermost first; `groups` is
+/// [`own_groups`]. Version 2 has one tree, version 1 one per controller, with another file name.
 pub fn control_files(groups: &str, controller: &str, v2_file: &str, v1_file: &str) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for line in groups.lines() {

@@ -12,8 +12,8 @@ pub type ParamId = usize;
 /// Index into [`ModelSpec::units`].
 pub type UnitId = usize;
 
-/// One thing for each of a unit's parameters, gradients or other tensors. No family has more than sixteen, so
-/// that a step hands such lists about without asking the heap for any; longer ones work too.
+/// One entry for each of a unit's parameters, gradients or other tensors. No family has more than sixteen, so
+/// that a step passes such lists around without heap allocations; longer ones work too.
 pub type PerTensor<T> = SmallVec<[T; 16]>;
 
 /// How a parameter starts. Values are a function of (seed, name, element), never of the rank count.
@@ -30,10 +30,10 @@ pub enum Init {
     },
 }
 
-/// One parameter of the model: stored once, sliced once, whatever number of units use it.
+/// One parameter of the model: stored once, sliced once, however many units use it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ParamSpec {
-    /// Name as the ecosystem knows it, e.g. `h.0.attn.c_attn.weight`.
+    /// Name in the model's conventions, e.g. `h.0.attn.c_attn.weight`.
     pub name: String,
     /// Shape, row-major. Linear weights are `[out, in]`.
     pub shape: Vec<usize>,
@@ -78,19 +78,19 @@ impl TensorSpec {
     }
 }
 
-/// Element types of what a model computes with. Statistics, logits and sums are f32 whatever it says.
+/// Element types of a model's compute. Statistics, logits and sums are always f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Precision {
     /// Gathered parameters.
     pub param: DType,
     /// Activations and their gradients.
     pub activation: DType,
-    /// Full gradients that are written at once; those that add up from parts are [`SHARED_GRAD`].
+    /// Full gradients that are written at once; those that are sums of parts are [`SHARED_GRAD`].
     pub grad: DType,
 }
 
-/// Element type of a full gradient that adds up from parts ([`ModelSpec::is_summed`]): rounded once, when it
-/// travels.
+/// Element type of a full gradient that is a sum of parts ([`ModelSpec::is_summed`]): rounded once, for its
+/// reduction.
 pub const SHARED_GRAD: DType = DType::F32;
 
 impl Precision {
@@ -98,7 +98,7 @@ impl Precision {
     pub const F32: Self = Precision { param: DType::F32, activation: DType::F32, grad: DType::F32 };
 }
 
-/// Where a unit stands in the model: decides which visits the schedule makes.
+/// Position of a unit in the model: determines which visits the schedule makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UnitRole {
     /// First: reads tokens, writes the residual stream. Its backward needs no parameters.
@@ -109,28 +109,28 @@ pub enum UnitRole {
     Head,
 }
 
-/// A part of a block's visit. On one rank a visit runs all of them one after the other; they are cut where
+/// A part of a block's visit. On one rank a visit runs all of them in sequence; they are separated where
 /// ranks that share a block would have to exchange rows, keys or partial sums.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Piece {
     /// The norm before attention, on the rows of the residual stream.
     Enter,
-    /// Queries, keys and values of these rows, turned by their positions.
+    /// Queries, keys and values of these rows, with rotary positions applied.
     Project,
     /// Attention.
     Attend,
-    /// The projection of what attention gives, the first branch.
+    /// The projection of attention's output, the first branch.
     Out,
-    /// The first branch is added to the residual stream, and normed.
+    /// Adds the first branch to the residual stream, and applies the norm.
     Middle,
     /// The hidden layer and its projection, the second branch.
     Mlp,
-    /// The second branch is added to the residual stream.
+    /// Adds the second branch to the residual stream.
     Leave,
 }
 
 impl Piece {
-    /// Those of a block in the order of its forward; backward goes the other way.
+    /// The pieces of a block in the order of its forward; backward is the reverse.
     pub const OF_BLOCK: [Piece; 7] =
         [Piece::Enter, Piece::Project, Piece::Attend, Piece::Out, Piece::Middle, Piece::Mlp, Piece::Leave];
 }
@@ -144,7 +144,7 @@ pub struct UnitSpec {
     pub role: UnitRole,
     /// Parameters it uses, in the order the unit's code indexes them. A tied parameter appears in two units.
     pub params: Vec<ParamId>,
-    /// What a visit consists of, in the order of forward; none where it is one piece.
+    /// The pieces of a visit, in the order of forward; none if it is a single piece.
     pub pieces: &'static [Piece],
     /// Tensors written by forward and read by backward.
     pub saved: Vec<TensorSpec>,
@@ -184,7 +184,7 @@ impl ModelSpec {
         self.params.iter().map(ParamSpec::numel).sum()
     }
 
-    /// Whether a parameter's full gradient adds up from parts: of several units, or, of the head's matrix, of
+    /// Whether a parameter's full gradient is a sum of parts: of several units, or, for the head's matrix, of
     /// chunks of rows.
     pub fn is_summed(&self, param: ParamId) -> bool {
         let n_users = self.units.iter().filter(|unit| unit.params.contains(&param)).count();
@@ -192,8 +192,8 @@ impl ModelSpec {
         n_users > 1 || self.params[param].shape.len() >= 2 && self.units.iter().any(of_head)
     }
 
-    /// The units that use each parameter, in forward order: one, or several where it is tied. In backward the
-    /// last one begins the gradient and the first one completes it.
+    /// The units that use each parameter, in forward order: one, or several if it is tied. In backward the
+    /// last one starts the gradient and the first one completes it.
     pub fn users(&self) -> Vec<Vec<UnitId>> {
         let mut users = vec![Vec::new(); self.params.len()];
         for (u, unit) in self.units.iter().enumerate() {

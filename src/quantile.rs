@@ -1,11 +1,11 @@
 //! Quantiles of measured values. Must not know: what was measured.
 
-/// The middle one; the upper of two. `values` must not be empty.
+/// The median; the upper of two middle values. `values` must not be empty.
 pub fn median(values: &[f64]) -> f64 {
     quantile(values, 0.5)
 }
 
-/// The value below which a share `q` of all lies, itself one of `values`, which must not be empty.
+/// The value below which a fraction `q` of all lies, one of `values`, which must not be empty.
 pub fn quantile(values: &[f64], q: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

@@ -1,7 +1,7 @@
 //! SplitMix64 (Steele, Lea and Flood 2014), the one source of reproducible numbers that are not model
 //! weights: sample order, synthetic tokens, test operands.
 //!
-//! Must not know: what the numbers are for.
+//! Must not know: the use of the numbers.
 
 /// Increment of the sequence: 2^64 over the golden ratio, odd.
 const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -14,7 +14,7 @@ pub fn mix(x: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// A bijection of u64 at the price of one multiplication: words that differ, not words that look random.
+/// A cheap bijection of u64, one multiplication: its outputs differ, but do not look random.
 pub fn spread(x: u64) -> u64 {
     x.wrapping_mul(GAMMA)
 }
@@ -29,8 +29,7 @@ impl SplitMix64 {
         SplitMix64(seed)
     }
 
-    /// Words `k * 2^32` and following of the sequence of seed 0: streams of fewer than 2^32 words do not
-    /// overlap.
+    /// Words `k * 2^32` onward of the sequence of seed 0: streams of fewer than 2^32 words do not overlap.
     pub fn stream(k: u64) -> Self {
         SplitMix64(spread(k << 32))
     }

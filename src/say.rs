@@ -1,15 +1,13 @@
-//! The one way to standard output and standard error, but for a bar that redraws itself and a terminal that
-//! was taken over: what others wrote may stand in any line, so what would control a terminal is escaped in
-//! all of them.
+//! All output to standard output and standard error, except for a redrawing bar and a terminal in raw mode:
+//! any line may contain external text, so terminal control characters are escaped in all of them.
 //!
-//! Must not know: what is said.
+//! Must not know: the content.
 
 use std::io::{self, ErrorKind, Write};
 
 use crate::foreign::shown;
 
-/// A text and a line end on standard output. A pipe that was closed is no error: whoever read it has had
-/// enough.
+/// Prints a text and a newline to standard output. A closed pipe is not an error: its reader has finished.
 ///
 /// # Errors
 /// The operating system's.
@@ -21,7 +19,7 @@ pub fn out(text: &str) -> io::Result<()> {
     }
 }
 
-/// A text and a line end on standard error, as far as it can be written: it may be closed.
+/// Prints a text and a newline to standard error, which may be closed.
 pub fn err(text: &str) {
     writeln!(io::stderr().lock(), "{}", shown(text)).ok();
 }

@@ -1,7 +1,6 @@
-//! Faults that tests ask for through the environment. Nothing happens where the variables are not set, nor
-//! without `--test-hooks` on the command line: a variable that somebody left in a shell changes no result. A
-//! run with active hooks says so in its log, in `summary.json` and in its checkpoints, and so does every run
-//! that goes on from these.
+//! Faults that tests inject through the environment. The variables have no effect without `--test-hooks` on
+//! the command line, so a variable left over in a shell changes no result. A run with active hooks records
+//! them in its log, in `summary.json` and in its checkpoints, as does every run resumed from these.
 //!
 //! | variable | effect |
 //! | --- | --- |
@@ -11,16 +10,16 @@
 //! | `ZERO3_TEST_COLLECTIVE_DELAY_US=N` | each gather and reduction takes N microseconds more |
 //! | `ZERO3_TEST_SPOIL=RANK:ATTEMPT` | the rank in that attempt (counted from 0) has NaN gradients |
 //! | `ZERO3_TEST_LIST_WAITS=FILE` | each place where a CUDA stream, or the host, is made to wait for a stream is written to the file, once: `SOURCE:LINE QUEUE` |
-//! | `ZERO3_TEST_SKIP_WAIT=PLACE` | the waits of that place, as the list has it, are left out; several with `;` |
+//! | `ZERO3_TEST_SKIP_WAIT=PLACE` | the waits of that place, as listed, are skipped; several with `;` |
 //! | `ZERO3_TEST_FLIP=RANK` | the lowest bit of a factor of that rank's gradients is wrong |
-//! | `ZERO3_TEST_WRONG_VALUE=RANK` | one value that a collective brought to that rank is wrong |
-//! | `ZERO3_TEST_DRAG=RANK:PERCENT` | that rank takes so much longer for its work in the acceptance benchmark |
-//! | `ZERO3_TEST_SLOW_LINK=A-B:US` | each round trip between ranks A < B takes so many microseconds more |
+//! | `ZERO3_TEST_WRONG_VALUE=RANK` | one value that a collective delivers to that rank is wrong |
+//! | `ZERO3_TEST_DRAG=RANK:PERCENT` | that rank takes this much longer in the acceptance benchmark |
+//! | `ZERO3_TEST_SLOW_LINK=A-B:US` | each round trip between ranks A < B takes this many microseconds more |
 //!
 //! The ranks of the last four are those of the whole job.
 //!
-//! Points are those of a save, [`SAVE_POINTS`], and [`OTHER_POINTS`]. What rank 0 alone does has the rank 0.
-//! Several faults are separated by commas.
+//! Points are those of a save, [`SAVE_POINTS`], and [`OTHER_POINTS`]. Actions of rank 0 alone have the rank
+//! 0. Several faults are separated by commas.
 
 use crate::{clock, environment};
 use std::collections::BTreeSet;
@@ -50,15 +49,15 @@ pub const VARIABLES: [&str; 11] = [
 pub const FLAG: &str = "--test-hooks";
 
 static ACTIVE: AtomicBool = AtomicBool::new(false);
-/// Hooks of this job and of those whose checkpoints it goes on from.
+/// Hooks of this job and of those whose checkpoints it resumes from.
 static OF_JOB: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
-/// The flag was given. To be called before anything else here.
+/// The flag was given. Must be called before anything else here.
 pub fn activate() {
     ACTIVE.store(true, Ordering::Relaxed);
 }
 
-/// A variable of the table, where hooks are active.
+/// A variable of the table, if hooks are active.
 fn variable(name: &str) -> Option<String> {
     debug_assert!(VARIABLES.contains(&name), "{name} is not listed");
     ACTIVE.load(Ordering::Relaxed).then(|| environment::variable(name)).flatten()
@@ -69,36 +68,36 @@ pub fn active() -> Vec<String> {
     VARIABLES.iter().filter_map(|name| variable(name).map(|value| format!("{name}={value}"))).collect()
 }
 
-/// Variables that are set and do nothing.
+/// Variables that are set but have no effect.
 pub fn ignored() -> Vec<&'static str> {
     let set = VARIABLES.into_iter().filter(|name| environment::variable_os(name).is_some());
     set.filter(|_| !ACTIVE.load(Ordering::Relaxed)).collect()
 }
 
-/// Hooks of another rank, or of the run whose checkpoint this one goes on from.
+/// Hooks of another rank, or of the run whose checkpoint this one resumes from.
 pub fn add_to_job(hooks: impl IntoIterator<Item = String>) {
     OF_JOB.lock().expect("no holder panics").extend(hooks);
 }
 
-/// Every hook that has been at work on this job's results, in order.
+/// Every hook that has affected this job's results, in order.
 pub fn of_job() -> Vec<String> {
     OF_JOB.lock().expect("no holder panics").iter().cloned().collect()
 }
 
-/// Who passes a point of a save.
+/// Which rank passes a point of a save.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Passes {
     /// Every rank.
     EachRank,
     /// Rank 0.
     Rank0,
-    /// Rank 0, where it saves a step anew that is there already.
+    /// Rank 0, when it re-saves an existing step.
     Rank0Again,
     /// Rank 0, with the step that is deleted.
     Rank0Deleting,
 }
 
-/// The points of a save, in its order. Tests kill at each of them, so a new one is tested from the start.
+/// The points of a save, in order. Tests kill at each of them, so a new one is tested from the start.
 pub const SAVE_POINTS: [(&str, Passes); 22] = [
     ("prepare.cleaned", Passes::Rank0),
     ("prepare.made", Passes::Rank0),
@@ -124,13 +123,13 @@ pub const SAVE_POINTS: [(&str, Passes); 22] = [
     ("save.done", Passes::EachRank),
 ];
 
-/// Points that are none of a save: before the deck is read, before the data are read, before a training step,
+/// Points outside of a save: before the deck is read, before the data are read, before a training step,
 /// before MPI ends; after a batch of tokens was written, and after the last one; before each chunk that the
-/// acceptance benchmark writes; before a live view is drawn anew, its looks counted from 0.
+/// acceptance benchmark writes; before a live view is redrawn, counted from 0.
 pub const OTHER_POINTS: [&str; 8] =
     ["deck", "scan", "step", "leave", "tokenize.batch", "tokenize.finished", "storage.write", "watch.draw"];
 
-/// The kind of fault asked for here, if one is.
+/// The kind of fault requested here, if any.
 fn fault_here(point: &str, rank: usize, step: u64) -> Option<&'static str> {
     static FAULTS: OnceLock<Option<String>> = OnceLock::new();
     debug_assert!(
@@ -157,7 +156,7 @@ pub fn write_point(point: &str, rank: usize, step: u64) -> io::Result<()> {
     }
 }
 
-/// Fails here if the environment says so.
+/// Fails here if the environment requests it.
 pub fn fault_point(point: &str, rank: usize, step: u64) {
     let Some(kind) = fault_here(point, rank, step) else { return };
     match kind {
@@ -177,15 +176,15 @@ pub fn fault_point(point: &str, rank: usize, step: u64) {
     }
 }
 
-/// An hour has passed, as far as the acceptance benchmark knows.
+/// An hour has passed on the clock of the acceptance benchmark.
 static LATE: AtomicBool = AtomicBool::new(false);
 
-/// How far the clock is ahead that the acceptance benchmark holds its limits against.
+/// Offset of the clock that the acceptance benchmark checks its limits against.
 pub fn ahead() -> Duration {
     if LATE.load(Ordering::Relaxed) { Duration::from_secs(3600) } else { Duration::ZERO }
 }
 
-/// Makes a collective take longer.
+/// Delays a collective.
 pub fn delay_collective() {
     static DELAY_US: OnceLock<Option<usize>> = OnceLock::new();
     if let Some(us) = DELAY_US.get_or_init(|| number_from("ZERO3_TEST_COLLECTIVE_DELAY_US")) {
@@ -193,25 +192,25 @@ pub fn delay_collective() {
     }
 }
 
-/// The message limit in elements, where a test lowers it.
+/// The message limit in elements, if lowered by a test.
 pub fn max_message_numel() -> Option<usize> {
     number_from("ZERO3_TEST_MAX_MESSAGE_NUMEL").filter(|&n| n > 0)
 }
 
-/// Ranks of one node, as far as reading each other goes, where a test says so.
+/// Ranks that can read each other's memory, if set by a test.
 pub fn ranks_per_node() -> Option<usize> {
     number_from("ZERO3_TEST_RANKS_PER_NODE").filter(|&n| n > 0)
 }
 
-/// The attempt that is under way, counted from 0.
+/// The current attempt, counted from 0.
 static ATTEMPT: AtomicU64 = AtomicU64::new(0);
 
-/// A step is tried.
+/// A step is attempted.
 pub fn begin_attempt(attempt: u64) {
     ATTEMPT.store(attempt, Ordering::Relaxed);
 }
 
-/// `factor`, or NaN where this rank's arithmetic of this attempt is to be spoilt.
+/// `factor`, or NaN if this rank's arithmetic in this attempt must be spoilt.
 pub fn spoilt(rank: usize, factor: f32) -> f32 {
     static SPOIL: OnceLock<Option<String>> = OnceLock::new();
     static FLIP: OnceLock<Option<usize>> = OnceLock::new();
@@ -222,8 +221,8 @@ pub fn spoilt(rank: usize, factor: f32) -> f32 {
     if spoil.split(',').any(|one| one == here) { f32::NAN } else { factor }
 }
 
-/// Whether the wait of `queue` (or of the host) that stands at `place` is to be left out. Lists the place
-/// where a test asks for the list.
+/// Whether the wait of `queue` (or of the host) at `place` must be skipped. Lists the place if a test
+/// requests the list.
 pub fn skips_wait(place: &Location<'_>, queue: impl Debug) -> bool {
     static SKIPPED: OnceLock<Option<String>> = OnceLock::new();
     static LIST: OnceLock<Option<Mutex<BTreeSet<String>>>> = OnceLock::new();
@@ -247,7 +246,7 @@ pub fn skips_wait(place: &Location<'_>, queue: impl Debug) -> bool {
 /// This process among all of the job.
 static WORLD_RANK: AtomicU64 = AtomicU64::new(0);
 
-/// Says which process of the job this is.
+/// Sets which process of the job this is.
 pub fn set_world_rank(rank: usize) {
     WORLD_RANK.store(rank as u64, Ordering::Relaxed);
 }
@@ -261,7 +260,7 @@ fn flipped(x: f32) -> f32 {
     f32::from_bits(x.to_bits() ^ 1)
 }
 
-/// Spoils one of the values that a collective has brought here.
+/// Corrupts one of the values that a collective has delivered.
 pub fn spoil_received(values: &mut [f32]) {
     if number_from("ZERO3_TEST_WRONG_VALUE") == Some(world_rank())
         && let Some(first) = values.first_mut()
@@ -270,7 +269,7 @@ pub fn spoil_received(values: &mut [f32]) {
     }
 }
 
-/// Makes this rank's work take longer, in proportion to what it took.
+/// Delays this rank's work, in proportion to its duration.
 pub fn drag(took: Duration) {
     static DRAG: OnceLock<Option<String>> = OnceLock::new();
     let Some(text) = DRAG.get_or_init(|| variable("ZERO3_TEST_DRAG")) else { return };
@@ -282,9 +281,9 @@ pub fn drag(took: Duration) {
     }
 }
 
-/// Makes a round trip between two ranks of the job take longer.
+/// Delays a round trip between two ranks of the job.
 pub fn delay_link(a: usize, b: usize) {
-    // Within a round trip that is timed, so the environment is searched once.
+    // Within a timed round trip, so the environment is searched once.
     static SLOW_LINK: OnceLock<Option<String>> = OnceLock::new();
     let Some(text) = SLOW_LINK.get_or_init(|| variable("ZERO3_TEST_SLOW_LINK")) else { return };
     if let Some((pair, us)) = text.split_once(':')

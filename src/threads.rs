@@ -1,4 +1,4 @@
-//! The one way to start a thread, and what is said where the system starts none: which limits there are.
+//! The only way to start a thread, with an error message that lists the limits.
 //!
 //! Must not know: what threads do.
 
@@ -10,7 +10,7 @@ use std::thread::{Builder, JoinHandle};
 /// Starts a thread called `name`.
 ///
 /// # Errors
-/// The system starts none: the limits of this process are named, exit code 5.
+/// The system cannot start it: the error lists the limits of this process, exit code 5.
 pub fn spawn<T: Send + 'static>(
     name: &str,
     work: impl FnOnce() -> T + Send + 'static,
@@ -18,11 +18,11 @@ pub fn spawn<T: Send + 'static>(
     Builder::new().name(name.into()).spawn(work).map_err(|e| refused(&format!("the thread `{name}`"), &e))
 }
 
-/// Work that is done on a thread, or has been done on the spot where the system starts none.
+/// Work that runs on a thread, or on the spot if no thread can be started.
 pub enum Work<T> {
-    /// It is under way, or done.
+    /// In progress, or done.
     OnThread(JoinHandle<T>),
-    /// What it has found.
+    /// Its result.
     Done(T),
 }
 
@@ -33,20 +33,23 @@ impl<T: Send + 'static> Work<T> {
     }
 
     fn start_on(thread: Builder, name: &str, work: impl FnOnce() -> T + Send + 'static) -> Self {
-        // Whoever does the work takes it out; a thread that cannot start leaves it.
+        // The executor of the work takes it out; a thread that cannot start leaves it.
         let work = Arc::new(Mutex::new(Some(work)));
         let take = |work: &Mutex<Option<_>>| work.lock().expect("no holder panics").take();
         let shared = work.clone();
         match thread.spawn(move || take(&shared).expect("the work is there once")()) {
             Ok(thread) => Work::OnThread(thread),
             Err(why) => {
-                log::warn!("{}: its work is done at once", refused(&format!("the thread `{name}`"), &why));
+                log::warn!(
+                    "{}: its work is done synchronously",
+                    refused(&format!("the thread `{name}`"), &why)
+                );
                 Work::Done(take(&work).expect("no thread has it")())
             }
         }
     }
 
-    /// Whether [`Work::join`] need not wait.
+    /// Whether [`Work::join`] does not block.
     pub fn is_finished(&self) -> bool {
         match self {
             Work::OnThread(thread) => thread.is_finished(),
@@ -54,7 +57,7 @@ impl<T: Send + 'static> Work<T> {
         }
     }
 
-    /// What it has found; its panic goes on here.
+    /// Its result; its panic is resumed here.
     pub fn join(self) -> T {
         match self {
             Work::OnThread(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
@@ -63,11 +66,11 @@ impl<T: Send + 'static> Work<T> {
     }
 }
 
-/// Starts the threads on which parallel iterators run outside of a device, unless they run already. Left to
-/// the first use, a system that starts none would end the program by a panic.
+/// Starts the threads for parallel iterators outside of a device, unless they are running. If left to the
+/// first use, a failure to start them would be a panic.
 ///
 /// # Errors
-/// As for [`spawn`].
+/// Those of [`spawn`].
 pub fn start_shared_pool() -> Result<()> {
     match rayon::ThreadPoolBuilder::new().build_global() {
         // Without a source the error says that there is a pool.
@@ -78,7 +81,7 @@ pub fn start_shared_pool() -> Result<()> {
     }
 }
 
-/// The error of a pool that could not be built.
+/// The error of a thread pool that could not be built.
 pub fn not_built(what: &str, error: &rayon::ThreadPoolBuildError) -> Error {
     match std::error::Error::source(error).and_then(|source| source.downcast_ref::<std::io::Error>()) {
         Some(source) => refused(what, source),
@@ -86,10 +89,10 @@ pub fn not_built(what: &str, error: &rayon::ThreadPoolBuildError) -> Error {
     }
 }
 
-/// `what` could not be started, under which limits.
+/// An error that `what` could not be started, with the limits.
 fn refused(what: &str, error: &std::io::Error) -> Error {
     let bounds = limits::bounds_of_threads();
-    let bounds = if bounds.is_empty() { "none of this process is known".into() } else { bounds.join(", ") };
+    let bounds = if bounds.is_empty() { "none known".into() } else { bounds.join(", ") };
     Error::Io(format!("cannot start {what}: {error}; limits: {bounds}"))
 }
 

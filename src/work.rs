@@ -1,4 +1,4 @@
-//! What a visit of a unit computes, as data: kernels with their FLOPs and the bytes they have to move.
+//! The computation of a unit's visit, as data: kernels with their FLOPs and the bytes they move.
 //!
 //! `model/visit_kernels.rs` finds it out from the model's own code, `plan/forecast/` gives it a time,
 //! `calibrate/` measures the same kernels. Must not know: how fast anything is.
@@ -6,7 +6,7 @@
 use crate::dtype::DType;
 use crate::optimizers::{BYTES_PER_STATE, OptimizerKind};
 
-/// Kinds of kernels that differ in what limits them.
+/// Kinds of kernels that differ in their limiting resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kernel {
     /// `out = inp * weight^T`.
@@ -44,7 +44,7 @@ pub enum Kernel {
 }
 
 impl Kernel {
-    /// Those that every run has; [`Kernel::all`] has the optimizers' too.
+    /// Those used by every run; [`Kernel::all`] includes the optimizers'.
     const OF_EVERY_RUN: [Kernel; 15] = [
         Kernel::LinearForward,
         Kernel::LinearBackwardInput,
@@ -97,9 +97,9 @@ impl Kernel {
 pub struct Work {
     /// Which.
     pub kernel: Kernel,
-    /// What its operands are mostly of.
+    /// The element type of most operands.
     pub dtype: DType,
-    /// Additions and multiplications of matrix products; 0 for what passes over memory.
+    /// Additions and multiplications of matrix products; 0 for passes over memory.
     pub flops: f64,
     /// Operands read and results written, each once.
     pub bytes: f64,
@@ -117,8 +117,8 @@ pub struct LinearShape {
 }
 
 impl LinearShape {
-    /// One of the three linear kernels on operands of `dtype`; rows of `n_out` columns have `wide_bytes` an
-    /// element, and a gradient of the weight that is added to what is there is read and written in f32.
+    /// One of the three linear kernels on operands of `dtype`; rows of `n_out` columns have `wide_bytes` per
+    /// element, and an accumulated gradient of the weight is read and written in f32.
     pub fn work(self, kernel: Kernel, dtype: DType, wide_bytes: usize, accumulates: bool) -> Work {
         let (m, k, n) = (self.rows as f64, self.n_in as f64, self.n_out as f64);
         let size = dtype.bytes() as f64;
@@ -167,7 +167,7 @@ impl AttentionShape {
     }
 
     /// Forward (two products over the pairs of a query and a key not after it) or backward (five). Rows of
-    /// projections and output are moved once; scores stay where they are computed.
+    /// projections and output are moved once; scores are not stored.
     pub fn work(self, kernel: Kernel, dtype: DType) -> Work {
         let AttentionShape { b, t, n_heads, d_head, .. } = self;
         let pairs = (b * n_heads) as f64 * (t as f64 * (t + 1) as f64 / 2.0);
@@ -186,7 +186,7 @@ impl Work {
     }
 
     /// An optimizer's update of a slice of parameters of type `param`: fp32 weights and states are read and
-    /// written, gradients read, and parameters of lower precision written beside their masters.
+    /// written, gradients read, and low-precision parameters written next to their masters.
     pub fn update(kind: OptimizerKind, n_states: usize, param: DType, grad: DType, numel: usize) -> Work {
         let rounded = if param == DType::F32 { 0 } else { param.bytes() };
         let bytes = 2 * BYTES_PER_STATE * (1 + n_states) + grad.bytes() + rounded;
@@ -199,7 +199,7 @@ impl Work {
 pub struct UnitWork {
     /// Its forward visit; none for the head.
     pub forward: Vec<Work>,
-    /// Its backward visit without what is computed again; of the head its one training visit.
+    /// Its backward visit without recomputation; for the head, its one training visit.
     pub backward: Vec<Work>,
 }
 

@@ -405,7 +405,7 @@ fn a_signal_ends_it_after_the_section_that_is_under_way_with_a_report() {
     let running = Run::new(2).args(words).env("ZERO3_TEST_FAULT", "slow@storage.write:1:0").start();
     case.await_storage();
     let other = case.run(1, &["run.sections=inventory"], None).expect_code(2);
-    other.expect_text("is in use by process ").expect_text("set another run.dir");
+    other.expect_text("is in use by process ").expect_text("set a different run.dir");
     running.signal_rank(1, "USR1");
     running.output().expect_code(3).expect_text("INVALID");
     assert_eq!(case.section("storage").0, "completed");
@@ -417,7 +417,7 @@ fn a_signal_ends_it_after_the_section_that_is_under_way_with_a_report() {
 fn bad_decks_and_baselines_are_refused_before_anything_is_measured() {
     let case = Accepted::new();
     for (words, says) in [
-        (vec!["limits.mfu=0.4"], "limits.mfu = 0.4: a reference and how far"),
+        (vec!["limits.mfu=0.4"], "limits.mfu = 0.4: a reference and tolerances"),
         (vec!["run.sections=inventory,disk"], "there is no `disk`"),
         (vec!["training.n_head=3"], "training.n_head = 3: a divisor of training.d_model"),
         (vec!["--baseline", "/not/there.json"], "cannot use the baseline /not/there.json"),

@@ -88,7 +88,7 @@ fn a_knob_of_the_other_backend_is_refused_with_the_backend_that_has_it() {
 fn sizes_that_overflow_are_refused_before_anything_is_reckoned() {
     let case = Case::tiny();
     let huge = ["model.n_layer=4096", "model.d_model=1048576", "model.n_head=1"];
-    refuse(&case, 2, &huge, &["model.d_model = 1048576: smaller", "2^44 would do"]);
+    refuse(&case, 2, &huge, &["model.d_model = 1048576: smaller", "at most 2^44 are supported"]);
     let wide = ["model.seq_len=1048576", "train.micro_batch_size=1048576", "train.global_batch_size=1048576"];
     refuse(&case, 0, &wide, &["train.micro_batch_size = 1048576: smaller"]);
     refuse(
@@ -98,7 +98,7 @@ fn sizes_that_overflow_are_refused_before_anything_is_reckoned() {
         &["train.eval_batches = 9223372036854775807"],
     );
     let steps = ["train.steps=1000000000", "train.global_batch_size=1073741824", "model.seq_len=1048576"];
-    refuse(&case, 0, &steps, &["train.steps = 1000000000: so few that"]);
+    refuse(&case, 0, &steps, &["train.steps = 1000000000: a number that keeps"]);
 }
 
 #[test]
@@ -156,7 +156,7 @@ fn wrong_words_on_the_command_line_are_refused_once_for_all_ranks() {
     refuse(&case, 3, &["--bogus"], &["unexpected argument '--bogus'"]);
     refuse(&case, 0, &["other.toml"], &["more than one deck"]);
     refuse(&case, 0, &["=3"], &["section.key=value"]);
-    refuse(&case, 0, &["--resume", ""], &["say auto, none or a directory"]);
+    refuse(&case, 0, &["--resume", ""], &["expected auto, none or a directory"]);
     expect_refusal(Run::new(2).arg("train").output(), &["required arguments were not provided"]);
     expect_refusal(
         Run::new(0).arg("plan").arg(case.deck()).args(["--ranks", "0"]).output(),
@@ -198,12 +198,12 @@ fn bad_data_is_found_before_step_0_with_file_offset_and_value() {
         (
             2,
             &["data.train=lies.bin", "data.format=llmc", vocab],
-            &["lies.bin says in its header (byte offset 8) that it holds 5000 tokens, and holds 4000"],
+            &["lies.bin has 5000 tokens according to its header (byte offset 8), but contains 4000"],
         ),
         (
             0,
             &["data.train=torn.bin", "data.format=llmc", vocab],
-            &["torn.bin begins with 117901063 (byte offset 0)"],
+            &["torn.bin starts with 117901063 (byte offset 0)"],
         ),
         (
             0,
@@ -246,12 +246,12 @@ fn bad_data_is_found_before_step_0_with_file_offset_and_value() {
         (
             0,
             &["data.train=llmc.bin", vocab],
-            &["llmc.bin begins with the header of an llm.c token file; say data.format = \"llmc\""],
+            &["llmc.bin starts with the header of an llm.c token file; set data.format = \"llmc\""],
         ),
         (
             0,
             &["data.train=table.parquet"],
-            &["data.format = auto: files of text or bare tokens, which table.parquet is not"],
+            &["data.format = auto: files of text or bare tokens, unlike table.parquet"],
         ),
         (2, &[vocab], &["model.vocab_size = 100: at least 256"]),
     ];
@@ -277,7 +277,7 @@ fn bad_data_is_found_before_step_0_with_file_offset_and_value() {
 #[test]
 fn a_run_directory_that_cannot_be_is_refused_before_step_0() {
     let case = Case::tiny();
-    let remedy = "set run.dir to a directory";
+    let remedy = "set run.dir to a writable directory";
     expect_refusal(case.train(3, "text.txt", &[]).output(), &["text.txt is not a directory", remedy]);
     expect_refusal(
         case.train(0, "text.txt/deeper", &["--dry-run"]).output(),
@@ -390,7 +390,7 @@ fn a_bad_checkpoint_is_refused_and_an_older_one_is_named() {
     expect_refusal(case.train(3, "good", &["train.steps=6"]).output(), &parts);
     let output =
         case.train(3, "good", &["train.steps=6", "data.allow_changed=true"]).output().expect_success();
-    assert_eq!(output.text().matches("the data are not those").count(), 1, "{output}");
+    assert_eq!(output.text().matches("the data differ from those").count(), 1, "{output}");
 }
 
 /// DeepSpeed #6691: a resume finds nothing and starts from scratch without a word.
@@ -400,7 +400,7 @@ fn a_resume_from_nothing_is_an_error_never_a_fresh_start() {
     fs::create_dir_all(case.path("bare")).unwrap();
     refuse(&case, 3, &["--resume", "nowhere"], &["nowhere: no such directory"]);
     refuse(&case, 2, &["--resume", "text.txt"], &["text.txt: not a directory"]);
-    refuse(&case, 0, &["--resume", "bare"], &["bare: holds no complete checkpoint"]);
+    refuse(&case, 0, &["--resume", "bare"], &["bare: no complete checkpoint"]);
     refuse(&case, 0, &["--resume", "nowhere", "--dry-run"], &["nowhere: no such directory"]);
     expect_refusal(
         Run::new(0).args(["ckpt", "inspect"]).arg(case.path("bare")).output(),

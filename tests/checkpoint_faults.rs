@@ -256,7 +256,7 @@ fn with_on_error_continue_the_run_goes_on_and_the_next_save_counts() {
             .env("ZERO3_TEST_FAULT", "eio@write.half:1:2")
             .output()
             .expect_success();
-        said.expect_text("the checkpoint of step 2 failed").expect_text("the run goes on");
+        said.expect_text("the checkpoint of step 2 failed").expect_text("the run continues");
         assert_eq!((steps_of(&case.path(&run)), entries(&case.path(&run))), (vec![4], 1));
         assert_same_curve(&Steps::read(&case.path(&run)), &reference);
 
@@ -295,7 +295,7 @@ fn a_disk_that_fills_up_is_seen_before_anything_is_written() {
     let said = on_small_disk(&case, "size=640k", "").expect_code(5);
     let said = said
         .expect_text("the checkpoint of step 4 failed")
-        .expect_text("a checkpoint needs")
+        .expect_text("a checkpoint requires")
         .expect_text("the file system has");
     assert!(said.text().contains("checkpoint.keep_last"), "the remedy is named\n{said}");
     assert_eq!((steps_of(&case.path("kept")), entries(&case.path("kept"))), (vec![2], 1));
@@ -435,7 +435,8 @@ fn a_file_that_may_not_grow_so_large_is_an_error_of_the_save_and_no_signal() {
     };
     let said = limited("stop", &[]).expect_code(5).expect_text("the checkpoint of step 2 failed");
     said.expect_text("rank_0000_of_0001.h5").expect_text("File too large");
-    let said = limited("go", &["checkpoint.on_error=continue"]).expect_code(5).expect_text("the run goes on");
+    let said =
+        limited("go", &["checkpoint.on_error=continue"]).expect_code(5).expect_text("the run continues");
     said.expect_text("could not be saved");
     assert_eq!(Steps::n_rows(&case.path("go")), 4);
 }

@@ -44,7 +44,7 @@ fn verify_names_file_dataset_and_elements_of_each_damage() {
     let case = Case::tiny();
     let dir = trained(&case, 3, "run");
     let run = case.path("run");
-    zero3(&["ckpt", "verify", text(&run)]).output().expect_success().expect_text("all as written");
+    zero3(&["ckpt", "verify", text(&run)]).output().expect_success().expect_text("intact");
     let json = zero3(&["ckpt", "verify", text(&dir), "--json"]).output().expect_success();
     let json: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
     assert_eq!(json["n_files"], 5, "three ranks, the master file, the manifest: {json}");
@@ -143,7 +143,7 @@ fn a_resharded_checkpoint_is_byte_for_byte_what_those_ranks_would_have_saved() {
         }
         zero3(&["ckpt", "verify", text(&to)]).output().expect_success();
         // A second time: nothing is overwritten.
-        zero3(&line).output().expect_code(2).expect_text("holds checkpoints already");
+        zero3(&line).output().expect_code(2).expect_text("already contains checkpoints");
     }
     // Into the run itself neither.
     let run = case.path("three");
@@ -246,9 +246,9 @@ fn a_resume_with_another_deck_says_what_differs_and_refuses_another_model_or_seq
         "data.seed=9",
         "data.allow_changed=true",
     ]);
-    let said = said.expect_success().expect_text("the run goes on the new way: optim.lr: 0.01 -> 0.003");
+    let said = said.expect_success().expect_text("the new value applies: optim.lr: 0.01 -> 0.003");
     let said = said.expect_text("no effect on the result: zero.prefetch_units: 1 -> 0");
-    said.expect_text("as data.allow_changed lets it: data.seed: 1 -> 9");
+    said.expect_text("allowed by data.allow_changed: data.seed: 1 -> 9");
 }
 
 /// Parameters of all shapes in the master file and what the reader of checkpoints has for them.

@@ -56,19 +56,19 @@ fn a_rank_in_the_environment_alone_does_its_work_and_a_second_rank_of_one_comman
         Run::new(3).arg("plan").arg(case.deck()).args(["--ranks", "2", "--json"]).output().expect_success();
     // Of two or three copies no JSON would be made.
     assert!(serde_json::from_str::<serde_json::Value>(&plan.stdout).is_ok(), "{plan}");
-    assert_eq!(plan.stderr.matches("stands aside: rank 0 was told the same").count(), 2, "{plan}");
+    assert_eq!(plan.stderr.matches("does nothing: rank 0 runs the same command").count(), 2, "{plan}");
     // Tasks of a farm, each with words of its own.
     let farm = Run::new(2).program("sh").args(["-c", "exec \"$0\" ckpt verify /no/$OMPI_COMM_WORLD_RANK"]);
     let farm = farm.arg(env!("CARGO_BIN_EXE_zero3")).output().expect_code(2);
     assert!(["/no/0: no such", "/no/1: no such"].iter().any(|words| farm.text().contains(words)), "{farm}");
-    assert!(!farm.text().contains("stands aside"), "{farm}");
+    assert!(!farm.text().contains("does nothing"), "{farm}");
 }
 
 #[test]
 fn every_exit_code_is_documented_in_the_help() {
     let help = Run::new(0).arg("--help").output().expect_success().stdout;
     for code in
-        ["0  finished", "2  bad deck", "4  training", "5  communication", "70  internal", "75  stopped early"]
+        ["0  success", "2  bad deck", "4  training", "5  communication", "70  internal", "75  stopped early"]
     {
         assert!(help.contains(code), "{code:?} is not in\n{help}");
     }
@@ -181,8 +181,8 @@ fn plans_of_1_to_1024_ranks_are_made_at_once() {
             },
             "partition: 1557611200 parameters".into(),
             "schedule:".into(),
-            "memory of one rank, at peak".into(),
-            "bytes received in one step".into(),
+            "memory per rank, at peak".into(),
+            "bytes received per step".into(),
         ];
         for part in parts {
             assert!(text.stdout.contains(&part), "{part:?} is not in\n{text}");
@@ -347,7 +347,7 @@ fn started_twice_a_run_says_that_it_is_finished() {
     for words in [&[][..], &["train.steps=3"]] {
         let output = case.train(3, "run", words).output().expect_success();
         assert_eq!(output.text().matches("finished: ").count(), 1, "{output}");
-        assert!(output.text().contains("raise train.steps to go on"), "{output}");
+        assert!(output.text().contains("raise train.steps to continue"), "{output}");
     }
     assert_eq!(std::fs::read(case.path("run/steps.csv")).unwrap(), log, "the log stays as it is");
 }

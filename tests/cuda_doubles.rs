@@ -140,13 +140,14 @@ const F32_TOLERANCE: f64 = 1e-4;
 /// bf16 has 8 bits, and kernels round at other places than the CPU's.
 const BF16_TOLERANCE: f64 = 2e-2;
 
+/// Both extreme orders of streams and some drawn ones; `make test-cuda-orders` tries more, on more ranks.
 #[test]
-fn one_two_and_four_ranks_in_every_order_of_streams_give_the_same_bits() {
+fn one_two_and_four_ranks_give_the_same_bits_whatever_the_order_of_streams() {
     let case = Case::tiny();
     let first = train(&case, 1, "demand", &[]);
     assert_near(&first, &train_on_cpu(&case, &[]), F32_TOLERANCE);
     for n_ranks in [1, 2, 4] {
-        for order in cuda::orders(20) {
+        for order in cuda::orders(6) {
             assert_same(&first, &train(&case, n_ranks, &order, &[]));
         }
     }

@@ -141,10 +141,10 @@ fn a_device_that_is_too_small_is_answered_with_the_kinds_of_memory_and_a_knob() 
     let needed = plan["arena_bytes"].as_u64().unwrap_or_else(|| panic!("no arena_bytes in {plan:#}"));
     // A little less than needed, which a knob can mend, and much less, which none can. The norm's bins take
     // 4096 bytes more.
-    for (n_bytes, remedy) in [(needed + 4096 - 5000, "would fit"), (200_000, "a smaller model")] {
+    for (n_bytes, remedy) in [(needed + 4096 - 5000, "would fit"), (200_000, "reduce the model")] {
         let run = case.train(2, &n_bytes.to_string(), &[CUDA]).on_doubles(2, "demand");
         let output = run.env("CUDA_DOUBLE_MEMORY", n_bytes.to_string()).timeout(SOON).output().expect_code(5);
-        let left = format!("the device has {} left", n_bytes - 4096);
+        let left = format!("{} are free on the device", n_bytes - 4096);
         for words in [&left[..], "peaks by kind", "optimizer state", "gathered params", "activations", remedy]
         {
             assert!(output.text().contains(words), "{words:?} is nowhere in\n{output}");

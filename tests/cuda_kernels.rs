@@ -78,14 +78,21 @@ fn build(root: &Path, out: &Path, flags: &[&str]) {
     expect_success(command.arg(root.join("tests/cuda/kernels/main.cpp")));
 }
 
+/// The kernels and their tests, optimised for the host.
+fn on_host() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        let program = scratch("numbers").join("kernels");
+        build(root(), &program, &["-O2", "-Werror"]);
+        program
+    })
+}
+
 /// The names in the list of all.cuh.
 fn listed_kernels() -> BTreeSet<String> {
     static NAMES: OnceLock<BTreeSet<String>> = OnceLock::new();
-    let list = || {
-        let program = scratch("list").join("kernels");
-        build(root(), &program, &["-O0"]);
-        expect_success(Command::new(program).arg("--kernels")).lines().map(String::from).collect()
-    };
+    let list =
+        || expect_success(Command::new(on_host()).arg("--kernels")).lines().map(String::from).collect();
     NAMES.get_or_init(list).clone()
 }
 
@@ -271,17 +278,13 @@ fn kernels_compile_as_on_a_node_with_nvrtc_and_without_headers() {
 
 #[test]
 fn kernels_give_the_numbers_of_f64_in_every_order_of_threads() {
-    let program = scratch("numbers").join("kernels");
-    build(root(), &program, &["-O2", "-Werror"]);
-    println!("{}", expect_success(&mut Command::new(program)));
+    println!("{}", expect_success(&mut Command::new(on_host())));
 }
 
 #[test]
 fn kernels_stay_inside_their_arrays() {
-    let program = scratch("addresses").join("kernels");
-    build(root(), &program, &["-O0", "-g1", "-fsanitize=address"]);
     // A kernel that stops in the middle leaves what it had allocated.
-    expect_success(Command::new(program).env("ASAN_OPTIONS", "detect_leaks=0").env("ORDERS", "1"));
+    expect_success(Command::new(with_faults()).env("ASAN_OPTIONS", "detect_leaks=0").env("ORDERS", "1"));
 }
 
 #[test]
@@ -292,103 +295,120 @@ fn the_shim_also_runs_on_contexts_of_the_system() {
 }
 
 /// A fault that somebody could put into a kernel, and the tests that find it.
-struct Mutation {
+struct Fault {
     file: &'static str,
     text: &'static str,
+    /// The same with the fault where `FAULT` holds.
     instead: &'static str,
     found_by: &'static str,
-    flags: &'static [&'static str],
 }
 
-const MUTATIONS: [Mutation; 7] = [
+const FAULTS: [Fault; 7] = [
     // Barriers: a block's sums are read before all warps have written them; a tile is loaded over one in use.
-    Mutation {
+    Fault {
         file: "common.cuh",
         text: "        sums[1][warp] = b;\n    }\n    __syncthreads();",
-        instead: "        sums[1][warp] = b;\n    }",
+        instead: "        sums[1][warp] = b;\n    }\n    if (!FAULT) __syncthreads();",
         found_by: "layer_norm_forward",
-        flags: &[],
     },
-    Mutation {
+    Fault {
         file: "attention.cu",
         text: "            __syncthreads();  // the tiles before these were used",
-        instead: "",
+        instead: "            if (!FAULT) __syncthreads();",
         found_by: "attention_forward",
-        flags: &[],
     },
-    Mutation {
+    Fault {
         file: "tiles.cuh",
         text: "scratch[row(i) * LEFT_LD + column(j)] = left[i][j];\n        }\n        __syncwarp();",
-        instead: "scratch[row(i) * LEFT_LD + column(j)] = left[i][j];\n        }",
+        instead: "scratch[row(i) * LEFT_LD + column(j)] = left[i][j];\n        }\n        \
+                  if (!FAULT) __syncwarp();",
         found_by: "attention_forward",
-        flags: &[],
     },
     // Numbers: a mask that hides one key too many; a tie that is always rounded up.
-    Mutation {
+    Fault {
         file: "attention.cu",
         text: "first + Tiles::row(i) <= query + column",
-        instead: "first + Tiles::row(i) < query + column",
+        instead: "first + Tiles::row(i) <= query + column - int(FAULT)",
         found_by: "attention_backward",
-        flags: &[],
     },
-    Mutation {
+    Fault {
         file: "common.cuh",
         text: "0x7fffu + ((bits >> 16) & 1u)",
-        instead: "0x8000u",
+        instead: "(FAULT ? 0x8000u : 0x7fffu + ((bits >> 16) & 1u))",
         found_by: "casts_round",
-        flags: &[],
     },
     // The sum of squares: bins that are emptied too late.
-    Mutation {
+    Fault {
         file: "optimizer.cu",
-        text: "SQUARES_PER_EMPTYING = 1 << 16;",
-        instead: "SQUARES_PER_EMPTYING = 1 << 20;",
+        text: "constexpr int SQUARES_PER_EMPTYING = 1 << 16;",
+        instead: "const int SQUARES_PER_EMPTYING = FAULT ? 1 << 20 : 1 << 16;",
         found_by: "sums_of_squares",
-        flags: &[],
     },
     // Addresses: the last chunk of an array is read as if it were whole.
-    Mutation {
+    Fault {
         file: "common.cuh",
         text: "x[i] = i < n ? to_f32(p[i]) : 0.0f;",
-        instead: "x[i] = to_f32(p[i]);",
+        instead: "x[i] = i < n || FAULT ? to_f32(p[i]) : 0.0f;",
         found_by: "additions_round",
-        flags: &["-fsanitize=address"],
     },
 ];
 
-#[test]
-fn faults_put_into_kernels_are_found() {
-    let next = AtomicUsize::new(0);
-    thread::scope(|scope| {
-        for _ in 0..2 {
-            scope.spawn(|| {
-                loop {
-                    let index = next.fetch_add(1, Ordering::Relaxed);
-                    let Some(mutation) = MUTATIONS.get(index) else { break };
-                    check_mutation(index, mutation);
-                }
-            });
+/// The tests' program under AddressSanitizer, with all faults in it. The variable `PLANTED` turns one on by
+/// its number; without it the kernels are as in the sources.
+fn with_faults() -> &'static Path {
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        let dir = scratch("faults");
+        for from in ["src/backend/cuda/kernels", "tests/cuda/kernels", "tests/cuda/shim"] {
+            std::fs::create_dir_all(dir.join(from)).expect("the directory is there");
+            for entry in std::fs::read_dir(root().join(from)).expect("sources") {
+                let entry = entry.expect("sources");
+                std::fs::copy(entry.path(), dir.join(from).join(entry.file_name())).expect("a copy");
+            }
         }
-    });
+        let kernels = dir.join("src/backend/cuda/kernels");
+        for (number, Fault { file, text, instead, .. }) in FAULTS.iter().enumerate() {
+            let source = std::fs::read_to_string(kernels.join(file)).expect("a source");
+            assert!(source.contains(text), "{file} has no {text}");
+            let instead = instead.replace("FAULT", &format!("(planted == {number})"));
+            let source = source.replace(text, &instead);
+            std::fs::write(kernels.join(file), source).expect("the directory is there");
+        }
+        let common = kernels.join("common.cuh");
+        let planted = "#include <cstdlib>\nstatic const char* const number = std::getenv(\"PLANTED\");\n\
+                       static const int planted = number ? std::atoi(number) : -1;\n";
+        let source = std::fs::read_to_string(&common).expect("a source");
+        let source = source.replacen("#pragma once\n", &format!("#pragma once\n{planted}"), 1);
+        assert!(source.contains(planted), "common.cuh begins with #pragma once");
+        std::fs::write(&common, source).expect("the directory is there");
+        let program = dir.join("kernels");
+        build(&dir, &program, &["-O0", "-g1", "-fsanitize=address"]);
+        program
+    })
 }
 
-fn check_mutation(index: usize, mutation: &Mutation) {
-    let Mutation { file, text, instead, found_by, flags } = mutation;
-    let dir = scratch(&format!("mutation_{index}"));
-    let copy = |from: &str| {
-        std::fs::create_dir_all(dir.join(from)).expect("the directory is there");
-        for entry in std::fs::read_dir(root().join(from)).expect("sources") {
-            let entry = entry.expect("sources");
-            std::fs::copy(entry.path(), dir.join(from).join(entry.file_name())).expect("a copy");
+#[test]
+fn faults_put_into_kernels_are_found() {
+    let program = with_faults();
+    let next = AtomicUsize::new(0);
+    let check_faults = || {
+        while let Some((number, fault)) = FAULTS.iter().enumerate().nth(next.fetch_add(1, Ordering::Relaxed))
+        {
+            let mut command = Command::new(program);
+            command
+                .arg(fault.found_by)
+                .env("ASAN_OPTIONS", "detect_leaks=0")
+                .env("PLANTED", number.to_string());
+            let (output, said) = output_of(&mut command);
+            let Fault { file, text, instead, .. } = fault;
+            assert!(
+                !output.status.success(),
+                "{instead:?} instead of {text:?} in {file} is not found:\n{said}"
+            );
         }
     };
-    ["src/backend/cuda/kernels", "tests/cuda/kernels", "tests/cuda/shim"].into_iter().for_each(copy);
-    let path = dir.join("src/backend/cuda/kernels").join(file);
-    let source = std::fs::read_to_string(&path).expect("a source");
-    assert!(source.contains(text), "{file} has no {text}");
-    std::fs::write(&path, source.replace(text, instead)).expect("the directory is there");
-    let program = dir.join("kernels");
-    build(&dir, &program, &[&["-O0"], *flags].concat());
-    let (output, said) = output_of(Command::new(program).arg(found_by).env("ASAN_OPTIONS", "detect_leaks=0"));
-    assert!(!output.status.success(), "nobody found {instead:?} instead of {text:?} in {file}:\n{said}");
+    thread::scope(|scope| {
+        scope.spawn(check_faults);
+        scope.spawn(check_faults);
+    });
 }

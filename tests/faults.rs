@@ -128,7 +128,7 @@ fn a_skipped_step_leaves_state_and_schedule_untouched_and_moves_on_in_the_data()
         spoilt.text().contains("attempt 2 skipped") && spoilt.text().contains("attempt 3 skipped"),
         "{spoilt}"
     );
-    assert!(spoilt.text().contains("step 1 stands, 2 skipped in a row"), "{spoilt}");
+    assert!(spoilt.text().contains("the state is that of step 1, 2 skipped in a row"), "{spoilt}");
 
     // On data that are the same everywhere the run with skips must go exactly as the one without: had a skip
     // touched a weight, a moment, the step or the learning rate, it would show.
@@ -234,7 +234,11 @@ fn a_full_disk_ends_with_code_5_and_the_earlier_checkpoints_restore() {
     let disk = Tmpfs::mount(case.path("disk"), "size=1400k");
     let output = case.train(2, "disk/run", &words).output().expect_code(5);
     let said = output.text();
-    for part in ["a checkpoint needs", "left; free some space, lower checkpoint.keep_last, or set run.dir"] {
+    for part in [
+        "a checkpoint requires",
+        "free on the file system; free some space, lower \
+                                           checkpoint.keep_last, or set run.dir",
+    ] {
         assert_eq!(said.matches(part).count(), 1, "{part:?} is not said once\n{output}");
     }
     assert!(output.elapsed < SOON, "{output}");
@@ -272,7 +276,7 @@ fn a_run_directory_has_one_job_at_a_time_and_a_killed_one_leaves_no_lock() {
     until("the first step", || case.path("run/steps.csv").exists());
     let refused = case.train(3, "run", &[]).env("SLURM_JOB_ID", "42").output().expect_code(2);
     let who = format!("is in use by process {pid} on ");
-    for part in [&who, " (job 41): wait for its end, stop it, or set another run.dir"] {
+    for part in [&who, " (job 41): wait for it to end, stop it, or set a different run.dir"] {
         assert_eq!(refused.text().matches(part).count(), 1, "{part:?} is not said once\n{refused}");
     }
     // So are commands that would write a checkpoint there.
@@ -299,7 +303,7 @@ fn a_read_only_run_directory_is_refused_at_once() {
     let disk = Tmpfs::mount(case.path("disk"), "ro");
     let output = case.train(3, "disk/run", &[]).output().expect_code(5);
     let said = output.text();
-    for part in ["Read-only file system", "set run.dir to a directory"] {
+    for part in ["Read-only file system", "set run.dir to a writable directory"] {
         assert_eq!(said.matches(part).count(), 1, "{part:?} is not said once\n{output}");
     }
     drop(disk);

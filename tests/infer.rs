@@ -64,7 +64,7 @@ fn what_cannot_be_sampled_is_said() {
     refused(&["--prompt", ""]).expect_text("the prompt is empty");
     refused(&["--prompt", "a", "data.tokenizer=gpt2"]).expect_text("data.tokenizer");
     refused(&["--prompt", "a", "train.stepz=3"]).expect_text("train.steps");
-    refused(&["--prompt", "a", "deck.toml"]).expect_text("is no KEY=VALUE");
+    refused(&["--prompt", "a", "deck.toml"]).expect_text("is not KEY=VALUE");
     refused(&["--prompt", "a", "--temperature=-1"]).expect_text("a number from 0 to 100");
     let none = Run::new(0).arg("sample").arg(case.path("nowhere")).args(["--prompt", "a"]);
     none.output().expect_code(2).expect_text("nowhere");
@@ -120,8 +120,8 @@ fn a_file_s_loss_is_the_same_on_any_number_of_ranks_and_that_of_validation() {
     let refused = |words: &[&str]| {
         Run::new(0).arg("eval").arg(case.path("gpt2")).arg(case.deck()).args(words).output().expect_code(2)
     };
-    refused(&["--stride", "17"]).expect_text("a window has model.seq_len = 16");
-    refused(&["model.n_layer=3"]).expect_text("is of another model");
+    refused(&["--stride", "17"]).expect_text("at most model.seq_len = 16");
+    refused(&["model.n_layer=3"]).expect_text("is of a different model");
     refused(&["data.val=nowhere.txt"]).expect_text("nowhere.txt");
 }
 

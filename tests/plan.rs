@@ -56,7 +56,7 @@ fn a_forecast_names_its_basis_its_figures_and_the_knob_to_turn() {
         "leaving a node",
         "exposed",
         "MFU",
-        "turn first: ",
+        "change first: ",
         "one key changed",
     ] {
         assert!(text.contains(part), "{part:?} is not in\n{text}");
@@ -116,7 +116,7 @@ fn a_model_that_is_too_large_is_answered_with_what_would_fit() {
     assert!(too_large.iter().all(|turn| turn["forecast"]["fits"] == false));
     let text = plan(&[&words[..], &["train.micro_batch_size=8"]].concat()).expect_success().stdout;
     assert!(
-        text.contains("or two together: zero.activation_checkpointing=none train.micro_batch_size=4"),
+        text.contains("or both of: zero.activation_checkpointing=none train.micro_batch_size=4"),
         "{text}"
     );
     assert!(json["advice"]["fits"].as_array().unwrap().iter().all(|turn| turn["forecast"]["fits"] == true));
@@ -176,7 +176,7 @@ fn any_key_can_be_swept_and_what_cannot_be_planned_says_why() {
     }
     expect_refusal(
         plan(&["inputs/gpt2-124m.toml", "--hardware", "h100", "--sweep", "zero.stage=0,1"]),
-        &["say --ranks N"],
+        &["pass --ranks N"],
     );
     expect_refusal(plan(&[&deck[..], &["--sweep", "ranks=0,1"]].concat()), &["ranks=0", "a count from 1"]);
     let case = Case::tiny();
@@ -217,7 +217,7 @@ fn bad_hardware_files_are_refused_with_key_value_and_what_would_do() {
     );
     expect_refusal(
         plan(&["--model", "llama-1b", "--ranks", "2", "node.gb_per_s=3"]),
-        &["name one with --hardware"],
+        &["pass one with --hardware"],
     );
     expect_refusal(plan(&["--params", "1M", "--ranks", "2"]), &["the smallest model of 50257 tokens"]);
     let words = ["--model", "llama-1b", "--ranks", "32", "--ranks-per-node", "16", "--hardware", "h100"];

@@ -11,7 +11,7 @@ fn commands() -> Vec<String> {
     let text = std::fs::read_to_string(root().join("README.md")).expect("a README");
     let mut lines = Vec::new();
     let mut inside = false;
-    for line in text.lines() {
+    for line in text.replace("\\\n", "").lines() {
         match line {
             "```sh" => inside = true,
             "```" => inside = false,
@@ -52,7 +52,7 @@ fn zero3(line: &str) -> Option<(usize, Vec<&str>)> {
 
 #[test]
 fn every_target_of_the_makefile_is_there_once_and_says_what_it_is_for() {
-    let text = std::fs::read_to_string(root().join("Makefile")).expect("a Makefile");
+    let text = std::fs::read_to_string(root().join("Makefile")).expect("a Makefile").replace("\\\n", "");
     let phony = text.lines().find_map(|line| line.strip_prefix(".PHONY: ")).expect("a list of targets");
     let rules = |target: &str| {
         text.lines().filter(|line| line.starts_with(&format!("{target}:"))).collect::<Vec<_>>()

@@ -88,7 +88,7 @@ fn a_restored_run_with_a_skipped_step_has_every_figure_and_its_page_opens_in_a_b
     let report = Run::new(0).arg("report").arg(&run).arg("--figures").arg(&figures).args(["--png", "--html"]);
     let said = report.output().expect_success().text();
     assert!(
-        said.contains("5. Were gradients") && said.contains("report.html") && !said.contains("not drawn"),
+        said.contains("5. Were gradients") && said.contains("report.html") && !said.contains("not plotted"),
         "{said}"
     );
     assert_eq!(svgs(&figures), both(&FIGURES));
@@ -106,7 +106,7 @@ fn a_restored_run_with_a_skipped_step_has_every_figure_and_its_page_opens_in_a_b
     );
     let page = fs::read_to_string(run.join("report.html")).expect("a page");
     // The trace is of the plan: at each instruction the ledger held what was planned.
-    assert!(page.contains("the ledger held what was planned, to the byte."), "the memory figure's caption");
+    assert!(page.contains("the ledger matched the plan to the byte."), "the memory figure's caption");
     for name in FIGURES {
         let png = fs::read(figures.join(format!("{name}-dark.png"))).expect("a PNG");
         assert!(Pixmap::decode_png(&png).expect("a PNG").width() == 1920, "{name}");
@@ -184,7 +184,7 @@ fn odd_runs_are_drawn_as_far_as_they_go() {
     let text = fs::read_to_string(&log).expect("a log");
     fs::write(&log, &text[..text.len() - 40]).expect("a log");
     let said = Run::new(0).arg("report").arg(&killed).arg("--html").output().expect_success().text();
-    assert!(said.contains("left no summary") && said.contains("to step 3 of 4"), "{said}");
+    assert!(said.contains("has no summary") && said.contains("to step 3 of 4"), "{said}");
     assert!(fs::read_to_string(killed.join("report.html")).expect("a page").contains("over 3 steps"));
 }
 

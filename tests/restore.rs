@@ -197,7 +197,7 @@ fn runs_of_lion_and_sgd_change_ranks_and_stages_at_every_step_and_are_the_same_r
         ckpt(&[Path::new("verify"), &moved]).expect_success();
         ckpt(&[Path::new("inspect"), &moved])
             .expect_success()
-            .expect_text(&format!("{kind}, 4 updates, keeps "));
+            .expect_text(&format!("{kind}, 4 updates, states: "));
         ckpt(&[Path::new("reshard"), &moved, &cut, Path::new("--ranks"), Path::new("3")]).expect_success();
         ckpt(&[Path::new("diff"), &whole, &cut]).expect_success().expect_text("equal: ");
         ckpt(&[Path::new("export"), &cut, &case.path("exported")]).expect_success();
@@ -402,7 +402,7 @@ fn changed_data_are_refused_unless_the_deck_allows_them() {
     let on = ["train.steps=6", "optim.decay_steps=4"];
     refused(&case, 3, &on, &["the data differ", "data.allow_changed=true"]);
     train(&case, 3, "run", &[&on[..], &["data.allow_changed=true"]].concat())
-        .expect_text("the data are not those");
+        .expect_text("the data differ from those");
     assert_rows(&case.path("run"), 6);
 }
 

@@ -249,7 +249,7 @@ fn overlap_hides_communication_and_the_report_says_how_much() {
     // 4 of the 6 reductions have a gather of 50 ms beside them; half of that is asked for.
     assert!(on_ms <= off_ms - 100.0, "{on_ms} ms with overlap, {off_ms} ms without");
     let report = Run::new(0).arg("report").arg(case.path("on")).output().expect_success();
-    for part in ["resident at rest", "gathered now", "hidden", "released soon enough", "did not pile up"] {
+    for part in ["resident at rest", "gathered now", "hidden", "released in time", "did not accumulate"] {
         assert!(report.text().contains(part), "{part} is not in {report}");
     }
 }

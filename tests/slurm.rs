@@ -275,7 +275,7 @@ fn a_signalled_job_goes_back_into_the_queue_and_ends_with_the_bits_of_an_uncut_r
     assert_eq!((state.as_str(), cluster.field(&job, "Restarts").as_str()), ("COMPLETED", "1"), "{log}");
     // Both lives are in the one output.
     for part in [
-        "stopped early: a rank got SIGUSR1",
+        "stopped early: a rank received SIGUSR1",
         "back into the queue (restart 1)",
         "restored step",
         "finished: all 120",
@@ -511,9 +511,9 @@ fn slurms_own_signal_the_limit_it_tells_and_the_limit_that_fires_each_leave_a_ch
         Cluster::job_id(sbatch)
     };
     let jobs = [
-        ("signal", submit("signal", "--signal=USR1@30", None), "a rank got SIGUSR1"),
+        ("signal", submit("signal", "--signal=USR1@30", None), "a rank received SIGUSR1"),
         ("told", submit("told", "--signal=USR2@1", None), "the time limit is near"),
-        ("fires", submit("fires", "--signal=USR2@1", Some(&ranks_ask_in_vain)), "a rank got SIGTERM"),
+        ("fires", submit("fires", "--signal=USR2@1", Some(&ranks_ask_in_vain)), "a rank received SIGTERM"),
     ];
     // A limit that has passed, instead of another minute.
     until_row(&case.path("fires"), 5);
@@ -527,7 +527,8 @@ fn slurms_own_signal_the_limit_it_tells_and_the_limit_that_fires_each_leave_a_ch
     assert_eq!(cluster.field(&jobs[2].1, "JobState"), "TIMEOUT", "Slurm's limit has fired");
     let shown = cluster.ask("scontrol", &["show", "job", &jobs[0].1]);
     assert!(
-        shown.contains("Comment=zero3: step ") && shown.contains("of 1000000, stopped early, saved"),
+        shown.contains("Comment=zero3: step ")
+            && shown.contains("of 1000000, stopped early, checkpoint saved"),
         "{shown}"
     );
     // No scontrol, no comment: one line, and nothing else.

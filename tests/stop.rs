@@ -89,10 +89,10 @@ fn a_signal_before_the_deck_is_read_is_not_lost() {
         std::thread::sleep(Duration::from_millis(2));
     }
     running.signal_rank(0, "TERM");
-    let output = running.output().expect_code(75).expect_text("a rank got SIGTERM");
-    // On a machine so busy that the signal was not heard within some seconds nothing was begun, and nothing
+    let output = running.output().expect_code(75).expect_text("a rank received SIGTERM");
+    // On a machine so busy that the signal was not heard within some seconds nothing was started, and nothing
     // is lost.
-    if !output.text().contains("nothing was begun") {
+    if !output.text().contains("nothing was started") {
         assert_eq!(summary(&case.path("run"))["step"], 1, "{output}");
     }
 }
@@ -110,7 +110,7 @@ fn a_start_that_stands_still_names_who_has_not_come() {
     Running::signal_pid(pid, "STOP");
     // Wherever it was in its start, or in its first steps.
     let output = running.output().expect_code(5);
-    let named = [format!("rank 1 (process {pid}) has not got past"), "rank 1 on ".into()];
+    let named = [format!("rank 1 (process {pid}) is not past"), "rank 1 on ".into()];
     assert!(named.iter().any(|words| output.text().contains(words)), "{output}");
 
     for n_ranks in [0, 2] {
@@ -136,8 +136,8 @@ fn a_signal_ends_a_start_that_gets_nowhere() {
     running
         .output()
         .expect_code(75)
-        .expect_text("a rank got SIGTERM")
-        .expect_text("no further than `read the deck`");
+        .expect_text("a rank received SIGTERM")
+        .expect_text("still at `read the deck`");
 }
 
 #[test]
@@ -147,7 +147,7 @@ fn test_hooks_act_with_the_flag_alone_and_are_said_everywhere() {
     let run_dir = format!("run.dir={}", case.path("plain").display());
     let plain = Run::new(1).program("env").arg("ZERO3_TEST_SPOIL=0:1").arg(env!("CARGO_BIN_EXE_zero3"));
     let plain = plain.arg("train").arg(case.deck()).arg(run_dir).output().expect_success();
-    plain.expect_text("ZERO3_TEST_SPOIL set, and without effect");
+    plain.expect_text("ZERO3_TEST_SPOIL set but ignored");
     assert!(summary(&case.path("plain")).get("test_hooks").is_none());
 
     let spoilt =
@@ -224,7 +224,7 @@ fn useful_and_lost_time_add_up_to_wall_time_over_a_slow_rank_and_a_killed_job() 
     let slow = slow.env("ZERO3_TEST_FAULT", slow_steps).output().expect_success();
     // Where mpirun gives a rank a second to end, as Open MPI does unless it is told otherwise.
     if slow.text().contains("Open MPI") {
-        let warned = slow.text().matches("and mpirun kills its ranks 1 s after it gets SIGTERM").count();
+        let warned = slow.text().matches("but mpirun kills its ranks 1 s after receiving SIGTERM").count();
         assert_eq!(warned, 1, "{slow}");
     }
     let run_dir = case.path("run");
@@ -264,7 +264,7 @@ fn a_rank_that_hangs_is_named_with_its_host_and_the_job_ends_with_code_5() {
             .find(|l| l.contains(&late) && l.contains("has not arrived at"))
             .map(String::from);
         let line = line.unwrap_or_else(|| panic!("nobody says that rank {rank} is late\n{output}"));
-        for part in [&format!("[rank {lowest_live}]")[..], "of step", "no sign of life", "last seen at"] {
+        for part in [&format!("[rank {lowest_live}]")[..], "of step", "no heartbeat", "last seen at"] {
             assert!(line.contains(part), "{part:?} is not in {line}\n{output}");
         }
         for other in (0..3u64).filter(|r| *r != rank as u64) {

@@ -67,7 +67,7 @@ fn a_run_killed_at_any_batch_goes_on_to_the_same_files() {
         line(&dir).output().expect_success();
         let found = made(&case.path(&dir));
         assert!(found == want, "killed at {place}: {:?}", found.keys());
-        line(&dir).output().expect_success().expect_text("this was done before");
+        line(&dir).output().expect_success().expect_text("already complete");
     }
 }
 
@@ -118,11 +118,11 @@ fn faults_of_text_and_token_files_are_named_with_file_and_offset() {
         ),
         (
             &["data", "info", "lie.bin"],
-            "lie.bin says in its header (byte offset 8) that it holds 9 tokens, and holds 0",
+            "lie.bin has 9 tokens according to its header (byte offset 8), but contains 0",
         ),
         (
             &["data", "info", "--format", "llmc", "text.txt"],
-            "(byte offset 0), and an llm.c token file with 20240520",
+            "(byte offset 0), but an llm.c token file starts with 20240520",
         ),
     ] {
         zero3(&case, line).output().expect_code(2).expect_text(says);

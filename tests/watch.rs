@@ -135,15 +135,15 @@ fn a_snapshot_of_a_running_a_killed_and_a_resumed_job() {
         .expect_text("to the time limit (run.time_limit)")
         .expect_text("2 ranks")
         .expect_text("started on 2 ranks");
-    let said = said.expect_text("params at rest").expect_text("whole now: ").expect_text("all at once");
+    let said = said.expect_text("params at rest").expect_text("gathered: ").expect_text("total");
     assert!(!said.text().contains("OVER") && !said.text().contains('\x1b'), "{said}");
     for rank in 0..2 {
         running.signal_rank(rank, "KILL");
     }
     drop(running);
     // Five beats of a second, and three seconds.
-    until("the job to be dead", || once(&run_dir).text().contains("dead: no rank has given a sign of life"));
-    once(&run_dir).expect_success().expect_text("no sign of life for");
+    until("the job to be dead", || once(&run_dir).text().contains("dead: no rank has had a heartbeat"));
+    once(&run_dir).expect_success().expect_text("no heartbeat for");
 
     let resumed = case.train(3, "run", &["train.steps=100000", "log.every=0"]).start();
     until("the resumed job", || once(&run_dir).text().contains("status      running"));
@@ -157,7 +157,7 @@ fn a_snapshot_of_a_running_a_killed_and_a_resumed_job() {
     resumed.output().expect_code(75);
     let said = once(&run_dir)
         .expect_success()
-        .expect_text("stopped early: a rank got SIGUSR1")
+        .expect_text("stopped early: a rank received SIGUSR1")
         .expect_text("(exit code 75)");
     let planned = summary(&run_dir)["peak_bytes"]["planned"].as_u64().expect("bytes") as f64 / 1024.0;
     said.expect_text(&format!("{planned:.1} KiB"));
@@ -206,13 +206,13 @@ fn a_snapshot_writes_nothing_and_copes_with_what_is_torn_or_missing() {
         .expect_text("summary.json");
     std::fs::remove_file(run_dir.join("summary.json")).expect("there");
     std::fs::remove_file(run_dir.join("events.jsonl")).expect("there");
-    once(&run_dir).expect_success().expect_text("without a word");
+    once(&run_dir).expect_success().expect_text("without a record of the end");
 
     let empty = case.path("empty");
     once(&empty).expect_code(2).expect_text("no records of a run");
     std::fs::create_dir(&empty).expect("a temporary directory");
     once(&empty).expect_code(2).expect_text("no records of a run");
-    once(&case.deck()).expect_code(2).expect_text("is no directory");
+    once(&case.deck()).expect_code(2).expect_text("is not a directory");
 }
 
 #[test]
@@ -221,7 +221,7 @@ fn a_single_rank_shows_itself_too() {
     let run_dir = case.path("run");
     let running = case.train(0, "run", &["train.steps=100000", "log.every=0"]).start();
     until_row(&run_dir, 5);
-    until("a sign of life", || once(&run_dir).text().contains("status      running"));
-    once(&run_dir).expect_success().expect_text("1 rank").expect_text("whole now: ");
+    until("a heartbeat", || once(&run_dir).text().contains("status      running"));
+    once(&run_dir).expect_success().expect_text("1 rank").expect_text("gathered: ");
     drop(running);
 }

@@ -1,5 +1,6 @@
-/* The collectives of the acceptance benchmark as a plain MPI loop, measured the same way: calls begin after a barrier, a call
- * is over when its slowest rank is through. Prints a line per operation and size: op bytes mean_us busbw_gb_per_s.
+/* The collectives of the acceptance benchmark as a plain MPI loop, measured the same way: calls begin after a
+ * barrier, a call is over when its slowest rank is through. Prints a line per operation and size: op bytes
+ * mean_us busbw_gb_per_s.
  *
  *   loop ITERATIONS WARMUP BYTES ...
  */
@@ -8,9 +9,11 @@
 #include <stdlib.h>
 
 enum { ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, BROADCAST, POINT_TO_POINT, N_OPS };
-static const char *names[N_OPS] = {"all_gather", "library_reduce_scatter", "all_reduce", "broadcast", "point_to_point"};
+static const char* names[N_OPS] = {"all_gather", "library_reduce_scatter", "all_reduce", "broadcast",
+                                   "point_to_point"};
 
-/* There and back between the ranks of each pair, half of the ranks apart; of an odd number the last has nobody. */
+/* There and back between the ranks of each pair, half of the ranks apart; of an odd number the last has
+ * nobody. */
 static void ping_pong(float *inp, float *out, int numel)
 {
     int n, rank;
@@ -70,7 +73,8 @@ int main(int argc, char **argv)
             }
             double mean = sum / iterations;
             if (rank == 0)
-                printf("%s %ld %.3f %.6f\n", names[op], numel * 4, mean * 1e6, numel * 4 / mean / 1e9 * factors[op]);
+                printf("%s %ld %.3f %.6f\n", names[op], numel * 4, mean * 1e6,
+                       numel * 4 / mean / 1e9 * factors[op]);
             free(inp);
             free(out);
         }

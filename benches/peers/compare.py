@@ -48,9 +48,11 @@ def run_zero3(name, config, directory, program):
     deck = directory / f"{config}.toml"
     deck.write_text(
         f"[run]\ndir = '{directory / 'run'}'\n"
-        f"[model]\nn_layer = {n_layer}\nn_head = {n_head}\nd_model = {width}\nseq_len = {seq_len}\nvocab_size = {vocab}\n"
+        f"[model]\nn_layer = {n_layer}\nn_head = {n_head}\nd_model = {width}\n"
+        f"seq_len = {seq_len}\nvocab_size = {vocab}\n"
         f"[data]\ntrain = ['{data}']\n"
-        f"[train]\nsteps = {warmup + steps}\nmicro_batch_size = {batch}\nglobal_batch_size = {batch * n_ranks}\n"
+        f"[train]\nsteps = {warmup + steps}\nmicro_batch_size = {batch}\n"
+        f"global_batch_size = {batch * n_ranks}\n"
         "[optim]\nlr = 6e-4\nwarmup_steps = 1\n[checkpoint]\nevery = 0\n"
     )
     subprocess.run(["rm", "-rf", directory / "run"], check=True)
@@ -65,14 +67,22 @@ def run_zero3(name, config, directory, program):
     middle = lambda column: statistics.median(float(row[column]) for row in rows)
     peak_rss_bytes = max(float(row["peak_rss_bytes_max"]) for row in rows)
     faults = max(float(row["page_faults_max"]) for row in rows)
-    return {"tokens_per_s": middle("tokens_per_s"), "peak_rss_bytes": peak_rss_bytes, "page_faults_of_a_step": faults}
+    return {
+        "tokens_per_s": middle("tokens_per_s"),
+        "peak_rss_bytes": peak_rss_bytes,
+        "page_faults_of_a_step": faults,
+    }
 
 
 def run_peer(name, config, python):
     flags = [word for pair in zip(NAMES, CONFIGS[config]) for word in (f"--{pair[0]}", str(pair[1]))]
     launch = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    env = dict(os.environ, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", DS_ACCELERATOR="cpu")
-    env["PATH"] = f"{Path(python).parent}:{env['PATH']}"  # DeepSpeed builds its shared-memory operator with ninja
+    env = dict(
+        os.environ, OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", DS_ACCELERATOR="cpu"
+    )
+    env["PATH"] = (
+        f"{Path(python).parent}:{env['PATH']}"  # DeepSpeed builds its shared-memory operator with ninja
+    )
     done = subprocess.run([*launch, HERE / "step.py", name, *flags], capture_output=True, text=True, env=env)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if not lines:
@@ -107,7 +117,9 @@ def main():
                         with open(a.out, "a") as file:
                             print(json.dumps(line), file=file)
 
-    print("| shape | program | tokens/s | GFLOP/s of a core | peak RSS of a rank, MB | zero3 is faster by | its RSS |")
+    print(
+        "| shape | program | tokens/s | GFLOP/s per core | peak RSS per rank, MB | speedup | RSS ratio |"
+    )
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for config in a.configs.split(","):
         for name in names:
@@ -117,7 +129,13 @@ def main():
             median = lambda key, of=theirs: statistics.median(run[key] for run in of)
             n_ranks, threads, _ = ZERO3.get(name, (2, 1, []))
             gflops = median("tokens_per_s") * flops_per_token(config) / 1e9 / (n_ranks * threads)
-            cells = [config, name, f"{median('tokens_per_s'):.0f}", f"{gflops:.1f}", f"{median('peak_rss_bytes') / 1e6:.0f}"]
+            cells = [
+                config,
+                name,
+                f"{median('tokens_per_s'):.0f}",
+                f"{gflops:.1f}",
+                f"{median('peak_rss_bytes') / 1e6:.0f}",
+            ]
             for key in ("tokens_per_s", "peak_rss_bytes"):
                 ratio = ours and statistics.median(x[key] / y[key] for x, y in zip(ours, theirs))
                 cells.append(f"{ratio:.2f} x" if ratio else "")

@@ -1,4 +1,4 @@
-"""One training run of GPT-2 by PyTorch FSDP2 or DeepSpeed on CPUs, started by torchrun; rank 0 prints a line of JSON."""
+"""A GPT-2 training run by PyTorch FSDP2 or DeepSpeed on CPUs, under torchrun; rank 0 prints a JSON line."""
 
 import argparse
 import json
@@ -40,7 +40,7 @@ class Block(nn.Module):
 
 
 class Gpt2(nn.Module):
-    """Pre-norm GPT-2 with learned positions and the head tied to the token embedding; returns the mean loss."""
+    """Pre-norm GPT-2 with learned positions and the head tied to the token embedding: the mean loss."""
 
     def __init__(self, n_layer, width, n_head, seq_len, vocab):
         super().__init__()
@@ -59,7 +59,10 @@ class Gpt2(nn.Module):
 
 
 def fsdp2(model, learning, in_bf16=False):
-    """A step function with every block and the rest sharded, and resharded after forward; in bf16 with f32 masters and sums of gradients."""
+    """A step function: each block and the rest sharded, resharded after forward; f32 master weights.
+
+    With in_bf16, computes in bf16 and reduces gradients in f32.
+    """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -145,7 +148,11 @@ def main():
     if rank == 0:
         tokens = a.batch * a.seq_len * dist.get_world_size()
         step_s = statistics.median(seconds[a.warmup :])
-        print(json.dumps({"tokens_per_s": tokens / step_s, "peak_rss_bytes": int(peak), "torch": torch.__version__}))
+        print(
+            json.dumps(
+                {"tokens_per_s": tokens / step_s, "peak_rss_bytes": int(peak), "torch": torch.__version__}
+            )
+        )
     dist.destroy_process_group()
 
 

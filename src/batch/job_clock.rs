@@ -1,5 +1,4 @@
-//! When this job will be ended by others: from the deck, from Slurm's environment, or from `scontrol show
-//! job`.
+//! When this job will be ended: from the deck, from Slurm's environment, or from `scontrol show job`.
 //!
 //! Must not know: steps, checkpoints.
 
@@ -10,25 +9,25 @@ use crate::config::values::clock_seconds;
 use crate::environment;
 use std::time::Duration;
 
-/// What is known about the end of this job, and about its past in the queue.
+/// The end of this job, and its history in the queue, as far as known.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct JobClock {
     /// Unix time at which it will be ended.
     pub end: Option<f64>,
-    /// Who says so.
+    /// The source of that time.
     pub end_from: Option<Limit>,
-    /// Unix time of its start: earlier than this process's where a batch script ran before.
+    /// Unix time of its start: before this process's if a batch script ran first.
     pub started: Option<f64>,
-    /// Time it waited in the queue, where known.
+    /// Time it waited in the queue, if known.
     pub queued_seconds: f64,
-    /// Job id, where a batch system runs this.
+    /// Job id, if run by a batch system.
     pub job_id: Option<String>,
     /// How often the job was requeued.
     pub n_restarts: u64,
 }
 
 impl JobClock {
-    /// Asks the environment, and Slurm where there is a job. `limit` is the deck's, counted from
+    /// Queries the environment, and Slurm if there is a job. `limit` is the deck's, counted from
     /// `process_start` (unix time). The earliest end counts.
     pub fn find(limit: Option<Duration>, process_start: f64) -> Self {
         let env = environment::variable;
@@ -40,8 +39,8 @@ impl JobClock {
         clock
     }
 
-    /// [`JobClock::find`] from recorded answers, and what is wrong with them: an end before this process
-    /// began is another job's.
+    /// [`JobClock::find`] from recorded answers, with warnings about them: an end before this process's start
+    /// is another job's.
     pub fn read(
         limit: Option<Duration>,
         process_start: f64,
@@ -57,10 +56,10 @@ impl JobClock {
         // Durations rather than dates: those come in the controller's time zone.
         let seconds = |name: &str| field(name).and_then(clock_seconds).map(|seconds| seconds as f64);
         let (ran, slurm_limit) = (seconds("RunTime"), seconds("TimeLimit"));
-        // The wait in the queue lies between two dates of the same zone.
+        // Both dates of the wait in the queue have the same time zone.
         let date = |name: &str| field(name).and_then(|text| text.parse::<jiff::civil::DateTime>().ok());
         let from_deck = limit.map(|limit| (process_start + limit.as_secs_f64(), Limit::Deck));
-        // A limit that an operator has changed is in scontrol alone.
+        // Only scontrol knows a limit that an operator has changed.
         let from_slurm = match (slurm_limit, ran) {
             (Some(limit), Some(ran)) => Some((now - ran + limit, Limit::Scontrol)),
             _ => number("SLURM_JOB_END_TIME").map(|end| (end, Limit::SlurmEndTime)),
@@ -71,9 +70,9 @@ impl JobClock {
                 (
                     None,
                     Some(format!(
-                        "the end{of} that {} gives, {end:.0} s since 1970, is before this process began: it \
-                         is another job's and does not count (unset the SLURM_* variables, or give \
-                         run.time_limit)",
+                        "the end{of} according to {}, {end:.0} s since 1970, is before the start of this \
+                         process: it belongs to another job and is ignored (unset the SLURM_* variables, or \
+                         set run.time_limit)",
                         from.name()
                     )),
                 )
@@ -81,7 +80,7 @@ impl JobClock {
             believed => (believed, None),
         };
         let end = [from_deck, from_slurm].into_iter().flatten().min_by(|a, b| a.0.total_cmp(&b.0));
-        // A start without an end that can be this job's is no second sign.
+        // A start time is ignored as well if the end is another job's.
         let from_env =
             number("SLURM_JOB_START_TIME").filter(|_| matches!(from_slurm, Some((_, Limit::SlurmEndTime))));
         let started = ran.filter(|_| stale.is_none()).map(|ran| now - ran).or(from_env);
@@ -99,13 +98,13 @@ impl JobClock {
         (clock, stale)
     }
 
-    /// Seconds until the end; infinite where none is known.
+    /// Seconds until the end; infinite if unknown.
     pub fn seconds_left(&self) -> f64 {
         self.end.map_or(f64::INFINITY, |end| end - unix_now())
     }
 }
 
-/// The id of the job that this process is part of, where a batch system runs it.
+/// The id of this process's job, if run by a batch system.
 pub fn job_id(env: &dyn Fn(&str) -> Option<String>) -> Option<String> {
     ["SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"].iter().find_map(|name| env(name))
 }
@@ -162,7 +161,7 @@ mod tests {
             let (clock, stale) =
                 JobClock::read(Some(Duration::from_secs(60)), 1.8e9, 1.8e9 + 2.0, &env(end, "5"), job);
             let stale = stale.expect("said once");
-            assert!(stale.contains("of job 77") && stale.contains("another job's"), "{stale}");
+            assert!(stale.contains("of job 77") && stale.contains("another job"), "{stale}");
             assert_eq!((clock.end, clock.end_from), (Some(1.8e9 + 60.0), Some(Limit::Deck)), "{end}");
             assert_eq!(clock.started, Some(1.8e9), "its start is not this job's either");
         }

@@ -1,15 +1,15 @@
-//! How a run gets on, in its Slurm job's comment: `squeue -o '%i %k'` shows it to whoever waits for the
+//! Progress of a run in its Slurm job's comment: `squeue -o '%i %k'` shows it to anyone waiting for the
 //! nodes.
 //!
-//! A controller serves a whole cluster, so it is asked once a minute at most, from a thread that the run
-//! never waits for, the end apart.
+//! A controller serves a whole cluster, so it is called at most once a minute, from a thread that the run
+//! never waits for, except at the end.
 
 use crate::batch::scontrol::scontrol;
 use crate::{environment, threads};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Between two updates.
+/// Minimum time between two updates.
 const EVERY: Duration = Duration::from_secs(60);
 
 /// The comment of one job.
@@ -22,22 +22,21 @@ pub struct JobComment {
 }
 
 impl JobComment {
-    /// Of the Slurm job that this process is part of; none elsewhere.
+    /// For the Slurm job of this process; none elsewhere.
     pub fn of_this_job() -> Option<Self> {
-        // A variable that another job has left would have that job's comment changed.
+        // With a variable left over from another job, that job's comment would be changed.
         let job_id = environment::variable("SLURM_JOB_ID").filter(|_| environment::descends_from_slurm())?;
         Some(JobComment { job_id, posted: None, update: None, has_complained: false })
     }
 
-    /// Sets the comment, unless it was set a short while ago. That it could not be is said once and changes
-    /// nothing else.
+    /// Sets the comment, unless it was set recently. A failure is logged once and has no other effect.
     pub fn post(&mut self, text: &str) {
         if self.posted.is_none_or(|at| at.elapsed() >= EVERY) {
             self.start(text);
         }
     }
 
-    /// Sets the last comment and waits for the controller: the end of the job would end the update.
+    /// Sets the last comment and waits for the controller, because the end of the job would end the update.
     pub fn post_last(&mut self, text: &str) {
         self.start(text);
         self.join();
@@ -51,7 +50,7 @@ impl JobComment {
         self.update = threads::spawn("job comment", update).ok();
     }
 
-    /// The update before has ended long ago, at the end of a run apart.
+    /// The previous update ended long ago, except at the end of a run.
     fn join(&mut self) {
         let Some(update) = self.update.take() else { return };
         let outcome = update.join().unwrap_or_else(|_| Err("its thread panicked".into()));
@@ -59,7 +58,7 @@ impl JobComment {
             && !self.has_complained
         {
             self.has_complained = true;
-            log::warn!("run.job_comment: the comment of job {} stays as it is: {why}", self.job_id);
+            log::warn!("run.job_comment: the comment of job {} was not updated: {why}", self.job_id);
         }
     }
 }

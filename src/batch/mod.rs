@@ -1,4 +1,4 @@
-//! The batch system: its signals, the time it leaves to the job, and what it is told about the run.
+//! The batch system: its signals, the time limit of the job, and progress reports to it.
 //!
 //! Must not know: steps, checkpoints, MPI.
 

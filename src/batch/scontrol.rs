@@ -1,18 +1,18 @@
-//! Slurm's controller, asked through `scontrol`.
+//! Slurm's controller, queried through `scontrol`.
 
 use crate::clock;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// What `scontrol` may take; a controller that is busy or gone must not hold a job up.
+/// Time limit of `scontrol`; a busy or unreachable controller must not delay a job.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Runs `scontrol` with `words`: what it printed, or why there is nothing.
+/// Runs `scontrol` with `words`: its output, or the reason for its failure.
 pub fn scontrol(words: &[&str]) -> Result<String, String> {
     let mut command = Command::new("scontrol");
     command.args(words).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|e| format!("scontrol: {e}"))?;
-    // One job, or one complaint, fits a pipe's buffer.
+    // The output for one job, or one error message, fits a pipe's buffer.
     let Ok(Some(status)) = clock::wait_for(TIMEOUT, Duration::from_millis(10), || child.try_wait()) else {
         child.kill().ok();
         child.wait().ok();

@@ -1,29 +1,28 @@
-//! Signals as flags: a handler sets one, the loop looks. Nothing else is safe in a handler.
+//! Signals as flags: a handler sets one, the loop polls it. Nothing else is safe in a handler.
 //!
-//! A wish to stop stays until the process ends: a second signal changes nothing, not even in the middle of a
-//! save.
+//! A stop request lasts until the process ends: a second signal has no effect, not even during a save.
 
 use crate::config::values::STOP_SIGNALS;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
 static REPORT: AtomicBool = AtomicBool::new(false);
-/// [`Stop::code`] of the wish to stop, 0 = none.
+/// [`Stop::code`] of the stop request, 0 = none.
 static STOP: AtomicI32 = AtomicI32::new(0);
 
-/// Code of the first [`Stop::TimeLimit`]: above every signal number, so that the largest wish of all ranks is
-/// well defined.
+/// Code of the first [`Stop::TimeLimit`]: above every signal number, so that the maximum of all ranks'
+/// requests is well defined.
 const TIME_LIMIT: i32 = 1000;
 
-/// Who set a time limit.
+/// The source of a time limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Limit {
     /// The deck.
     Deck,
-    /// Slurm, asked through `scontrol show job`.
+    /// Slurm, through `scontrol show job`.
     Scontrol,
     /// Slurm, in the environment of the job.
     SlurmEndTime,
-    /// A section of the acceptance benchmark that asks for a stop to see one.
+    /// A section of the acceptance benchmark that requests a stop to test it.
     Acceptance,
 }
 
@@ -35,23 +34,23 @@ impl Limit {
         (Limit::Acceptance, "the acceptance benchmark"),
     ];
 
-    /// The key, command or variable that says so.
+    /// The key, command or variable that sets it.
     pub fn name(self) -> &'static str {
         Self::ALL[self as usize].1
     }
 }
 
-/// Why a run is to stop early, with a checkpoint.
+/// Why a run must stop early, with a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stop {
     /// A rank got this signal.
     Signal(i32),
-    /// There is no time for one more step and a save.
+    /// There is no time for another step and a save.
     TimeLimit(Limit),
 }
 
 impl Stop {
-    /// A number that travels between ranks; the largest one counts.
+    /// A number exchanged between ranks; the maximum counts.
     pub fn code(self) -> i32 {
         match self {
             Stop::Signal(number) => number,
@@ -76,8 +75,8 @@ impl std::fmt::Display for Stop {
         match self {
             Stop::TimeLimit(limit) => write!(f, "the time limit is near ({})", limit.name()),
             Stop::Signal(number) => match STOP_SIGNALS.iter().find(|s| s.1 == *number) {
-                Some((name, _)) => write!(f, "a rank got SIG{name}"),
-                None => write!(f, "a rank got signal {number}"),
+                Some((name, _)) => write!(f, "a rank received SIG{name}"),
+                None => write!(f, "a rank received signal {number}"),
             },
         }
     }
@@ -91,16 +90,16 @@ extern "C" fn note_stop(signal: libc::c_int) {
     STOP.fetch_max(signal, Ordering::Relaxed);
 }
 
-/// Keeps signals that batch systems send from this thread, and those it starts, until [`listen`] knows what
-/// to make of them: a job may be preempted while MPI still starts, and a signal without a handler would end
-/// the process. Those a person types are left alone.
+/// Blocks signals that batch systems send in this thread, and those it starts, until [`listen`] handles them:
+/// a job may be preempted while MPI starts, and a signal without a handler would end the process. Interactive
+/// signals are not blocked.
 pub fn hold() {
     mask(libc::SIG_BLOCK);
 }
 
 fn mask(how: libc::c_int) {
-    // SAFETY: a sigset_t is plain bits, which sigemptyset sets up; the signals exist; a null pointer asks for
-    // no old mask.
+    // SAFETY: a sigset_t is plain bits, which sigemptyset initializes; the signals exist; a null pointer
+    // requests no old mask.
     unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&mut set);
@@ -112,16 +111,15 @@ fn mask(how: libc::c_int) {
     }
 }
 
-/// A file that grows beyond `ulimit -f` is an error of the write that met the limit, as a full disk is, and
-/// not the end of the process.
+/// A file that exceeds `ulimit -f` is an error of that write, like a full disk, and does not end the process.
 pub fn leave_limits_to_errno() {
-    // SAFETY: no handler runs; the system call that meets the limit fails with EFBIG.
+    // SAFETY: no handler runs; the system call that exceeds the limit fails with EFBIG.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
-/// The largest of the signals held back by [`hold`] that has come; 0 = none.
+/// The largest pending signal of those blocked by [`hold`]; 0 = none.
 pub fn pending() -> i32 {
-    // SAFETY: a sigset_t is plain bits, which sigpending fills in; the signals exist.
+    // SAFETY: a sigset_t is plain bits, which sigpending fills; the signals exist.
     unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();
         if libc::sigpending(&mut set) != 0 {
@@ -136,8 +134,8 @@ pub fn pending() -> i32 {
     }
 }
 
-/// From now on SIGUSR2 asks for a report, and each of `stop` for a stop, instead of ending the process. What
-/// was held arrives.
+/// From now on SIGUSR2 requests a report, and each of `stop` a stop, instead of ending the process. Blocked
+/// signals are delivered.
 pub fn listen(stop: &[libc::c_int]) {
     let handlers = stop.iter().map(|&signal| (signal, note_stop as extern "C" fn(libc::c_int)));
     for (signal, handler) in handlers.chain([(libc::SIGUSR2, note_report as extern "C" fn(libc::c_int))]) {
@@ -147,12 +145,12 @@ pub fn listen(stop: &[libc::c_int]) {
     mask(libc::SIG_UNBLOCK);
 }
 
-/// Whether a report was asked for since the last look.
+/// Whether a report was requested since the last call.
 pub fn report_wanted() -> bool {
     REPORT.load(Ordering::Relaxed) && REPORT.swap(false, Ordering::Relaxed)
 }
 
-/// Wishes to stop at the next step boundary.
+/// Requests a stop at the next step boundary.
 pub fn ask_to_stop(stop: Stop) {
     STOP.fetch_max(stop.code(), Ordering::Relaxed);
 }
@@ -163,12 +161,12 @@ pub fn send_to_self(signal: libc::c_int) {
     unsafe { libc::kill(libc::getpid(), signal) };
 }
 
-/// Forgets a wish to stop that was this program's own.
+/// Clears a stop request made by the program itself.
 pub fn withdraw_stop() {
     STOP.store(0, Ordering::Relaxed);
 }
 
-/// [`Stop::code`] of this rank's wish, 0 = none.
+/// [`Stop::code`] of this rank's request, 0 = none.
 pub fn stop_code() -> i32 {
     STOP.load(Ordering::Relaxed)
 }
@@ -188,6 +186,6 @@ mod tests {
         }
         assert_eq!(Stop::TimeLimit(Limit::Deck).to_string(), "the time limit is near (run.time_limit)");
         assert_eq!(Stop::from_code(0), None);
-        assert_eq!(Stop::Signal(libc::SIGUSR1).to_string(), "a rank got SIGUSR1");
+        assert_eq!(Stop::Signal(libc::SIGUSR1).to_string(), "a rank received SIGUSR1");
     }
 }

@@ -94,9 +94,11 @@ mod tests {
     proptest! {
         #[test]
         fn exact_times_give_their_coefficients_back(
-            a in 1e-7f64..1e-4, b in 1e-12f64..1e-9, c in 1e-11f64..1e-9, noise in prop::collection::vec(-0.01f64..0.01, 12)
+            a in 1e-7f64..1e-4, b in 1e-12f64..1e-9, c in 1e-11f64..1e-9,
+            noise in prop::collection::vec(-0.01f64..0.01, 12)
         ) {
-            let features = |i: usize| [1.0, (1u64 << (10 + 2 * i)) as f64, (1u64 << (20 - (i * 7) % 12)) as f64];
+            let features =
+                |i: usize| [1.0, (1u64 << (10 + 2 * i)) as f64, (1u64 << (20 - (i * 7) % 12)) as f64];
             let time = |x: [f64; 3]| a * x[0] + b * x[1] + c * x[2];
             let exact: Vec<_> = (0..12).map(|i| (features(i), time(features(i)))).collect();
             let found = fit(&exact);

@@ -1,4 +1,4 @@
-//! Making room in a run directory without losing anything: what an earlier run left is moved, never deleted.
+//! Makes room in a run directory without losing anything: files of an earlier run are moved, never deleted.
 
 use super::commit::point_latest;
 use super::find::{self, Suffix};
@@ -9,17 +9,17 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-/// What a run leaves besides its checkpoints.
+/// Files of a run other than its checkpoints.
 const LOGS: [&str; 7] =
     ["steps.csv", "steps.jsonl", "summary.json", "timing.json", "trace.json", "deck.toml", "events.jsonl"];
 
 /// Moves checkpoints later than step `after` (None: all of them, and the logs) to `RUN/previous_K`, K the
-/// first free number. Returns that directory, or None where there was nothing to move.
+/// first free number. Returns that directory, or None if there was nothing to move.
 pub fn set_aside(run_dir: &Path, after: Option<u64>) -> Result<Option<PathBuf>> {
     let checkpoints = checkpoints_dir(run_dir);
     let mut moves: Vec<PathBuf> = Vec::new();
     if checkpoints.is_dir() {
-        // Unfinished saves and deletions are cleared by the next save.
+        // The next save removes unfinished saves and deletions.
         let counts = |suffix: &Suffix| matches!(suffix, Suffix::Final | Suffix::Replaced);
         let later = |step: u64| after.is_none_or(|after| step > after);
         let entries = find::step_entries(&checkpoints)?.into_iter();
@@ -37,13 +37,13 @@ pub fn set_aside(run_dir: &Path, after: Option<u64>) -> Result<Option<PathBuf>> 
     let place = new_place(run_dir)?;
     let kept = place.join(CHECKPOINTS_DIR);
     fs::create_dir_all(&kept).map_err(|e| Error::io("mkdir", &kept, &e))?;
-    // Newest first: were this cut short, what stays would still be a run's beginning.
+    // Newest first: if this is interrupted, the rest is still the beginning of a run.
     for (i, from) in moves.iter().enumerate().rev() {
         let name = from.file_name().expect("entries of a directory have names");
         let to = if i < n_checkpoints { kept.join(name) } else { place.join(name) };
         rename(from, &to)?;
     }
-    // The link goes back to what stays.
+    // The link is reset to a remaining checkpoint.
     if n_checkpoints > 0 {
         point_latest(&checkpoints, find::complete_checkpoints(run_dir)?.pop().map(|(step, _)| step));
     }

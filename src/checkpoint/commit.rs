@@ -1,23 +1,23 @@
-//! From a directory being written to a checkpoint that counts, and from old checkpoints to free space.
+//! From a directory being written to a committed checkpoint, and from old checkpoints to free space.
 //!
-//! \[Note: commit protocol\] A name tells what a directory is, at every instant and after a crash at any
+//! \[Note: commit protocol\] A directory's name gives its state, at every instant and after a crash at any
 //! instant:
 //!
-//! | name | is |
+//! | name | state |
 //! | --- | --- |
 //! | `step_N` | committed: durable before it got this name |
 //! | `step_N.partial` | being written, or left by a save that died: never read |
-//! | `step_N.replaced` | the committed checkpoint that a re-save of step N is about to replace; it counts while `step_N` is absent |
+//! | `step_N.replaced` | the committed checkpoint a re-save of step N is replacing; it counts while `step_N` is absent |
 //! | `step_N.doomed`, `step_N.doomed_K` | being deleted: never read |
 //!
-//! What is being deleted may take its time: a file system keeps files that somebody reads, or refuses. It
-//! stays under its name, where the next clean-up tries again, and stops nobody. Links, and files of such
-//! names, are somebody else's and never touched.
+//! A deletion may take time: a file system may retain open files, or refuse. The directory then stays under
+//! that name, the next clean-up tries again, and nothing waits for it. Symbolic links, and files of these
+//! names, are never touched.
 //!
-//! One process (rank 0) calls what is in this file, one call at a time; other ranks only write their file
-//! into the partial directory between [`prepare`] and [`commit`].
+//! One process (rank 0) calls the functions of this file, one call at a time; other ranks only write their
+//! file into the partial directory between [`prepare`] and [`commit`].
 //!
-//! Must not know: HDF5, what is in the rank files.
+//! Must not know: HDF5, the contents of rank files.
 
 use std::fs;
 use std::io::{ErrorKind, Write};
@@ -30,8 +30,8 @@ use crate::error::{Error, Result};
 use crate::files::{self, rename, sync_dir};
 use crate::test_hooks::{fault_point, write_point};
 
-/// Makes the empty partial directory of a step and returns its path. Cleans up first ([`clean_up`]), so that
-/// saves that died or failed do not take the room that this one needs.
+/// Creates the empty partial directory of a step and returns its path. Cleans up first ([`clean_up`]), so
+/// that interrupted or failed saves do not take up space that this one needs.
 pub fn prepare(run_dir: &Path, step: u64) -> Result<PathBuf> {
     let parent = checkpoints_dir(run_dir);
     if !parent.is_dir() {
@@ -43,7 +43,7 @@ pub fn prepare(run_dir: &Path, step: u64) -> Result<PathBuf> {
     let partial = partial_dir(run_dir, step);
     fs::create_dir(&partial).map_err(|e| match e.kind() {
         ErrorKind::AlreadyExists => Error::Io(format!(
-            "mkdir {}: it is there, and not a directory that an earlier save left; move it away",
+            "mkdir {}: it exists, and is not a directory of an earlier save; move it away",
             partial.display()
         )),
         _ => Error::io("mkdir", &partial, &e),
@@ -53,16 +53,16 @@ pub fn prepare(run_dir: &Path, step: u64) -> Result<PathBuf> {
     Ok(partial)
 }
 
-/// Makes the partial directory of `manifest.step` a checkpoint, after every rank has finished its file.
-/// Returns its final path. When this returns, the checkpoint survives a power cut; when it fails or dies,
-/// whatever was committed before still is.
+/// Commits the partial directory of `manifest.step`, after every rank has finished its file. Returns its
+/// final path. On return, the checkpoint survives a power failure; if it fails or the process dies, earlier
+/// checkpoints remain committed.
 pub fn commit(run_dir: &Path, manifest: &Manifest) -> Result<PathBuf> {
     let step = manifest.step;
     let parent = checkpoints_dir(run_dir);
     let partial = partial_dir(run_dir, step);
     let done = step_dir(run_dir, step);
 
-    // 1. Every file is there, whole.
+    // 1. Every file exists, complete.
     find::check_files(&partial, manifest)
         .map_err(|why| Error::Io(format!("step {step} cannot be committed: {why}")))?;
     fault_point("commit.checked", 0, step);
@@ -77,7 +77,7 @@ pub fn commit(run_dir: &Path, manifest: &Manifest) -> Result<PathBuf> {
     // 3. The names of all files, durable.
     sync_dir(&partial)?;
     fault_point("commit.synced", 0, step);
-    // 4. A checkpoint of the same step steps aside under a name that still counts.
+    // 4. A checkpoint of the same step is renamed to a name that still counts.
     let replaced = with_suffix(&parent, step, Suffix::Replaced);
     if present(&done) {
         doom(&parent, step, &replaced)?;
@@ -90,20 +90,19 @@ pub fn commit(run_dir: &Path, manifest: &Manifest) -> Result<PathBuf> {
     sync_dir(&parent)?;
     fault_point("commit.renamed", 0, step);
     point_latest(&parent, Some(step));
-    // 6. Only now is the old one gone for good.
+    // 6. Only now is the old one deleted.
     if let Err(why) = doom(&parent, step, &replaced) {
-        log::warn!("the checkpoint that step {step} replaced could not be cleared away yet: {why}");
+        log::warn!("the replaced checkpoint of step {step} could not be removed yet: {why}");
     }
     fault_point("commit.done", 0, step);
     Ok(done)
 }
 
-/// What could not be removed yet, in words; each clean-up tries again.
+/// Descriptions of what could not be removed yet; each clean-up tries again.
 pub type Left = Vec<String>;
 
-/// Removes what dead or failed saves and dead deletions left, and gives a replaced checkpoint its name back
-/// if the re-save that was to replace it died half way. No save may be under way. After a save that failed,
-/// call it to free the room.
+/// Removes the remains of interrupted or failed saves and deletions, and restores the name of a replaced
+/// checkpoint if the re-save died. No save may be in progress. Call it after a failed save to free the space.
 ///
 /// # Errors
 /// The directory cannot be listed or synced.
@@ -127,11 +126,11 @@ pub fn clean_up(run_dir: &Path) -> Result<Left> {
     Ok(left)
 }
 
-/// Cleans up ([`clean_up`]), then deletes the complete checkpoints but the newest `keep_last` (0 keeps all)
-/// and those whose step is a multiple of `keep_every` (0: none is). Returns the steps deleted, and what could
-/// not be removed yet. Call it after a commit, with no save under way. The newest complete checkpoint is
-/// never touched; a damaged one is neither counted nor deleted, and one that is a link, to a directory
-/// elsewhere, is not deleted.
+/// Cleans up ([`clean_up`]), then deletes complete checkpoints except the newest `keep_last` (0 retains all)
+/// and those whose step is a multiple of `keep_every` (0: none). Returns the steps deleted, and what could
+/// not be removed yet. Call it after a commit, with no save in progress. The newest complete checkpoint is
+/// never touched; a damaged one is neither counted nor deleted, and a symbolic link to a directory elsewhere
+/// is not deleted.
 ///
 /// # Errors
 /// The directory cannot be listed.
@@ -154,9 +153,8 @@ pub fn retain(run_dir: &Path, keep_last: usize, keep_every: u64) -> Result<(Vec<
     Ok((deleted, left))
 }
 
-/// Points the link `latest` at a step, for people and scripts; without a step, takes it away. Nothing here
-/// reads it, so a file system without links is no error. It changes from one target to the next in one
-/// rename.
+/// Points the link `latest` at a step, for users and scripts; without a step, removes it. The program never
+/// reads it, so a file system without links is not an error. It changes its target in one rename.
 pub(super) fn point_latest(parent: &Path, step: Option<u64>) {
     let link = parent.join(LATEST);
     let Some(step) = step else {
@@ -167,24 +165,24 @@ pub(super) fn point_latest(parent: &Path, step: Option<u64>) {
     };
     let target = step_dir_name(step);
     if let Err(why) = files::replace_link(&link, Path::new(&target), || fault_point("latest.made", 0, step)) {
-        log::warn!("{} still points where it did: {why}", link.display());
+        log::warn!("{} could not be updated: {why}", link.display());
     }
     fault_point("latest.moved", 0, step);
 }
 
-/// Refuses a save that the file system of `dir` has no room for. Quotas and other writers may still fill it
-/// before the save ends: this only says early what would fail late.
+/// Rejects a save that does not fit into the free space of the file system of `dir`. Quotas and other writers
+/// may still fill it before the save ends: this only detects early what would fail late.
 ///
 /// # Errors
-/// There is not as much left, or nobody says how much: with the bytes of both.
+/// Too little space is free, or it cannot be determined; the message has both sizes.
 pub fn check_free_space(dir: &Path, needed_bytes: u64) -> Result<()> {
     let available_bytes = free_bytes(dir)?;
     if needed_bytes <= available_bytes {
         return Ok(());
     }
     Err(Error::Io(format!(
-        "{}: a checkpoint needs {needed_bytes} bytes, the file system has {available_bytes} left; free some \
-         space, lower checkpoint.keep_last, or set run.dir to another file system",
+        "{}: a checkpoint requires {needed_bytes} bytes, {available_bytes} are free on the file system; free \
+         some space, lower checkpoint.keep_last, or set run.dir to another file system",
         dir.display()
     )))
 }
@@ -192,7 +190,7 @@ pub fn check_free_space(dir: &Path, needed_bytes: u64) -> Result<()> {
 /// Bytes an unprivileged process may still write to the file system of `dir`.
 ///
 /// # Errors
-/// The system does not say.
+/// The system does not report it.
 pub fn free_bytes(dir: &Path) -> Result<u64> {
     let stat = rustix::fs::statvfs(dir).map_err(|e| Error::io("statvfs", dir, &e.into()))?;
     Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
@@ -202,12 +200,13 @@ fn with_suffix(parent: &Path, step: u64, suffix: Suffix) -> PathBuf {
     parent.join(format!("{}{}", step_dir_name(step), suffix.text()))
 }
 
-/// Deletes a directory of a step: first it loses its name for good, then its files go. Absent is fine.
+/// Deletes a step's directory: it is renamed, then its files are removed. An absent directory is not an
+/// error.
 fn doom(parent: &Path, step: u64, path: &Path) -> Result<()> {
     if !has_directory(path)? {
         return Ok(());
     }
-    // An earlier deletion of this step may not have come to its end.
+    // An earlier deletion of this step may be incomplete.
     let first = with_suffix(parent, step, Suffix::Doomed);
     let numbered = (2..).map(|k| first.with_extension(format!("doomed_{k}")));
     let free = std::iter::once(first.clone()).chain(numbered).find(|name| !present(name));
@@ -215,7 +214,7 @@ fn doom(parent: &Path, step: u64, path: &Path) -> Result<()> {
     rename(path, &doomed)?;
     sync_dir(parent)?;
     fault_point("doom.renamed", 0, step);
-    // The manifest first: what is left then is not even a checkpoint under another name.
+    // The manifest first: the rest is then not a checkpoint, even under another name.
     fs::remove_file(doomed.join(MANIFEST_FILE)).ok();
     fault_point("doom.half", 0, step);
     remove_tree(&doomed)?;
@@ -223,7 +222,7 @@ fn doom(parent: &Path, step: u64, path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Something has this name, be it a link to nothing.
+/// Whether this name exists, even as a dangling link.
 fn present(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok()
 }
@@ -231,7 +230,7 @@ fn present(path: &Path) -> bool {
 /// Whether a directory has this name.
 ///
 /// # Errors
-/// A link has it, or a file: somebody else's.
+/// The name belongs to a symbolic link or a file.
 fn has_directory(path: &Path) -> Result<bool> {
     match fs::symlink_metadata(path) {
         Ok(meta) if meta.is_dir() => Ok(true),
@@ -240,7 +239,7 @@ fn has_directory(path: &Path) -> Result<bool> {
     }
 }
 
-/// Removes a directory and what is in it. Absent is fine; a link is left alone.
+/// Removes a directory and its contents. An absent directory is not an error; a link is left alone.
 fn remove_tree(path: &Path) -> Result<()> {
     has_directory(path)?;
     match fs::remove_dir_all(path) {

@@ -1,5 +1,4 @@
-//! Where two checkpoints differ: weights and optimizer states, element by element, whatever rank counts wrote
-//! them.
+//! Compares two checkpoints: weights and optimizer states, element by element, for any rank counts.
 //!
 //! Must not know: HDF5. It reads through [`Reader`].
 
@@ -11,16 +10,16 @@ use serde::Serialize;
 use super::{Kind, Reader, find};
 use crate::error::Result;
 
-/// Elements compared at once: two buffers of this many f32 are all the memory it takes.
+/// Elements compared at once: memory use is two buffers of this many f32.
 const WINDOW: usize = 1 << 20;
 
-/// The outcome of a comparison. Equal means that every value has the same bits.
+/// The result of a comparison. Equal means that every value has the same bits.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Diff {
-    /// Parameters that only the first one has, or has in another shape; optimizer states that it alone
+    /// Parameters that only the first one has, or has with another shape; optimizer states that only it
     /// stores.
     pub only_in_a: Vec<String>,
-    /// The same of the second one.
+    /// The same for the second one.
     pub only_in_b: Vec<String>,
     /// Datasets with differing elements.
     pub differing: Vec<Differing>,
@@ -33,7 +32,7 @@ pub struct Diff {
 pub struct Differing {
     /// Parameter.
     pub param: String,
-    /// Which of its values.
+    /// The kind of value.
     pub kind: Kind,
     /// Elements with differing bits.
     pub n_differing: u64,
@@ -44,17 +43,17 @@ pub struct Differing {
 }
 
 impl Diff {
-    /// No difference was found.
+    /// Whether no difference was found.
     pub fn is_equal(&self) -> bool {
         self.only_in_a.is_empty() && self.only_in_b.is_empty() && self.differing.is_empty()
     }
 }
 
 /// Compares the values of two checkpoints; each path is a step, checkpoints or run directory. Digests are
-/// checked on the way.
+/// verified on the way.
 ///
 /// # Errors
-/// There is no complete checkpoint at one of them, or what is read of it is damaged.
+/// One of them has no complete checkpoint, or is damaged in what is read.
 pub fn diff(a: &Path, b: &Path) -> Result<Diff> {
     find::retrying(a, find::resolve, |a| find::retrying(b, find::resolve, |b| diff_steps(a, b)))
 }
@@ -121,7 +120,7 @@ impl fmt::Display for Diff {
         write!(f, "different")?;
         for (side, names) in [("first", &self.only_in_a), ("second", &self.only_in_b)] {
             for name in names {
-                write!(f, "\n  {name}: only in the {side}, or of another shape there")?;
+                write!(f, "\n  {name}: only in the {side}, or with a different shape")?;
             }
         }
         for d in &self.differing {

@@ -1,9 +1,9 @@
-//! Which checkpoints a run directory holds, and which one a person's PATH means. Only reads.
+//! Which checkpoints a run directory contains, and which one a user's PATH refers to. Only reads.
 //!
-//! Checkpoints are found by scanning, never by a pointer that could be stale. One that has its final name was
-//! durable when it got it, so a damaged one is a fault to report, not something to step over in silence.
+//! Checkpoints are found by scanning, never by a pointer that could be stale. A directory was durable before
+//! it received its final name, so a damaged one is a fault to report, never silently skipped.
 //!
-//! Must not know: HDF5, who asks and why.
+//! Must not know: HDF5, the purpose of the query.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -14,7 +14,7 @@ use super::{MANIFEST_FILE, checkpoints_dir, step_dir_name};
 use crate::error::{Error, Result};
 use crate::files;
 
-/// What the end of a step directory's name says about it; see \[Note: commit protocol\].
+/// The meaning of the suffix of a step directory's name; see \[Note: commit protocol\].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Suffix {
     Final,
@@ -33,7 +33,7 @@ impl Suffix {
         }
     }
 
-    /// Takes a directory name apart; None for a name that is not ours.
+    /// Parses a directory name; None for a foreign name.
     fn parse(name: &str) -> Option<(u64, Suffix)> {
         let numbered = |name: &'_ str| {
             let (doomed, k) = name.rsplit_once('_')?;
@@ -81,7 +81,8 @@ pub(super) fn committed(parent: &Path) -> Result<Vec<(u64, PathBuf)>> {
     Ok(found)
 }
 
-/// Fails where a run directory holds checkpoints, whole or damaged: what makes a new one overwrites and joins
+/// Fails if a run directory contains checkpoints, complete or damaged: a new one neither overwrites nor joins
+/// any.
 /// none.
 ///
 /// # Errors
@@ -90,7 +91,8 @@ pub fn refuse_used(run_dir: &Path) -> Result<()> {
     match committed(&checkpoints_dir(run_dir))?.pop() {
         None => Ok(()),
         Some((_, dir)) => Err(Error::Input(format!(
-            "{} holds checkpoints already ({}); name a run directory that has none, nothing is overwritten",
+            "{} already contains checkpoints ({}); name a run directory without any, because nothing is \
+             overwritten",
             run_dir.display(),
             dir.display()
         ))),
@@ -100,7 +102,7 @@ pub fn refuse_used(run_dir: &Path) -> Result<()> {
 /// Reads and checks the manifest of a step directory.
 ///
 /// # Errors
-/// It is missing, cannot be read, is damaged, or is of a format that this program does not know.
+/// It is missing, unreadable, damaged, or of an unsupported format.
 pub fn read_manifest(dir: &Path) -> Result<Manifest> {
     let path = dir.join(MANIFEST_FILE);
     let damaged = |why: String| Error::Checkpoint(format!("{} {why}", path.display()));
@@ -111,30 +113,35 @@ pub fn read_manifest(dir: &Path) -> Result<Manifest> {
     Manifest::from_bytes(&bytes).map_err(damaged)
 }
 
-/// Checks that every file the manifest names is in `dir` with its size.
+/// Checks that `dir` contains every file of the manifest with its size.
 pub(super) fn check_files(dir: &Path, manifest: &Manifest) -> std::result::Result<(), String> {
     manifest.files.iter().try_for_each(|record| check_file(&dir.join(&record.name), record.bytes))
 }
 
-/// Checks that a file is there with its size.
+/// Checks that a file exists with its size.
 pub(super) fn check_file(path: &Path, bytes: u64) -> std::result::Result<(), String> {
-    // Opened, not just asked for: a network file system answers an open with what is on the server now.
+    // Opened, not just queried: a network file system revalidates on open.
     let file = match files::open(path) {
         Err(e) if e.kind() == ErrorKind::NotFound => return Err(format!("{} is missing", path.display())),
         other => other.map_err(|e| format!("{} cannot be opened: {e}", path.display()))?,
     };
     let metadata = file.metadata().map_err(|e| format!("{} cannot be read: {e}", path.display()))?;
     if metadata.len() != bytes {
-        return Err(format!("{} has {} bytes, the manifest says {bytes}", path.display(), metadata.len()));
+        return Err(format!(
+            "{} has {} bytes, the manifest specifies \
+                            {bytes}",
+            path.display(),
+            metadata.len()
+        ));
     }
     Ok(())
 }
 
-/// Checks that a step directory is complete: a manifest that holds together and is of the step that the
-/// directory's name says (if it says one), and every file with its size.
+/// Checks that a step directory is complete: a consistent manifest of the step in the directory's name (if
+/// any), and every file with its size.
 ///
 /// # Errors
-/// What is missing, damaged or of another step, with its path.
+/// A missing or damaged file, or one of another step, with its path.
 pub fn check_complete(dir: &Path) -> Result<Manifest> {
     let manifest = read_manifest(dir)?;
     check_name(dir, &manifest)?;
@@ -142,12 +149,12 @@ pub fn check_complete(dir: &Path) -> Result<Manifest> {
     Ok(manifest)
 }
 
-/// Checks that a directory named after a step holds that step.
+/// Checks that a directory named after a step contains that step.
 pub(super) fn check_name(dir: &Path, manifest: &Manifest) -> Result<()> {
     let named = dir.file_name().and_then(|n| n.to_str()).and_then(Suffix::parse);
     if named.is_some_and(|(step, _)| step != manifest.step) {
         return Err(Error::Checkpoint(format!(
-            "{} holds step {}, not the step of its name",
+            "{} contains step {}, not the step of its name",
             dir.display(),
             manifest.step
         )));
@@ -155,11 +162,11 @@ pub(super) fn check_name(dir: &Path, manifest: &Manifest) -> Result<()> {
     Ok(())
 }
 
-/// The complete checkpoints of a run directory, oldest first. Damaged ones are left out: this is for lists
-/// and clean-up; a resume goes through [`newest`] or [`resolve`], which say so.
+/// The complete checkpoints of a run directory, oldest first. Damaged ones are omitted: this is for lists and
+/// clean-up; a resume uses [`newest`] or [`resolve`], which report them.
 ///
 /// # Errors
-/// The directory is there and cannot be listed.
+/// The directory exists but cannot be listed.
 pub fn complete_checkpoints(run_dir: &Path) -> Result<Vec<(u64, PathBuf)>> {
     complete_in(&checkpoints_dir(run_dir))
 }
@@ -170,8 +177,8 @@ fn complete_in(parent: &Path) -> Result<Vec<(u64, PathBuf)>> {
     Ok(found)
 }
 
-/// The newest checkpoint of a run directory, None if there is none yet. Errors: the newest one is damaged;
-/// the message names what is wrong and the newest one that could be resumed instead.
+/// The newest checkpoint of a run directory, None if there is none yet. Fails if the newest one is damaged;
+/// the message names the damage and the newest usable one.
 pub fn newest(run_dir: &Path) -> Result<Option<(u64, PathBuf)>> {
     newest_in(&checkpoints_dir(run_dir))
 }
@@ -182,7 +189,7 @@ fn newest_in(parent: &Path) -> Result<Option<(u64, PathBuf)>> {
         let Some((step, dir)) = committed(parent)?.pop() else { return Ok(None) };
         let Err(why) = check_complete(&dir) else { return Ok(Some((step, dir))) };
         tries += 1;
-        // A run that has saved a newer one meanwhile may have deleted this one.
+        // A run that has saved a newer one in the meantime may have deleted this one.
         if tries == MAX_TRIES || !is_gone(&dir) {
             break (step, dir, why);
         }
@@ -191,20 +198,24 @@ fn newest_in(parent: &Path) -> Result<Option<(u64, PathBuf)>> {
     Err(Error::Checkpoint(format!("the newest checkpoint, step {step}, cannot be used: {why}; {remedy}")))
 }
 
-/// What to do where the step directory `dir` turns out to be damaged.
+/// What to do if the step directory `dir` turns out to be damaged.
 pub fn instead_of(dir: &Path, step: u64) -> String {
     let older = dir.parent().and_then(|parent| complete_in(parent).ok()).unwrap_or_default();
     match older.into_iter().rfind(|(s, _)| *s < step) {
-        Some((_, older)) => format!("to go on from an older one, resume with --resume {}", older.display()),
+        Some((_, older)) => format!(
+            "to continue from an older one, resume with --resume \
+                                     {}",
+            older.display()
+        ),
         None => "there is no older complete one; to start over, resume with --resume none".to_string(),
     }
 }
 
-/// The complete step directory that PATH means: a step directory, or the newest of a checkpoints or run
+/// The complete step directory that PATH refers to: a step directory, or the newest of a checkpoints or run
 /// directory.
 ///
 /// # Errors
-/// There is no checkpoint, or the one that is meant is not complete.
+/// There is no checkpoint, or it is incomplete.
 pub fn resolve(path: &Path) -> Result<PathBuf> {
     match meant(path)? {
         Meant::Step(dir) => check_complete(&dir).map(|_| dir),
@@ -214,7 +225,7 @@ pub fn resolve(path: &Path) -> Result<PathBuf> {
     }
 }
 
-/// The same without a look inside: the newest by name, be it damaged. For what judges damage itself.
+/// The same without validation: the newest by name, even if damaged. For code that checks for damage itself.
 ///
 /// # Errors
 /// There is no checkpoint.
@@ -227,15 +238,14 @@ pub fn resolve_unchecked(path: &Path) -> Result<PathBuf> {
     }
 }
 
-/// Times that a checkpoint may be deleted while it is read, before that is an error.
+/// Maximum number of deletions of a checkpoint while it is read.
 const MAX_TRIES: usize = 20;
 
-/// Calls `work` with the step directory that `path` means (`resolve` says which). A run that keeps few
-/// checkpoints may delete it meanwhile; where `path` is the run, `work` is called again with the one that it
-/// means then.
+/// Calls `work` with the step directory that `path` refers to (see `resolve`). A run may delete it in the
+/// meantime; if `path` is the run, `work` is called again with the new one.
 ///
 /// # Errors
-/// Those of `work` and `resolve`; a step that was named itself, and is deleted meanwhile.
+/// Those of `work` and `resolve`; a step directory given as such was deleted in the meantime.
 pub fn retrying<T>(
     path: &Path,
     resolve: impl Fn(&Path) -> Result<PathBuf>,
@@ -250,39 +260,39 @@ pub fn retrying<T>(
         }
     }
     Err(Error::Checkpoint(format!(
-        "{}: {MAX_TRIES} checkpoints were deleted while they were read; name one that stays, or raise \
+        "{}: {MAX_TRIES} checkpoints were deleted while they were read; name a permanent one, or raise \
          checkpoint.keep_last of the run",
         path.display()
     )))
 }
 
-/// A step directory, found before, that is no more.
+/// Whether a step directory that was found before no longer exists.
 pub(super) fn is_gone(dir: &Path) -> bool {
     !dir.exists()
 }
 
-/// What to say of one that [`is_gone`].
+/// The message for such a directory.
 pub(super) fn gone(dir: &Path) -> String {
     format!(
-        "{} was deleted while it was read: a run keeps its newest checkpoints (checkpoint.keep_last); name \
-         another, or the run",
+        "{} was deleted while it was read: a run retains only its newest checkpoints (checkpoint.keep_last); \
+         name another one, or the run",
         dir.display()
     )
 }
 
-/// What a person's PATH is.
+/// The kind of a user's PATH.
 enum Meant {
     Step(PathBuf),
-    /// A checkpoints directory, or what should be one.
+    /// A checkpoints directory, or its expected path.
     Parent(PathBuf),
 }
 
-const WANTED: &str = "a run directory, a checkpoints directory or a step directory would do";
+const WANTED: &str = "expected a run directory, a checkpoints directory or a step directory";
 
 fn none_in(path: &Path, parent: &Path) -> Error {
     let parent = parent.display();
     Error::Checkpoint(format!(
-        "{}: holds no complete checkpoint (looked for {parent}/step_*); {WANTED}",
+        "{}: no complete checkpoint (looked for {parent}/step_*); {WANTED}",
         path.display()
     ))
 }
@@ -298,9 +308,9 @@ fn meant(path: &Path) -> Result<Meant> {
     // The name may be hidden behind `.` or a link.
     let real = path.canonicalize().map_err(|e| Error::io("resolve", path, &e))?;
     match real.file_name().and_then(|n| n.to_str()).and_then(Suffix::parse) {
-        Some((_, Suffix::Partial)) => return no("a save that did not finish; it holds no checkpoint"),
+        Some((_, Suffix::Partial)) => return no("an unfinished save, not a checkpoint"),
         Some((_, Suffix::Doomed)) => return no("a checkpoint that is being deleted"),
-        // A link such as `latest` may point elsewhere while its checkpoint is read.
+        // A link such as `latest` may change its target while its checkpoint is read.
         Some(_) if path.is_symlink() => return Ok(Meant::Step(real)),
         Some(_) => return Ok(Meant::Step(path.to_path_buf())),
         None if path.join(MANIFEST_FILE).exists() => return Ok(Meant::Step(path.to_path_buf())),

@@ -1,6 +1,6 @@
-//! What a checkpoint holds, as a table for people and as JSON for scripts.
+//! The contents of a checkpoint, as a table for users and as JSON for scripts.
 //!
-//! Must not know: HDF5. The manifest and the sizes on disk say everything.
+//! Must not know: HDF5. The manifest and the sizes on disk contain everything.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use super::find;
 use super::manifest::{Alias, ExtraFile, MeshDim, Optimizer, Seeds, Writer};
 use crate::error::Result;
 
-/// A complete checkpoint's content, without the values. `Display` is the table, `Serialize` the JSON.
+/// The contents of a complete checkpoint, without the values. `Display` is the table, `Serialize` the JSON.
 #[derive(Debug, Clone, Serialize)]
 pub struct Inspection {
     /// The step directory.
@@ -19,9 +19,9 @@ pub struct Inspection {
     pub path: PathBuf,
     /// Version of the format.
     pub format_version: u32,
-    /// Features a reader must know.
+    /// Features a reader must support.
     pub required_features: Vec<String>,
-    /// Who wrote it.
+    /// The program that wrote it.
     pub writer: Option<Writer>,
     /// Optimizer step.
     pub step: u64,
@@ -51,7 +51,7 @@ pub struct Inspection {
     pub aliases: Vec<Alias>,
     /// Files.
     pub files: Vec<InspectedFile>,
-    /// Files that no restore needs.
+    /// Files not required by a restore.
     pub extra_files: Vec<ExtraFile>,
     /// Bytes of all files with slices.
     pub total_bytes: u64,
@@ -64,7 +64,7 @@ pub struct Inspection {
 pub struct InspectedParam {
     /// Name.
     pub name: String,
-    /// Whole shape.
+    /// Shape of the whole parameter.
     pub shape: Vec<usize>,
     /// Elements.
     pub numel: usize,
@@ -87,7 +87,7 @@ pub struct InspectedFile {
     pub numel: usize,
 }
 
-/// Looks at the checkpoint that `path` means: a step, checkpoints or run directory. Values are not read.
+/// Inspects the checkpoint that `path` refers to: a step, checkpoints or run directory. Values are not read.
 ///
 /// # Errors
 /// There is no complete checkpoint.
@@ -159,7 +159,7 @@ impl fmt::Display for Inspection {
         writeln!(f, "data         {} samples, {} tokens", self.samples, self.tokens)?;
         let kept: Vec<&str> = self.optimizer.states.iter().map(|state| state.name()).collect();
         let kept = if kept.is_empty() { "nothing".into() } else { kept.join(", ") };
-        writeln!(f, "optimizer    {}, {} updates, keeps {kept}", self.optimizer.name, self.optimizer.step)?;
+        writeln!(f, "optimizer    {}, {} updates, states: {kept}", self.optimizer.name, self.optimizer.step)?;
         writeln!(f, "parameters   {} (Psi) in {}", self.psi, self.params.len())?;
         writeln!(f, "ranks        {} (mesh: {})", self.world_size, mesh.join(", "))?;
         writeln!(f, "reduction    {}", self.reduction_order)?;

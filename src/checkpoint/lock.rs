@@ -1,8 +1,8 @@
-//! Advisory locks on rank files, as the deck's `checkpoint.locking` says.
+//! Advisory locks on rank files, controlled by the deck's `checkpoint.locking`.
 //!
-//! \[Note: locks\] A rank file has one writer, is read only after the commit, and is never changed
-//! afterwards, so a lock guards against nothing that the commit protocol leaves open; and some network file
-//! systems refuse locks. HDF5's own are therefore always off, and ours are there for sites that want them.
+//! \[Note: locks\] A rank file has one writer, is read only after the commit, and never changes afterwards,
+//! so a lock adds nothing to the commit protocol, and some network file systems do not support locks. HDF5's
+//! own are therefore always disabled; these exist for sites that want them.
 //!
 //! Must not know: HDF5.
 
@@ -12,15 +12,15 @@ use std::path::Path;
 use crate::config::Locking;
 use crate::error::{Error, Result};
 
-/// What a file is locked for.
+/// The purpose of a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Access {
     Read,
     Write,
 }
 
-/// Locks an open file until it is closed. Errors: another process holds it; or, where locks are demanded, the
-/// file system has none.
+/// Locks an open file until it is closed. Errors: another process holds the lock; or locks are required, and
+/// the file system does not support them.
 pub(super) fn hold(file: &File, path: &Path, locking: Locking, access: Access) -> Result<()> {
     if locking == Locking::Off {
         return Ok(());

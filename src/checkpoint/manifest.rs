@@ -1,12 +1,12 @@
-//! The manifest: what a checkpoint holds and where, and its bytes on disk.
+//! The manifest: the contents of a checkpoint, their location, and their encoding on disk.
 //!
 //! \[Note: manifest digest\] The file is JSON whose last member is `"digest"`. The digest is the xxh3-64 of
-//! every byte before that member, so no canonical form has to be agreed on: a flip anywhere, white space
-//! included, is found. Members that a reader does not know are covered by the digest and ignored.
+//! every byte before that member, so no canonical form is required: a flip anywhere, white space included, is
+//! detected. Members unknown to a reader are covered by the digest and ignored.
 //!
 //! \[Note: block digests\] A slice is digested in blocks of `digest_block` elements. A reader on another rank
-//! count checks what it reads by reading at most one block more at each end of its range, never the whole
-//! slice of the old owner.
+//! count verifies what it reads by reading at most one additional block at each end of its range, never the
+//! whole slice of the old owner.
 //!
 //! Must not know: the file system, HDF5. What makes one unacceptable is in `validate.rs`, where its slices
 //! lie in `slice_map.rs`.
@@ -27,43 +27,43 @@ use crate::params::{ModelSpec, ParamId};
 
 /// The format this program writes, and the newest it reads.
 pub const FORMAT_VERSION: u32 = 1;
-/// The feature of a manifest that stores other states than [`ADAM_STATES`]: a reader has to look at
+/// The feature of a manifest that stores other states than [`ADAM_STATES`]: a reader must evaluate
 /// `optimizer.states`.
 pub const OPTIMIZER_STATES: &str = "optimizer_states";
-/// Features this program can honour. A manifest that requires another one is refused by name.
+/// Features this program supports. A manifest that requires another one is rejected by name.
 pub const KNOWN_FEATURES: [&str; 1] = [OPTIMIZER_STATES];
-/// What is stored beside the weights where the manifest does not say.
+/// The stored states if the manifest does not list them.
 pub const ADAM_STATES: [OptimState; 2] = [OptimState::ExpAvg, OptimState::ExpAvgSq];
-/// [`Manifest::reduction_order`] where contributions are added one by one, the same on every rank count.
+/// [`Manifest::reduction_order`] if contributions are added one by one, independent of the rank count.
 pub const IN_ORDER: &str = "left fold over micro-batch index";
-/// [`Manifest::reduction_order`] where each rank adds up its own micro-batches before anything travels.
+/// [`Manifest::reduction_order`] if each rank adds up its own micro-batches before any communication.
 pub const BY_RANK: &str = "left fold over ranks of each rank's left fold over micro-batch index";
-/// [`Manifest::reduction_order`] where NCCL adds those of a micro-step in an order of its own.
+/// [`Manifest::reduction_order`] if NCCL adds the contributions of a micro-step in its own order.
 pub const BY_NCCL: &str = "left fold over micro-step index of sums by NCCL";
-/// [`Manifest::reduction_order`] where NCCL adds what each rank has added up of its own.
+/// [`Manifest::reduction_order`] if NCCL adds the local sums of each rank.
 pub const BY_NCCL_OF_RANKS: &str = "sum by NCCL of each rank's left fold over micro-batch index";
 /// Every order that this program writes and reads.
 pub const REDUCTION_ORDERS: [&str; 4] = [IN_ORDER, BY_RANK, BY_NCCL, BY_NCCL_OF_RANKS];
 /// The digest of blocks and files.
 pub const HASH: &str = "xxh3-64";
-/// Most elements per digest block that this program writes, and elements written or read in one go: 4 MiB of
+/// Maximum elements per digest block that this program writes, and elements written or read at once: 4 MiB of
 /// f32.
 pub const DIGEST_BLOCK: usize = 1 << 20;
-/// Least elements per digest block that this program writes: a page of f32.
+/// Minimum elements per digest block that this program writes: a page of f32.
 const MIN_DIGEST_BLOCK: usize = 1 << 10;
-/// Digests that the length of a block aims at, beside one for each short slice: half a megabyte of manifest.
+/// Target number of digests, apart from one for each short slice: half a megabyte of manifest.
 const N_DIGESTS: usize = 1 << 15;
-/// No larger manifest is written or read. Room for 4096 ranks of 500 parameters.
+/// Maximum size of a manifest, written or read. Sufficient for 4096 ranks of 500 parameters.
 pub const MAX_MANIFEST_BYTES: u64 = 1 << 30;
 
-/// Everything needed to restore, but the values themselves.
+/// Everything needed to restore, except the values themselves.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
     /// Version of the format; see `docs/checkpoint_format.md`.
     pub format_version: u32,
-    /// Features a reader must know to read this checkpoint rightly.
+    /// Features a reader must support to read this checkpoint correctly.
     pub required_features: Vec<String>,
-    /// Who wrote it. For people; readers do not act on it.
+    /// The program that wrote it. Informational; readers do not act on it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub writer: Option<Writer>,
     /// Optimizer step after which the state was saved.
@@ -96,14 +96,14 @@ pub struct Manifest {
     pub digest_block: usize,
     /// Every parameter, once.
     pub params: Vec<Param>,
-    /// Names that mean a parameter stored under another name.
+    /// Aliases of parameters stored under another name.
     pub aliases: Vec<Alias>,
-    /// Every file, with the slices it holds.
+    /// Every file, with its slices.
     pub files: Vec<FileRecord>,
-    /// Files that no restore needs, e.g. the master file for people's tools.
+    /// Files not required by a restore, e.g. the master file for standard HDF5 tools.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub extra_files: Vec<ExtraFile>,
-    /// Faults that tests asked for in the runs that made this state; none where its values count. For people.
+    /// Faults injected by tests in the runs that made this state; normally none. Informational.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub test_hooks: Vec<String>,
 }
@@ -142,7 +142,7 @@ pub struct Optimizer {
     pub name: String,
     /// Updates taken: the `t` of the bias correction.
     pub step: u64,
-    /// The states that are stored, in file order; absent where they are [`ADAM_STATES`].
+    /// The stored states, in file order; absent if they are [`ADAM_STATES`].
     #[serde(default = "adam_states", skip_serializing_if = "is_adam_states")]
     pub states: Vec<OptimState>,
 }
@@ -167,7 +167,7 @@ impl Optimizer {
         Optimizer { name: kind.name().into(), step, states: states.into() }
     }
 
-    /// What a reader must know of it.
+    /// Features a reader must support for it.
     pub fn required_features(&self) -> Vec<String> {
         if is_adam_states(&self.states) { Vec::new() } else { vec![OPTIMIZER_STATES.into()] }
     }
@@ -176,11 +176,11 @@ impl Optimizer {
 /// One stored parameter.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Param {
-    /// Name as the ecosystem knows it.
+    /// Name in the model's conventions.
     pub name: String,
-    /// Whole shape, row-major.
+    /// Shape of the whole parameter, row-major.
     pub global_shape: Vec<usize>,
-    /// The box of it that this shard group holds. Format 1: all of it.
+    /// The box of it that this shard group stores. Format 1: all of it.
     pub local_box: LocalBox,
     /// Elements of the box, unpadded.
     pub numel: usize,
@@ -189,7 +189,7 @@ pub struct Param {
 }
 
 impl Param {
-    /// A parameter held whole by the shard group.
+    /// A parameter stored whole by the shard group.
     pub fn whole(name: &str, global_shape: &[usize], decay: bool) -> Self {
         Param {
             name: name.to_string(),
@@ -201,7 +201,7 @@ impl Param {
     }
 }
 
-/// A box of a parameter: what a shard group holds of it.
+/// A box of a parameter: the part a shard group stores.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LocalBox {
     /// First index along each dimension.
@@ -210,12 +210,12 @@ pub struct LocalBox {
     pub lengths: Vec<usize>,
 }
 
-/// A second name of a stored parameter, e.g. a tied head.
+/// An alias of a stored parameter, e.g. a tied head.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Alias {
-    /// The other name.
+    /// The alias.
     pub name: String,
-    /// The parameter it means.
+    /// The parameter it refers to.
     pub param: String,
 }
 
@@ -230,18 +230,18 @@ pub struct FileRecord {
     pub bytes: u64,
     /// Digest of the whole file.
     pub digest: String,
-    /// What of it is structure; None in files of programs that did not record it.
+    /// Which part of it is structure; None in files of programs that did not record it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub structure: Option<Structure>,
     /// Slices in it, empty ones included.
     pub slices: Vec<SliceRecord>,
 }
 
-/// Everything of a file but its values. A reader checks it before the HDF5 library sees the file: it is
-/// small, and the library is not made for files that are damaged.
+/// Everything of a file except its values. A reader verifies it before the HDF5 library opens the file: it is
+/// small, and the library is not robust against damaged files.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Structure {
-    /// Byte ranges `(start, end)` that hold values, in order and apart. All other bytes are structure.
+    /// Disjoint byte ranges `(start, end)` of values, in order. All other bytes are structure.
     pub values: Vec<(u64, u64)>,
     /// Digest of the bytes of the structure, in the order of the file.
     pub digest: String,
@@ -256,7 +256,7 @@ impl Structure {
     }
 }
 
-/// A file that no restore needs.
+/// A file not required by a restore.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ExtraFile {
     /// File name within the step directory.
@@ -287,23 +287,23 @@ impl SliceRecord {
     }
 }
 
-/// Digests of a slice's datasets, one per started block. In JSON an object with a member for each kind, in
-/// file order.
+/// Digests of a slice's datasets, one per started block. In JSON an object with a member per kind, in file
+/// order.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct SliceDigests(Vec<(Kind, Vec<String>)>);
 
 impl SliceDigests {
-    /// Room for those of `kinds`.
+    /// Empty lists for `kinds`.
     pub(super) fn empty(kinds: &[Kind]) -> Self {
         SliceDigests(kinds.iter().map(|&kind| (kind, Vec::new())).collect())
     }
 
-    /// The digests of one kind; None where there is no such member.
+    /// The digests of one kind; None if there is no such member.
     pub fn of(&self, kind: Kind) -> Option<&[String]> {
         self.0.iter().find(|(of, _)| *of == kind).map(|(_, digests)| digests.as_slice())
     }
 
-    /// The digests of one kind, to fill.
+    /// The digests of one kind, mutable.
     pub(super) fn of_mut(&mut self, kind: Kind) -> &mut Vec<String> {
         &mut self.0.iter_mut().find(|(of, _)| *of == kind).expect("one of the kinds it was made for").1
     }
@@ -344,13 +344,13 @@ impl<'de> Deserialize<'de> for SliceDigests {
     }
 }
 
-/// A digest as it is written: 16 lower-case hex digits.
+/// A digest in text form: 16 lower-case hex digits.
 pub fn hex(digest: u64) -> String {
     format!("{digest:016x}")
 }
 
 impl Default for Manifest {
-    /// An empty manifest of the format this program writes: fill in the rest.
+    /// An empty manifest of the current format, to be filled in.
     fn default() -> Self {
         Manifest {
             format_version: FORMAT_VERSION,
@@ -382,14 +382,15 @@ impl Default for Manifest {
     }
 }
 
-/// Elements per digest block of `n_kinds` values of each of `psi` parameters: a power of two, as small as the
-/// room for digests allows, since a reader whose range begins or ends within a block reads all of the block.
+/// Elements per digest block for `n_kinds` values of each of `psi` parameters: a power of two, as small as
+/// the space for digests permits, since a reader whose range starts or ends within a block reads the whole
+/// block.
 pub fn digest_block(psi: usize, n_kinds: usize) -> usize {
     let wanted = (n_kinds * psi).div_ceil(N_DIGESTS);
     wanted.next_power_of_two().clamp(MIN_DIGEST_BLOCK, DIGEST_BLOCK)
 }
 
-/// The members that say whether the rest can be understood.
+/// The members that determine whether the rest can be understood.
 #[derive(Deserialize)]
 struct Header {
     format_version: u32,
@@ -454,12 +455,12 @@ impl Manifest {
         Ok(bytes)
     }
 
-    /// Parses and checks `manifest.json`. Errors say what is wrong, without the path, which the caller knows.
-    /// Memory used is bounded by a small multiple of the bytes given.
+    /// Parses and validates `manifest.json`. Error messages omit the path, which the caller knows. Memory use
+    /// is bounded by a small multiple of the size of the input.
     pub fn from_bytes(bytes: &[u8]) -> std::result::Result<Self, String> {
         if bytes.len() as u64 > MAX_MANIFEST_BYTES {
             return Err(format!(
-                "has {} bytes, more than the {MAX_MANIFEST_BYTES} a manifest may have",
+                "has {} bytes, more than the maximum of {MAX_MANIFEST_BYTES} for a manifest",
                 bytes.len()
             ));
         }
@@ -495,13 +496,13 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// The parameter a name means, aliases followed.
+    /// The parameter a name refers to, resolving aliases.
     pub fn param(&self, name: &str) -> Option<&Param> {
         let stored = self.aliases.iter().find(|a| a.name == name).map_or(name, |a| a.param.as_str());
         self.params.iter().find(|p| p.name == stored)
     }
 
-    /// What is stored of each parameter, in file order.
+    /// The kinds stored of each parameter, in file order.
     pub fn kinds(&self) -> Vec<Kind> {
         Kind::all(&self.optimizer.states)
     }

@@ -1,11 +1,11 @@
-//! `model.h5`: every parameter whole, for people's tools. Virtual datasets over the rank files; it holds no
-//! values.
+//! `model.h5`: every parameter whole, for standard HDF5 tools. Virtual datasets over the rank files; it
+//! contains no values.
 //!
-//! \[Note: never for the loader\] A virtual dataset shows zeros, without an error, where a source file is
-//! missing or cut short. So nothing in this program reads it; it is not needed for a restore, and its loss is
-//! no damage to the state.
+//! \[Note: never for the loader\] A virtual dataset reads as zeros, without an error, if a source file is
+//! missing or truncated. So this program never reads it, a restore does not require it, and its loss does not
+//! damage the state.
 //!
-//! The sources are named without a directory, and HDF5 (1.10.2 and later) looks for them beside the master
+//! The sources are named without a directory, and HDF5 (1.10.2 and later) looks for them next to the master
 //! file: it may be opened from anywhere, and the step directory may be moved.
 
 use std::path::Path;
@@ -22,18 +22,18 @@ use crate::test_hooks::write_point;
 use hdf5::types::VarLenUnicode;
 use std::path::PathBuf;
 
-/// No more mappings are made: with thousands of ranks the master file would cost more than it gives.
+/// Maximum number of mappings: with thousands of ranks the master file would cost more than it is worth.
 pub const MAX_MAPPINGS: usize = 200_000;
 
-/// What a virtual dataset costs on disk: object header, attributes, its entry in the group.
+/// Size of a virtual dataset on disk: object header, attributes, its entry in the group.
 const BYTES_PER_DATASET: u64 = 1024;
-/// What a mapping costs: the names of file and dataset, and two selections.
+/// Size of a mapping: the names of file and dataset, and two selections.
 const BYTES_PER_MAPPING: u64 = 256;
-/// What the file costs besides.
+/// Size of the rest of the file.
 const BYTES_PER_FILE: u64 = 16 << 10;
 
-/// The last act of a save, by rank 0, when every rank's file is durable: writes the master file, then commits
-/// ([`commit`](mod@super::commit)). Returns the step directory.
+/// The last step of a save, on rank 0, when every rank's file is durable: writes the master file, then
+/// commits ([`commit`](mod@super::commit)). Returns the step directory.
 ///
 /// # Errors
 /// Failures of the file system.
@@ -44,7 +44,7 @@ pub fn finish(run_dir: &Path, mut manifest: Manifest) -> Result<PathBuf> {
     commit::commit(run_dir, &manifest)
 }
 
-/// Writes `dir/model.h5` and returns its record once it is durable; None where it would need more than
+/// Writes `dir/model.h5` and returns its record once it is durable; None if it would require more than
 /// [`MAX_MAPPINGS`] mappings.
 pub fn write_master(dir: &Path, manifest: &Manifest) -> Result<Option<ExtraFile>> {
     let (placed, n_kinds) = (manifest.placed(), manifest.kinds().len());
@@ -55,7 +55,10 @@ pub fn write_master(dir: &Path, manifest: &Manifest) -> Result<Option<ExtraFile>
         .sum::<usize>()
         * n_kinds;
     if n_mappings > MAX_MAPPINGS {
-        log::info!("no {MASTER_FILE}: up to {n_mappings} mappings would be needed, more than {MAX_MAPPINGS}");
+        log::info!(
+            "no {MASTER_FILE}: up to {n_mappings} mappings would be required, more than \
+                    {MAX_MAPPINGS}"
+        );
         return Ok(None);
     }
     let path = dir.join(MASTER_FILE);
@@ -83,8 +86,8 @@ fn make(
 ) -> hdf5::Result<()> {
     let file = h5::create(path)?;
     let about = format!(
-        "zero3 checkpoint, step {}: every parameter whole, shown from the rank files beside this file (zeros \
-         where one is missing)",
+        "zero3 checkpoint, step {}: every parameter whole, mapped from the rank files next to this file \
+         (zeros if one is missing)",
         manifest.step
     );
     let about: VarLenUnicode = about.parse().expect("letters and numbers hold no NUL");
@@ -103,7 +106,7 @@ fn make(
     file.close()
 }
 
-/// One virtual dataset. Each slice becomes the few boxes of the parameter that its flat range is made of.
+/// One virtual dataset. Each slice becomes the few boxes of the parameter that make up its flat range.
 fn show(
     group: &hdf5::Group,
     manifest: &Manifest,

@@ -1,31 +1,31 @@
 //! Checkpoints: one HDF5 file per rank, one manifest, one atomic rename.
 //!
 //! ```text
-//! RUN/checkpoints/step_00000100/manifest.json            what is here, and where
-//!                               model.h5                 the same, each parameter whole, for people's tools
-//!                               rank_0000_of_0004.h5     /weight/<param>, and a group for each state of the optimizer
-//! RUN/checkpoints/step_00000200.partial/                 being written: nobody reads it
+//! RUN/checkpoints/step_00000100/manifest.json            the contents, and where each slice is
+//!                               model.h5                 every parameter whole, for standard HDF5 tools
+//!                               rank_0000_of_0004.h5     /weight/<param>, and a group per optimizer state
+//! RUN/checkpoints/step_00000200.partial/                 being written: never read
 //! ```
 //!
 //! | file | lives there |
 //! | --- | --- |
 //! | `kind`, `layout` | weights and the optimizer's states; names of directories and files |
 //! | [`manifest`] | the manifest: fields, bytes, digest |
-//! | `validate` | everything that makes a manifest unacceptable |
-//! | [`slice_map`] | where the slices of a parameter lie; from a range to pieces of them |
+//! | `validate` | the checks of a manifest |
+//! | [`slice_map`] | where the slices of a parameter are stored; from a range to pieces of them |
 //! | [`write`](mod@write) | a rank's file: datasets, digests, fsync |
 //! | [`commit`](mod@commit) | prepare, commit, retain: which names exist on disk at every instant |
-//! | [`find`] | which checkpoints a run directory holds; what a person's PATH means |
+//! | [`find`] | the checkpoints of a run directory; the meaning of a user's PATH |
 //! | [`read`] | from a parameter's range to file ranges, and the verified bytes |
-//! | [`weights_file`], `written` | initial weights from somebody else's HDF5 file; whether all of its values are there |
-//! | [`master`] | `model.h5`, which shows each parameter whole to people's tools |
-//! | [`inspect`](mod@inspect), [`diff`](mod@diff) | what a checkpoint holds; where two differ |
-//! | [`verify`](mod@verify), [`reshard`](mod@reshard) | where one is damaged; the same one for another rank count |
+//! | [`weights_file`], `written` | initial weights from a foreign HDF5 file; whether all of its values were written |
+//! | [`master`] | `model.h5`, which maps each parameter whole for standard HDF5 tools |
+//! | [`inspect`](mod@inspect), [`diff`](mod@diff) | contents of a checkpoint; comparison of two |
+//! | [`verify`](mod@verify), [`reshard`](mod@reshard) | damage to one; conversion to another rank count |
 //!
 //! The format and the commit protocol are specified in `docs/checkpoint_format.md`.
 //!
 //! Must not know: MPI, devices; of plans only which slice of a parameter a rank owns, of decks only how files
-//! are locked. It takes and gives host slices, and the deck is an opaque string.
+//! are locked. Its interface is host slices, and the deck is an opaque string.
 
 pub mod aside;
 pub mod commit;

@@ -1,7 +1,7 @@
-//! Reading any range of any parameter from whichever files hold it, checked.
+//! Reads any range of any parameter from the files that contain it, verified.
 //!
-//! A reader does not know its own rank, nor how many there are: it is asked for a range and follows the
-//! manifest. So a restore on another world size is not a case of its own.
+//! A reader knows neither its own rank nor the rank count: it receives a range and follows the manifest. So a
+//! restore on another world size is not a special case.
 //!
 //! Must not know: partition rules, world sizes.
 
@@ -20,7 +20,7 @@ use crate::config::Locking;
 use crate::error::{Error, Result};
 use crate::files;
 
-/// Files held open at once, well under the usual limit of 1024.
+/// Maximum number of open files, well under the usual limit of 1024.
 const MAX_OPEN_FILES: usize = 256;
 
 /// A complete checkpoint, open for reading.
@@ -28,7 +28,7 @@ pub struct Reader {
     dir: PathBuf,
     manifest: Manifest,
     placed: HashMap<String, Vec<Placed>>,
-    /// Open files, and what holds their locks.
+    /// Open files, and the handles that hold their locks.
     open: VecDeque<(usize, hdf5::File, Option<File>)>,
     locking: Locking,
     verify: bool,
@@ -37,21 +37,21 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// Opens a step directory ([`resolve`](super::resolve) finds it). Errors: the manifest is damaged or not
-    /// understood; a file is missing or has another size.
+    /// Opens a step directory ([`resolve`](super::resolve) finds it). Errors: the manifest is damaged or
+    /// unsupported; a file is missing or has another size.
     pub fn open(step_dir: &Path) -> Result<Self> {
         Reader::open_with(step_dir, Locking::Off)
     }
 
-    /// The same; each file is locked for reading while it is open.
+    /// Also locks each file for reading while it is open.
     ///
     /// # Errors
-    /// As of [`Reader::open`].
+    /// Those of [`Reader::open`].
     pub fn open_with(step_dir: &Path, locking: Locking) -> Result<Self> {
         Ok(Reader::of(step_dir, find::check_complete(step_dir)?, locking))
     }
 
-    /// Opens what there is of a checkpoint that may lack files, to find out what is wrong with the others.
+    /// Opens a checkpoint that may lack files, to find out what is wrong with the others.
     pub(super) fn open_incomplete(step_dir: &Path) -> Result<Self> {
         Ok(Reader::of(step_dir, find::read_manifest(step_dir)?, Locking::Off))
     }
@@ -70,7 +70,7 @@ impl Reader {
         }
     }
 
-    /// What the checkpoint holds.
+    /// The manifest.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
@@ -80,8 +80,8 @@ impl Reader {
         &self.dir
     }
 
-    /// Whether each block that is read is checked against its digest (the default). Without it exactly the
-    /// bytes asked for are read; with it at most one block more at each end of each part.
+    /// Whether each block is verified against its digest (the default). Without verification exactly the
+    /// requested bytes are read; with it at most one additional block at each end of each part.
     pub fn verify(&mut self, on: bool) {
         self.verify = on;
     }
@@ -91,14 +91,14 @@ impl Reader {
         self.bytes_read
     }
 
-    /// Reads elements `range` of the flattened parameter (aliases are followed) into `out`, which it
-    /// overwrites. Errors name the file, the dataset and the elements; `out` is then part old, part new.
+    /// Reads elements `range` of the flattened parameter (aliases are resolved) into `out`, which it
+    /// overwrites. Errors name the file, the dataset and the elements; `out` is then partly overwritten.
     pub fn read(&mut self, param: &str, kind: Kind, range: Range<usize>, out: &mut [f32]) -> Result<()> {
         let Some(stored) = self.manifest.param(param) else {
-            return Err(Error::Checkpoint(format!("{}: holds no parameter {param}", self.dir.display())));
+            return Err(Error::Checkpoint(format!("{}: there is no parameter {param}", self.dir.display())));
         };
         if !self.manifest.kinds().contains(&kind) {
-            return Err(Error::Checkpoint(format!("{}: holds no {kind}", self.dir.display())));
+            return Err(Error::Checkpoint(format!("{}: there is no {kind}", self.dir.display())));
         }
         assert!(
             range.start <= range.end && range.end <= stored.numel,
@@ -113,10 +113,10 @@ impl Reader {
         Ok(())
     }
 
-    /// Checks size and digest of one whole file, values and structure alike.
+    /// Verifies size and digest of one whole file, values and structure alike.
     ///
     /// # Errors
-    /// The file cannot be read, or its size or its digest is another one.
+    /// The file cannot be read, or its size or digest differs.
     pub fn verify_file(&self, file_idx: usize) -> Result<()> {
         let record = &self.manifest.files[file_idx];
         let path = self.dir.join(&record.name);
@@ -125,7 +125,7 @@ impl Reader {
             .and_then(|mut file| write::digest_file(&mut file))
             .map_err(|e| damaged(format!("cannot be read: {e}")))?;
         if bytes != record.bytes {
-            return Err(damaged(format!("has {bytes} bytes, the manifest says {}", record.bytes)));
+            return Err(damaged(format!("has {bytes} bytes, the manifest specifies {}", record.bytes)));
         }
         if digest != record.digest {
             return Err(damaged("is damaged: its bytes do not match its digest".to_string()));
@@ -156,8 +156,8 @@ impl Reader {
         let wanted = &part.file_range;
         let cannot = |e: hdf5::Error| format!("cannot be read: {}", h5::one_line(&e));
         let block = self.manifest.digest_block;
-        // What is verified is read in whole blocks, several at a time; one of them may be longer than the
-        // rest of the file.
+        // Verified reads cover whole blocks, several at a time; a block may extend beyond the rest of the
+        // file.
         let (first, end, stride) = match self.verify {
             true => {
                 let end = wanted.end.div_ceil(block).saturating_mul(block).min(slice.numel());
@@ -183,7 +183,7 @@ impl Reader {
                     let start = at + i * block;
                     return Err(format!(
                         "is damaged: elements {start}..{} of the dataset have digest {digest}, the manifest \
-                         says {expected}",
+                         specifies {expected}",
                         start + values.len()
                     ));
                 }
@@ -193,7 +193,7 @@ impl Reader {
         Ok(())
     }
 
-    /// What a restore would refuse of a file before it reads a value: datasets that are missing, or not what
+    /// What a restore would reject in a file before it reads a value: datasets that are missing, or not as
     /// the manifest implies.
     pub(super) fn unreadable_datasets(&mut self, file_idx: usize) -> Vec<String> {
         let file = match self.file(file_idx) {
@@ -218,21 +218,21 @@ impl Reader {
         found
     }
 
-    /// Compares what the HDF5 library will go by with its digest, where the manifest has one.
+    /// Compares the structure, which the HDF5 library will follow, with its digest, if the manifest has one.
     pub(super) fn check_structure(&self, file_idx: usize) -> std::result::Result<(), String> {
         let record = &self.manifest.files[file_idx];
         let Some(structure) = &record.structure else { return Ok(()) };
         let path = self.dir.join(&record.name);
         let digest = files::open(&path)
             .and_then(|file| write::digest_ranges(&file, &structure.ranges(record.bytes)))
-            .map_err(|e| format!("is out of reach: {e}"))?;
+            .map_err(|e| format!("is unreadable: {e}"))?;
         match digest == structure.digest {
             true => Ok(()),
-            false => Err("is out of reach: the file's structure does not match its digest".into()),
+            false => Err("is unreadable: the file's structure does not match its digest".into()),
         }
     }
 
-    /// The file, opened now or before; the one opened longest ago makes room.
+    /// The file, opened now or before; the one opened longest ago is closed for it.
     fn file(&mut self, file_idx: usize) -> std::result::Result<hdf5::File, String> {
         if let Some((_, file, _)) = self.open.iter().find(|(idx, ..)| *idx == file_idx) {
             return Ok(file.clone());
@@ -242,12 +242,12 @@ impl Reader {
         let held = match self.locking {
             Locking::Off => None,
             _ => {
-                let held = files::open(&path).map_err(|e| format!("is out of reach: {e}"))?;
+                let held = files::open(&path).map_err(|e| format!("is unreadable: {e}"))?;
                 lock::hold(&held, &path, self.locking, Access::Read).map_err(|e| e.to_string())?;
                 Some(held)
             }
         };
-        let file = h5::open(&path).map_err(|e| format!("is out of reach: {}", h5::one_line(&e)))?;
+        let file = h5::open(&path).map_err(|e| format!("is unreadable: {}", h5::one_line(&e)))?;
         if self.open.len() == MAX_OPEN_FILES {
             self.open.pop_front();
         }

@@ -1,9 +1,9 @@
-//! The same checkpoint for another rank count, without a job: streamed through one buffer, committed like any
-//! save.
+//! Converts a checkpoint to another rank count, without a job: streamed through one buffer, committed like
+//! any save.
 //!
-//! A restore needs none of this, it reads any rank count; a file system may like fewer, larger files, and a
-//! restore is fastest from as many files as ranks. The result is, byte for byte, what a save by that many
-//! ranks would have written.
+//! Not required before a restore, which reads any rank count; but a file system may prefer fewer, larger
+//! files, and a restore is fastest from as many files as ranks. The result is, byte for byte, what a save by
+//! that many ranks would have written.
 //!
 //! Must not know: MPI, the command line.
 
@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 use crate::plan::Slice;
 use crate::plan::slice::owned_slices;
 
-/// What was written.
+/// The result.
 #[derive(Debug, Clone, Serialize)]
 pub struct Resharded {
     /// The checkpoint read.
@@ -45,8 +45,8 @@ pub struct Resharded {
 /// Every digest is checked on the way.
 ///
 /// # Errors
-/// [`Error::Checkpoint`] when the source is damaged; [`Error::Input`] when `run_dir` holds a checkpoint
-/// already; [`Error::Io`] when it cannot be written. `run_dir` then holds no checkpoint.
+/// [`Error::Checkpoint`] if the source is damaged; [`Error::Input`] if `run_dir` already contains a
+/// checkpoint; [`Error::Io`] if it cannot be written. `run_dir` then contains no checkpoint.
 pub fn reshard(
     source: &Path,
     run_dir: &Path,

@@ -1,13 +1,13 @@
-//! Where the slices of a parameter lie, and which pieces of them make up a wanted range.
+//! Where the slices of a parameter are stored, and which pieces of them make up a requested range.
 //!
-//! Must not know: the file system, HDF5, who wants it.
+//! Must not know: the file system, HDF5, the requester.
 
 use std::collections::HashMap;
 use std::ops::Range;
 
 use super::manifest::Manifest;
 
-/// Where a slice of one parameter lies.
+/// Location of a slice of one parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Placed {
     /// Index into [`Manifest::files`].
@@ -20,7 +20,7 @@ pub struct Placed {
     pub end: usize,
 }
 
-/// A piece of a wanted range: where it lies and where it goes.
+/// A piece of a requested range: its location and destination.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
     /// Index into [`Manifest::files`].
@@ -34,7 +34,7 @@ pub struct Part {
 }
 
 impl Manifest {
-    /// The slices of every parameter, by name, sorted by where they start; empty ones left out.
+    /// The slices of every parameter, by name, sorted by their start; empty ones omitted.
     pub fn placed(&self) -> HashMap<&str, Vec<Placed>> {
         let mut by_param: HashMap<&str, Vec<Placed>> =
             self.params.iter().map(|p| (p.name.as_str(), Vec::new())).collect();
@@ -55,8 +55,8 @@ impl Manifest {
     }
 }
 
-/// Cuts `range` by the slices that hold it. `placed` is sorted by `start`, as [`Manifest::placed`] gives it;
-/// every element of `range` that some slice holds comes up once, in order.
+/// Splits `range` by the slices that contain it. `placed` is sorted by `start`, as [`Manifest::placed`]
+/// returns it; every element of `range` in some slice is visited once, in order.
 pub fn ranges(placed: &[Placed], range: Range<usize>) -> Vec<Part> {
     let first = placed.partition_point(|p| p.end <= range.start);
     placed[first..]

@@ -1,25 +1,25 @@
-//! Everything that makes a manifest unacceptable, whoever wrote it.
+//! The checks of a manifest, whatever program wrote it.
 //!
-//! Bytes that match their digest may still be those of another program, so a reader trusts no number in them
-//! before it has been here. Must not know: the file system, HDF5.
+//! Bytes that match their digest may still come from a faulty program, so a reader trusts no number in them
+//! before these checks. Must not know: the file system, HDF5.
 
 use std::collections::HashSet;
 
 use super::manifest::{HASH, Manifest, Optimizer, REDUCTION_ORDERS};
 
-/// No larger digest block is accepted: a reader holds one in memory.
+/// Maximum digest block: a reader holds one in memory.
 const MAX_DIGEST_BLOCK: usize = 1 << 24;
-/// No longer parameter name is written or read.
+/// Maximum length of a parameter name.
 const MAX_NAME_BYTES: usize = 1024;
-/// No counter is higher: what is added to it does not overflow.
+/// Maximum of a counter: additions to it do not overflow.
 const MAX_COUNT: u64 = 1 << 62;
-/// HDF5 has no datasets of more dimensions.
+/// Maximum number of dimensions of an HDF5 dataset.
 const MAX_DIMENSIONS: usize = 32;
-/// No larger shard group is accepted.
+/// Maximum size of a shard group.
 const MAX_WORLD_SIZE: usize = 1 << 20;
 
 impl Manifest {
-    /// Everything format 1 promises about a manifest's content. Errors say what is broken.
+    /// Checks all guarantees of format 1 about a manifest's content. Errors describe the violation.
     pub fn validate(&self) -> std::result::Result<(), String> {
         let check = |ok: bool, why: String| if ok { Ok(()) } else { Err(why) };
         check(self.hash == HASH, format!("uses hash {:?}; only {HASH:?} is known", self.hash))?;
@@ -34,7 +34,7 @@ impl Manifest {
         check(
             REDUCTION_ORDERS.contains(&self.reduction_order.as_str()),
             format!(
-                "says that gradients were added as {:?}; this program knows {}",
+                "has the reduction order {:?}; this program supports {}",
                 self.reduction_order,
                 REDUCTION_ORDERS.map(|order| format!("{order:?}")).join(", ")
             ),
@@ -55,9 +55,7 @@ impl Manifest {
         )?;
         check(
             self.optimizer.required_features().iter().all(|feature| self.required_features.contains(feature)),
-            format!(
-                "has other states than Adam's of its optimizer {name:?} without the feature that says so"
-            ),
+            format!("has states other than Adam's for its optimizer {name:?} without the required feature"),
         )?;
         let mut names = HashSet::new();
         let mut psi = 0usize;
@@ -119,7 +117,7 @@ impl Manifest {
                     before = end;
                     fits
                 });
-                check(fits, format!("has values of file {} in places that it cannot have", file.name))?;
+                check(fits, format!("has impossible value ranges for file {}", file.name))?;
             }
             check(ranks.insert(file.rank), format!("has two files of rank {}", file.rank))?;
             check(
@@ -166,7 +164,7 @@ impl Manifest {
                 check(
                     p.start == covered,
                     format!(
-                        "has no slice of {} for elements {covered}..{}, or two",
+                        "has no slice, or two slices, of {} for elements {covered}..{}",
                         param.name,
                         p.start.max(covered)
                     ),
@@ -182,7 +180,7 @@ impl Manifest {
     }
 }
 
-/// Number of elements of a shape, unless it overflows what can be addressed in bytes.
+/// Number of elements of a shape, unless it overflows the addressable bytes.
 pub(super) fn checked_numel(shape: &[usize]) -> Option<usize> {
     let numel = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d))?;
     numel.checked_mul(16).map(|_| numel)
@@ -194,11 +192,7 @@ pub(super) fn check_param_name(name: &str) -> std::result::Result<(), String> {
         && name.len() <= MAX_NAME_BYTES
         && name != "."
         && !name.chars().any(|c| c == '/' || c.is_control());
-    if fits {
-        Ok(())
-    } else {
-        Err(format!("has a parameter name {name:?} that HDF5 cannot hold as one name"))
-    }
+    if fits { Ok(()) } else { Err(format!("has a parameter name {name:?} that is not a valid HDF5 name")) }
 }
 
 fn check_digest(digest: &str) -> std::result::Result<(), String> {

@@ -1,6 +1,6 @@
-//! Is every byte of a checkpoint as it was written? If not: which file, which dataset, which elements.
+//! Verifies that every byte of a checkpoint is as written; otherwise reports the file, dataset and elements.
 //!
-//! Must not know: MPI. Files are read side by side by threads.
+//! Must not know: MPI. Threads read files in parallel.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use super::{MANIFEST_FILE, Reader, find, write};
 use crate::error::{Error, Result};
 use crate::files;
 
-/// What a check of every byte found.
+/// Result of a full verification.
 #[derive(Debug, Clone, Serialize)]
 pub struct Verified {
     /// The step directory.
@@ -26,26 +26,27 @@ pub struct Verified {
     pub n_files: usize,
     /// Bytes read.
     pub bytes: u64,
-    /// Each damage: file, dataset and range as far as they can be told. Empty: all is as it was written.
+    /// Each damage: file, dataset and range as far as known. Empty: everything is intact.
     pub damage: Vec<String>,
 }
 
-/// Bytes that [`verify`] will read of the checkpoint that `path` means.
+/// Bytes that [`verify`] will read of the checkpoint that `path` refers to.
 ///
 /// # Errors
-/// There is no checkpoint, or its manifest is not to be believed.
+/// There is no checkpoint, or its manifest is damaged.
 pub fn bytes_to_verify(path: &Path) -> Result<u64> {
     let manifest = find::retrying(path, find::resolve_unchecked, find::read_manifest)?;
     let extra = manifest.extra_files.iter().map(|f| f.bytes);
     Ok(manifest.files.iter().map(|f| f.bytes).chain(extra).sum())
 }
 
-/// Reads every byte of the checkpoint that `path` means (a step directory, or the newest of a run directory,
-/// be it damaged) and compares sizes and digests. `progress` is told the bytes done so far, by any thread.
+/// Reads every byte of the checkpoint that `path` refers to (a step directory, or the newest of a run
+/// directory, even if damaged) and compares sizes and digests. `progress` receives the bytes done so far,
+/// from any thread.
 ///
 /// # Errors
-/// [`Error::Checkpoint`] when there is no checkpoint or its manifest is not to be believed; damage to other
-/// files is in the result.
+/// [`Error::Checkpoint`] if there is no checkpoint or its manifest is damaged; damage to other files is in
+/// the result.
 pub fn verify(path: &Path, progress: &(dyn Fn(u64) + Sync)) -> Result<Verified> {
     threads::start_shared_pool()?;
     find::retrying(path, find::resolve_unchecked, |dir| verify_step(dir, progress))
@@ -74,7 +75,7 @@ fn verify_step(dir: &Path, progress: &(dyn Fn(u64) + Sync)) -> Result<Verified> 
             }
         })
         .collect();
-    // As they were written; whether they are what the manifest says that they are, is another question.
+    // Intact files; whether they match the manifest's content is checked next.
     if damage.is_empty() {
         let mut reader = Reader::open_incomplete(&dir)?;
         damage.extend((0..manifest.files.len()).flat_map(|file_idx| reader.unreadable_datasets(file_idx)));
@@ -96,9 +97,9 @@ fn verify_step(dir: &Path, progress: &(dyn Fn(u64) + Sync)) -> Result<Verified> 
 }
 
 enum Fault {
-    /// Missing, or of another size: nothing in it can be trusted or found.
+    /// Missing, or of the wrong size: nothing in it can be located.
     Plain(String),
-    /// The right size and other bytes.
+    /// The right size but different bytes.
     Digest(String),
 }
 
@@ -123,10 +124,9 @@ fn check_file(path: &Path, bytes: u64, digest: &str) -> std::result::Result<(), 
     Ok(())
 }
 
-/// Names the datasets and elements that a damaged file has wrong; where all values are right, its structure
-/// is damaged.
+/// Names the damaged datasets and elements of a file; if all values are intact, its structure is damaged.
 fn locate(dir: &Path, file_idx: usize) -> Vec<String> {
-    // Other files may be missing or cut short; this one is read all the same.
+    // Other files may be missing or truncated; this one is read in any case.
     let mut reader = match Reader::open_incomplete(dir) {
         Ok(reader) => reader,
         Err(e) => return vec![e.to_string()],
@@ -135,7 +135,7 @@ fn locate(dir: &Path, file_idx: usize) -> Vec<String> {
     if reader.check_structure(file_idx).is_err() {
         let path = dir.join(&file.name);
         return vec![format!(
-            "{} is damaged outside its values, which cannot be found without it",
+            "{} is damaged in its structure, without which its values cannot be located",
             path.display()
         )];
     }
@@ -155,7 +155,7 @@ fn locate(dir: &Path, file_idx: usize) -> Vec<String> {
     }
     if found.is_empty() {
         let path = dir.join(&file.name);
-        found.push(format!("{} is damaged outside its values (all of them are right)", path.display()));
+        found.push(format!("{} is damaged in its structure (all values are intact)", path.display()));
     }
     found
 }
@@ -164,18 +164,9 @@ impl fmt::Display for Verified {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Verified { path, step, n_files, bytes, damage } = self;
         if damage.is_empty() {
-            return write!(
-                f,
-                "{}: step {step}, {n_files} files, {bytes} bytes: all as written",
-                path.display()
-            );
+            return write!(f, "{}: step {step}, {n_files} files, {bytes} bytes: intact", path.display());
         }
-        write!(
-            f,
-            "{} is damaged ({MANIFEST_FILE} holds, {} of its claims do not):",
-            path.display(),
-            damage.len()
-        )?;
+        write!(f, "{} is damaged ({} faults; {MANIFEST_FILE} is intact):", path.display(), damage.len())?;
         damage.iter().try_for_each(|one| write!(f, "\n  {one}"))
     }
 }

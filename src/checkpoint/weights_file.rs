@@ -1,7 +1,7 @@
-//! Initial weights from an HDF5 file of any origin: whole parameters, one dataset each, named as the model
-//! names them.
+//! Initial weights from an HDF5 file of any origin: whole parameters, one dataset each, with the model's
+//! names.
 //!
-//! Must not know: our own checkpoint layout.
+//! Must not know: the layout of checkpoints.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 /// Elements read at once.
 const MAX_READ: usize = 1 << 20;
 
-/// An open file whose datasets have been checked against the parameters wanted.
+/// An open file whose datasets have been checked against the model's parameters.
 pub struct WeightsFile {
     label: String,
     params: HashMap<String, Entry>,
@@ -31,19 +31,19 @@ struct Entry {
 }
 
 impl WeightsFile {
-    /// Opens `FILE` or `FILE:GROUP` and checks that it holds a dataset of f32 or f64 for each (name, shape).
-    /// Errors list all that are missing, misshapen or of another type.
+    /// Opens `FILE` or `FILE:GROUP` and checks that it contains a dataset of f32 or f64 for each (name,
+    /// shape). The error lists all that are missing or of a wrong shape or type.
     pub fn open<N: AsRef<str>, S: AsRef<[usize]>>(spec: &str, params: &[(N, S)]) -> Result<Self> {
         let (path, group_name) = split_spec(spec);
         let no = |why: String| Error::Input(format!("{}: {why}", path.display()));
         if !path.is_file() {
-            return Err(no("no such file; FILE or FILE:GROUP of an HDF5 file would do".to_string()));
+            return Err(no("no such file; expected FILE or FILE:GROUP of an HDF5 file".to_string()));
         }
         let file =
             h5::open(&path).map_err(|e| no(format!("not a readable HDF5 file: {}", h5::one_line(&e))))?;
         let group = match &group_name {
             None => file.as_group().map_err(|e| no(e.to_string()))?,
-            Some(name) => file.group(name).map_err(|_| no(format!("holds no group {name}")))?,
+            Some(name) => file.group(name).map_err(|_| no(format!("there is no group {name}")))?,
         };
         let label = match &group_name {
             None => path.display().to_string(),
@@ -63,7 +63,8 @@ impl WeightsFile {
             return Ok(WeightsFile { label, params: entries });
         }
         Err(Error::Input(format!(
-            "{label} does not hold the weights of this model; {} of {} parameters are amiss:\n{}",
+            "{label} does not contain the weights of this model; {} of {} parameters are missing or do not \
+             match:\n{}",
             faults.len(),
             params.len(),
             faults.join("\n")
@@ -74,7 +75,7 @@ impl WeightsFile {
     /// rounded to f32.
     ///
     /// # Errors
-    /// The file cannot be read there.
+    /// The file is not readable there.
     pub fn read(&self, name: &str, range: Range<usize>, out: &mut [f32]) -> Result<()> {
         let entry = self.params.get(name).ok_or_else(|| {
             Error::Internal(format!("{name} was not among the parameters {} was opened for", self.label))
@@ -125,8 +126,8 @@ impl Entry {
     }
 }
 
-/// The checkpoint, and the kind of its values, where `spec` names its `model.h5`, which shows them: they are
-/// read from the checkpoint itself, against its digests.
+/// The checkpoint, and the kind of its values, if `spec` names its `model.h5`, which maps them: they are read
+/// from the checkpoint itself, and verified.
 pub fn view_of_checkpoint(spec: &str) -> Option<(PathBuf, Kind)> {
     let (path, group) = split_spec(spec);
     let group = group?;
@@ -136,11 +137,11 @@ pub fn view_of_checkpoint(spec: &str) -> Option<(PathBuf, Kind)> {
     is_view.then(|| (dir.to_path_buf(), kind))
 }
 
-/// `FILE` or `FILE:GROUP`; a colon in a file that exists belongs to its name.
+/// `FILE` or `FILE:GROUP`; a colon in the name of an existing file belongs to the name.
 fn split_spec(spec: &str) -> (PathBuf, Option<String>) {
     let parts = spec.match_indices(':').map(|(at, _)| (&spec[..at], &spec[at + 1..]));
-    // Colons may stand in both names, so that the file says where it ends; where there is none, the whole is
-    // what is missing.
+    // Both names may contain colons, so the existing file determines the split; if none exists, the whole is
+    // the missing file's name.
     let found = parts.rev().find(|(file, group)| !group.is_empty() && Path::new(file).is_file());
     match found.filter(|_| !Path::new(spec).exists()) {
         Some((file, group)) => (PathBuf::from(file), Some(group.to_string())),
@@ -157,11 +158,11 @@ fn entry(group: &hdf5::Group, name: &str, shape: &[usize]) -> std::result::Resul
     let f64 = match dtype {
         TypeDescriptor::Float(FloatSize::U4) => false,
         TypeDescriptor::Float(FloatSize::U8) => true,
-        other => return Err(format!("of type {other}; float32 or float64 would do")),
+        other => return Err(format!("of type {other}, not float32 or float64")),
     };
     let found = dataset.space().map_err(|e| e.to_string())?.shape();
     if found != shape {
-        return Err(format!("of shape {found:?}, the model wants {shape:?}"));
+        return Err(format!("of shape {found:?}, the model has {shape:?}"));
     }
     let numel = checked_numel(shape).ok_or_else(|| format!("shape {shape:?} overflows"))?;
     written::check(&dataset)?;

@@ -1,7 +1,7 @@
 //! A rank's file: a dataset for the weights and each optimizer state of a parameter slice, a digest per block
-//! and of the file, fsync.
+//! and for the file, fsync.
 //!
-//! Must not know: other ranks, the manifest's fate, which directory names are final.
+//! Must not know: other ranks, the use of the manifest, the final directory names.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -24,12 +24,12 @@ use crate::files;
 use crate::plan::Slice;
 use crate::test_hooks::{fault_point, write_point};
 
-// Digests are over little-endian f32, which is what the datasets hold.
+// Digests are over little-endian f32, the contents of the datasets.
 const _: () = assert!(cfg!(target_endian = "little"));
 
-/// What one dataset costs besides its values: object header, attributes, its entry in the group.
+/// Size of a dataset besides its values: object header, attributes, its entry in the group.
 const BYTES_PER_DATASET: u64 = 1024;
-/// What a file costs besides its datasets.
+/// Size of a file besides its datasets.
 const BYTES_PER_FILE: u64 = 16 << 10;
 
 /// A slice and its values, as they lie in host memory.
@@ -48,18 +48,18 @@ pub fn estimate_bytes(slices: &[Slice<'_>], n_kinds: usize) -> u64 {
     BYTES_PER_FILE + n_kinds as u64 * values
 }
 
-/// What a rank file is, besides the values in it.
+/// Properties of a rank file besides its values.
 #[derive(Debug, Clone, Copy)]
 pub struct Target<'a> {
     /// The partial directory of the step ([`partial_dir`](super::partial_dir)).
     pub dir: &'a Path,
-    /// The rank whose file it is.
+    /// Its rank.
     pub rank: usize,
     /// Ranks of the shard group.
     pub world_size: usize,
     /// Optimizer step.
     pub step: u64,
-    /// What is stored of each slice, in file order.
+    /// The kinds stored of each slice, in file order.
     pub kinds: &'a [Kind],
     /// Whether the file is locked while it is written.
     pub locking: Locking,
@@ -67,7 +67,7 @@ pub struct Target<'a> {
 
 /// Where the values of a rank file come from, block by block.
 pub trait Values {
-    /// Elements `range` of slice `slice_idx`, counted from the slice's own start.
+    /// Elements `range` of slice `slice_idx`, relative to the slice's start.
     fn block(&mut self, slice_idx: usize, kind: Kind, range: Range<usize>) -> Result<&[f32]>;
 }
 
@@ -102,8 +102,8 @@ pub fn write_slices(target: &Target<'_>, mut slices: &[SliceValues<'_>]) -> Resu
 }
 
 /// Writes a rank's file and returns its manifest record once its bytes are durable. Errors: the file exists,
-/// the disk is full, or any other failure of the file system, with the path and the bytes needed; or what
-/// `values` met.
+/// the disk is full, or any other failure of the file system, with the path and the bytes required; or an
+/// error of `values`.
 ///
 /// \[Note: two passes\] The HDF5 library makes the file's structure, with the place of every dataset fixed;
 /// then the values are written to those places with plain writes, in the order of the file, each block
@@ -170,7 +170,7 @@ fn check_slices(target: &Target<'_>, slices: &[Slice<'_>]) -> Result<()> {
     Ok(())
 }
 
-/// Where the values of one dataset lie in the file.
+/// The location of the values of one dataset in the file.
 struct Place {
     offset: u64,
     slice_idx: usize,
@@ -198,7 +198,7 @@ fn make_structure(path: &Path, target: &Target<'_>, slices: &[Slice<'_>]) -> hdf
         for (slice_idx, slice) in slices.iter().enumerate() {
             let dataset = make_dataset(&group, slice)?;
             if slice.numel() > 0 {
-                let offset = dataset.offset().ok_or("the library gave a dataset no place in the file")?;
+                let offset = dataset.offset().ok_or("the library did not allocate a dataset in the file")?;
                 places.push(Place { offset, slice_idx, kind });
             }
         }
@@ -223,18 +223,18 @@ fn make_dataset(group: &hdf5::Group, slice: &Slice<'_>) -> hdf5::Result<hdf5::Da
     Ok(dataset)
 }
 
-/// A file filled from front to back, and the digests of all of it and of its structure.
+/// A file written from front to back, and the digests of the whole and of its structure.
 struct Whole<'a> {
     file: &'a File,
     hasher: Xxh3,
     structure: Xxh3,
-    /// Where values are, as [`Structure::values`] has it.
+    /// Ranges of values, as in [`Structure::values`].
     values: Vec<(u64, u64)>,
     at: u64,
 }
 
 impl Whole<'_> {
-    /// Digests what the library wrote between here and `offset`.
+    /// Digests the structure between here and `offset`.
     fn skip_to(&mut self, offset: u64) -> std::io::Result<()> {
         assert!(self.at <= offset, "two datasets share bytes {offset}..{} of a file", self.at);
         let mut buffer = [0u8; 16 << 10];
@@ -248,7 +248,7 @@ impl Whole<'_> {
         Ok(())
     }
 
-    /// Writes values, which another core digests meanwhile where one is idle. Returns the digest of each
+    /// Writes values, which another core digests meanwhile if one is idle. Returns the digest of each
     /// `digest_block` of them.
     fn write(&mut self, of_slice: &[f32], digest_block: usize) -> std::io::Result<Vec<String>> {
         let bytes: &[u8] = bytemuck::cast_slice(of_slice);

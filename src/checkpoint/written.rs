@@ -1,7 +1,7 @@
-//! Whether the values of somebody's dataset are there. HDF5 gives zeros, without an error, for chunks that
-//! were never written, and for whatever a virtual dataset shows of files that are missing or cut short.
+//! Whether the values of a foreign dataset exist. HDF5 reads zeros, without an error, for chunks that were
+//! never written, and for the parts of a virtual dataset whose files are missing or truncated.
 //!
-//! Must not know: whose dataset it is, and for what it is read.
+//! Must not know: the origin and use of the dataset.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use hdf5::plist::dataset_create::Layout;
 use super::h5;
 use super::validate::checked_numel;
 
-/// The library reads a chunk as a whole; one that is longer than this, and than all of its dataset, is not
+/// The library reads a chunk as a whole; a chunk longer than this, and longer than its whole dataset, is not
 /// read at all.
 const MAX_CHUNK_BYTES: u64 = 64 << 20;
 
@@ -48,14 +48,14 @@ pub(super) fn check(dataset: &hdf5::Dataset) -> Result<(), String> {
     let properties = dataset.dcpl().map_err(said)?;
     if let Some(file) = properties.external().first() {
         return Err(format!(
-            "its values are in another file, {}, without a name in this one; copy them in with h5repack",
+            "its values are in another file, {}; copy them into this one with h5repack",
             file.name
         ));
     }
     match properties.layout() {
         Layout::Contiguous | Layout::Compact => match dataset.storage_size() {
             stored if stored >= numel as u64 * value_bytes => Ok(()),
-            0 => Err("declared, and never written".into()),
+            0 => Err("declared but never written".into()),
             stored => Err(format!("{stored} of {} bytes are stored", numel as u64 * value_bytes)),
         },
         Layout::Chunked => {
@@ -64,16 +64,16 @@ pub(super) fn check(dataset: &hdf5::Dataset) -> Result<(), String> {
                 chunk.iter().try_fold(value_bytes, |n, &d| n.checked_mul(d as u64)).unwrap_or(u64::MAX);
             if chunk_bytes > MAX_CHUNK_BYTES && chunk_bytes > numel as u64 * value_bytes {
                 return Err(format!(
-                    "its chunks have {chunk_bytes} bytes, more than all of its {} bytes; h5repack can cut it \
-                     anew",
+                    "its chunks have {chunk_bytes} bytes, more than its {} bytes in total; rechunk it with \
+                     h5repack",
                     numel as u64 * value_bytes
                 ));
             }
             let expected: usize = shape.iter().zip(&chunk).map(|(&n, &c)| n.div_ceil(c.max(1))).product();
             match dataset.num_chunks().unwrap_or(0) {
                 found if found >= expected => Ok(()),
-                0 => Err("declared, and never written".into()),
-                found => Err(format!("{found} of its {expected} chunks were written")),
+                0 => Err("declared but never written".into()),
+                found => Err(format!("only {found} of its {expected} chunks were written")),
             }
         }
         Layout::Virtual => Err(of_view(dataset, &properties)),

@@ -37,7 +37,7 @@ pub(super) fn run(launch: &Launch, args: &AcceptArgs, started: Instant) -> Resul
     if launch.rank() == 0 {
         launch::say_hooks();
     }
-    // The choice of a backend does not depend on the size of the model.
+    // The choice of a backend does not depend on the model's size.
     let small =
         if deck.training.is_unsized() { deck.with_size(reference_size::SIZES[0]) } else { deck.clone() };
     let reference = small.reference("tokens.u16", &deck.run.dir, deck.training.steps)?;
@@ -50,7 +50,7 @@ pub(super) fn run(launch: &Launch, args: &AcceptArgs, started: Instant) -> Resul
     on_backend(chosen, group, &reference, threads, command)
 }
 
-/// What is known before the backend is opened.
+/// Everything known before the backend is opened.
 struct AcceptCommand<'a> {
     launch: &'a Launch,
     deck: &'a Deck,

@@ -1,4 +1,5 @@
-//! What the ranks compute on: `run.backend`, what each rank finds on its node, and one verdict for all.
+//! The device each rank computes on: `run.backend`, the devices found on each node, and one verdict for all
+//! ranks.
 //!
 //! Must not know: how a device works.
 
@@ -14,14 +15,14 @@ use crate::error::{Error, Fault, Result};
 use crate::train::for_kind;
 use serde::{Deserialize, Serialize};
 
-/// What this rank computes on.
+/// The device of this rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Chosen {
     /// Its processor cores.
     Cpu,
     /// The GPU of this CUDA ordinal.
     Cuda {
-        /// Among those that the rank sees.
+        /// Index among the devices visible to the rank.
         ordinal: usize,
     },
 }
@@ -36,19 +37,19 @@ impl Chosen {
     }
 }
 
-/// What a rank has found.
+/// The devices a rank found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Found {
     host: String,
     visible_devices: Option<String>,
-    /// PCI bus ids by ordinal, or in a sentence why there is no computing on GPUs here.
+    /// PCI bus ids by ordinal, or the reason why GPUs cannot be used here.
     gpus: std::result::Result<Vec<String>, String>,
 }
 
-/// Looks for GPUs where the deck asks for them, and decides with all ranks. Collective.
+/// Looks for GPUs if the deck requests them, and decides for all ranks. Collective.
 ///
 /// # Errors
-/// The same on every rank: GPUs are asked for and a rank cannot have one, or some ranks can and some cannot.
+/// The same on every rank: GPUs are requested and a rank has none, or only some ranks have one.
 pub fn choose(group: &Group, deck: &Deck, host: &str) -> Result<Chosen> {
     if deck.run.backend == BackendKind::Cpu {
         return Ok(Chosen::Cpu);
@@ -68,14 +69,14 @@ pub fn choose(group: &Group, deck: &Deck, host: &str) -> Result<Chosen> {
     Ok(chosen)
 }
 
-/// What every rank computes on, and what a person should know of it.
+/// The device of every rank, and notes for the log.
 #[derive(Debug, PartialEq, Eq)]
 struct Decision {
     chosen: Vec<Chosen>,
     notes: Vec<String>,
 }
 
-/// A function of what all ranks found, so every rank comes to the same verdict.
+/// A function of what all ranks found, so every rank reaches the same verdict.
 fn decide(found: &[Found], backend: BackendKind, devices: &Written<DeviceList>) -> Result<Decision> {
     let has_gpu = |found: &Found| found.gpus.as_ref().is_ok_and(|gpus| !gpus.is_empty());
     let ranks_with =
@@ -124,7 +125,7 @@ fn agreed(error: Error) -> Error {
     Error::Agreed { rank: 0, error: Box::new(error) }
 }
 
-/// The ordinals of `run.devices`: the i-th for the i-th rank of a node. Two ranks may have one device.
+/// The ordinals of `run.devices`: the i-th for the i-th rank of a node. Two ranks may share a device.
 fn by_map(seen: &[SeenGpus], devices: &Written<DeviceList>) -> Result<Vec<usize>> {
     let refuse = |wants: String| {
         Error::Deck(vec![Fault {

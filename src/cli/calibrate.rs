@@ -1,4 +1,4 @@
-//! `zero3 plan --calibrate`: describes this node and this job for `calibrate/`.
+//! `zero3 plan --calibrate`: describes this node and this job to `calibrate/`.
 
 use super::args::PlanArgs;
 use super::launch::{self, Launch};
@@ -24,7 +24,7 @@ pub(super) fn run(launch: &Launch, args: &PlanArgs, started: Instant) -> Result<
     let comm = CpuComm::connect(launch.shard_group()?, true)?;
     let hosts = all_or_none(&comm, Ok(launch.host()))?;
     let n_here = ranks_by_host(hosts.iter().map(String::as_str))[0].1.len();
-    // A launcher binds the only rank of a node to one of its cores.
+    // A launcher binds a single rank of a node to one core.
     let cores = launch.cores_of_node()?;
     let cores = if comm.size() == 1 { cores.max(online_cores()) } else { cores };
     let node = Node {

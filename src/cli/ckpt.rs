@@ -1,4 +1,4 @@
-//! `zero3 ckpt ...`: looking at checkpoints, judging them, cutting them anew. One process, no MPI.
+//! `zero3 ckpt ...`: inspecting, verifying, comparing and resharding checkpoints. One process, no MPI.
 
 use super::args::{
     CkptCommand, CkptDiffArgs, CkptExportArgs, CkptImportArgs, CkptInspectArgs, CkptReshardArgs,
@@ -69,7 +69,7 @@ fn export(args: &CkptExportArgs) -> Result<Said> {
 }
 
 fn import(args: &CkptImportArgs) -> Result<Said> {
-    // How much there is to do is known once the files are matched.
+    // The amount of work is known once the files are matched.
     let bar = OnceCell::new();
     let begun = |total| BytesBar::new("importing", total, std::io::stderr().is_terminal());
     let progress = |done, total| bar.get_or_init(|| begun(total)).set(done);

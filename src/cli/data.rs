@@ -1,4 +1,4 @@
-//! `zero3 data ...`: making token files, looking at data. One process, no MPI.
+//! `zero3 data ...`: creating and inspecting token files. One process, no MPI.
 
 use super::args::{DataCommand, DataFilesArgs, DataInfoArgs, DeckArgs, TokenizeArgs};
 use crate::config::{DataFormat, Deck, Tokenizer};
@@ -22,7 +22,7 @@ pub(super) fn run(command: &DataCommand) -> Result<String> {
     }
 }
 
-/// What a deck's files hold.
+/// The contents of a deck's files.
 fn info(args: &DeckArgs) -> Result<String> {
     let deck = Deck::load(&args.path, &args.overrides)?;
     let config = data_config(&deck);
@@ -42,7 +42,7 @@ fn info(args: &DeckArgs) -> Result<String> {
     Ok(info.to_string())
 }
 
-/// Says so where the tokens were made with another tokenizer.
+/// Warns if the tokens were made with another tokenizer.
 fn warn_of_tokenizer(files: &[PathBuf], named: &Tokenizer) -> Result<()> {
     if let Some(why) = other_tokenizer(files, named)? {
         say::err(&format!("zero3: warning: {why}"));
@@ -50,11 +50,11 @@ fn warn_of_tokenizer(files: &[PathBuf], named: &Tokenizer) -> Result<()> {
     Ok(())
 }
 
-/// What token files hold.
+/// The contents of token files.
 fn files_info(args: &DataFilesArgs) -> Result<String> {
     let named = match &args.tokenizer {
         Some(named) => Some(named.clone()),
-        // What `data tokenize` made says so.
+        // `data tokenize` records it.
         None => args
             .paths
             .first()
@@ -76,7 +76,7 @@ fn files_info(args: &DataFilesArgs) -> Result<String> {
     Ok(info.to_string())
 }
 
-/// Text to token files.
+/// Tokenizes text into token files.
 fn tokenize(args: &TokenizeArgs) -> Result<String> {
     let tokenizer = TextTokenizer::load(&args.tokenizer, args.document_token_name.as_deref())?;
     let document_token = match (args.document_token, tokenizer.document_token()) {
@@ -85,7 +85,7 @@ fn tokenize(args: &TokenizeArgs) -> Result<String> {
         (None, Some(_)) => DocumentToken::Before,
         (Some(_), None) => {
             return Err(Error::Input(format!(
-                "the tokenizer {} has no token for documents; say --document-token none, or name one with \
+                "the tokenizer {} has no document token: pass --document-token none, or name one with \
                  --document-token-name",
                 tokenizer.name()
             )));
@@ -111,7 +111,7 @@ fn tokenize(args: &TokenizeArgs) -> Result<String> {
     Ok(report(&made?))
 }
 
-/// How the tokens will lie in the file, which must be able to hold them.
+/// The layout of the tokens in the file, which must be able to represent them.
 fn format(args: &TokenizeArgs, vocab_size: usize) -> Result<TokenFormat> {
     let wide = vocab_size > 1 << 16;
     let out = args.out.display();
@@ -121,24 +121,24 @@ fn format(args: &TokenizeArgs, vocab_size: usize) -> Result<TokenFormat> {
     };
     match named {
         DataFormat::RawU16 if wide => Err(Error::Input(format!(
-            "{out}: a vocabulary of {vocab_size} needs more than 16 bits; say --format raw_u32 or llmc, or \
-             name it *.u32"
+            "{out}: a vocabulary of {vocab_size} requires more than 16 bits: pass --format raw_u32 or llmc, \
+             or name the file *.u32"
         ))),
         DataFormat::RawU16 => Ok(TokenFormat::RawU16),
         DataFormat::RawU32 => Ok(TokenFormat::RawU32),
         DataFormat::Llmc if wide => Ok(TokenFormat::LlmcU32),
         DataFormat::Llmc => Ok(TokenFormat::LlmcU16),
         DataFormat::Text | DataFormat::Auto => Err(Error::Input(format!(
-            "{out}: what kind of token file is it to be? Name it *.bin, *.u16 or *.u32, or say --format \
-             raw_u16, raw_u32 or llmc"
+            "{out}: unknown token format: name the file *.bin, *.u16 or *.u32, or pass --format raw_u16, \
+             raw_u32 or llmc"
         ))),
     }
 }
 
-/// What was made, and what to write into a deck to train on it.
+/// Summary of the files written, and the lines of a deck that trains on them.
 fn report(made: &Made) -> String {
     let state = &made.state;
-    let mut text = if made.was_finished { "this was done before:\n".to_string() } else { String::new() };
+    let mut text = if made.was_finished { "already complete:\n".to_string() } else { String::new() };
     let list = |files: &[PathBuf]| match files {
         [] => "nothing".into(),
         [one] => one.display().to_string(),

@@ -1,4 +1,4 @@
-//! `zero3 device check`: the kernels of this node's GPU, one process, no MPI.
+//! `zero3 device check`: the GPU kernels of this node, one process, no MPI.
 
 use super::args::DeviceCheckArgs;
 use super::said::Said;
@@ -8,12 +8,16 @@ use crate::device_check::{self, SUM_NUMEL, Scale};
 use crate::error::{Error, Exit, Result};
 use crate::files;
 
-/// Opens the device and checks it; exit code 1 where a kernel is off.
+/// Opens the device and checks it; exit code 1 if a kernel is out of tolerance.
 pub fn check(args: &DeviceCheckArgs) -> Result<Said> {
     let bus_ids = probe::devices(false).map_err(Error::Comm)?;
     if args.device >= bus_ids.len() {
         let n = bus_ids.len();
-        return Err(Error::Comm(format!("there is no device {}: the driver shows {n} here", args.device)));
+        return Err(Error::Comm(format!(
+            "device {} does not exist: the driver reports {n} on this \
+                                        node",
+            args.device
+        )));
     }
     let image = Image::obtain(Architecture::of_device(args.device)?, &Cache::new("auto"))?;
     let device = CudaDevice::open(args.device, false, &image)?;

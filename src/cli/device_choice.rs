@@ -1,38 +1,38 @@
-//! Which of the GPUs that a rank sees it drives: one for each, whatever `--gpus-per-node`, `--gpus-per-task`
-//! or CUDA_VISIBLE_DEVICES have left visible, or a sentence that says why there is none.
+//! Which visible GPU a rank uses: a different one for each rank, whichever devices `--gpus-per-node`,
+//! `--gpus-per-task` or CUDA_VISIBLE_DEVICES leave visible, or an error that explains why there is none.
 //!
-//! Launchers hide and renumber GPUs in many ways, so ordinals and local ranks prove nothing: ordinal 0 of two
-//! ranks may be one GPU or two. PCI bus ids tell them apart in every case. Each rank lists what it sees, all
-//! lists are gathered, and every rank computes the same matching from them.
+//! Launchers hide and renumber GPUs in many ways, so ordinals and local ranks identify nothing: ordinal 0 of
+//! two ranks may be one GPU or two. PCI bus ids always do. Each rank lists its visible devices, the lists are
+//! gathered, and every rank computes the same matching from them.
 //!
-//! Pure functions of what ranks say, tested on recorded environments. Must not know: MPI, CUDA.
+//! Pure functions of these lists, tested on recorded environments. Must not know: MPI, CUDA.
 
 use super::launch_checks::ranks_in_words;
 use crate::backend::mesh::ranks_by_host;
 use std::collections::BTreeSet;
 
-/// What a rank sees.
+/// The devices visible to a rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SeenGpus {
-    /// Its node.
+    /// The rank's node.
     pub host: String,
     /// PCI bus id of each visible device, by CUDA ordinal: `0000:3B:00.0`.
     pub bus_ids: Vec<String>,
-    /// CUDA_VISIBLE_DEVICES, where it is set.
+    /// CUDA_VISIBLE_DEVICES, if set.
     pub visible_devices: Option<String>,
 }
 
 /// A device for every rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceChoice {
-    /// CUDA ordinal of each rank's device among those it sees.
+    /// CUDA ordinal of each rank's device among its visible ones.
     pub ordinals: Vec<usize>,
-    /// What works and wastes GPUs, one line each.
+    /// Warnings about idle GPUs, one line each.
     pub warnings: Vec<String>,
 }
 
-/// Gives each rank (`seen[r]` is of rank r) a device that no other rank has, the first it sees that is free.
-/// Refuses in one sentence, which names ranks, host and bus ids, where there are too few.
+/// Gives each rank (`seen[r]` is of rank r) a device that no other rank uses, the first free one it sees. If
+/// there are too few, the error names ranks, host and bus ids.
 pub fn choose_devices(seen: &[SeenGpus]) -> Result<DeviceChoice, String> {
     let hosts = ranks_by_host(seen.iter().map(|s| s.host.as_str()));
     let mut ordinals = vec![0; seen.len()];
@@ -56,8 +56,8 @@ pub fn choose_devices(seen: &[SeenGpus]) -> Result<DeviceChoice, String> {
         let all: BTreeSet<&str> = ranks.iter().flat_map(|&r| &seen[r].bus_ids).map(String::as_str).collect();
         if all.len() > ranks.len() {
             warnings.push(format!(
-                "{} of the {} GPUs that ranks see on {host} stay idle, because a rank drives one: start {} \
-                 ranks there (--ntasks-per-node), or ask for fewer GPUs",
+                "{} of the {} GPUs visible on {host} are idle, because a rank uses one: start {} ranks there \
+                 (--ntasks-per-node), or request fewer GPUs",
                 all.len() - ranks.len(),
                 all.len(),
                 all.len()
@@ -67,17 +67,17 @@ pub fn choose_devices(seen: &[SeenGpus]) -> Result<DeviceChoice, String> {
     Ok(DeviceChoice { ordinals, warnings })
 }
 
-/// Devices of one node and the ranks that have them so far: a bipartite matching that grows by augmenting
-/// paths (Kuhn's algorithm), since the first device a rank sees may be the only one another rank sees.
+/// Devices of one node and the ranks assigned to them: a bipartite matching extended by augmenting paths
+/// (Kuhn's algorithm), since the first device a rank sees may be the only one another rank sees.
 struct Matching<'a> {
     seen: &'a [SeenGpus],
-    /// (bus id, rank), each of both once.
+    /// (bus id, rank), each at most once.
     owners: Vec<(&'a str, usize)>,
 }
 
 impl<'a> Matching<'a> {
-    /// Gives `rank` a device, moving others on to another one they see where need be. False when none can be
-    /// had; `tried` then has the devices that it and those in its way see.
+    /// Assigns a device to `rank`, moving other ranks to another device they see if necessary. Returns false
+    /// if that is impossible; `tried` then has the devices visible to it and to the ranks in conflict.
     fn find_device(&mut self, rank: usize, tried: &mut BTreeSet<&'a str>) -> bool {
         let seen = self.seen;
         let owner_of = |owners: &[(&str, usize)], id: &str| owners.iter().position(|(owned, _)| *owned == id);
@@ -90,7 +90,7 @@ impl<'a> Matching<'a> {
             if tried.insert(id) {
                 let slot = owner_of(&self.owners, id).expect("a device that is not free has an owner");
                 if self.find_device(self.owners[slot].1, tried) {
-                    // The one that moved on stands further down the list now.
+                    // The reassigned rank is further down the list now.
                     self.owners[slot].1 = rank;
                     return true;
                 }
@@ -102,18 +102,18 @@ impl<'a> Matching<'a> {
 
 fn sees_none(host: &str, blind: &[usize], n_ranks: usize, visible_devices: Option<&str>) -> String {
     let why = match visible_devices {
-        None => "the driver shows no device there".into(),
-        Some("" | "-1" | "NoDevFiles") => "the launcher gave it none".into(),
-        Some(list) => format!("CUDA_VISIBLE_DEVICES={list} names none that the driver knows"),
+        None => "the driver reports no device there".into(),
+        Some("" | "-1" | "NoDevFiles") => "the launcher assigned none".into(),
+        Some(list) => format!("CUDA_VISIBLE_DEVICES={list} names no device the driver knows"),
     };
     format!(
-        "{} on {host} {} no GPU ({why}): ask for one for each rank of a node (--gpus-per-node={n_ranks})",
+        "{} on {host} {} no GPU ({why}): request one per rank of a node (--gpus-per-node={n_ranks})",
         ranks_in_words(blind),
         if blind.len() == 1 { "sees" } else { "see" },
     )
 }
 
-/// `devices` are all that some ranks of the node see, and they are more ranks than devices.
+/// `devices` are all that some ranks of the node see, fewer than these ranks.
 fn too_few(host: &str, ranks: &[usize], devices: &BTreeSet<&str>, seen: &[SeenGpus]) -> String {
     let confined: Vec<usize> = ranks
         .iter()
@@ -126,9 +126,8 @@ fn too_few(host: &str, ranks: &[usize], devices: &BTreeSet<&str>, seen: &[SeenGp
         n => format!("the {n} GPUs {ids}"),
     };
     format!(
-        "{} on {host} see nothing but {share}, and each rank needs one of its own: ask for \
-         --gpus-per-node={} without --gpus-per-task or --gpu-bind, or start fewer ranks there \
-         (--ntasks-per-node)",
+        "{} on {host} see only {share}, and each rank requires a separate one: request --gpus-per-node={} \
+         without --gpus-per-task or --gpu-bind, or start fewer ranks there (--ntasks-per-node)",
         ranks_in_words(&confined),
         ranks.len()
     )
@@ -195,7 +194,7 @@ mod tests {
         // srun -N2 --ntasks-per-node=2 --gpus-per-node=4
         let all = "0,1,2,3";
         let lines = expect_ordinals(&[("n1", all), ("n1", all), ("n2", all), ("n2", all)], &[0, 1, 0, 1], 2);
-        assert!(lines[1].starts_with("2 of the 4 GPUs that ranks see on n2 stay idle"), "{lines:?}");
+        assert!(lines[1].starts_with("2 of the 4 GPUs visible on n2 are idle"), "{lines:?}");
         // srun -N1 --ntasks-per-node=2 --gpus-per-task=2
         expect_ordinals(&[("n1", "0,1"), ("n1", "2,3")], &[0, 0], 1);
     }
@@ -244,11 +243,11 @@ mod tests {
     fn ranks_that_see_none_are_told_apart_by_why() {
         expect_refusal(
             &[("n1", "0"), ("n2", ""), ("n2", "")],
-            &["ranks 1-2 on n2 see no GPU", "gave it none", "=2"],
+            &["ranks 1-2 on n2 see no GPU", "assigned none", "=2"],
         );
-        expect_refusal(&[("n1", "NoDevFiles")], &["rank 0 on n1 sees no GPU", "gave it none"]);
-        expect_refusal(&[("n1", "7")], &["CUDA_VISIBLE_DEVICES=7 names none"]);
+        expect_refusal(&[("n1", "NoDevFiles")], &["rank 0 on n1 sees no GPU", "assigned none"]);
+        expect_refusal(&[("n1", "7")], &["CUDA_VISIBLE_DEVICES=7 names no device"]);
         let none = choose_devices(&[rank("n1", None, 0)]).expect_err("refused");
-        assert!(none.contains("the driver shows no device there"), "{none}");
+        assert!(none.contains("the driver reports no device there"), "{none}");
     }
 }

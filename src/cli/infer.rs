@@ -1,4 +1,4 @@
-//! `zero3 sample` and `zero3 eval`: the deck on every rank, the backend, the checkpoint, the words.
+//! `zero3 sample` and `zero3 eval`: the deck on every rank, the backend, the checkpoint, the output.
 
 use super::args::{DeckArgs, EvalArgs, SampleArgs};
 use super::backend_choice;
@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
-/// What rank 0 found and every rank works with.
+/// What rank 0 found, shared with every rank.
 #[derive(Serialize, Deserialize)]
 struct Found {
     #[serde(with = "crate::foreign::paths::exact")]
@@ -32,15 +32,14 @@ struct Found {
     deck: String,
 }
 
-/// `[model]` of a checkpoint's deck as overrides: what else `deck` says is the caller's.
+/// `[model]` of a checkpoint's deck as overrides of `deck`; the rest of `deck` is unchanged.
 fn model_keys(deck: &Deck) -> Vec<(String, String)> {
     let mut keys = deck.overrides_of("model");
     keys.retain(|(key, _)| !["model.preset", "model.init_seed", "model.init_from"].contains(&key.as_str()));
     keys
 }
 
-/// The step directory, and the deck to work with: the checkpoint's own, or another one around the
-/// checkpoint's model.
+/// The step directory and the deck to use: the checkpoint's, or another deck with the checkpoint's model.
 fn find_deck(
     group: &Group,
     checkpoint: &Path,
@@ -55,8 +54,8 @@ fn find_deck(
             None => Deck::parse(&manifest.deck, overrides, &origin)?,
             Some(other) => {
                 let own = Deck::parse(&manifest.deck, &[], &origin)?;
-                // No training, so nothing that it would want of the data. The last override of a key counts:
-                // a model key on the command line beats the checkpoint's.
+                // There is no training, so its requirements on the data do not apply. The last override of a
+                // key wins: a model key on the command line takes precedence over the checkpoint's.
                 let never =
                     ["train.eval_every", "train.sample_every"].map(|key| (key.to_string(), "0".to_string()));
                 let all = model_keys(&own).into_iter().chain(never).chain(other.overrides.iter().cloned());
@@ -69,7 +68,7 @@ fn find_deck(
     Ok((found.dir, Deck::parse(&found.deck, &[], "the deck of rank 0")?))
 }
 
-/// Chooses the backend with all ranks, and works on it.
+/// Chooses the backend with all ranks, and runs the work on it.
 fn start<W: Work>(launch: &Launch, group: Group, deck: &Deck, work: W) -> Result<W::Output> {
     start_watch::at(StartPlace::Compare);
     logging::init("warn", launch.rank());
@@ -92,7 +91,7 @@ pub(super) fn sample(launch: &Launch, args: &SampleArgs) -> Result<Exit> {
     Ok(Exit::Finished)
 }
 
-/// Text of tokens that another tokenizer made would be nonsense.
+/// Text decoded with another tokenizer than the model's would be meaningless.
 fn refuse_other_tokenizer(deck: &Deck) -> Result<()> {
     let Ok(files) = ResolvedFiles::resolve(&deck.data.train, &[]) else { return Ok(()) };
     match other_tokenizer(&files.train, &deck.data.tokenizer)? {
@@ -115,11 +114,11 @@ impl Work for Sample<'_> {
         let SampleArgs { prompt, temperature, top_k, seed, max_tokens, .. } = self.args;
         let loaded = match &deck.data.tokenizer {
             Tokenizer::None => Err(Error::Input(format!(
-                "the deck in {} has data.tokenizer = \"none\", so nobody knows what tokens mean; say which \
-                 one with data.tokenizer=gpt2 or the path of a tokenizer.json",
+                "the deck in {} has data.tokenizer = \"none\", so tokens cannot be decoded; set \
+                 data.tokenizer=gpt2 or the path of a tokenizer.json",
                 self.dir.display()
             ))),
-            // What the model learned from is known where its token files are.
+            // The tokenizer of the training data is recorded with its token files.
             named => match comm.rank() {
                 0 => refuse_other_tokenizer(deck),
                 _ => Ok(()),
@@ -144,7 +143,7 @@ pub(super) fn eval(launch: &Launch, args: &EvalArgs) -> Result<Exit> {
     let stride = args.stride.unwrap_or(deck.model.seq_len.div_ceil(2));
     if stride > deck.model.seq_len {
         return Err(Error::Input(format!(
-            "--stride {stride} leaves tokens out: a window has model.seq_len = {}; that or less would do",
+            "--stride {stride} skips tokens: it must be at most model.seq_len = {}",
             deck.model.seq_len
         )));
     }
@@ -167,7 +166,7 @@ struct Eval<'a> {
 }
 
 impl Work for Eval<'_> {
-    /// And the key of the data.
+    /// Also returns the key of the data.
     type Output = (Evaluated, &'static str);
 
     fn on<B: Backend>(self, device: &B::Device, comm: &B::Comm) -> Result<Self::Output> {
@@ -184,7 +183,7 @@ impl Work for Eval<'_> {
             named => TextTokenizer::load(named, None).map(|loaded| _ = tokenizer.insert(loaded)),
         };
         all_or_none(comm, loaded)?;
-        // Bytes are counted once: by the rank that speaks.
+        // Bytes are counted once, by the rank that prints.
         let tokenizer = tokenizer.filter(|_| comm.rank() == 0);
         let evaluated = with_weights::<B, _>(device, comm, deck, self.dir, None, |stepper| {
             evaluate(stepper, space, self.stride, tokenizer.as_ref())
@@ -196,7 +195,7 @@ impl Work for Eval<'_> {
 fn in_words(e: &Evaluated, dir: &Path, key: &str, stride: usize) -> String {
     let per_byte = match e.bits_per_byte() {
         Some(bits) => format!("bits per byte {bits}"),
-        None => "bits per byte unknown: data.tokenizer = \"none\" says nothing of bytes".into(),
+        None => "bits per byte unknown: data.tokenizer = \"none\" defines no bytes".into(),
     };
     format!(
         "{}: {} tokens of {key}, each predicted once, in {} windows {stride} apart\nloss {} nats per \

@@ -1,6 +1,6 @@
-//! MPI from start to end: threads, panics, aborts, what a rank may use of its node.
+//! MPI from start to end: threads, panics, aborts, and a rank's share of its node.
 //!
-//! Besides logging, this is the one place that sees the world rank.
+//! Apart from logging, the only place that sees the world rank.
 
 use super::launch_checks::{self, Place};
 use crate::backend::agree::all_or_none;
@@ -22,18 +22,18 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// A process of a job under MPI. Dropping it finalises MPI, which waits for all ranks.
+/// A process of a job under MPI. Dropping it finalizes MPI, which waits for all ranks.
 pub struct Launch {
     universe: Universe,
 }
 
-/// Lets the C library's allocator keep what is freed. Matrix products allocate their packing buffers at each
-/// call, up to some MB; given back to the system and asked for again, they cost a page fault per 4 KiB in
-/// every step.
+/// Makes the C library's allocator retain freed memory. Matrix products allocate their packing buffers, up to
+/// some MB, at each call; returning and requesting them again would cost a page fault per 4 KiB in every
+/// step.
 fn keep_freed_memory() {
     #[cfg(target_env = "gnu")]
     {
-        /// The most that the allocator takes.
+        /// The largest value the allocator accepts.
         const LARGEST: i32 = 32 << 20;
         // SAFETY: options of the allocator, set before other threads start.
         unsafe {
@@ -44,10 +44,10 @@ fn keep_freed_memory() {
 }
 
 impl Launch {
-    /// Watches over the start from here on; `timeout` finds `run.timeout`, and may hang. Starts MPI, keeps
+    /// Initializes MPI, monitored from here on; `timeout` determines `run.timeout`, and may hang. Retains
     /// freed memory, and turns every later panic into an abort of the whole job.
     pub fn start(timeout: impl FnOnce() -> Option<Duration> + Send + 'static) -> Result<Self> {
-        // Variables of a Slurm step that this process is no task of say nothing of its start.
+        // Variables of a Slurm step that this process is not a task of do not describe its start.
         let is_believed = |name: &str| name != "SLURM_STEP_NUM_TASKS" || environment::descends_from_slurm();
         let env = |name: &str| environment::variable(name).filter(|_| is_believed(name));
         if let Some(refusal) = launch_checks::refusal_before_mpi(&env, &library_version()) {
@@ -80,8 +80,7 @@ impl Launch {
         processor_name()
     }
 
-    /// The group of ranks that share the slices of every parameter: today all of them. Collective over the
-    /// job.
+    /// The group of ranks that shard the parameters: today all of them. Collective over the job.
     pub fn shard_group(&self) -> Result<Group> {
         let world = self.universe.world();
         world.along(&Mesh::sharded(world.size()), Dim::Shard)
@@ -92,7 +91,7 @@ impl Launch {
         self.universe.world().split(color, key)
     }
 
-    /// What this rank can say of itself, by name.
+    /// Properties of this rank, by name.
     pub fn facts(&self, threads: usize) -> BTreeMap<String, String> {
         let mut facts = self.versions();
         let cores = allowed_cpus();
@@ -103,8 +102,8 @@ impl Launch {
         facts
     }
 
-    /// Ranks that would compute different bits are refused: another program, deck or instruction set. Rank 0
-    /// says who is where, and warns of a start that will be slow. Collective.
+    /// Rejects ranks that would compute different bits: another program, deck or instruction set. Rank 0 logs
+    /// the placement of the ranks, and warns of a slow configuration. Collective.
     pub fn check_agreement(&self, group: &Group, deck: &Deck, threads: usize) -> Result<()> {
         let own = Start {
             version: env!("CARGO_PKG_VERSION").into(),
@@ -120,19 +119,19 @@ impl Launch {
             let (h, host) = (&start.place.host, &first.place.host);
             if (&start.version, &start.instructions) != (&first.version, &first.instructions) {
                 return Err(Error::Input(format!(
-                    "rank {rank} on {h} is zero3 {} with {} kernels, rank 0 on {host} is zero3 {} with {}: \
-                     their results would differ; start ranks on nodes of one kind",
+                    "rank {rank} on {h} runs zero3 {} with {} kernels, rank 0 on {host} runs zero3 {} with \
+                     {}: their results would differ; start all ranks on nodes of one type",
                     start.version, start.instructions, first.version, first.instructions
                 )));
             }
             if start.program != first.program {
                 return Err(Error::Input(format!(
                     "rank {rank} on {h} runs another build of zero3 (digest {:016x}) than rank 0 on {host} \
-                     ({:016x}): put the program where every node sees the same file",
+                     ({:016x}): install the program on a file system shared by all nodes",
                     start.program, first.program
                 )));
             }
-            assert_eq!(start.deck, first.deck, "rank {rank} on {h} has another deck than rank 0");
+            assert_eq!(start.deck, first.deck, "rank {rank} on {h} has a different deck than rank 0");
         }
         test_hooks::add_to_job(all.iter().flat_map(|start| start.hooks.clone()));
         if self.rank() == 0 {
@@ -144,7 +143,7 @@ impl Launch {
         Ok(())
     }
 
-    /// Where this runs and on what, for whoever reads the log later.
+    /// Where this runs and on what, for the log.
     fn banner(&self, start: &Start, places: &[Place]) {
         let versions = self.versions();
         let version = |name: &str| versions.get(name).map_or("?", String::as_str);
@@ -166,8 +165,8 @@ impl Launch {
         log::info!("{}, HDF5 {}, {threads} on rank 0", version("mpi"), version("hdf5"));
     }
 
-    /// Compute threads of this rank: what the deck says, or its share of the cores it may run on and of the
-    /// processor time that its control group may use. Collective.
+    /// Compute threads of this rank: as set in the deck, or its share of the cores it may run on and of the
+    /// processor time of its control group. Collective.
     pub fn threads(&self, from_deck: usize) -> Result<usize> {
         let cpus = allowed_cpus();
         let quota = cpu_quota();
@@ -183,8 +182,8 @@ impl Launch {
         }
         if let Some(quota) = quota.filter(|_| from_deck > share) {
             log::warn!(
-                "run.threads_per_rank = {from_deck}, but {} grants {} processors' worth of time to {}: the \
-                 rest of the threads will be made to wait",
+                "run.threads_per_rank = {from_deck}, but {} grants {} processors' worth of time to {}: \
+                 additional threads will be throttled",
                 quota.file.display(),
                 quota.cpus,
                 human::counted(sharing_quota, "rank"),
@@ -193,13 +192,13 @@ impl Launch {
         Ok(if from_deck == 0 { share } else { from_deck })
     }
 
-    /// Cores of this node that its ranks may run on together. Collective.
+    /// Cores of this node that its ranks together may run on. Collective.
     pub fn cores_of_node(&self) -> Result<usize> {
         let node = self.universe.world().on_this_node()?;
         Ok(of_all(&node, &allowed_cpus())?.into_iter().flatten().collect::<BTreeSet<_>>().len())
     }
 
-    /// What ran, for the summary.
+    /// Versions, for the summary.
     pub fn versions(&self) -> BTreeMap<String, String> {
         let (major, minor, micro) = hdf5::library_version();
         BTreeMap::from([
@@ -211,7 +210,7 @@ impl Launch {
         ])
     }
 
-    /// Ends MPI, which waits for all ranks; `flight` watches meanwhile.
+    /// Ends MPI, which waits for all ranks; `flight` monitors that.
     pub fn leave(self, flight: Option<FlightRecorder>) {
         if let Some(flight) = &flight {
             test_hooks::fault_point("leave", self.rank(), 0);
@@ -220,13 +219,13 @@ impl Launch {
         drop(self);
     }
 
-    /// Ends the job on every rank, now. Finalising would wait for ranks that wait for this one.
+    /// Aborts the job on every rank. Finalizing would wait for ranks that wait for this one.
     pub fn abort(&self, exit: Exit) -> ! {
         mpi::abort_job(exit)
     }
 }
 
-/// The numbers of every rank of `group`, however many each has. Collective over it.
+/// The numbers of every rank of `group`, of any count each. Collective over it.
 fn of_all(group: &Group, numbers: &[usize]) -> Result<Vec<Vec<usize>>> {
     let mut padded: Vec<u64> = numbers.iter().map(|&number| number as u64).collect();
     let mut counts = vec![0u64; group.size()];
@@ -249,18 +248,18 @@ pub fn abort_job(exit: Exit) {
     mpi::abort_job(exit)
 }
 
-/// Ends this process alone, from any thread, without MPI: what hangs in another thread is not waited for.
+/// Ends only this process, from any thread, without MPI, and without waiting for a thread that hangs.
 fn end_process(exit: Exit) {
     // SAFETY: takes a number and does not return.
     unsafe { libc::_exit(exit.code()) };
 }
 
-/// A panic is a broken invariant, or an error where none could be returned: nobody may go on, and nobody may
-/// be left waiting.
+/// A panic is a broken invariant, or an error where none could be returned: no rank may continue, and none
+/// may be left waiting.
 fn abort_on_panic(rank: usize, host: String) {
     let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
-        // A foreign parser that gives up on its input: the caller has an error.
+        // A third-party parser that panics on its input: the caller turns it into an error.
         if foreign::is_guarded() {
             return;
         }
@@ -280,14 +279,14 @@ fn abort_on_panic(rank: usize, host: String) {
     }));
 }
 
-/// What tests ask for is said, and so is what somebody may take for asked.
+/// Logs active hooks, and variables that look like hooks but are ignored.
 pub(super) fn say_hooks() {
     let (hooks, ignored) = (test_hooks::of_job(), test_hooks::ignored());
     if !hooks.is_empty() {
         log::warn!("test hooks active: {}: results are not those of the deck", hooks.join(", "));
     }
     if !ignored.is_empty() {
-        log::warn!("{} set, and without effect: tests give {} with it", ignored.join(", "), test_hooks::FLAG);
+        log::warn!("{} set but ignored: hooks require {}", ignored.join(", "), test_hooks::FLAG);
     }
 }
 

@@ -1,8 +1,8 @@
-//! Whether the launcher started what was meant: a group of ranks that meet, evenly spread, each with cores of
-//! its own.
+//! Whether the launcher started the intended job: a group of connected ranks, evenly distributed, each on
+//! separate cores.
 //!
-//! Pure functions of an environment and of what ranks say of themselves, tested on recorded ones. Must not
-//! know: MPI.
+//! Pure functions of an environment and of properties of the ranks, tested on recorded ones. Must not know:
+//! MPI.
 
 use crate::backend::mesh::ranks_by_host;
 use crate::human;
@@ -12,34 +12,36 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Looks up a variable of the environment.
 pub type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// Why ranks started like this would not meet, each taking itself for the only one; to be asked before MPI
-/// starts, because MPI may end the process in words of its own. `mpi_library` is the library's name for
-/// itself.
+/// Why ranks started like this would not connect, each running alone; to be checked before MPI starts,
+/// because MPI may end the process with its own message. `mpi_library` is the library's name for itself.
 pub fn refusal_before_mpi(env: Env<'_>, mpi_library: &str) -> Option<String> {
     let n_tasks = srun_tasks(env)?;
     let task = step_task(env);
     let needs_pmix = mpi_library.contains("Open MPI");
     (needs_pmix && env("PMIX_NAMESPACE").is_none()).then(|| {
         let how = match env("SLURM_MPI_TYPE").filter(|kind| kind != "none") {
-            Some(kind) => format!("srun --mpi={kind} gives no PMIx, through which {mpi_library} ranks meet"),
-            None => "srun was not told of MPI".into(),
+            Some(kind) => format!(
+                "srun --mpi={kind} does not provide PMIx, which {mpi_library} requires to \
+                                   connect ranks"
+            ),
+            None => "srun was started without an MPI plugin".into(),
         };
         refusal(task, n_tasks, &how)
     })
 }
 
-/// The same, once MPI has counted the ranks.
+/// The same check, once MPI has counted the ranks.
 pub fn refusal_after_mpi(env: Env<'_>, world_size: usize) -> Option<String> {
     let n_tasks = srun_tasks(env)?;
-    (world_size == 1).then(|| refusal(step_task(env), n_tasks, "each of them found itself alone"))
+    (world_size == 1).then(|| refusal(step_task(env), n_tasks, "each of them runs alone"))
 }
 
-/// Tasks of the Slurm step this process is one of, when there are several and no mpirun stands between.
+/// Tasks of the Slurm step of this process, if there are several and mpirun is not involved.
 fn srun_tasks(env: Env<'_>) -> Option<usize> {
     step_tasks(env).filter(|&n_tasks| n_tasks > 1)
 }
 
-/// The same of one task too.
+/// Also for a single task.
 fn step_tasks(env: Env<'_>) -> Option<usize> {
     let by_mpirun = ["OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS"].iter().any(|name| env(name).is_some());
     let n_tasks = env("SLURM_STEP_NUM_TASKS")?.parse().ok()?;
@@ -51,8 +53,8 @@ fn step_task(env: Env<'_>) -> usize {
     env("SLURM_PROCID").and_then(|number| number.parse().ok()).unwrap_or(0)
 }
 
-/// What starts `n_ranks` ranks as this process was started: srun, or mpirun, with `--oversubscribe` where
-/// Open MPI needs it for so many or was told so.
+/// The command that starts `n_ranks` ranks in the way this process was started: srun, or mpirun, with
+/// `--oversubscribe` if Open MPI requires it or had it.
 pub fn launcher(env: Env<'_>, n_ranks: usize) -> String {
     if step_tasks(env).is_some() {
         let kind = env("SLURM_MPI_TYPE").filter(|kind| kind != "none");
@@ -63,31 +65,31 @@ pub fn launcher(env: Env<'_>, n_ranks: usize) -> String {
     format!("mpirun -n {n_ranks}{}", if is_more { " --oversubscribe" } else { "" })
 }
 
-/// Task 0 gives the whole advice. Another task that speaks, because it sees no lower one on its node, is
+/// Task 0 prints the full advice. Another task that prints, because it sees no lower one on its node, is
 /// brief.
 fn refusal(task: usize, n_tasks: usize, how: &str) -> String {
     if task > 0 {
-        return format!("task {task} of {n_tasks} does not start: {how} (see the message of task 0)");
+        return format!("task {task} of {n_tasks} not started: {how} (see the message of task 0)");
     }
     format!(
-        "Slurm started {n_tasks} tasks, but {how}: they would train {n_tasks} times the same run. Start them \
-         with\n  srun --mpi=pmix --kill-on-bad-exit=1 -n {n_tasks} zero3 train ...\nor, where `srun \
-         --mpi=list` names no pmix, with\n  mpirun -n {n_tasks} zero3 train ..."
+        "Slurm started {n_tasks} tasks, but {how}: they would train the same run {n_tasks} times. Start them \
+         with\n  srun --mpi=pmix --kill-on-bad-exit=1 -n {n_tasks} zero3 train ...\nor, if `srun --mpi=list` \
+         does not list pmix, with\n  mpirun -n {n_tasks} zero3 train ..."
     )
 }
 
-/// Compute threads of a rank that shares `n_cpus` processors with so many ranks, itself among them, and with
-/// `quota` a share of processor time, in processors, with others or the same ones. More threads than the
-/// quota grants only wait for each other.
+/// Compute threads of a rank that shares `n_cpus` processors with this many ranks, itself included, and
+/// `quota` processors' worth of time with the same or other ranks. More threads than the quota allows only
+/// wait for each other.
 pub fn threads(n_cpus: usize, sharing_cpus: usize, quota: Option<f64>, sharing_quota: usize) -> usize {
     let of_quota = quota.map_or(usize::MAX, |cpus| (cpus / sharing_quota.max(1) as f64).ceil() as usize);
     (n_cpus / sharing_cpus.max(1)).min(of_quota).max(1)
 }
 
-/// What a rank says of its place.
+/// Placement of a rank.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
-    /// Its node.
+    /// The rank's node.
     pub host: String,
     /// Processors it may run on.
     pub cpus: Vec<usize>,
@@ -95,7 +97,7 @@ pub struct Place {
     pub threads: usize,
 }
 
-/// `0-3, 8`: numbers that go up, in few words.
+/// `0-3, 8`: ascending numbers as ranges.
 pub(super) fn in_words(numbers: &[usize]) -> String {
     let mut runs: Vec<(usize, usize)> = Vec::new();
     for &number in numbers {
@@ -113,7 +115,7 @@ pub(super) fn ranks_in_words(ranks: &[usize]) -> String {
     format!("{} {}", human::of_number(ranks.len(), "rank"), in_words(ranks))
 }
 
-/// Who is where: `2 nodes: n1 (ranks 0-1), n2 (ranks 2-3)`.
+/// Placement of all ranks: `2 nodes: n1 (ranks 0-1), n2 (ranks 2-3)`.
 pub fn layout(places: &[Place]) -> String {
     let hosts = ranks_by_host(places.iter().map(|place| place.host.as_str()));
     let list: Vec<String> =
@@ -121,15 +123,15 @@ pub fn layout(places: &[Place]) -> String {
     format!("{}: {}", human::counted(hosts.len(), "node"), list.join(", "))
 }
 
-/// What will work and be slow, one line each.
+/// Warnings about slow configurations, one line each.
 pub fn warnings(places: &[Place]) -> Vec<String> {
     let hosts = ranks_by_host(places.iter().map(|place| place.host.as_str()));
     let mut lines = Vec::new();
     let counts: BTreeSet<usize> = hosts.iter().map(|(_, ranks)| ranks.len()).collect();
     if counts.len() > 1 {
         lines.push(format!(
-            "ranks are spread unevenly over {}; memory and network of the fuller nodes set the pace: \
-             --ntasks-per-node evens them out",
+            "ranks are distributed unevenly over {}; the nodes with more ranks limit the speed: use \
+             --ntasks-per-node",
             layout(places)
         ));
     }
@@ -141,8 +143,8 @@ pub fn warnings(places: &[Place]) -> Vec<String> {
     }
     if let Some(((host, core), ranks)) = bound.iter().find(|(_, ranks)| ranks.len() > 1) {
         lines.push(format!(
-            "{} are bound to the same core, {core} of {host}: let the launcher bind each to its own (srun \
-             --cpus-per-task, mpirun --map-by), or none (mpirun --bind-to none)",
+            "{} are bound to the same core, {core} of {host}: let the launcher bind each to a separate one \
+             (srun --cpus-per-task, mpirun --map-by), or disable binding (mpirun --bind-to none)",
             ranks_in_words(ranks)
         ));
     }
@@ -153,7 +155,7 @@ pub fn warnings(places: &[Place]) -> Vec<String> {
     });
     if let Some((host, n_cores, n_threads, n_ranks)) = short {
         lines.push(format!(
-            "{host} has {} for {n_threads} compute threads of {}: start fewer ranks there, ask for more \
+            "{host} has {} for {n_threads} compute threads of {}: start fewer ranks there, request more \
              cores (--cpus-per-task), or lower run.threads_per_rank",
             human::counted(n_cores, "core"),
             human::counted(n_ranks, "rank"),
@@ -243,7 +245,9 @@ mod tests {
 
     #[test]
     fn tasks_that_cannot_meet_are_refused_with_the_line_that_works() {
-        for (recorded, why) in [(SRUN_NONE, "not told of MPI"), (SRUN_PMI2, "--mpi=pmi2 gives no PMIx")] {
+        for (recorded, why) in
+            [(SRUN_NONE, "without an MPI plugin"), (SRUN_PMI2, "--mpi=pmi2 does not provide PMIx")]
+        {
             let refusal_of = |task: &str| {
                 let env = |name: &str| match name {
                     "SLURM_PROCID" => Some(task.to_string()),
@@ -256,13 +260,13 @@ mod tests {
                 assert!(advice.contains(part), "{part}: {advice}");
             }
             let brief = refusal_of("3");
-            assert!(brief.starts_with("task 3 of 4 does not start: ") && brief.contains(why), "{brief}");
+            assert!(brief.starts_with("task 3 of 4 not started: ") && brief.contains(why), "{brief}");
             assert!(!brief.contains('\n'), "the advice is given once: {brief}");
         }
         // MPICH meets through pmi2; what it then counts decides.
         assert_eq!(refusal_before_mpi(&lookup(SRUN_PMI2), "MPICH Version: 4.0.2"), None);
         assert_eq!(refusal_after_mpi(&lookup(SRUN_PMI2), 4), None);
-        assert!(refusal_after_mpi(&lookup(SRUN_PMI2), 1).expect("refused").contains("found itself alone"));
+        assert!(refusal_after_mpi(&lookup(SRUN_PMI2), 1).expect("refused").contains("runs alone"));
     }
 
     #[test]

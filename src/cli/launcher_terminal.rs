@@ -1,10 +1,10 @@
-//! Whether somebody watches what a launcher copies from its ranks.
+//! Whether a terminal shows the output that a launcher copies from its ranks.
 
 use crate::environment;
 
 /// Whether this process was started by a launcher whose standard output and error are a terminal. Open MPI
-/// gives ranks pipes and copies what arrives there byte by byte; on other nodes, and under launchers that
-/// start ranks through a proxy, the parent has none, and lines stay plain.
+/// connects ranks through pipes and copies byte by byte; on other nodes, and under launchers with a proxy,
+/// the parent has no terminal, and output stays plain.
 pub fn launcher_has_a_terminal() -> bool {
     let parent = std::os::unix::process::parent_id();
     let is_terminal = |fd: u32| {

@@ -6,10 +6,10 @@ use crate::environment;
 use crate::foreign::shown;
 use log::LevelFilter;
 
-/// Starts logging. `filter` is the deck's `log.level`: a level, or levels by module, as env_logger has them.
+/// Starts logging. `filter` is the deck's `log.level`: a level, or levels by module, in env_logger's syntax.
 ///
-/// Ranks other than 0 say warnings and errors only. RUST_LOG, where set, beats the deck on every rank. A
-/// second call in the same process changes nothing.
+/// Ranks other than 0 log warnings and errors only. RUST_LOG, if set, overrides the deck on every rank. A
+/// second call in the same process has no effect.
 pub fn init(filter: &str, rank: usize) {
     let from_environment = environment::variable("RUST_LOG");
     let mut builder = env_logger::Builder::new();
@@ -23,7 +23,7 @@ pub fn init(filter: &str, rank: usize) {
             shown(&record.args().to_string())
         )
     });
-    // The only failure is a logger that is there already.
+    // Fails only if a logger is already installed.
     builder.try_init().ok();
     if rank != 0 && from_environment.is_none() {
         log::set_max_level(log::max_level().min(LevelFilter::Warn));

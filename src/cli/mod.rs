@@ -49,7 +49,7 @@ use std::io::IsTerminal;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How long a rank with nothing to say outlives the one that speaks.
+/// How long a rank without a message outlives the one that prints.
 const TIME_TO_SPEAK: Duration = Duration::from_secs(3);
 
 /// Runs the program and returns its exit code. Under a launcher every rank calls it with the same arguments.
@@ -57,7 +57,7 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> Exit {
     let started = clock::process_start();
     signals::leave_limits_to_errno();
     environment::launched();
-    // Before anything asks for them. No command has a word like that of its own.
+    // Before anything reads them. No command has an argument of this name.
     let (flags, arguments): (Vec<_>, Vec<_>) = arguments.partition(|word| word == test_hooks::FLAG);
     if !flags.is_empty() {
         test_hooks::activate();
@@ -116,7 +116,7 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> Exit {
 /// Prints help, or what is wrong with the arguments. Open MPI gives ranks a terminal of its own, whatever it
 /// does with what they print there: under a launcher the text is plain.
 fn show_usage(usage: &clap::Error) {
-    // A closed pipe has nobody to complain to.
+    // A closed pipe is not an error.
     let plain = usage.render().to_string();
     if usage.use_stderr() && matches!(shown(&plain), Cow::Owned(_)) {
         say::err(plain.trim_end());
@@ -127,7 +127,7 @@ fn show_usage(usage: &clap::Error) {
     }
 }
 
-/// A live view says nothing when it is left.
+/// A live view prints nothing on exit.
 fn watch_run(args: &WatchArgs) -> Result<String> {
     if args.once || !std::io::stdout().is_terminal() {
         return watch::once(&args.run);
@@ -135,20 +135,20 @@ fn watch_run(args: &WatchArgs) -> Result<String> {
     watch::live(&args.run).map(|()| String::new())
 }
 
-/// What was asked for, on standard output; nothing where it has been shown by then.
+/// The command's output; empty if it has already been printed.
 fn say(text: &str) -> std::io::Result<()> {
     if text.is_empty() { Ok(()) } else { say::out(text) }
 }
 
-/// Ranks that do not know of each other would all say the same: the first one says it. A launcher ends a job
-/// when its first process fails, so the others give that one time to speak, and speak themselves where nobody
-/// is seen who would have.
+/// Ranks that are not connected would all print the same: the first one prints. A launcher ends a job when
+/// its first process fails, so the other ranks give that rank time to print, and print themselves if no such
+/// rank is visible.
 fn said_once(words: impl FnOnce()) {
     if environment::launched().is_none_or(|own| own.rank == 0) {
         words();
         return;
     }
-    // Ended by the launcher's SIGTERM meanwhile, its exit code would hide that of the one that speaks.
+    // If the launcher ends it by SIGTERM first, its exit code would hide that of the printing rank.
     signals::hold();
     let has_twin = environment::twin().is_some();
     clock::rest(TIME_TO_SPEAK);
@@ -157,28 +157,28 @@ fn said_once(words: impl FnOnce()) {
     }
 }
 
-/// One message on standard error; where that is closed, the exit code has to do.
+/// One message on standard error; if that is closed, only the exit code remains.
 fn complain(text: &str) {
     say::err(&format!("zero3: {text}"));
 }
 
-/// How long a rank looks for a lower one that does the same, which the launcher may be about to start.
+/// How long a rank looks for a lower one with the same command, which the launcher may be about to start.
 const TWIN_APPEARS: Duration = Duration::from_millis(300);
 
-/// The lower rank that does what this process was asked for.
+/// The lower rank that runs the command of this process.
 fn stands_aside_for() -> Option<usize> {
     environment::launched().filter(|own| own.rank > 0)?;
     let look = || Ok::<_, ()>(environment::twin());
     clock::wait_for(TWIN_APPEARS, Duration::from_millis(50), look).ok().flatten()
 }
 
-/// Runs a command that needs one process. Of several ranks that were told the same, the lowest of a node does
-/// it, and the others say that they do not.
+/// Runs a command that requires one process. Of several ranks with the same command, the lowest of a node
+/// runs it, and the others log that they do not.
 fn alone<T: Into<Said>>(work: impl FnOnce() -> Result<T>) -> Result<Said> {
     if let Some(other) = stands_aside_for() {
         let own = environment::launched().map_or(0, |own| own.rank);
         complain(&format!(
-            "rank {own} stands aside: rank {other} was told the same, does it, and its exit code counts"
+            "rank {own} does nothing: rank {other} runs the same command, and its exit code counts"
         ));
         return Ok(Said::from(String::new()));
     }
@@ -188,7 +188,7 @@ fn alone<T: Into<Said>>(work: impl FnOnce() -> Result<T>) -> Result<Said> {
             print(info);
         }
     }));
-    let broken = |_| Box::new(Error::Internal("the program broke its own rule; please report it".into()));
+    let broken = |_| Box::new(Error::Internal("an internal invariant was violated; please report it".into()));
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(work))
         .unwrap_or_else(|panic| Err(*panic.downcast::<Error>().unwrap_or_else(broken)))
         .map(Into::into)
@@ -201,8 +201,8 @@ fn report_on(args: &ReportArgs) -> Result<String> {
 
 fn dry_run(args: &TrainArgs) -> Result<String> {
     let deck = Deck::load(&args.deck.path, &args.deck.overrides)?;
-    // What can only be seen outside the deck is checked too: whether the plan keeps to its caps, the run
-    // directory, data, and what the run would start from.
+    // Also checks what lies outside the deck: whether the plan respects its caps, the run directory, the
+    // data, and the checkpoint to start from.
     let (model, _) = plan::of_deck_on_any_ranks(&deck)?;
     run_dir::check(Path::new(&deck.run.dir))?;
     let report = Dataset::open(&data_config(&deck))?.scan(&|_| {})?;
@@ -218,8 +218,7 @@ fn start(resume: &Resume) -> Start {
     }
 }
 
-/// Starts MPI, works, and ends the job the right way: together where all ranks know the verdict, by abort
-/// where not.
+/// Starts MPI, runs the work, and ends the job: together if all ranks share the verdict, by abort if not.
 fn under_mpi(
     timeout: impl FnOnce() -> Option<Duration> + Send + 'static,
     work: impl FnOnce(&Launch) -> Result<(Exit, Option<FlightRecorder>)>,
@@ -240,7 +239,7 @@ fn under_mpi(
             launch.leave(flight);
             exit
         }
-        // All ranks have the same verdict: one says it, everybody leaves.
+        // All ranks have the same verdict: one prints it, all exit.
         Err(error @ (Error::Deck(_) | Error::Input(_) | Error::Checkpoint(_))) => {
             if launch.rank() == 0 {
                 complain(&error.to_string());
@@ -263,7 +262,7 @@ fn under_mpi(
     }
 }
 
-/// `run.timeout` of a deck that is yet to be agreed on: from the command line alone where that says it.
+/// `run.timeout` of a deck not agreed on yet: from the command line alone, if set there.
 fn timeout_of(deck: &args::DeckArgs) -> Option<Duration> {
     let said = deck.overrides.iter().rev().find(|(key, _)| key == "run.timeout");
     match said {
@@ -278,7 +277,7 @@ fn train_on(launch: &Launch, args: &TrainArgs, started: Instant) -> Result<(Exit
     let group = launch.shard_group()?;
     start_watch::at(StartPlace::Deck);
     fault_point("deck", launch.rank(), 0);
-    // Rank 0 reads the deck; the others get it resolved, so that all run the same one.
+    // Rank 0 reads the deck and sends it resolved, so that all ranks run the same one.
     let text = decided_by_rank_0(&group, || {
         Deck::load(&args.deck.path, &args.deck.overrides).map(|deck| deck.to_toml())
     })?;
@@ -345,7 +344,7 @@ fn relaunch(args: &TrainArgs) -> String {
     words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
 }
 
-/// A word as a shell takes it.
+/// A word quoted for a shell.
 fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_alphanumeric() || "_-+=./,:@%".contains(c);
     if !word.is_empty() && word.chars().all(plain) {

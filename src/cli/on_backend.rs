@@ -1,4 +1,4 @@
-//! Opens the backend that was chosen and works on it: the one place that turns a choice into types.
+//! Opens the chosen backend and runs work on it: the one place that turns a choice into types.
 //!
 //! Must not know: what the work is.
 
@@ -13,19 +13,19 @@ use crate::error::Result;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// What is done on whichever backend the deck and the node make it.
+/// Work that runs on any backend.
 pub(super) trait Work {
-    /// What comes of it.
+    /// The result.
     type Output;
 
-    /// Does it. Collective.
+    /// Runs it. Collective.
     fn on<B: Backend>(self, device: &B::Device, comm: &B::Comm) -> Result<Self::Output>;
 }
 
-/// Works on the chosen backend, with `threads` threads where it is the processor. Collective.
+/// Runs the work on the chosen backend, with `threads` threads if that is the CPU. Collective.
 ///
 /// # Errors
-/// A rank cannot open its device; NCCL does not connect; those of the work.
+/// A rank cannot open its device; NCCL does not connect; errors of the work.
 pub(super) fn on_backend<W: Work>(
     chosen: Chosen,
     control: Group,
@@ -56,12 +56,12 @@ pub(super) fn on_backend<W: Work>(
     }
 }
 
-/// The kernels for this rank's device: what rank 0 obtained, or its own where it has a device of another
-/// architecture. Collective.
+/// The kernels for this rank's device: those of rank 0, or its own if its device has another architecture.
+/// Collective.
 ///
 /// # Errors
-/// A rank has no such device, or rank 0 cannot obtain them, on every rank; the inner one is this rank's
-/// alone.
+/// A rank has no such device, or rank 0 cannot obtain the kernels: on every rank. The inner error is this
+/// rank's alone.
 fn kernels(control: &Group, ordinal: usize, cache: &Cache) -> Result<Result<Image>> {
     let architectures = all_or_none(control, Architecture::of_device(ordinal))?;
     let (first, own) = (architectures[0], architectures[control.rank()]);

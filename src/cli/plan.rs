@@ -1,4 +1,4 @@
-//! `zero3 plan`: the plan of a deck on paper, and what it is predicted to take. No MPI, no data, no device.
+//! `zero3 plan`: the plan of a deck, and its predicted time. No MPI, no data, no device.
 
 use super::args::{PlanArgs, PlanOf};
 use super::planner::{PlannedDeck, Planner};
@@ -21,7 +21,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 /// The plan of a deck's model on `n_ranks` ranks, within the deck's budget. `run.backend = "auto"` is planned
-/// for CPUs: what a node has is not looked at.
+/// for CPUs; the devices of this node are not considered.
 pub fn of_deck(deck: &Deck, n_ranks: usize) -> Result<(Model, Plan)> {
     let kind = deck.run.backend;
     let (model, plan) = for_kind::plan(kind, deck, n_ranks)?;
@@ -29,15 +29,14 @@ pub fn of_deck(deck: &Deck, n_ranks: usize) -> Result<(Model, Plan)> {
     Ok((model, plan))
 }
 
-/// The same for a deck of which nobody has said how many ranks it is for: its budget must be kept by some
-/// number of them.
+/// The same for a deck without a rank count: its budget must be satisfied by some rank count.
 pub fn of_deck_on_any_ranks(deck: &Deck) -> Result<(Model, Plan)> {
     let keeps = |&n: &usize| of_deck(deck, n).is_ok();
     let n_ranks = (0..=16).map(|k| 1 << k).find(keeps);
     of_deck(deck, n_ranks.unwrap_or(1))
 }
 
-/// What `--json` prints: the plan, and what was predicted of it.
+/// The output of `--json`: the plan and its predictions.
 #[derive(Serialize)]
 struct Everything<'a> {
     #[serde(flatten)]
@@ -51,7 +50,7 @@ struct Everything<'a> {
     forecast: Option<&'a Forecast>,
     #[serde(skip_serializing_if = "Option::is_none")]
     advice: Option<&'a Advice>,
-    /// Where it does not fit, what would.
+    /// If it does not fit, what would.
     #[serde(skip_serializing_if = "Option::is_none")]
     would_fit: Option<&'a str>,
 }
@@ -76,7 +75,7 @@ pub fn run(args: &PlanArgs) -> Result<String> {
     let forecast = hardware.as_ref().map(|hardware| planned.forecast(hardware, per_node)).transpose()?;
     let advice = match (&hardware, &forecast) {
         (Some(hardware), Some(base)) => Some(advise(&planned.deck, n_ranks, base, &|more| {
-            // One key is changed: the batch stays what it is, wherever it is from.
+            // A single key is varied: the batch stays as it is, wherever it is set.
             let batch =
                 ("train.global_batch_size".to_owned(), planned.deck.train.global_batch_size.to_string());
             let more: Vec<_> = [batch].into_iter().chain(more.iter().cloned()).collect();
@@ -96,8 +95,8 @@ pub fn run(args: &PlanArgs) -> Result<String> {
         };
         return Ok(serde_json::to_string_pretty(&everything).expect("plain data"));
     }
-    // A deck by itself is shown whole; where something is predicted the lists of parameters and instructions
-    // would hide it.
+    // A deck without predictions is shown in full; with predictions the lists of parameters and instructions
+    // are omitted.
     let mut text = match (&args.subject.of, &forecast) {
         (PlanOf::Deck(_), None) => paper.to_string(),
         _ => brief(&planner, &planned, &paper)?,
@@ -116,18 +115,18 @@ pub fn run(args: &PlanArgs) -> Result<String> {
         )
         .expect("as above");
     }
-    // Where nothing fits there is nothing to compare.
+    // If nothing fits there is nothing to compare.
     if let Some(advice) = advice.as_ref().filter(|advice| would_fit.is_none() || !advice.fits.is_empty()) {
         write!(text, "\n\n{}", advice.to_string().trim_end()).expect("as above");
     }
     if forecast.is_none() && !matches!(args.subject.of, PlanOf::Deck(_)) {
-        text += "\n\n--hardware h100 (or another, or a file) adds times and advice; --json has every \
+        text += "\n\n--hardware h100 (or another, or a file) adds times and advice; --json lists every \
                  parameter and instruction";
     }
     Ok(text)
 }
 
-/// Ranks of a node: as said, or as many as the hardware has devices, or all.
+/// Ranks per node: as given, or the hardware's device count, or all.
 fn per_node(said: Option<usize>, hardware: Option<&Hardware>, n_ranks: usize) -> usize {
     said.unwrap_or_else(|| hardware.map_or(n_ranks, |hardware| hardware.node.devices.min(n_ranks)))
 }
@@ -139,7 +138,7 @@ fn formula(planner: &Planner<'_>, planned: &PlannedDeck) -> Formula {
     Formula::new(n_params, plan.world_size, &plan.knobs, bound.all_gathers, bound.reductions)
 }
 
-/// What is planned, and its memory by kind.
+/// The subject of the plan, and its memory by kind.
 fn brief(planner: &Planner<'_>, planned: &PlannedDeck, paper: &Paper) -> Result<String> {
     let (m, train, zero) = (&planned.deck.model, &planned.deck.train, &planned.deck.zero);
     let mut text = format!(
@@ -160,7 +159,7 @@ fn brief(planner: &Planner<'_>, planned: &PlannedDeck, paper: &Paper) -> Result<
     }
     write!(
         text,
-        "\n  global batch {} in micro-batches of {}; stage {}, parameters {}, gradients {}, travelling as {}",
+        "\n  global batch {} in micro-batches of {}; stage {}, parameters {}, gradients {}, reduced as {}",
         train.global_batch_size,
         train.micro_batch_size,
         zero.stage,
@@ -169,18 +168,18 @@ fn brief(planner: &Planner<'_>, planned: &PlannedDeck, paper: &Paper) -> Result<
         zero.reduce_dtype.name()
     )
     .expect("as above");
-    text += "\n\nmemory of one rank, at peak";
+    text += "\n\nmemory per rank, at peak";
     let row = |name: &str, bytes: u64| format!("\n  {name:<18} {bytes:>16}  {:>10}", human::bytes(bytes));
     for kind in &paper.peak_bytes_by_kind {
         text += &row(kind.kind, kind.bytes);
     }
-    text += &format!("{}  at {}", row("all together", paper.peak_bytes), paper.peak_at);
+    text += &format!("{}  at {}", row("total", paper.peak_bytes), paper.peak_at);
     text += &row("arena", paper.arena_bytes);
     text += &row("at rest", paper.resident_bytes);
     Ok(text)
 }
 
-/// Many values of one key.
+/// Several values of one key.
 fn sweep(args: &PlanArgs, planner: &Planner<'_>, sweep: &Sweep) -> Result<String> {
     let n_ranks = |value: &str| -> Result<usize> {
         let range = 1..=super::args::MAX_RANKS as usize;
@@ -202,7 +201,7 @@ fn sweep(args: &PlanArgs, planner: &Planner<'_>, sweep: &Sweep) -> Result<String
         }
         key => {
             let n = args.n_ranks.ok_or_else(|| {
-                Error::Input(format!("--sweep {key}=... leaves the number of ranks open: say --ranks N"))
+                Error::Input(format!("--sweep {key}=... requires a rank count: pass --ranks N"))
             })?;
             Table::new(sweep, |value| {
                 let of_node = key == "ranks_per_node";

@@ -1,5 +1,5 @@
-//! What `zero3 plan` plans: the deck of a file, of a published model or of a number of parameters, with keys
-//! changed, on some ranks, and what is predicted of it.
+//! The subject of `zero3 plan`: the deck of a file, of a published model or of a parameter count, with
+//! overrides, on a number of ranks, and its predictions.
 
 use super::args::{PlanOf, PlanSubject};
 use crate::config::hardware::{self, Hardware};
@@ -13,13 +13,13 @@ use crate::plan::forecast::{Forecast, Subject};
 use crate::train::for_kind;
 use std::path::Path;
 
-/// Tokens of a micro-batch where no deck says its sequences.
+/// Sequence length without a deck.
 const TOKENS_OF_MICRO_BATCH: usize = 8192;
-/// Sizes of a model of a number of parameters, where no key says them: GPT-2's.
+/// Vocabulary size of a model of a given parameter count, unless overridden: GPT-2's.
 const VOCAB_SIZE: usize = 50257;
 const SEQ_LEN: usize = 1024;
 
-/// A subject, and everything the command line says of it.
+/// A subject and its overrides.
 pub struct Planner<'a> {
     of: &'a PlanOf,
     /// Keys of the deck.
@@ -30,7 +30,7 @@ pub struct Planner<'a> {
     micro_batches_per_rank: Option<usize>,
 }
 
-/// A deck planned on some ranks.
+/// A deck planned for a rank count.
 pub struct PlannedDeck {
     /// The deck.
     pub deck: Deck,
@@ -41,17 +41,17 @@ pub struct PlannedDeck {
 }
 
 impl PlannedDeck {
-    /// Refuses a plan that needs more than the deck's own budget.
+    /// Rejects a plan that exceeds the deck's own budget.
     pub fn check_budget(&self) -> Result<()> {
         for_kind::check_budget(self.deck.run.backend, &self.deck, &self.plan)
     }
 
-    /// What would fit `bytes` on each rank, in words.
+    /// A change that would fit `bytes` on each rank, as text.
     pub fn what_fits(&self, bytes: u64) -> String {
         for_kind::what_fits(self.deck.run.backend, &self.deck, self.plan.world_size, bytes)
     }
 
-    /// What a step of it takes.
+    /// The prediction of a step.
     pub fn forecast(&self, hardware: &Hardware, per_node: usize) -> Result<Forecast> {
         let works = visit_kernels::of_model(&self.model, model::precision(&self.deck));
         let subject = Subject {
@@ -67,7 +67,7 @@ impl PlannedDeck {
 }
 
 impl<'a> Planner<'a> {
-    /// Sorts the command line's keys.
+    /// Sorts the command line's overrides.
     pub fn new(
         subject: &'a PlanSubject,
         hardware: Option<&'a Path>,
@@ -76,19 +76,19 @@ impl<'a> Planner<'a> {
         let (of_hardware, overrides): (Overrides, Overrides) =
             subject.overrides.iter().cloned().partition(|(key, _)| hardware::is_key(key));
         if let (None, Some((key, _))) = (hardware, of_hardware.first()) {
-            return Err(Error::Input(format!("{key} is a key of hardware files: name one with --hardware")));
+            return Err(Error::Input(format!("{key} is a key of hardware files: pass one with --hardware")));
         }
         Ok(Planner { of: &subject.of, overrides, of_hardware, hardware, micro_batches_per_rank })
     }
 
-    /// The hardware, with `more` keys changed; none where nobody named one.
+    /// The hardware, with the overrides `more`; none without --hardware.
     pub fn hardware(&self, more: &[(String, String)]) -> Result<Option<Hardware>> {
         let more = more.iter().filter(|(key, _)| hardware::is_key(key));
         let overrides: Overrides = self.of_hardware.iter().chain(more).cloned().collect();
         self.hardware.map(|name| Hardware::named(name, &overrides)).transpose()
     }
 
-    /// The deck for `n_ranks`, with `more` keys changed.
+    /// The deck for `n_ranks`, with the overrides `more`.
     pub fn deck(
         &self,
         n_ranks: usize,
@@ -139,10 +139,10 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// The sizes chosen for a number of parameters.
+    /// The sizes chosen for a parameter count.
     ///
     /// # Errors
-    /// There are none so small.
+    /// The count is too small.
     pub fn shape(&self) -> Result<Option<Shape>> {
         let PlanOf::Params(count) = *self.of else { return Ok(None) };
         let written =
@@ -151,12 +151,12 @@ impl<'a> Planner<'a> {
         model_size::of_count(count, vocab_size, written("model.seq_len").unwrap_or(SEQ_LEN)).map(Some)
     }
 
-    /// Exactly as many parameters as were asked for, where that was a number.
+    /// The exact parameter count that was requested, if the subject is a count.
     pub fn count(&self) -> Option<u64> {
         if let PlanOf::Params(count) = *self.of { Some(count) } else { None }
     }
 
-    /// The plan of such a deck, whatever memory it needs.
+    /// The plan of this deck, whatever memory it requires.
     pub fn plan(
         &self,
         n_ranks: usize,
@@ -174,8 +174,7 @@ fn deck_of_model(preset: Preset) -> String {
     deck_text(&format!("preset = \"{preset}\""), seq_len)
 }
 
-/// What is assumed where no deck says it: mixed precision as in arXiv:1910.02054, micro-batches of 8192
-/// tokens.
+/// Defaults without a deck: mixed precision as in arXiv:1910.02054, micro-batches of 8192 tokens.
 fn deck_text(model: &str, seq_len: usize) -> String {
     let micro_batch_size = (TOKENS_OF_MICRO_BATCH / seq_len).max(1);
     format!(

@@ -1,7 +1,7 @@
 //! The deck of `zero3 accept`: what is measured, for how long, and the limits of each metric.
 //!
-//! The table is made by the same macro as the training deck's, so the two read, check and print alike. Must
-//! not know: how anything is measured.
+//! The table is built by the same macro as the training deck's, so both are read, checked and printed alike.
+//! Must not know: how anything is measured.
 
 use super::resolve::Resolver;
 use super::*;
@@ -28,7 +28,7 @@ pub enum Section {
 }
 
 impl Section {
-    /// All of them, in the order they run.
+    /// All sections, in execution order.
     pub const ALL: [Section; 7] = [
         Section::Inventory,
         Section::Device,
@@ -39,7 +39,7 @@ impl Section {
         Section::Elasticity,
     ];
 
-    /// Its name in `run.sections`, metrics and reports.
+    /// Name in `run.sections`, metrics and reports.
     pub fn name(self) -> &'static str {
         match self {
             Section::Inventory => "inventory",
@@ -52,11 +52,11 @@ impl Section {
         }
     }
 
-    /// Sections whose results must be right before this one runs, where they are asked for.
+    /// Requested sections whose results must be right before this one runs.
     pub fn needs(self) -> &'static [Section] {
         match self {
             Section::Inventory => &[],
-            // Measurements of ranks that run different programs or decks mean nothing.
+            // Measurements are meaningless if ranks run different programs or decks.
             Section::Device | Section::Collectives | Section::Storage | Section::Training => {
                 &[Section::Inventory]
             }
@@ -65,7 +65,7 @@ impl Section {
         }
     }
 
-    /// It starts from the reference run of `training`, and cannot be asked for without it.
+    /// Starts from the reference run of `training`, and cannot be requested without it.
     fn extends_reference_run(self) -> bool {
         matches!(self, Section::Scaling | Section::Elasticity)
     }
@@ -81,25 +81,25 @@ deck! {
     /// The job: what runs, where it writes, how long it may take.
     run: RunSection {
         dir: String = (required), Kind::Text { may_be_empty: false },
-            "Directory of the reports; on a file system that every rank sees.";
+            "Directory of the reports; on a file system shared by all ranks.";
         checkpoint_dir: String = (default ""), Kind::Text { may_be_empty: true },
-            "Where checkpoints will live: `storage` measures this file system, and the runs of `training` \
+            "Directory on the file system of checkpoints: `storage` measures it, and the runs of `training` \
              write here; empty = `run.dir`.";
         sections: Written<Sections> = (default "all"), Kind::Text { may_be_empty: false },
-            "Sections to run: `all`, or some of inventory, device, collectives, storage, training, scaling, \
-             elasticity, separated by commas.";
+            "Sections to run: `all`, or a list out of inventory, device, collectives, storage, training, \
+             scaling, elasticity, separated by commas.";
         time_limit: Written<TimeLimit> = (default "1h"), Kind::Duration,
-            "No section begins after this time; a section that still runs at 1.5 times of it ends the job \
+            "No section starts after this time; a section still running at 1.5 times this time ends the job \
              with code 5.";
         backend: BackendKind = (default "auto"), Kind::Choice(BackendKind::NAMES),
-            "What computes: `auto` is GPUs where every rank has one, and CPUs where none has.";
+            "Compute device: `auto` selects GPUs if every rank has one, and CPUs if none has.";
         threads_per_rank: usize = (default "0"), integer(0, 4096),
-            "Compute threads of one rank; 0 = as many as the cores of the rank's cpuset.";
+            "Compute threads per rank; 0 = the number of cores in the rank's cpuset.";
         peak_gflops: f64 = (default "0"), float(0.0, 1e12),
-            "Peak GFLOP/s of one rank by its data sheet, the denominator of MFU; 0 = unknown, and MFU is \
+            "Peak GFLOP/s per rank, from the data sheet, the denominator of MFU; 0 = unknown, and MFU is \
              skipped.";
         log_level: String = (default "warn"), Kind::LogFilter,
-            "A level, or an env_logger filter by module, for messages beside the report.";
+            "A level, or an env_logger filter by module, for log messages.";
     }
 
     /// Matrix products and memory bandwidth of every rank.
@@ -107,48 +107,47 @@ deck! {
         seconds: f64 = (default "1"), float(0.01, 3600.0),
             "Seconds of each measurement.";
         gemm_n: usize = (default "1024"), integer(16, 1 << 16),
-            "Rows and columns of the square matrices that are multiplied.";
+            "Size of the square matrices in the GEMM test.";
         memory_bytes: u64 = (default "268435456"), integer(4096, 1 << 40),
-            "Bytes of each of the three arrays whose sum measures memory bandwidth; larger than all caches.";
+            "Bytes of each of the three arrays of the memory bandwidth test; must exceed all caches.";
         slow_rank: f64 = (default "0.15"), FRACTION,
-            "A rank slower than the median rank by more than this fraction is named, and fails.";
+            "A rank slower than the median rank by more than this fraction is reported, and fails.";
     }
 
     /// Collectives, in the terms of nccl-tests.
     collectives: CollectivesSection {
         max_bytes: u64 = (default "0"), integer(0, 1 << 33),
-            "Largest message; 0 = the largest unit of the reference model. Sizes go from 8 bytes up by \
-             factors of 8, and this one.";
+            "Largest message; 0 = the largest unit of the reference model. Sizes increase from 8 bytes by \
+             factors of 8, ending with this one.";
         iterations: usize = (default "20"), integer(3, 1_000_000),
-            "Timed calls of each size.";
+            "Timed calls per size.";
         warmup: usize = (default "3"), UNSIGNED,
-            "Calls of each size before those.";
+            "Warm-up calls per size.";
         pairs: bool = (default "true"), Kind::Flag,
-            "Measure every pair of nodes (of ranks, where there is one node) by itself, to find a bad link \
-             or node.";
+            "Measure each pair of nodes (of ranks, on a single node) separately, to find a bad link or node.";
         slow_link: f64 = (default "0.5"), FRACTION,
             "A link whose bandwidth is lower, or whose latency is higher, than the median link's by more \
-             than this factor (0.5: half the bandwidth, twice the latency) is named, and fails.";
+             than this factor (0.5: half the bandwidth, twice the latency) is reported, and fails.";
     }
 
-    /// Writing and reading as checkpoints do.
+    /// Writes and reads in the pattern of checkpoints.
     storage: StorageSection {
         bytes_per_rank: u64 = (default "0"), integer(0, 1 << 50),
-            "Bytes that each rank writes and reads; 0 = its share of the reference model's weights and \
+            "Bytes written and read per rank; 0 = its share of the reference model's weights and \
              moments.";
         n_files: usize = (default "64"), integer(1, 1_000_000),
-            "Small files that each rank creates, renames and removes, for the metadata rate.";
+            "Small files created, renamed and removed per rank, for the metadata rate.";
     }
 
     /// The reference model and its training on synthetic tokens.
     training: TrainingSection {
         preset: Preset = (default "none"), Kind::Choice(Preset::NAMES),
-            "A published size instead of the size keys.";
+            "A published model size, instead of the size keys.";
         n_layer: usize = (default "0"), integer(0, 4096),
-            "Transformer blocks (L); 0 = a model sized to the devices, with `training.n_head` and \
-             `training.d_model` 0 too.";
+            "Transformer blocks (L); 0 = a model sized to the devices; requires `training.n_head` and \
+             `training.d_model` to be 0, too.";
         n_head: usize = (default "0"), integer(0, 4096),
-            "Attention heads; divides `training.d_model`.";
+            "Attention heads; must divide `training.d_model`.";
         d_model: usize = (default "0"), integer(0, 1 << 20),
             "Width (C).";
         seq_len: usize = (default "128"), integer(1, 1 << 20),
@@ -160,19 +159,19 @@ deck! {
         global_batch_size: usize = (default "32"), integer(1, 1 << 30),
             "Sequences per step over all ranks; a multiple of `training.micro_batch_size`.";
         steps: u64 = (default "20"), integer(4, 1_000_000),
-            "Steps of the reference run; the same steps run again on subsets of the ranks.";
+            "Steps of the reference run and of its repetitions on subsets of the ranks.";
         param_dtype: DType = (default "f32"), DTYPES,
             "Element type of gathered parameters and activations.";
         seed: u64 = (default "1"), UNSIGNED,
             "Seed of the synthetic tokens and of the initial weights.";
         known_answers: String = (default ""), Kind::Text { may_be_empty: true },
-            "File of golden losses of this model; empty = those that ship with the program.";
+            "File of golden losses of this model; empty = those built into the program.";
         find_bad_rank: bool = (default "true"), Kind::Flag,
-            "Run the same steps on halves of the ranks, and halves of those where bits differ, down to the \
-             rank that computes wrong.";
+            "Repeat the run on halves of the ranks, and bisect where bits differ, down to the rank that \
+             computes wrong results.";
     }
 
-    /// Tokens per second on more and more ranks of the job.
+    /// Tokens per second on increasing numbers of ranks.
     scaling: ScalingSection {
         steps: u64 = (default "10"), integer(4, 1_000_000),
             "Steps of each run.";
@@ -181,7 +180,7 @@ deck! {
     /// Saving, restoring on fewer ranks, stopping, and a soak.
     elasticity: ElasticitySection {
         soak_minutes: f64 = (default "0"), float(0.0, 1e6),
-            "Minutes of training without a pause, for goodput and stragglers, at most half of \
+            "Minutes of uninterrupted training, for goodput and stragglers; at most half of \
              `run.time_limit`; 0 = no soak.";
     }
 
@@ -198,38 +197,39 @@ deck! {
         all_gather_busbw: Written<Limit> = (default "-20%"), Kind::Limit,
             "AllGather of the largest size over all ranks, bus bandwidth in GB/s.";
         reduce_scatter_busbw: Written<Limit> = (default "-20%"), Kind::Limit,
-            "The training step's own ReduceScatter, likewise.";
+            "The training step's ReduceScatter, bus bandwidth in GB/s.";
         library_reduce_scatter_busbw: Written<Limit> = (default ""), Kind::Limit,
-            "The library's ReduceScatter, likewise.";
-        all_reduce_busbw: Written<Limit> = (default "-20%"), Kind::Limit, "AllReduce, likewise.";
-        broadcast_busbw: Written<Limit> = (default "-20%"), Kind::Limit, "Broadcast, likewise.";
+            "The library's ReduceScatter, bus bandwidth in GB/s.";
+        all_reduce_busbw: Written<Limit> = (default "-20%"), Kind::Limit, "AllReduce, bus bandwidth in GB/s.";
+        broadcast_busbw: Written<Limit> = (default "-20%"), Kind::Limit, "Broadcast, bus bandwidth in GB/s.";
         point_to_point_busbw: Written<Limit> = (default "-20%"), Kind::Limit,
-            "Messages between pairs of ranks, all pairs at once, likewise.";
+            "Messages between pairs of ranks, all pairs at once, bus bandwidth in GB/s.";
         latency_us: Written<Limit> = (default "+50%"), Kind::Limit,
             "Half a round trip of 8 bytes over the slowest link, microseconds.";
         overlap: Written<Limit> = (default ""), Kind::Limit,
-            "Share of an AllGather that hides behind compute (theory: 1).";
+            "Fraction of an AllGather hidden behind compute (theory: 1).";
         write_gb_per_s: Written<Limit> = (default "-30%"), Kind::Limit,
-            "Checkpoint-shaped write with fsync, all ranks together, GB/s.";
+            "Write in the pattern of a checkpoint with fsync, all ranks together, GB/s.";
         read_gb_per_s: Written<Limit> = (default "-30%"), Kind::Limit,
-            "The same read back by other ranks, GB/s.";
+            "Read of the same files by other ranks, GB/s.";
         metadata_per_s: Written<Limit> = (default ""), Kind::Limit,
-            "Operations per second on small files that are created, renamed and removed.";
+            "Operations per second for creating, renaming and removing small files.";
         tokens_per_s: Written<Limit> = (default "-10%"), Kind::Limit,
             "Reference run on all ranks, tokens per second at the median step.";
         mfu: Written<Limit> = (default "-10%"), Kind::Limit,
-            "Model FLOPs utilisation of the same, of `run.peak_gflops`.";
+            "Model FLOPs utilization of the reference run, relative to `run.peak_gflops`.";
         step_p99_ms: Written<Limit> = (default "+50%"), Kind::Limit,
             "99th percentile of the step time, milliseconds.";
         exposed_comm: Written<Limit> = (default ""), Kind::Limit,
-            "Share of the step that the mean rank waits for collectives.";
+            "Fraction of the step spent waiting for collectives, mean over ranks.";
         loss: Written<Limit> = (default "-0.1% +0.1%"), Kind::Limit,
-            "Band of the final loss around the golden one, where bits cannot be compared.";
+            "Tolerance of the final loss around the golden one, if bits cannot be compared.";
         strong_efficiency: Written<Limit> = (default ""), Kind::Limit,
-            "Strong scaling to all ranks, as a share of the ideal (theory: 1).";
-        weak_efficiency: Written<Limit> = (default ""), Kind::Limit, "Weak scaling to all ranks, likewise.";
+            "Strong scaling to all ranks, as a fraction of the ideal (theory: 1).";
+        weak_efficiency: Written<Limit> = (default ""), Kind::Limit,
+            "Weak scaling to all ranks, as a fraction of the ideal (theory: 1).";
         goodput: Written<Limit> = (default "-10%"), Kind::Limit,
-            "Share of the soak spent in steps of median length (theory: 1).";
+            "Fraction of the soak spent in steps of median length (theory: 1).";
     }
 }
 
@@ -245,7 +245,7 @@ pub struct ReferenceSize {
 }
 
 impl TrainingSection {
-    /// Neither a preset nor size keys give the size of the reference model.
+    /// Neither a preset nor size keys specify the reference model.
     pub fn is_unsized(&self) -> bool {
         self.preset == Preset::None && self.n_layer == 0
     }
@@ -268,7 +268,7 @@ impl Deck {
             Some(Err(wants)) => resolver.refuse("run.sections", wants),
             Some(Ok(Sections(asked))) if !asked.contains(&Section::Training) => {
                 if let Some(section) = asked.iter().find(|section| section.extends_reference_run()) {
-                    let wants = format!("training too: {section} goes on from its reference run");
+                    let wants = format!("training too: {section} continues from its reference run");
                     resolver.refuse("run.sections", wants);
                 }
             }
@@ -286,8 +286,8 @@ impl Deck {
         }
         refuse_contradictions(&mut resolver);
         let deck: Deck = resolver.finish()?;
-        // The reference model and its training are checked by the training deck that they become; where the
-        // devices decide how large the model is, with a small one.
+        // The reference model and its training are checked by the training deck they become; if the devices
+        // decide the model's size, with a small one.
         let small = ReferenceSize { n_layer: 1, n_head: 1, d_model: 2 };
         let checked = if deck.training.is_unsized() { deck.with_size(small) } else { deck.clone() };
         let reference = checked.reference("tokens.u16", "reference", deck.training.steps);
@@ -298,12 +298,12 @@ impl Deck {
         Ok(deck)
     }
 
-    /// Where checkpoints will live.
+    /// Directory for checkpoints.
     pub fn checkpoint_dir(&self) -> &str {
         if self.run.checkpoint_dir.is_empty() { &self.run.dir } else { &self.run.checkpoint_dir }
     }
 
-    /// Whether a section is asked for.
+    /// Whether a section is requested.
     pub fn runs(&self, section: Section) -> bool {
         self.run.sections.0.contains(&section)
     }
@@ -346,14 +346,14 @@ impl Deck {
     }
 }
 
-/// Refuses requests that cannot be met, before hours are spent on the rest.
+/// Rejects requests that cannot be satisfied, before hours are spent on the rest.
 fn refuse_contradictions(resolver: &mut Resolver) {
     let soak_minutes = resolver.choice::<f64>("elasticity.soak_minutes");
     let limit_s = resolver.choice::<Written<TimeLimit>>("run.time_limit").and_then(|limit| limit.seconds());
     if let (Some(soak_minutes), Some(limit_s)) = (soak_minutes, limit_s)
         && soak_minutes * 60.0 > limit_s / 2.0
     {
-        // A soak may begin just before the limit, and a section that runs half as long beyond it ends the
+        // A soak may start just before the limit, and a section that runs half as long beyond it ends the
         // job.
         let wants = format!("at most half of run.time_limit, which is {:.1} minutes", limit_s / 60.0);
         resolver.refuse("elasticity.soak_minutes", wants);
@@ -363,7 +363,7 @@ fn refuse_contradictions(resolver: &mut Resolver) {
         let has_reference =
             resolver.choice::<Written<Limit>>(limit).is_some_and(|limit| limit.reference.is_some());
         if has_reference && resolver.choice::<f64>(source) == Some(0.0) {
-            resolver.refuse(limit, format!("no reference while {source} = 0: there is no such figure then"));
+            resolver.refuse(limit, format!("no reference while {source} = 0, which disables this figure"));
         }
     }
 }
@@ -437,8 +437,8 @@ mod tests {
             ),
             ("training.global_batch_size = 33", "a multiple of training.micro_batch_size"),
             ("run.sections = \"device,training,stroage\"", "there is no `stroage`"),
-            ("run.sections = \"device,scaling\"", "training too: scaling goes on from its reference run"),
-            ("limits.mfu = \"0.4\"", "a reference and how far"),
+            ("run.sections = \"device,scaling\"", "training too: scaling continues from its reference run"),
+            ("limits.mfu = \"0.4\"", "a reference and tolerances"),
             ("limits.mfo = \"0.4 -1%\"", "did you mean limits.mfu"),
             ("limits.mfu = \"0.4 -1%\"", "limits.mfu = \"0.4 -1%\": no reference while run.peak_gflops = 0"),
             (

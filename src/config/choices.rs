@@ -1,7 +1,6 @@
-//! The closed sets of values some keys take. Names in decks, checkpoints and messages are these and no
-//! others.
+//! The closed sets of values of some keys: exactly these names appear in decks, checkpoints and messages.
 //!
-//! Must not know: the keys that use them (`mod.rs` says).
+//! Must not know: the keys that use them (`mod.rs` defines those).
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -48,7 +47,7 @@ macro_rules! choice {
 pub(super) use choice;
 
 choice! {
-    /// What computes: `run.backend`.
+    /// The compute device: `run.backend`.
     BackendKind {
         /// The best backend of this build and machine.
         Auto = "auto",
@@ -60,7 +59,7 @@ choice! {
 }
 
 impl BackendKind {
-    /// What its devices are in hardware files.
+    /// The kind of its devices in hardware files.
     pub const fn device_kind(self) -> DeviceKind {
         match self {
             BackendKind::Auto | BackendKind::Cpu => DeviceKind::Cpu,
@@ -70,9 +69,9 @@ impl BackendKind {
 }
 
 choice! {
-    /// How bytes of a data file become tokens: `data.format`.
+    /// How the bytes of a data file become tokens: `data.format`.
     DataFormat {
-        /// By file name; a loaded deck never holds it: see [`DataFormat::of_path`].
+        /// By file name; resolved in a loaded deck: see [`DataFormat::of_path`].
         Auto = "auto",
         /// Text, for the tokenizer.
         Text = "text",
@@ -85,7 +84,7 @@ choice! {
     }
 }
 
-/// Endings of container formats whose bytes are neither text nor bare tokens.
+/// Extensions of container formats whose bytes are neither text nor bare tokens.
 pub const CONTAINERS: [&str; 18] = [
     "7z",
     "arrow",
@@ -108,8 +107,8 @@ pub const CONTAINERS: [&str; 18] = [
 ];
 
 impl DataFormat {
-    /// The format that `auto` means for a path or glob: `*.bin` and `*.u16` are `raw_u16`, `*.u32` is
-    /// `raw_u32`, all else is text.
+    /// The format that `auto` selects for a path or glob: `*.bin` and `*.u16` are `raw_u16`, `*.u32` is
+    /// `raw_u32`, everything else is text.
     pub fn of_path(path: &str) -> DataFormat {
         let name = path.rsplit('/').next().unwrap_or(path);
         match name.rsplit_once('.').map(|(_, ending)| ending) {
@@ -127,16 +126,16 @@ pub enum Tokenizer {
     /// Each byte is a token.
     #[default]
     Bytes,
-    /// The files hold tokens already, and nobody says what they mean.
+    /// The files contain tokens already, of an unspecified tokenizer.
     None,
     /// GPT-2's byte pair encoding.
     Gpt2,
-    /// A `tokenizer.json` of Hugging Face's library.
+    /// A Hugging Face `tokenizer.json`.
     File(String),
 }
 
 impl Tokenizer {
-    /// Number of different tokens, or `None` when the files alone know.
+    /// Vocabulary size, or `None` if only the files determine it.
     pub const fn vocab_size(&self) -> Option<usize> {
         match self {
             Tokenizer::Bytes => Some(256),
@@ -165,7 +164,7 @@ impl std::str::FromStr for Tokenizer {
             "none" => Ok(Tokenizer::None),
             "gpt2" => Ok(Tokenizer::Gpt2),
             path if path.ends_with(".json") => Ok(Tokenizer::File(path.into())),
-            _ => Err(format!("`{text}` is none of bytes, none, gpt2, or the path of a tokenizer.json")),
+            _ => Err(format!("`{text}` is not bytes, none, gpt2, or the path of a tokenizer.json")),
         }
     }
 }
@@ -191,11 +190,11 @@ impl fmt::Display for Tokenizer {
 }
 
 choice! {
-    /// When gradients travel: `zero.reduce`.
+    /// When gradients are reduced: `zero.reduce`.
     ReduceWhen {
         /// Into slices after each micro-step.
         EveryMicroStep = "every_micro_step",
-        /// Full gradients are held, and reduced once per step.
+        /// Full gradients are accumulated, and reduced once per step.
         LastMicroStep = "last_micro_step",
     }
 }
@@ -205,7 +204,7 @@ choice! {
     Locking {
         /// None: works on any file system.
         Off = "off",
-        /// Where the file system has them.
+        /// If the file system supports them.
         BestEffort = "best_effort",
         /// Always; a file system without locks is an error.
         On = "on",
@@ -213,31 +212,31 @@ choice! {
 }
 
 choice! {
-    /// What a save that fails does to the run: `checkpoint.on_error`.
+    /// The effect of a failed save on the run: `checkpoint.on_error`.
     OnSaveError {
         /// The run ends with exit code 5.
         Stop = "stop",
-        /// The run goes on and tries again at the next save.
+        /// The run continues and tries again at the next save.
         Continue = "continue",
     }
 }
 
 choice! {
-    /// What computes: `hardware.kind`.
+    /// The kind of device: `hardware.kind`.
     DeviceKind {
-        /// A device of its own memory, whose links move bytes beside its kernels.
+        /// A device with separate memory, whose links transfer data while kernels run.
         Gpu = "gpu",
-        /// Cores of a node that ranks share, and that collectives take from kernels.
+        /// Cores of a node shared by its ranks, on which collectives compete with kernels.
         Cpu = "cpu",
     }
 }
 
 choice! {
-    /// How all-gathers travel: `network.gather`.
+    /// The algorithm of all-gathers: `network.gather`.
     GatherRoute {
-        /// On rings that enter and leave each node once, as NCCL makes them.
+        /// Rings that enter and leave each node once, as in NCCL.
         Ring = "ring",
-        /// Each rank fetches each slice itself.
+        /// Each rank fetches each slice directly.
         Direct = "direct",
     }
 }
@@ -251,7 +250,7 @@ pub enum ActivationCheckpointing {
     None,
     /// Every block is recomputed.
     All,
-    /// Each K-th block is recomputed, the first one included; the others keep what they saved.
+    /// Every K-th block is recomputed, the first one included; the others retain their saved tensors.
     Every(u32),
 }
 
@@ -264,7 +263,7 @@ impl std::str::FromStr for ActivationCheckpointing {
             "all" => Ok(ActivationCheckpointing::All),
             _ => match text.strip_prefix("every:").map(str::parse::<u32>) {
                 Some(Ok(k)) if k >= 1 => Ok(ActivationCheckpointing::Every(k)),
-                _ => Err(format!("`{text}` is none of none, all, every:K")),
+                _ => Err(format!("`{text}` is not none, all or every:K")),
             },
         }
     }

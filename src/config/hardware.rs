@@ -1,8 +1,8 @@
-//! The hardware that `zero3 plan --hardware` predicts for: what a device computes, holds and moves, as a file
-//! of strict keys.
+//! The hardware of `zero3 plan --hardware`: compute, memory and bandwidth of a device, as a file of strict
+//! keys.
 //!
-//! The table is made by the same macro as the decks', so that it reads, checks and prints alike. The files of
-//! common devices are part of the program. Must not know: what the figures are used for.
+//! The table is built by the same macro as the decks', so that it is read, checked and printed alike. The
+//! files of common devices are built into the program. Must not know: how the figures are used.
 
 use super::rate::MeasuredRate;
 use super::resolve::Resolver;
@@ -12,10 +12,10 @@ use crate::work::Kernel;
 
 pub use super::rate::Rate;
 
-/// A file of the figures of a device, its node and its network.
+/// The figures of a device, its node and its network.
 pub type Hardware = Deck;
 
-/// Devices whose files come with the program: name and text. Each says where its figures are from.
+/// Devices with built-in files: name and text. Each file cites its sources.
 const BUILT_IN: [(&str, &str); 6] = [
     ("a100-40gb", include_str!("../../inputs/hardware/a100-40gb.toml")),
     ("a100-80gb", include_str!("../../inputs/hardware/a100-80gb.toml")),
@@ -25,77 +25,77 @@ const BUILT_IN: [(&str, &str); 6] = [
     ("l40s", include_str!("../../inputs/hardware/l40s.toml")),
 ];
 
-/// A rate: anything above nothing.
+/// A rate: a positive number.
 const fn rate() -> Kind {
     float(1e-6, 1e9)
 }
-/// A share of what a data sheet says.
+/// A fraction of the data sheet's figure.
 const SHARE: Kind = float(0.01, 1.0);
 
 deck! {
-    /// What it is.
+    /// Identification.
     hardware: HardwareSection {
         name: String = (required), Kind::Text { may_be_empty: false }, "Name, for reports.";
         kind: DeviceKind = (required), Kind::Choice(DeviceKind::NAMES),
-            "`gpu`: collectives run beside kernels and take `assumed.contention` of the device. `cpu`: ranks \
-             of a node share its cores, and collectives run on them.";
+            "`gpu`: collectives run concurrently with kernels and take `assumed.contention` of the device. \
+             `cpu`: the ranks of a node share its cores, and collectives run on them.";
         source: String = (default ""), Kind::Text { may_be_empty: true },
-            "Where the figures are from, for reports.";
+            "Source of the figures, for reports.";
         measured: bool = (default "false"), Kind::Flag,
-            "Measured by `zero3 plan --calibrate`; else from data sheets.";
+            "Measured by `zero3 plan --calibrate`; otherwise from data sheets.";
     }
 
-    /// One device: what one rank has.
+    /// One device, that of a rank.
     device: DeviceSection {
         f32_tflops: f64 = (required), rate(), "Peak of f32 products, 10^12 FLOP/s.";
         tf32_tflops: f64 = (default "0"), float(0.0, 1e9),
             "Peak of f32 products with `run.tf32`, dense; 0 = that of f32.";
         bf16_tflops: f64 = (required), rate(), "Peak of bf16 products, dense, 10^12 FLOP/s.";
         memory_gb: f64 = (required), rate(), "Memory of a rank, 10^9 bytes.";
-        memory_gb_per_s: f64 = (required), rate(), "Bandwidth of that memory, 10^9 bytes a second.";
+        memory_gb_per_s: f64 = (required), rate(), "Bandwidth of that memory, 10^9 bytes/s.";
     }
 
     /// The devices of one node and the links between them.
     node: NodeSection {
         devices: usize = (required), integer(1, 4096), "Ranks of a full node.";
         gb_per_s: f64 = (required), rate(),
-            "From one device to the others of its node, one way, 10^9 bytes a second.";
+            "Bandwidth from one device to the others of its node, one way, 10^9 bytes/s.";
         reduce_gb_per_s: f64 = (default "0"), float(0.0, 1e9),
-            "The same where received gradients are added, too, if it was measured; 0 = `node.gb_per_s` and a \
-             pass over memory.";
+            "The same with addition of the received gradients, if measured; 0 = `node.gb_per_s` and a pass \
+             over memory.";
         latency_us: f64 = (required), float(0.0, 1e9),
-            "From the call of a collective to its first byte, within a node, microseconds.";
+            "Latency of a collective's first byte within a node, microseconds.";
         message_us: f64 = (default "0"), float(0.0, 1e9),
-            "Further microseconds for each step of a ring, or for each peer where each rank talks to each.";
+            "Additional microseconds per step of a ring, or per peer with direct transfers.";
     }
 
     /// The links between nodes.
     network: NetworkSection {
         gb_per_s: f64 = (required), rate(),
-            "Out of a node for each of its devices, one way, 10^9 bytes a second.";
-        latency_us: f64 = (required), float(0.0, 1e9), "From node to node, microseconds.";
+            "Bandwidth out of a node per device, one way, 10^9 bytes/s.";
+        latency_us: f64 = (required), float(0.0, 1e9), "Latency from node to node, microseconds.";
         message_us: f64 = (default "0"), float(0.0, 1e9),
             "As `node.message_us`, for a step or a peer on another node.";
         gather: GatherRoute = (default "ring"), Kind::Choice(GatherRoute::NAMES),
             "`ring`: all-gathers enter and leave a node once. `direct`: each rank fetches each slice itself.";
     }
 
-    /// Assumptions: what of the figures above is reached. A kernel under `[kernels]` needs none.
+    /// Assumptions: the fraction of the figures above that is reached. Kernels under `[kernels]` need none.
     assumed: AssumedSection {
-        products: f64 = (default "0.7"), SHARE, "Share of the peak that large matrix products reach.";
+        products: f64 = (default "0.7"), SHARE, "Fraction of the peak reached by large matrix products.";
         attention: f64 = (default "0.4"), SHARE,
-            "Share of the peak that attention reaches, the causal half counted alone.";
+            "Fraction of the peak reached by attention, counting only the causal half.";
         memory: f64 = (default "0.8"), SHARE,
-            "Share of the memory's bandwidth that passes over memory reach.";
-        links: f64 = (default "0.8"), SHARE, "Share of the links' bandwidth that large collectives reach.";
+            "Fraction of the memory bandwidth reached by passes over memory.";
+        links: f64 = (default "0.8"), SHARE, "Fraction of the links' bandwidth reached by large collectives.";
         launch_us: f64 = (default "4"), float(0.0, 1e9),
-            "From the end of one kernel to the start of the next, microseconds.";
+            "Gap between consecutive kernels, microseconds.";
         contention: f64 = (default "0.1"), float(0.0, 1.0),
-            "Share of a device that a collective under way takes from its kernels.";
+            "Fraction of a device that a running collective takes from its kernels.";
     }
 
-    /// Measured kernels: `"1.5 us, 210 GFLOP/s, 55 GB/s"` is the time of a call that does nothing, and what
-    /// FLOPs and bytes add to it; parts can be missing. Empty = from the figures above.
+    /// Measured kernels: `"1.5 us, 210 GFLOP/s, 55 GB/s"` is the fixed time of a call and the cost of FLOPs
+    /// and bytes; parts can be missing. Empty = derived from the figures above.
     kernels: KernelsSection {
         linear_forward_f32: Written<MeasuredRate> = (default ""), Kind::Rate, "`out = inp * weight^T`, f32.";
         linear_forward_bf16: Written<MeasuredRate> = (default ""), Kind::Rate,
@@ -145,7 +145,7 @@ deck! {
     }
 }
 
-/// Whether a dotted key is of a section of hardware files, for words on the command line.
+/// Whether a dotted key belongs to a section of hardware files, for overrides on the command line.
 pub fn is_key(name: &str) -> bool {
     name.split_once('.').is_some_and(|(section, _)| SECTIONS.iter().any(|(known, _)| *known == section))
 }
@@ -173,10 +173,10 @@ impl Deck {
         Deck::parse(&text, overrides, &origin)
     }
 
-    /// Checks a file's text; `origin` names it.
+    /// Checks a file's text; `origin` identifies it.
     ///
     /// # Errors
-    /// As [`Deck::named`].
+    /// Those of [`Deck::named`].
     pub fn parse(text: &str, overrides: &[(String, String)], origin: &str) -> Result<Hardware> {
         Resolver::read(&TABLE, text, overrides, origin).and_then(Resolver::finish).map_err(
             |error| match error {
@@ -186,21 +186,21 @@ impl Deck {
         )
     }
 
-    /// What was measured of a kernel.
+    /// The measured rate of a kernel.
     pub fn measured(&self, kernel: Kernel, dtype: DType) -> Option<Rate> {
         let kernels = toml::Table::try_from(&self.kernels).expect("a section is a table");
         let rate = kernels[&rate_key(kernel, dtype)].clone().try_into::<Written<MeasuredRate>>();
         rate.expect("a section prints what it reads").0
     }
 
-    /// Notes what was measured of a kernel.
+    /// Records the measured rate of a kernel.
     pub fn set_measured(&mut self, kernel: Kernel, dtype: DType, rate: Rate) {
         let mut kernels = toml::Table::try_from(&self.kernels).expect("a section is a table");
         kernels.insert(rate_key(kernel, dtype), toml::Value::String(rate.to_string()));
         self.kernels = kernels.try_into().expect("every kernel has a key");
     }
 
-    /// Every key with what it means, as a file.
+    /// Every key with its description, as a file.
     pub fn to_commented_toml(&self) -> String {
         render::toml(&TABLE, self, true)
     }
@@ -257,7 +257,7 @@ mod tests {
             (
                 "[network]",
                 "[kernels]\nadamw_f32 = \"fast\"\n[network]",
-                "kernels.adamw_f32 = \"fast\": parts out of us",
+                "kernels.adamw_f32 = \"fast\": a combination of us",
             ),
             ("[network]", "[network", "is not TOML: line"),
         ] {

@@ -1,7 +1,6 @@
-//! What a key is: its type, its range, its default and its help; how a value is read, checked and printed.
+//! A key: its type, range, default and help; how a value is read, checked and printed.
 //!
-//! Must not know: which keys there are (`mod.rs` has the table), nor how keys depend on each other
-//! (`rules.rs`).
+//! Must not know: which keys exist (`mod.rs` has the table), nor how keys depend on each other (`rules.rs`).
 
 use super::choices::{ActivationCheckpointing, Tokenizer};
 use super::limit::Limit;
@@ -26,20 +25,20 @@ pub struct Key {
     pub name: &'static str,
     /// Type and range.
     pub kind: Kind,
-    /// Where the value comes from when nobody writes one.
+    /// The source of its value if it is not set.
     pub origin: Origin,
-    /// What it means, with its unit.
+    /// Its description, with the unit.
     pub help: &'static str,
 }
 
-/// Where the value of an absent key comes from.
+/// The source of an unset key's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
-    /// Nowhere: it must be written.
+    /// None: the key is required.
     Required,
-    /// This text, read as an override would be.
+    /// This text, parsed like an override.
     Fixed(&'static str),
-    /// Computed from other keys, in these words.
+    /// Derived from other keys, as described.
     Derived(&'static str),
 }
 
@@ -48,10 +47,10 @@ pub enum Origin {
 pub enum Kind {
     /// A string.
     Text {
-        /// Whether the empty string is a value.
+        /// Whether the empty string is valid.
         may_be_empty: bool,
     },
-    /// One of some words.
+    /// One of several words.
     Choice(&'static [&'static str]),
     /// `none`, `all` or `every:K`.
     Checkpointing,
@@ -63,9 +62,9 @@ pub enum Kind {
     Steps,
     /// A length of time.
     Duration,
-    /// What a measurement is held against.
+    /// A reference and tolerances of a measurement.
     Limit,
-    /// What a kernel takes, if it was measured.
+    /// The cost of a kernel, if measured.
     Rate,
     /// Names of signals.
     Signals,
@@ -91,7 +90,7 @@ pub enum Kind {
     },
     /// Paths or globs.
     Paths {
-        /// Whether no path at all is a value.
+        /// Whether an empty list is valid.
         may_be_empty: bool,
     },
 }
@@ -115,8 +114,7 @@ impl Key {
         }
     }
 
-    /// Says what would do instead of `value`, or `None` when it is right. `None` for a value is one of the
-    /// wrong type.
+    /// A description of valid values if `value` is invalid, or `None`. A `None` value has the wrong type.
     pub fn complaint(&self, value: Option<&Value>) -> Option<String> {
         value.is_none_or(|v| !self.kind.admits(v)).then(|| self.kind.wants())
     }
@@ -141,11 +139,11 @@ impl Kind {
         }
     }
 
-    /// What a value must be, as the end of the sentence "it wants ...".
+    /// A description of valid values, as the end of the sentence "it wants ...".
     pub fn wants(&self) -> String {
         match *self {
             Kind::Text { may_be_empty: true } => "a string".into(),
-            Kind::Text { may_be_empty: false } => "a string that is not empty".into(),
+            Kind::Text { may_be_empty: false } => "a non-empty string".into(),
             Kind::Choice(words) => {
                 format!("one of {}", words.iter().map(|w| format!("\"{w}\"")).collect::<Vec<_>>().join(", "))
             }
@@ -154,17 +152,17 @@ impl Kind {
             Kind::LogFilter => "\"off\", \"error\", \"warn\", \"info\", \"debug\" or \"trace\", or a filter \
                                 such as \"info,zero3::data=debug\""
                 .into(),
-            Kind::Steps => "a step such as 10, or steps such as 10..12 (12 not included) or 10..=12".into(),
+            Kind::Steps => "a step such as 10, or a range such as 10..12 (12 excluded) or 10..=12".into(),
             Kind::Duration => {
                 "a time such as \"1h30m\", \"90m\", \"5400\" (seconds) or \"01:30:00\"; empty for none".into()
             }
-            Kind::Devices => "ordinals of devices with commas between, such as \"0,1,2,3\", or \"\"".into(),
-            Kind::Limit => "a reference and how far below or above it is good, such as \"40 -10%\", \"2.5 \
+            Kind::Devices => "device ordinals separated by commas, such as \"0,1,2,3\", or \"\"".into(),
+            Kind::Limit => "a reference and tolerances below or above it, such as \"40 -10%\", \"2.5 \
                             +20%\", \"-10%\" (of the baseline) or empty"
                 .into(),
             Kind::Rate => {
-                "parts out of us, GFLOP/s and GB/s, such as \"1.5 us, 210 GFLOP/s, 55 GB/s\"; empty = not \
-                 measured"
+                "a combination of us, GFLOP/s and GB/s, such as \"1.5 us, 210 GFLOP/s, 55 GB/s\"; empty = \
+                 not measured"
                     .into()
             }
             Kind::Signals => {
@@ -178,12 +176,9 @@ impl Kind {
             Kind::Float { min, max, below_max: true } => {
                 format!("a number from {} to below {}", bound(min), bound(max))
             }
-            Kind::Float { min, max, below_max: false } => format!(
-                "a number from {} to \
-                                                                   {}",
-                bound(min),
-                bound(max)
-            ),
+            Kind::Float { min, max, below_max: false } => {
+                format!("a number from {} to {}", bound(min), bound(max))
+            }
             Kind::Paths { may_be_empty: true } => "a list of paths or globs, e.g. [\"val.txt\"]".into(),
             Kind::Paths { may_be_empty: false } => {
                 "a list of at least one path or glob, e.g. [\"text/*.txt\", \"more.txt\"]".into()
@@ -191,7 +186,7 @@ impl Kind {
         }
     }
 
-    /// Whether a value of the right type lies in range.
+    /// Whether a value of the right type is in range.
     fn admits(&self, value: &Value) -> bool {
         match (*self, value) {
             (Kind::Text { may_be_empty }, Value::String(s)) => may_be_empty || !s.is_empty(),
@@ -218,7 +213,7 @@ impl Kind {
         }
     }
 
-    /// A value of a deck as this type, or `None`. An integer is a float too, never the other way round.
+    /// A value of a deck as this type, or `None`. An integer is a valid float, but not vice versa.
     pub(super) fn read_toml(&self, value: &DeValue<'_>) -> Option<Value> {
         match (self, value) {
             (Kind::Flag, DeValue::Boolean(b)) => Some(Value::Boolean(*b)),
@@ -239,7 +234,7 @@ impl Kind {
         }
     }
 
-    /// The text of an override as this type, or `None`. Strings and lists may be bare.
+    /// The text of an override as this type, or `None`. Strings and lists may be unquoted.
     pub(super) fn read_override(&self, text: &str) -> Option<Value> {
         let as_toml = || self.read_toml(DeValue::parse(text.trim()).ok()?.get_ref());
         let quoted = |text: &str| text.starts_with(['"', '\'']);
@@ -252,8 +247,8 @@ impl Kind {
             Kind::Integer { .. } => as_toml(),
             Kind::Float { .. } => as_toml().or_else(|| text.trim().parse().ok().map(float)),
             Kind::Paths { .. } => {
-                // `[ab]*.txt` is a glob and `["a", "b"]` a list: what TOML reads as strings is a list, and
-                // what opens like one must be one.
+                // `[ab]*.txt` is a glob and `["a", "b"]` a list: text that TOML parses as strings is a list,
+                // and text that opens like one must be one.
                 let literal = if text.starts_with('[') { as_toml() } else { None };
                 if literal.is_some() || text.strip_prefix('[').is_some_and(|rest| quoted(rest.trim_start())) {
                     return literal;
@@ -269,7 +264,7 @@ impl Kind {
         }
     }
 
-    /// A value of this type that stands for "not set" where no default is known.
+    /// A value of this type that represents "not set" without a known default.
     fn placeholder(&self) -> Value {
         match *self {
             Kind::Text { .. }
@@ -303,18 +298,18 @@ pub(super) fn default_section<T: serde::de::DeserializeOwned>(keys: &[Key], sect
     }
 }
 
-/// A float value; a negative zero becomes zero, so that equal decks have equal texts.
+/// A float value; negative zero becomes zero, so that equal decks have equal texts.
 fn float(f: f64) -> Value {
     Value::Float(f + 0.0)
 }
 
-/// The end of a range as a person would write it: `0`, `1000`, `1e12`.
+/// The bound of a range in readable form: `0`, `1000`, `1e12`.
 fn bound(f: f64) -> String {
     if f == 0.0 || (1e-3..1e6).contains(&f) { f.to_string() } else { format!("{f:e}") }
 }
 
-/// Whether env_logger reads this filter without dropping a part of it. A bare word that is no level is
-/// refused: it would be a module, and a misspelt level must not pass for one.
+/// Whether env_logger parses this filter without dropping a part of it. A bare word that is not a level is
+/// rejected: it would be a module, and a misspelt level must not pass for one.
 fn is_log_filter(text: &str) -> bool {
     let is_level = |word: &str| word.trim().parse::<log::LevelFilter>().is_ok();
     let is_module =
@@ -328,8 +323,8 @@ fn is_log_filter(text: &str) -> bool {
         })
 }
 
-/// A value as TOML that reads back to the same bits: floats in shortest round-trip form, strings quoted on
-/// one line.
+/// A value as TOML that parses to the same bits: floats in shortest round-trip form, strings quoted on one
+/// line.
 pub(super) fn render(value: &Value) -> String {
     match value {
         Value::String(s) => quote(s),

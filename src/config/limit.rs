@@ -1,17 +1,18 @@
-//! What a measurement is held against, as a deck writes it: `40 -10%`, `2.5 +20%`, `-10%`, `100 -5% +50%`.
+//! The reference and tolerances of a measurement, in a deck's syntax: `40 -10%`, `2.5 +20%`, `-10%`, `100 -5%
+//! +50%`.
 //!
-//! Must not know: which measurements there are.
+//! Must not know: which measurements exist.
 
 use std::str::FromStr;
 
-/// A reference and how far from it a value may lie, as fractions of the reference.
+/// A reference and the tolerated deviations, as fractions of the reference.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Limit {
     /// The reference; none = a stored baseline's, or theory's.
     pub reference: Option<f64>,
-    /// How far below is still good; none = any distance.
+    /// Tolerance below; none = any distance.
     pub low: Option<f64>,
-    /// How far above is still good; none = any distance.
+    /// Tolerance above; none = any distance.
     pub high: Option<f64>,
 }
 
@@ -41,7 +42,7 @@ impl FromStr for Limit {
             }
         }
         if limit.reference.is_some() && limit.low.is_none() && limit.high.is_none() {
-            return Err(format!("`{text}` has a reference and no tolerance such as -10% or +20%"));
+            return Err(format!("`{text}` has a reference but no tolerance such as -10% or +20%"));
         }
         Ok(limit)
     }

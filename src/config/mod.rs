@@ -38,9 +38,9 @@ use std::io::Read;
 use std::path::Path;
 use values::{DeviceList, SignalSet, StepSet, TimeLimit};
 
-/// Gradient exchanges smaller than this would spend their time on latency.
+/// Smaller gradient exchanges would be dominated by latency.
 const MIN_REDUCE_BUCKET_BYTES: i64 = 4096;
-/// Longer files are no decks.
+/// Longer files are not decks.
 const MAX_DECK_BYTES: u64 = 16 << 20;
 
 /// Element types a deck can name.
@@ -88,8 +88,8 @@ macro_rules! origin_doc {
     };
 }
 
-/// Makes the section structs, [`Deck`] with what every deck can do, [`SECTIONS`] and [`KEYS`] from the table
-/// below. A row is `field: type = (origin), kind, help;`.
+/// Defines the section structs, [`Deck`] with its methods, [`SECTIONS`] and [`KEYS`] from the table below. A
+/// row is `field: type = (origin), kind, help;`.
 macro_rules! deck {
     ($(
         $(#[doc = $section_help:literal])+
@@ -99,7 +99,7 @@ macro_rules! deck {
             )+
         }
     )+) => {
-        /// A whole resolved deck: what the run does, with every default filled in.
+        /// A whole resolved deck: everything a run does, with every default filled in.
         #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
         #[serde(deny_unknown_fields)]
         pub struct Deck {
@@ -133,7 +133,7 @@ macro_rules! deck {
 
         impl Deck {
             /// Reads and resolves the deck at `path`; `overrides` are `section.key` and text, the last one of
-            /// a key counting.
+            /// a key taking precedence.
             ///
             /// # Errors
             /// [`Error::Input`] when the file cannot be read or is not TOML, [`Error::Deck`] with every fault
@@ -147,13 +147,13 @@ macro_rules! deck {
                 render::toml(&TABLE, self, false)
             }
 
-            /// xxh3 (64 bit) of [`Deck::to_toml`]: equal decks, equal digests, however they were written.
+            /// xxh3 (64 bit) of [`Deck::to_toml`]: equal decks have equal digests, however they were written.
             pub fn digest(&self) -> u64 {
                 xxhash_rust::xxh3::xxh3_64(self.to_toml().as_bytes())
             }
         }
 
-        /// The table that all of this is made from.
+        /// The table that all of this is built from.
         pub static TABLE: Table = Table { sections: SECTIONS, keys: KEYS };
 
         /// Every section with its help, in the order they are printed.
@@ -172,72 +172,72 @@ macro_rules! deck {
     };
 }
 
-// After the macro that makes its table.
+// After the macro that builds its table.
 pub mod acceptance;
 pub mod hardware;
 
 deck! {
-    /// Where the run lives and what it runs on.
+    /// Where the run is stored and what it runs on.
     run: RunSection {
         dir: String = (required), Kind::Text { may_be_empty: false },
             "Run directory: logs, summary and checkpoints.";
         backend: BackendKind = (default "auto"), Kind::Choice(BackendKind::NAMES),
-            "What computes; `auto` takes GPUs where every rank has one, and CPUs where none has.";
+            "Compute device; `auto` selects GPUs if every rank has one, and CPUs if none has.";
         devices: Written<DeviceList> = (default ""), Kind::Devices,
-            "CUDA ordinal of each rank of a node, such as \"0,1\"; empty = each rank takes one that no other \
-             has.";
+            "CUDA ordinal of each rank of a node, such as \"0,1\"; empty = each rank uses a different one.";
         tf32: bool = (default "false"), Kind::Flag,
-            "Products of f32 matrices may round their operands to TF32 (10 bits) on a GPU: faster, other \
-             bits.";
+            "Round the operands of f32 matrix products to TF32 (10-bit mantissa) on a GPU: faster, with \
+             different results.";
         kernel_cache: String = (default "auto"), Kind::Text { may_be_empty: true },
-            "Directory that keeps compiled GPU kernels; `auto` = zero3 in the user's cache directory \
-             (XDG_CACHE_HOME or ~/.cache), empty = they are compiled at each start.";
+            "Cache directory of compiled GPU kernels; `auto` = zero3 in the user's cache directory \
+             (XDG_CACHE_HOME or ~/.cache), empty = compile them at each start.";
         threads_per_rank: usize = (default "0"), integer(0, 4096),
-            "Compute threads of one rank; 0 = as many as the cores of the rank's cpuset.";
+            "Compute threads per rank; 0 = the number of cores in the rank's cpuset.";
         single_copy: bool = (default "true"), Kind::Flag,
-            "Ranks of one node read slices out of each other's memory where the system lets them; false = \
-             MPI messages. The same bits either way. CPUs only.";
+            "Ranks of a node read slices from each other's memory if the system permits it; false = MPI \
+             messages. The results are bitwise the same. CPUs only.";
         peak_gflops: f64 = (default "0"), float(0.0, 1e12),
-            "Peak f32 GFLOP/s of one rank, the denominator of `mfu`; 0 = unknown, and the column stays \
+            "Peak f32 GFLOP/s per rank, the denominator of `mfu`; 0 = unknown, which leaves the column \
              empty.";
         memory_budget_bytes: u64 = (default "0"), UNSIGNED,
-            "Memory one rank's arena may take; a plan that needs more is refused before start. 0 = no \
-             budget.";
+            "Maximum size of a rank's arena; a plan that requires more is rejected before the start. 0 = \
+             unlimited.";
         locking: Locking = (default "best_effort"), Kind::Choice(Locking::NAMES),
-            "Lock the run directory against a second job: never, where the file system can, or always.";
+            "Lock the run directory against a second job: never, if the file system supports it, or always.";
         time_limit: Written<TimeLimit> = (default ""), Kind::Duration,
-            "Time from the start of the process after which it must be over; it saves and stops with code 75 \
-             before. Slurm's own limit counts too.";
+            "Time limit of the process, from its start; it saves and stops with code 75 before. Slurm's \
+             limit applies too.";
         stop_signals: Written<SignalSet> = (default "TERM,USR1"), Kind::Signals,
-            "Signals that ask for a checkpoint at the next step boundary and a stop with code 75; one rank \
-             is enough.";
+            "Signals that request a checkpoint at the next step boundary and a stop with code 75; one rank \
+             receiving one suffices.";
         job_comment: bool = (default "false"), Kind::Flag,
-            "Put step, pace and projected end into the Slurm job's comment (`squeue -o '%i %k'`), once a \
-             minute at most.";
+            "Write step, pace and projected end into the Slurm job's comment (`squeue -o '%i %k'`), at most \
+             once a minute.";
         timeout: u64 = (default "600"), integer(0, 1 << 31),
-            "Seconds without progress after which a run is taken for stuck: it names the ranks that are late \
-             and ends with code 5. 0 = wait for ever.";
+            "Seconds without progress after which a run counts as hung: it reports the late ranks and ends \
+             with code 5. 0 = wait forever.";
     }
 
     /// The transformer.
     model: ModelSection {
         preset: Preset = (default "none"), Kind::Choice(Preset::NAMES),
-            "A published size. The size keys beat it; with `none` they say everything.";
-        family: Family = (derived "the preset's, else `gpt2`"), Kind::Choice(Family::NAMES),
+            "A published model size. Size keys override it; `none` requires them all.";
+        family: Family = (derived "the preset's, otherwise `gpt2`"), Kind::Choice(Family::NAMES),
             "`gpt2`: LayerNorm, learned positions, GELU, biases, tied head. `llama`: RMSNorm, rotary \
              positions, SwiGLU, grouped key/value heads, no biases. `qwen3`: a Llama with RMSNorm of each \
              query and key head.";
-        n_layer: usize = (derived "the preset's, else required"), integer(1, 4096),
+        n_layer: usize = (derived "the preset's, otherwise required"), integer(1, 4096),
             "Transformer blocks (L).";
-        n_head: usize = (derived "the preset's, else required"), integer(1, 4096),
-            "Attention heads; divides `model.d_model`, but where `model.head_dim` is free.";
-        n_kv_head: usize = (derived "the preset's, else `model.n_head`"), integer(1, 4096),
-            "Key/value heads, each shared by as many attention heads; divides `model.n_head`. `gpt2`: \
-             `model.n_head`.";
+        n_head: usize = (derived "the preset's, otherwise required"), integer(1, 4096),
+            "Attention heads; must divide `model.d_model`, unless `model.head_dim` is free.";
+        n_kv_head: usize = (derived "the preset's, otherwise `model.n_head`"), integer(1, 4096),
+            "Key/value heads, each shared by the same number of attention heads; must divide `model.n_head`. \
+             `gpt2`: `model.n_head`.";
         head_dim: usize = (derived "the preset's, else `model.d_model` / \
                                     `model.n_head`"), integer(1, 1 << 20),
-            "Channels of a head (D); free for `qwen3`, whose heads are as wide as this.";
-        d_model: usize = (derived "the preset's, else required"), integer(1, 1 << 20),
+            "Channels of a head (D); free for `qwen3`, fixed by `model.d_model` and `model.n_head` \
+             otherwise.";
+        d_model: usize = (derived "the preset's, otherwise required"), integer(1, 1 << 20),
             "Width (C).";
         d_ff: usize = (derived "the preset's, else 4 * `model.d_model`; others: 8/3 of it, up to a multiple \
                                 of 256"), integer(1, 1 << 22),
@@ -253,40 +253,39 @@ deck! {
         norm_eps: f64 = (derived "1e-5; `qwen3`: 1e-6"), float(1e-12, 1.0),
             "Added to the mean square in RMSNorm. `gpt2`: 1e-5.";
         tied: bool = (derived "the preset's, else false; `gpt2`: true"), Kind::Flag,
-            "The head is the token embedding. `gpt2`: true.";
+            "Tie the head to the token embedding. `gpt2`: true.";
         init_seed: u64 = (default "1"), UNSIGNED,
-            "Seed of the initial weights, which are the same for every number of ranks.";
+            "Seed of the initial weights, which do not depend on the rank count.";
         init_from: String = (default ""), Kind::Text { may_be_empty: true },
-            "Initial weights: an HDF5 file (`FILE` or `FILE:GROUP`), or a checkpoint or run directory, of \
-             which the weights alone are read; empty = from `model.init_seed`.";
+            "Initial weights: an HDF5 file (`FILE` or `FILE:GROUP`), or a checkpoint or run directory, from \
+             which only the weights are read; empty = from `model.init_seed`.";
     }
 
-    /// Training and validation tokens. Relative paths start at the directory the program is started in.
+    /// Training and validation tokens. Relative paths start at the working directory of the program.
     data: DataSection {
         train: Vec<String> = (required), Kind::Paths { may_be_empty: false },
             "Paths or globs of training data.";
         val: Vec<String> = (default ""), Kind::Paths { may_be_empty: true },
-            "Paths or globs of validation data; beats `data.val_fraction`.";
+            "Paths or globs of validation data; overrides `data.val_fraction`.";
         val_fraction: f64 = (default "0"), FRACTION,
-            "Share of the end of the training stream kept for validation.";
+            "Fraction at the end of the training stream reserved for validation.";
         format: DataFormat = (default "auto"), Kind::Choice(DataFormat::NAMES),
-            "What the files hold; `auto` goes by name: `*.bin` and `*.u16` raw_u16, `*.u32` raw_u32, else \
-             text. Headers of llm.c have to be named: llmc.";
-        tokenizer: Tokenizer = (derived "`bytes` for text, else `none`"), Kind::Tokenizer,
-            "How text becomes tokens: `bytes` for text; for files of tokens, the one they were made with \
-             (`gpt2` or the path of a tokenizer.json), which `data info` and `sample` use, or `none`.";
+            "Format of the files; `auto` = by name: `*.bin` and `*.u16` raw_u16, `*.u32` raw_u32, otherwise \
+             text. llm.c's files with headers require llmc.";
+        tokenizer: Tokenizer = (derived "`bytes` for text, otherwise `none`"), Kind::Tokenizer,
+            "The tokenizer: `bytes` for text; for token files, the one they were made with (`gpt2` or the \
+             path of a tokenizer.json), used by `data info` and `sample`, or `none`.";
         seed: u64 = (default "1"), UNSIGNED,
             "Seed of the sample order.";
         shuffle: bool = (default "true"), Kind::Flag,
-            "Permute the samples of each epoch; false = in file order.";
+            "Shuffle the samples of each epoch; false = file order.";
         stride: usize = (default "0"), integer(0, 1 << 40),
-            "Tokens from the start of a training sample to the start of the next; 0 = `model.seq_len`.";
+            "Tokens between the starts of consecutive training samples; 0 = `model.seq_len`.";
         val_stride: usize = (default "0"), integer(0, 1 << 40),
-            "Tokens from the start of a validation window to the start of the next; 0 = `model.seq_len`. \
-             Where `train.eval_batches` takes fewer windows than there are, it takes them evenly from the \
-             whole.";
+            "Tokens between the starts of consecutive validation windows; 0 = `model.seq_len`. If \
+             `train.eval_batches` uses fewer windows than there are, they are spread evenly.";
         allow_changed: bool = (default "false"), Kind::Flag,
-            "Let a resume go on with data other than the checkpoint's.";
+            "Allow a resume with data other than the checkpoint's.";
     }
 
     /// The training loop.
@@ -294,28 +293,28 @@ deck! {
         steps: u64 = (required), integer(1, 1_000_000_000),
             "Optimizer steps of the whole run.";
         micro_batch_size: usize = (default "4"), integer(1, 1 << 20),
-            "Sequences per rank and micro-step. It belongs to the numerics: another value, other rounding.";
+            "Sequences per rank and micro-step. Affects the numerics: a different value rounds differently.";
         global_batch_size: usize = (derived "8 * `train.micro_batch_size`"), integer(1, 1 << 30),
             "Sequences per step over all ranks; a multiple of `train.micro_batch_size`, not of the rank \
              count.";
         eval_every: u64 = (default "0"), UNSIGNED,
-            "Validate every so many steps; 0 = never.";
+            "Steps between validations; 0 = never.";
         eval_batches: u64 = (default "8"), integer(1, 1_000_000_000),
             "Micro-batches of one validation, over all ranks.";
         sample_every: u64 = (default "0"), UNSIGNED,
-            "Print a text of the model's every so many steps; 0 = never. Wants a `data.tokenizer`.";
+            "Steps between printed samples of the model; 0 = never. Requires a `data.tokenizer`.";
         sample_prompt: String = (default "The"), Kind::Text { may_be_empty: false },
-            "How that text begins.";
+            "Prompt of these samples.";
         sample_tokens: usize = (default "64"), integer(1, 1 << 20),
-            "Tokens of that text.";
+            "Tokens per sample.";
         max_skipped_steps: u64 = (default "10"), integer(1, i64::MAX),
-            "Skipped (non-finite) steps in a row that end the run with exit code 4.";
+            "Number of consecutive skipped (non-finite) steps that ends the run with exit code 4.";
     }
 
     /// The optimizer, its schedule (linear warm-up, cosine decay) and gradient clipping.
     optim: OptimSection {
         kind: OptimizerKind = (default "adamw"), Kind::Choice(OptimizerKind::NAMES),
-            "The optimizer; the table below has what each keeps and reads.";
+            "The optimizer; the table below lists its states and keys.";
         lr: f64 = (default "3e-4"), float(0.0, 1e3),
             "Peak learning rate.";
         min_lr: f64 = (default "0"), float(0.0, 1e3),
@@ -324,87 +323,88 @@ deck! {
             "Steps of linear warm-up; may exceed `train.steps`.";
         decay_steps: u64 = (default "0"), UNSIGNED,
             "Step at which the cosine decay reaches `optim.min_lr`; 0 = `train.steps`.";
-        beta1: f64 = (derived "the optimizer's, 0 where it has none"), FRACTION,
-            "Decay of the first moment, or of the average whose direction an update takes.";
-        beta2: f64 = (derived "the optimizer's, 0 where it has none"), FRACTION,
-            "Decay of the second moment, or of the average that is kept.";
-        eps: f64 = (derived "the optimizer's, 0 where it has none"), float(0.0, 1.0),
-            "Added to the square root of the second moment; above 0 where the optimizer has it.";
-        momentum: f64 = (derived "the optimizer's, 0 where it has none"), FRACTION,
-            "Decay of the sum of past gradients; 0: none is kept.";
+        beta1: f64 = (derived "the optimizer's, 0 if it has none"), FRACTION,
+            "Decay of the first moment, or of the average that determines an update's direction.";
+        beta2: f64 = (derived "the optimizer's, 0 if it has none"), FRACTION,
+            "Decay of the second moment, or of the stored average.";
+        eps: f64 = (derived "the optimizer's, 0 if it has none"), float(0.0, 1.0),
+            "Added to the square root of the second moment; must be above 0 if the optimizer uses it.";
+        momentum: f64 = (derived "the optimizer's, 0 if it has none"), FRACTION,
+            "Decay of the momentum buffer; 0 = none.";
         nesterov: bool = (default "false"), Kind::Flag,
-            "The step goes by the gradient and the sum as it will be.";
+            "Use Nesterov momentum.";
         weight_decay: f64 = (default "0.1"), float(0.0, 1e3),
             "Decoupled weight decay of parameters with two or more dimensions.";
         grad_clip: f64 = (default "1"), float(0.0, 1e30),
-            "Largest global gradient norm; 0 = no clipping.";
+            "Maximum global gradient norm; 0 = no clipping.";
     }
 
-    /// What is sharded, when it moves and how long it stays.
+    /// Sharding, prefetching and lifetimes of parameters and gradients.
     zero: ZeroSection {
         stage: u8 = (default "3"), integer(0, 3),
             "0 replicates all; 1 shards the optimizer; 2 also gradients; 3 also parameters.";
         prefetch_units: usize = (default "1"), integer(0, 1024),
-            "Units whose gather starts before they are needed; 0 = each gather is waited for.";
+            "Number of units to prefetch; 0 = wait for each gather.";
         prefetch_max_bytes: u64 = (default "0"), UNSIGNED,
-            "Cap on bytes gathered ahead; 0 = no cap of its own.";
+            "Cap on prefetched bytes; 0 = no separate cap.";
         max_live_bytes: u64 = (default "0"), UNSIGNED,
-            "Cap on the bytes of gathered parameters alive at once; 0 = no cap.";
+            "Cap on the bytes of gathered parameters live at once; 0 = no cap.";
         persistence_threshold_bytes: u64 = (default "0"), UNSIGNED,
-            "Parameters of at most so many bytes stay whole on every rank between steps; 0 = none.";
+            "Parameters of at most this many bytes remain whole on every rank between steps; 0 = none.";
         gather_bucket_bytes: u64 = (default "0"), UNSIGNED,
-            "Bytes of parameters gathered together in one call; 0 = one unit at a time.";
+            "Bytes of parameters gathered in one call; 0 = one unit at a time.";
         reduce_bucket_bytes: u64 = (default "33554432"), integer(MIN_REDUCE_BUCKET_BYTES, i64::MAX),
             "Bytes of receive staging of one gradient exchange: larger = fewer calls, more memory.";
         release_after_forward: bool = (default "true"), Kind::Flag,
-            "false keeps parameters gathered from forward to backward: less volume, more memory.";
+            "Release parameters after forward; false = keep them gathered until backward: less \
+             communication, more memory.";
         overlap: bool = (default "true"), Kind::Flag,
-            "Collectives run beside compute; false = each one is waited for at once. The same bits either \
-             way.";
+            "Overlap collectives with compute; false = wait for each at once. The results are bitwise the \
+             same.";
         param_dtype: DType = (default "f32"), DTYPES,
-            "Element type that is gathered. Master weights are f32 always.";
+            "Element type of gathered parameters. Master weights are always f32.";
         grad_dtype: DType = (default "f32"), DTYPES,
-            "Element type gradient slices are kept in. Sums are f32 always.";
+            "Element type of stored gradient slices. Sums are always f32.";
         reduce_dtype: DType = (default "f32"), DTYPES,
-            "Element type gradients travel in.";
+            "Element type of gradients in collectives.";
         activation_checkpointing: ActivationCheckpointing = (default "none"), Kind::Checkpointing,
-            "Blocks that backward computes again: none, all, or each K-th one. Less memory, more compute, \
-             the same bits.";
+            "Blocks recomputed in backward: none, all, or every K-th one. Less memory, more compute, bitwise \
+             the same results.";
         reduce: ReduceWhen = (default "every_micro_step"), Kind::Choice(ReduceWhen::NAMES),
-            "Reduce into slices each micro-step, or hold full f32 gradients and reduce once per step (other \
-             bits: sums are local first).";
+            "Reduce into slices each micro-step, or accumulate full f32 gradients and reduce once per step \
+             (rounds differently: sums are local first).";
         deterministic: bool = (derived "true; false with `run.backend = \"cuda\"`"), Kind::Flag,
-            "Gradients are added in one order, whatever the rank count; always so on MPI. False: NCCL adds \
-             in its own order.";
+            "Add gradients in a fixed order, independent of the rank count; always true with MPI. False: \
+             NCCL adds in its own order.";
     }
 
     /// Checkpoints, in `checkpoints` under `run.dir`.
     checkpoint: CheckpointSection {
         every: u64 = (default "1000"), UNSIGNED,
-            "Save every so many steps, and at the end; 0 = never, not even at the end.";
+            "Steps between checkpoints, with one at the end; 0 = none, not even at the end.";
         keep_last: usize = (default "2"), UNSIGNED,
-            "Complete checkpoints kept, the newest ones; 0 = all.";
+            "Number of newest complete checkpoints to retain; 0 = all.";
         keep_every: u64 = (default "0"), UNSIGNED,
-            "Checkpoints whose step is a multiple of this are kept for ever; 0 = none.";
+            "Checkpoints whose step is a multiple of this are retained forever; 0 = none.";
         async_save: bool = (default "false"), Kind::Flag,
-            "Copy the state to host memory and write it while training goes on; it takes as much memory \
-             again as a rank's weights and optimizer states.";
+            "Copy the state to host memory and write it while training continues; needs additional memory of \
+             the size of a rank's weights and optimizer states.";
         on_error: OnSaveError = (default "stop"), Kind::Choice(OnSaveError::NAMES),
-            "After a save that failed (disk full, I/O error): end with exit code 5, or go on with the \
-             previous checkpoint.";
+            "After a failed save (disk full, I/O error): end with exit code 5, or continue with the previous \
+             checkpoint.";
         locking: Locking = (default "off"), Kind::Choice(Locking::NAMES),
-            "Lock a checkpoint file while it is written or read: never, where the file system can, or \
+            "Lock a checkpoint file while it is written or read: never, if the file system supports it, or \
              always.";
     }
 
-    /// What is printed; `steps.csv` and `steps.jsonl` get every step whatever is set here.
+    /// Log output; `steps.csv` and `steps.jsonl` record every step in any case.
     log: LogSection {
         every: u64 = (default "10"), UNSIGNED,
-            "Print a line every so many steps; 0 = never.";
+            "Steps between printed lines; 0 = never.";
         level: String = (default "info"), Kind::LogFilter,
             "A level, or an env_logger filter by module.";
         trace: Written<StepSet> = (default ""), Kind::Steps,
-            "Steps whose every span goes to trace.json: A, A..B (B not included) or A..=B; empty = none.";
+            "Steps to record in trace.json: A, A..B (B excluded) or A..=B; empty = none.";
     }
 }
 
@@ -415,7 +415,7 @@ impl Deck {
         keys.into_iter().map(|(key, value)| (key.name.to_owned(), value)).collect()
     }
 
-    /// [`Deck::to_toml`] with each key's meaning beside it, for `--dry-run`.
+    /// [`Deck::to_toml`] with each key's description as a comment, for `--dry-run`.
     pub fn to_commented_toml(&self) -> String {
         render::toml(&TABLE, self, true)
     }
@@ -428,7 +428,7 @@ impl TrainSection {
     }
 }
 
-/// The text of a deck, or of another file of keys: `what` says which.
+/// The text of a deck, or of another file of keys named by `what`.
 fn read_text(path: &Path, what: &str) -> Result<String> {
     let no = |why: &str| {
         Error::Input(format!("cannot read the {what} {}: {why}; a {what} is a TOML file", path.display()))
@@ -438,13 +438,13 @@ fn read_text(path: &Path, what: &str) -> Result<String> {
         .and_then(|file| file.take(MAX_DECK_BYTES + 1).read_to_string(&mut text))
         .map_err(|err| no(&err.to_string()))?;
     if text.len() as u64 > MAX_DECK_BYTES {
-        return Err(no(&format!("it has more than {MAX_DECK_BYTES} bytes")));
+        return Err(no(&format!("it exceeds {MAX_DECK_BYTES} bytes")));
     }
     Ok(text)
 }
 
 impl OptimSection {
-    /// What the update of a parameter reads of it.
+    /// The hyperparameters of an update.
     pub fn hyper(&self) -> Hyper {
         let &OptimSection { beta1, beta2, eps, momentum, nesterov, weight_decay, .. } = self;
         Hyper { beta1, beta2, eps, momentum, nesterov, weight_decay }

@@ -1,18 +1,18 @@
-//! What a kernel takes, as a hardware file writes it: `1.5 us, 210 GFLOP/s, 55 GB/s`.
+//! The cost of a kernel in a hardware file's syntax: `1.5 us, 210 GFLOP/s, 55 GB/s`.
 //!
-//! Must not know: which kernels there are.
+//! Must not know: which kernels exist.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// What a call of a kernel takes: `launch_s + flops * s_per_flop + bytes * s_per_byte`.
+/// The time of a kernel call: `launch_s + flops * s_per_flop + bytes * s_per_byte`.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Rate {
-    /// Of a call that does nothing.
+    /// Fixed cost.
     pub launch_s: f64,
-    /// Of each FLOP.
+    /// Per FLOP.
     pub s_per_flop: f64,
-    /// Of each byte.
+    /// Per byte.
     pub s_per_byte: f64,
 }
 
@@ -21,7 +21,7 @@ impl FromStr for Rate {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let mut rate = Rate::default();
-        let wrong = || format!("`{text}` is not made of us, GFLOP/s and GB/s");
+        let wrong = || format!("`{text}` is not a combination of us, GFLOP/s and GB/s");
         for part in text.split(',') {
             let (number, unit) = part.trim().split_once(' ').ok_or_else(wrong)?;
             let number: f64 = number.parse().map_err(|_| wrong())?;
@@ -50,7 +50,7 @@ impl fmt::Display for Rate {
     }
 }
 
-/// A rate, if it was measured: empty = it was not.
+/// A rate, if measured: empty = not measured.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct MeasuredRate(pub Option<Rate>);
 

@@ -4,7 +4,7 @@ use super::key::render;
 use super::{Key, Origin, Table};
 use serde::Serialize;
 
-/// Comments start no further right than this; a longer value pushes its own comment along.
+/// Comments start at most this far to the right; a longer value moves its own comment.
 const MAX_COMMENT_COLUMN: usize = 44;
 
 /// Every section of the deck, of values by field.

@@ -1,9 +1,7 @@
-//! From text to a resolved deck: read, override, check each key; what the rules of a deck then derive and
-//! refuse is theirs.
+//! From text to a resolved deck: read, override, check each key; then apply the rules of the deck.
 //!
-//! Every fault is collected; a key that is faulty itself causes no second fault in the keys that depend on
-//! it. Must not know: the ranges and defaults of single keys (the tables have them), nor how keys depend on
-//! each other.
+//! Every fault is collected; a faulty key causes no second fault in keys that depend on it. Must not know:
+//! the ranges and defaults of single keys (the tables have them), nor how keys depend on each other.
 
 use super::key::render;
 use super::{Key, Origin, Table, suggest};
@@ -15,22 +13,22 @@ use toml::Spanned;
 use toml::Value;
 use toml::de::{DeTable, DeValue};
 
-/// Longer values are cut in messages.
+/// Longer values are truncated in messages.
 const MAX_SHOWN_CHARS: usize = 60;
 
-/// A value somebody wrote: the text, and what it means by the key's type (`None` = not of that type).
+/// A value from the deck or an override: the text, and its meaning for the key's type (`None` = wrong type).
 struct Assignment {
     text: String,
     value: Option<Value>,
 }
 
-/// Where a key stands.
+/// The state of a key.
 enum Slot {
-    /// Not written, and no fixed default: to be derived.
+    /// Not set, and without a fixed default: to be derived.
     Unset,
     /// Faulty: the fault is listed.
     Bad,
-    /// Good, with the text to show for it.
+    /// Valid, with its text.
     Set(Value, String),
 }
 
@@ -47,7 +45,7 @@ fn syntax_error(text: &str, origin: &str, err: &toml::de::Error) -> Error {
     Error::Input(format!("{origin} is not TOML: line {line}, column {column}: {message}\n  {line} | {shown}"))
 }
 
-/// A text on one line, cut to a length that leaves the message readable.
+/// A text on one line, truncated for messages.
 pub(super) fn show(text: &str) -> String {
     let one_line: String = text
         .trim()
@@ -65,7 +63,7 @@ fn show_source(text: &str, span: Range<usize>) -> String {
     show(text.get(span).unwrap_or_default())
 }
 
-/// Sorts what a deck says into known keys and faults, in the deck's order.
+/// Sorts the content of a deck into known keys and faults, in the deck's order.
 fn read_document(
     table: &'static Table,
     text: &str,
@@ -117,7 +115,7 @@ fn read_document(
     faults.extend(found.into_iter().map(|(_, fault)| fault));
 }
 
-/// A value as the deck's text has it. A table's span may be its header alone, so tables are named, not shown.
+/// A value in the deck's syntax. A table's span may be its header alone, so tables are named, not shown.
 fn show_value(text: &str, value: &Spanned<DeValue<'_>>) -> String {
     match value.get_ref() {
         DeValue::Table(_) => "a table".into(),
@@ -126,7 +124,7 @@ fn show_value(text: &str, value: &Spanned<DeValue<'_>>) -> String {
     }
 }
 
-/// Overrides beat the deck and each other, the last one counting.
+/// Overrides take precedence over the deck and over earlier overrides.
 fn read_overrides(
     table: &'static Table,
     overrides: &[(String, String)],
@@ -148,7 +146,7 @@ fn read_overrides(
     }
 }
 
-/// A deck on its way from text to values.
+/// A deck being resolved.
 pub(super) struct Resolver {
     table: &'static Table,
     slots: BTreeMap<&'static str, Slot>,
@@ -156,7 +154,7 @@ pub(super) struct Resolver {
 }
 
 impl Resolver {
-    /// Reads a deck's text and overrides and checks every key by itself. Fails where the text is not TOML.
+    /// Reads a deck's text and overrides and checks every key. Fails if the text is not TOML.
     pub(super) fn read(
         table: &'static Table,
         text: &str,
@@ -237,7 +235,7 @@ impl Resolver {
         self.slots.insert(name, Slot::Set(value, text));
     }
 
-    /// Adds a fault of a key that is set, and marks it bad.
+    /// Adds a fault of a set key, and marks it bad.
     pub(super) fn refuse(&mut self, name: &'static str, wants: String) {
         let value = match self.slots.insert(name, Slot::Bad) {
             Some(Slot::Set(_, text)) => text,
@@ -246,7 +244,7 @@ impl Resolver {
         self.faults.push(Fault { key: name.into(), value, wants });
     }
 
-    /// Sets a key that nobody wrote; where what it depends on is faulty, that is fault enough.
+    /// Sets an unset key, unless a key that it depends on is faulty.
     pub(super) fn derive(&mut self, name: &'static str, value: Option<Value>) {
         if self.is_unset(name) {
             match value {
@@ -276,7 +274,7 @@ impl Resolver {
     }
 }
 
-/// The divisors of `n` next to `near` on both sides, as the end of "wants a divisor, ...".
+/// The divisors of `n` nearest to `near` on both sides, as the end of "wants a divisor, ...".
 pub(super) fn near_divisors(n: i64, near: i64) -> String {
     let divides = |d: &i64| n % d == 0;
     let found = [(1..near).rev().find(divides), (near..=n).find(divides)];

@@ -1,5 +1,4 @@
-//! How the keys of a training deck depend on each other: what is derived where nobody wrote it, and what
-//! cannot stand together.
+//! How the keys of a training deck depend on each other: derived values, and combinations that are rejected.
 //!
 //! Must not know: how a deck is read (`resolve.rs`), nor the ranges of single keys (`mod.rs`).
 
@@ -13,12 +12,12 @@ use crate::error::Result;
 use crate::optimizers::OptimizerKind;
 use toml::Value;
 
-/// Parameters of the largest model, and elements of the largest activation, that sizes in bytes can be
-/// reckoned for.
+/// Limit of the parameter count of a model, and of the elements of an activation, so that sizes in bytes do
+/// not overflow.
 const MAX_NUMEL: u128 = 1 << 44;
 
 impl Deck {
-    /// Resolves a deck's text; `origin` names it in syntax errors, e.g. `inputs/tiny.toml`.
+    /// Resolves a deck's text; `origin` identifies it in syntax errors, e.g. `inputs/tiny.toml`.
     ///
     /// # Errors
     /// [`Error::Input`](crate::error::Error::Input) with line and column when the text is not TOML,
@@ -33,12 +32,11 @@ impl Deck {
     }
 }
 
-/// Keys that hold one path, or a list of them.
+/// Keys that hold a path, or a list of paths.
 const PATH_KEYS: [&str; 6] =
     ["run.dir", "run.kernel_cache", "model.init_from", "data.train", "data.val", "data.tokenizer"];
 
-/// Whether a shell would make another path of it. A directory of such a name would be made, or looked for in
-/// vain.
+/// Whether a shell would expand it. The program would create, or fail to find, a path with the literal text.
 fn is_for_a_shell(path: &str) -> bool {
     let names_variable = |(at, _): (usize, &str)| {
         path[at + 1..].starts_with(|c: char| c.is_ascii_alphabetic() || c == '_' || c == '{')
@@ -53,15 +51,15 @@ fn is_for_a_shell(path: &str) -> bool {
 }
 
 impl Resolver {
-    /// Paths are taken as they are.
+    /// Paths are taken literally.
     fn check_paths(&mut self) {
         for key in PATH_KEYS {
             let one = self.choice::<String>(key).map(|path| vec![path]);
             let paths = one.or_else(|| self.paths(key)).unwrap_or_default();
             if let Some(path) = paths.iter().find(|path| is_for_a_shell(path)) {
                 let wants = format!(
-                    "a path as it is: only a shell knows what {} means (write it out, or let the shell \
-                     expand it)",
+                    "a literal path: only a shell expands {} (write the path out, or let the shell expand \
+                     it)",
                     show(path)
                 );
                 self.refuse(key, wants);
@@ -82,17 +80,17 @@ impl Resolver {
                 Some(Tokenizer::None) if text => {
                     self.refuse(
                         "data.tokenizer",
-                        "\"bytes\" for text (data.format), which holds no tokens yet".into(),
+                        "\"bytes\" for text (data.format), which is not tokenized".into(),
                     );
                 }
                 Some(Tokenizer::Gpt2 | Tokenizer::File(_)) if text => {
-                    let wants = "\"bytes\" for text (data.format); make files of tokens with `zero3 data \
+                    let wants = "\"bytes\" for text (data.format); create token files with `zero3 data \
                                  tokenize` and train on those";
                     self.refuse("data.tokenizer", wants.into());
                 }
                 Some(Tokenizer::Bytes) if !text => {
                     let wants = format!(
-                        "\"none\", \"gpt2\" or the path of a tokenizer.json for files of tokens (data.format \
+                        "\"none\", \"gpt2\" or the path of a tokenizer.json for token files (data.format \
                          = \"{format}\")"
                     );
                     self.refuse("data.tokenizer", wants);
@@ -114,7 +112,7 @@ impl Resolver {
         self.derive_family(preset, sizes);
     }
 
-    /// The family, and what it says of sizes that nobody wrote.
+    /// The family, and its defaults of unset sizes.
     fn derive_family(&mut self, preset: Preset, sizes: Option<PresetSizes>) {
         let of_preset = preset.family();
         if self.is_unset("model.family") {
@@ -125,7 +123,7 @@ impl Resolver {
             let wants = format!("\"{}\" with model.preset = \"{preset}\"", of_preset.unwrap_or_default());
             return self.refuse("model.family", wants);
         }
-        // Of a preset whose width was changed the hidden layer follows the width.
+        // If the width of a preset was changed, the hidden layer follows the width.
         let (rules, d_model, n_head) =
             (family.rules(), self.integer("model.d_model"), self.integer("model.n_head"));
         let same_width = sizes.filter(|s| d_model == Some(s.d_model as i64));
@@ -143,7 +141,7 @@ impl Resolver {
         self.derive("model.tied", Some(Value::Boolean(sizes.map_or(rules.tied, |s| s.tied))));
     }
 
-    /// What a family does not have is refused by name.
+    /// Keys the family does not support are rejected by name.
     fn check_family(&mut self) {
         let Some(family) = self.choice::<Family>("model.family") else { return };
         let rules = family.rules();
@@ -155,15 +153,14 @@ impl Resolver {
                     format!("a divisor of model.d_model = {d_model}, {}", near_divisors(d_model, n_head));
                 self.refuse("model.n_head", wants);
             } else if self.integer("model.head_dim").is_some_and(|d| d != d_model / n_head) {
-                let wants =
-                    format!("model.d_model / model.n_head = {}, as {family} has it", d_model / n_head);
+                let wants = format!("model.d_model / model.n_head = {}, as in {family}", d_model / n_head);
                 self.refuse("model.head_dim", wants);
             }
         }
         (rules.check)(self);
     }
 
-    /// What `auto` stands for, by the names of all data paths; sets the key to it.
+    /// The format that `auto` selects, from the names of all data paths; sets the key to it.
     fn derive_format(&mut self) -> Option<DataFormat> {
         let written = self.choice::<DataFormat>("data.format")?;
         if written != DataFormat::Auto {
@@ -174,8 +171,7 @@ impl Resolver {
         let is_container = |path: &&String| ending(path).is_some_and(|e| CONTAINERS.contains(&e.as_str()));
         if let Some(path) = paths.iter().find(is_container) {
             let wants = format!(
-                "files of text or bare tokens, which {} is not by name: unpack it, or say \"text\" to train \
-                 on its bytes",
+                "files of text or bare tokens, unlike {}: unpack it, or set \"text\" to train on its bytes",
                 show(path)
             );
             self.refuse("data.format", wants);
@@ -184,7 +180,7 @@ impl Resolver {
         let format = DataFormat::of_path(paths.first()?);
         if let Some(other) = paths.iter().find(|p| DataFormat::of_path(p) != format) {
             let wants = format!(
-                "one format for all files: by name {} is {format} and {} is {}; say \"text\", \"raw_u16\" or \
+                "one format for all files: by name {} is {format} and {} is {}; set \"text\", \"raw_u16\" or \
                  \"raw_u32\"",
                 show(&paths[0]),
                 show(other),
@@ -206,7 +202,7 @@ impl Resolver {
             None => {
                 let kind =
                     TABLE.keys.iter().find(|k| k.name == name).map(|k| k.kind.wants()).unwrap_or_default();
-                self.refuse(name, format!("{kind}, or a model.preset that brings it"));
+                self.refuse(name, format!("{kind}, or a model.preset that defines it"));
             }
         }
     }
@@ -234,8 +230,7 @@ impl Resolver {
         }
     }
 
-    /// The optimizer's hyperparameters; those of other optimizers are 0, and refused where somebody wrote
-    /// one.
+    /// The optimizer's hyperparameters; those of other optimizers are 0, and rejected if set.
     fn derive_optimizer(&mut self) {
         let Some(kind) = self.choice::<OptimizerKind>("optim.kind") else { return };
         for name in ["optim.beta1", "optim.beta2", "optim.eps", "optim.momentum"] {
@@ -246,7 +241,7 @@ impl Resolver {
                 (None, Some(set)) if set != 0.0 => {
                     let reads: Vec<&str> = kind.keys().iter().map(|(key, _)| *key).collect();
                     let wants =
-                        format!("0, or left out: optim.kind = \"{kind}\" reads {} alone", reads.join(", "));
+                        format!("0, or unset: optim.kind = \"{kind}\" uses only {}", reads.join(", "));
                     self.refuse(name, wants);
                 }
                 (Some(_), Some(0.0)) if name == "optim.eps" => {
@@ -259,13 +254,10 @@ impl Resolver {
             if !kind.keys().iter().any(|(key, _)| *key == "nesterov") {
                 self.refuse(
                     "optim.nesterov",
-                    format!("false with optim.kind = \"{kind}\", which has no such form"),
+                    format!("false with optim.kind = \"{kind}\", which has no Nesterov form"),
                 );
             } else if self.float("optim.momentum") == Some(0.0) {
-                self.refuse(
-                    "optim.nesterov",
-                    "false, or optim.momentum above 0, which it is a form of".into(),
-                );
+                self.refuse("optim.nesterov", "false, or optim.momentum above 0".into());
             }
         }
     }
@@ -285,14 +277,15 @@ impl Resolver {
         if let (Some(ReduceWhen::LastMicroStep), Some(DType::Bf16)) =
             (self.choice("zero.reduce"), self.choice("zero.reduce_dtype"))
         {
-            let wants =
-                "\"f32\" with zero.reduce = \"last_micro_step\": gradients are held and travel as f32 sums";
+            let wants = "\"f32\" with zero.reduce = \"last_micro_step\": gradients are accumulated and \
+                         reduced as f32 sums";
             self.refuse("zero.reduce_dtype", wants.into());
         }
         if let (Some(BackendKind::Auto | BackendKind::Cpu), Some(false)) =
             (self.choice("run.backend"), self.choice("zero.deterministic"))
         {
-            let wants = "true, or run.backend = \"cuda\": over MPI gradients are always added in one order";
+            let wants = "true, or run.backend = \"cuda\": over MPI gradients are always added in a fixed \
+                         order";
             self.refuse("zero.deterministic", wants.into());
         }
         let tokenizer = self.choice::<Tokenizer>("data.tokenizer");
@@ -305,8 +298,7 @@ impl Resolver {
         if let (Some(1..), Some(Tokenizer::None)) =
             (self.integer("train.sample_every"), self.choice("data.tokenizer"))
         {
-            let wants = "0 where data.tokenizer = \"none\": name the tokenizer that the files of tokens were \
-                         made with";
+            let wants = "0 where data.tokenizer = \"none\": set the tokenizer the token files were made with";
             self.refuse("train.sample_every", wants.into());
         }
         if let (Some(1..), Some(val), Some(0.0)) =
@@ -322,7 +314,7 @@ impl Resolver {
             self.integer("model.seq_len"),
         ) && steps.checked_mul(batch).and_then(|n| n.checked_mul(seq_len)).is_none()
         {
-            let wants = format!("so few that all tokens ({batch} * {seq_len} per step) stay below 2^63");
+            let wants = format!("a number that keeps all tokens ({batch} * {seq_len} per step) below 2^63");
             self.refuse("train.steps", wants);
         }
         if let (Some(min_lr), Some(lr)) = (self.float("optim.min_lr"), self.float("optim.lr"))
@@ -344,7 +336,7 @@ impl Resolver {
             let numel = (rules.numel)(&numbers);
             if numel > MAX_NUMEL {
                 let wants = format!(
-                    "smaller: together with the other sizes it makes {numel} parameters, 2^44 would do"
+                    "smaller: with the other sizes it gives {numel} parameters, at most 2^44 are supported"
                 );
                 self.refuse("model.d_model", wants);
             } else if let (Some(b), Some(n_eval)) =
@@ -355,14 +347,14 @@ impl Resolver {
                 if b * t * widest > MAX_NUMEL {
                     let wants = format!(
                         "smaller: with model.seq_len = {t} and {key} = {widest} a micro-batch has a tensor \
-                         of {} elements, 2^44 would do",
+                         of {} elements, at most 2^44 are supported",
                         b * t * widest
                     );
                     self.refuse("train.micro_batch_size", wants);
                 } else if n_eval * b * t > i64::MAX as u128 {
                     self.refuse(
                         "train.eval_batches",
-                        "so few that all tokens of a validation stay below 2^63".into(),
+                        "a number that keeps all tokens of a validation below 2^63".into(),
                     );
                 }
             }

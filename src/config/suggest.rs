@@ -1,10 +1,10 @@
-//! What a person probably meant by a key that does not exist.
+//! Suggestions for a key that does not exist.
 //!
 //! Must not know: values.
 
 use super::Table;
 
-/// Longer words are not compared: nobody misspells a key at such length, and the comparison is quadratic.
+/// Longer words are not compared: nobody misspells a key of that length, and the comparison is quadratic.
 const MAX_COMPARED_CHARS: usize = 64;
 
 /// The end of the sentence "no such key; ...", for a dotted or bare key.
@@ -12,13 +12,13 @@ pub(super) fn for_key(table: &Table, name: &str) -> String {
     let (section, field) = name.split_once('.').unwrap_or(("", name));
     let in_section = fields_of(table, section);
     if table.sections.iter().any(|s| s.0 == name) {
-        return format!("a section and no key; one of its keys is {name}.{}", fields_of(table, name)[0]);
+        return format!("a section, not a key; one of its keys is {name}.{}", fields_of(table, name)[0]);
     }
     let namesakes: Vec<&str> = table.keys.iter().filter(|k| k.field() == field).map(|k| k.name).collect();
     if !namesakes.is_empty() {
         return format!("no such key; did you mean {}?", namesakes.join(" or "));
     }
-    // Fields are compared with fields: the section's name would make any short field look near.
+    // Fields are compared with fields: with the section's name any short field would look near.
     if let Some(near) = nearest(field, in_section.iter().copied()) {
         return format!("no such key; did you mean {section}.{near}?");
     }

@@ -181,12 +181,12 @@ fn what_a_family_does_not_have_is_refused_by_name() {
     for (list, says) in [
         (
             &["model.n_kv_head=1"][..],
-            "model.n_kv_head = 1: model.n_head = 2, GPT-2 shares no key/value heads",
+            "model.n_kv_head = 1: model.n_head = 2, because GPT-2 does not share key/value heads",
         ),
         (&["model.d_ff=20"], "model.d_ff = 20: 4 * model.d_model = 32"),
-        (&["model.rope_theta=10000"], "model.rope_theta = 10000: 0, GPT-2 learns its positions"),
+        (&["model.rope_theta=10000"], "model.rope_theta = 10000: 0, because GPT-2 learns its positions"),
         (&["model.norm_eps=1e-6"], "model.norm_eps = 1e-6: 1e-5"),
-        (&["model.tied=false"], "model.tied = false: true, GPT-2's head is its embedding"),
+        (&["model.tied=false"], "model.tied = false: true, because GPT-2's head is its embedding"),
         (&["model.family=bert"], "one of \"gpt2\", \"llama\""),
         (
             &["model.family=llama", "model.n_head=4", "model.n_kv_head=3"],
@@ -197,7 +197,7 @@ fn what_a_family_does_not_have_is_refused_by_name() {
         (&["model.family=gpt2", "model.preset=llama-tiny"], "\"llama\" with model.preset = \"llama-tiny\""),
         (
             &["model.family=llama", "model.d_ff=4000000", "model.d_model=1048576", "model.n_layer=4096"],
-            "2^44 would do",
+            "at most 2^44 are supported",
         ),
     ] {
         let fault = fault_of(list);
@@ -309,7 +309,7 @@ betta2 = 0.9
             "train.setps = 3: no such key; did you mean train.steps?",
             "optim.betta2 = 0.9: no such key; did you mean optim.beta2?",
             "log.lvl = info: no such key; did you mean log.level?",
-            "run.dir = missing: a string that is not empty",
+            "run.dir = missing: a non-empty string",
             "model.n_layer = 0: an integer from 1 to 4096",
             "model.seq_len = \"long\": an integer from 1 to 1048576",
             "data.train = \"a.txt\": a list of at least one path or glob, e.g. [\"text/*.txt\", \
@@ -336,7 +336,7 @@ fn unknown_keys_get_the_nearest_one_or_the_list() {
         ("zero.persistance_threshold_bytes", "did you mean zero.persistence_threshold_bytes?"),
         ("train.batch", "[train] has steps, micro_batch_size"),
         ("optim.foo", "[optim] has kind, lr, min_lr"),
-        ("train", "a section and no key; one of its keys is train.steps"),
+        ("train", "a section, not a key; one of its keys is train.steps"),
         ("nonsense", "the sections are run, model, data"),
         ("run.dir.x", "did you mean run.dir?"),
     ] {
@@ -356,10 +356,10 @@ fn inconsistent_values_are_refused() {
         (&["model.vocab_size=255"], "at least 256"),
         (&["data.val_fraction=1"], "data.val_fraction = 1: a number from 0 to below 1"),
         (&["optim.kind=adam"], "optim.kind = adam: one of \"adamw\", \"lion\", \"sgd\""),
-        (&["optim.kind=lion", "optim.eps=1e-6"], "optim.kind = \"lion\" reads beta1, beta2 alone"),
+        (&["optim.kind=lion", "optim.eps=1e-6"], "optim.kind = \"lion\" uses only beta1, beta2"),
         (
             &["optim.momentum=0.9"],
-            "optim.momentum = 0.9: 0, or left out: optim.kind = \"adamw\" reads beta1, beta2, eps",
+            "optim.momentum = 0.9: 0, or unset: optim.kind = \"adamw\" uses only beta1, beta2, eps",
         ),
         (&["optim.nesterov=true"], "false with optim.kind = \"adamw\""),
         (&["optim.kind=sgd", "optim.momentum=0", "optim.nesterov=true"], "optim.momentum above 0"),
@@ -371,7 +371,7 @@ fn inconsistent_values_are_refused() {
         (&["model.init_seed=18446744073709551616"], "2^63 - 1"),
         (
             &["train.steps=1000000000", "train.global_batch_size=1048576", "model.seq_len=1048576"],
-            "train.steps = 1000000000: so few that all tokens",
+            "train.steps = 1000000000: a number that keeps all tokens",
         ),
         (&["train.steps=-1"], "train.steps = -1"),
         (&["data.train="], "data.train = empty"),
@@ -395,7 +395,7 @@ fn inconsistent_values_are_refused() {
 fn impossible_values_are_refused_with_what_would_do_and_not_as_not_available_yet() {
     for (list, says) in [
         ("zero.deterministic=false", "run.backend = \"cuda\""),
-        ("run.devices=0,x", "ordinals of devices"),
+        ("run.devices=0,x", "device ordinals"),
         ("zero.stage=7", "an integer from 0 to 3"),
         ("zero.param_dtype=f16", "one of \"f32\", \"bf16\""),
         ("zero.activation_checkpointing=every:0", "\"every:K\" with K of at least 1"),
@@ -578,113 +578,8 @@ fn docs_deck_md_says_what_the_table_and_the_program_say() {
     expect_page("docs/deck.md", &wanted);
 }
 
-/// Any text of any key's type and range, as an override.
-fn valid_text(key: &'static Key) -> BoxedStrategy<String> {
-    let quoted = |s: &str| toml::Value::String(s.to_owned()).to_string();
-    match key.kind {
-        Kind::Text { .. } => "[ -#%-}é\t\n\u{7f}]{1,12}".prop_map(move |s| quoted(&s)).boxed(),
-        Kind::Choice(words) => proptest::sample::select(words).prop_map(str::to_owned).boxed(),
-        Kind::Checkpointing => Just("none".to_owned()).boxed(),
-        Kind::Tokenizer => Just("bytes".to_owned()).boxed(),
-        Kind::Steps => {
-            proptest::sample::select(&["", "3", "3..9", "3..=9"][..]).prop_map(|s| s.to_string()).boxed()
-        }
-        Kind::Duration => {
-            proptest::sample::select(&["", "90", "1h30m", "01:30:00"][..]).prop_map(str::to_owned).boxed()
-        }
-        Kind::Devices => proptest::sample::select(&["", "0", "0, 1,7"][..]).prop_map(quoted).boxed(),
-        Kind::Limit => {
-            proptest::sample::select(&["", "40 -10%", "2.5 +20%", "-5%"][..]).prop_map(str::to_owned).boxed()
-        }
-        Kind::Rate => proptest::sample::select(&["", "1.5 us", "2 us, 9 GB/s"][..]).prop_map(quoted).boxed(),
-        Kind::Signals => {
-            proptest::sample::select(&["", "TERM", "SIGUSR1,INT"][..]).prop_map(str::to_owned).boxed()
-        }
-        Kind::LogFilter => proptest::sample::select(&["off", "WARN", "zero3=debug", "info,a::b=off/x"][..])
-            .prop_map(str::to_owned)
-            .boxed(),
-        Kind::Flag => any::<bool>().prop_map(|b| b.to_string()).boxed(),
-        Kind::Integer { min, max } => (min..=max).prop_map(|i| i.to_string()).boxed(),
-        Kind::Float { min, max, .. } => prop_oneof![
-            (min..max).prop_map(|f| format!("{f:?}")),
-            // Small numbers of any exponent: the range above gives large ones only.
-            (min.max(1e-20).log10()..max.log10() - 0.01).prop_map(|e| format!("{:?}", 10f64.powf(e))),
-        ]
-        .boxed(),
-        Kind::Paths { .. } => proptest::collection::vec("[ -#%-}]{1,8}\\.txt", 1..4)
-            .prop_map(move |p| format!("[{}]", p.iter().map(|p| quoted(p)).collect::<Vec<_>>().join(", ")))
-            .boxed(),
-    }
-}
-
-/// Random values for a random half of the keys; keys that others constrain are drawn to fit.
-fn valid_overrides() -> impl Strategy<Value = Vec<(String, String)>> {
-    const TIED: &[&str] = &[
-        "model.family",
-        "model.n_head",
-        "model.n_kv_head",
-        "model.head_dim",
-        "model.d_ff",
-        "model.rope_theta",
-        "model.norm_eps",
-        "model.tied",
-        "model.d_model",
-        "model.vocab_size",
-        "data.format",
-        "data.tokenizer",
-        "train.micro_batch_size",
-        "train.global_batch_size",
-        "train.eval_every",
-        "train.sample_every",
-        "optim.kind",
-        "optim.min_lr",
-        "optim.lr",
-        "optim.beta1",
-        "optim.beta2",
-        "optim.eps",
-        "optim.momentum",
-        "optim.nesterov",
-        "zero.reduce_dtype",
-        "zero.reduce",
-        "zero.deterministic",
-    ];
-    let free: Vec<_> = KEYS
-        .iter()
-        .filter(|k| !TIED.contains(&k.name))
-        .map(|k| (any::<bool>(), valid_text(k)).prop_map(|(on, text)| on.then(|| (k.name.to_owned(), text))))
-        .collect();
-    let reduced = proptest::sample::select(
-        &[("f32", "last_micro_step"), ("f32", "every_micro_step"), ("bf16", "every_micro_step")][..],
-    );
-    let tied = (1i64..64, 1i64..64, 256i64..70_000, 1i64..64, 1i64..64, 0.0..1.0f64, 0.0..1.0f64, reduced);
-    (free, tied).prop_map(|(free, (heads, width, vocab, micro, accum, lr, share, (reduce_dtype, reduce)))| {
-        let tied = [
-            ("model.n_head", heads.to_string()),
-            ("model.d_model", (2 * heads * width).to_string()),
-            ("model.vocab_size", vocab.to_string()),
-            ("train.micro_batch_size", micro.to_string()),
-            ("train.global_batch_size", (micro * accum).to_string()),
-            ("optim.lr", format!("{lr:?}")),
-            ("optim.min_lr", format!("{:?}", lr * share)),
-            ("zero.reduce_dtype", reduce_dtype.to_string()),
-            ("zero.reduce", reduce.to_string()),
-        ];
-        free.into_iter().flatten().chain(tied.map(|(k, v)| (k.to_owned(), v))).collect()
-    })
-}
-
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(300) })]
-
-    #[test]
-    fn a_resolved_deck_prints_as_toml_that_parses_back_to_it(list in valid_overrides()) {
-        let deck = Deck::parse(SMALLEST, &list, "test.toml").map_err(|e| TestCaseError::fail(e.to_string()))?;
-        for text in [deck.to_toml(), deck.to_commented_toml()] {
-            let again = Deck::parse(&text, &[], "again").map_err(|e| TestCaseError::fail(format!("{e}\n{text}")))?;
-            prop_assert_eq!(&again, &deck);
-            prop_assert_eq!(again.digest(), deck.digest());
-        }
-    }
 
     #[test]
     fn no_text_panics_the_parser(text in any::<String>(), key in any::<String>(), value in any::<String>()) {
@@ -714,7 +609,9 @@ proptest! {
     }
 
     #[test]
-    fn any_override_of_any_key_is_good_or_one_fault_naming_the_key(key in 0..KEYS.len(), value in "\\PC{0,20}") {
+    fn any_override_of_any_key_is_good_or_one_fault_naming_the_key(
+        key in 0..KEYS.len(), value in "\\PC{0,20}"
+    ) {
         let name = KEYS[key].name;
         match Deck::parse(SMALLEST, &[(name.to_owned(), value)], "test.toml") {
             Ok(deck) => prop_assert_eq!(Deck::parse(&deck.to_toml(), &[], "again").unwrap(), deck),

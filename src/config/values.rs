@@ -1,6 +1,6 @@
-//! Values of a deck that are more than their text: read once, printed as they were written.
+//! Typed values of a deck: parsed once, printed as they were written.
 //!
-//! Must not know: the keys that have them (`mod.rs` says).
+//! Must not know: the keys that have them (`mod.rs` defines those).
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
@@ -8,7 +8,7 @@ use std::ops::{Deref, Range};
 use std::str::FromStr;
 use std::time::Duration;
 
-/// A value and the text that it was read from.
+/// A value and the text it was parsed from.
 #[derive(Debug, Clone)]
 pub struct Written<T> {
     text: String,
@@ -16,7 +16,7 @@ pub struct Written<T> {
 }
 
 impl<T> Written<T> {
-    /// As the deck has it.
+    /// In the deck's syntax.
     pub fn text(&self) -> &str {
         &self.text
     }
@@ -56,13 +56,13 @@ impl<'de, T: FromStr<Err: fmt::Display>> Deserialize<'de> for Written<T> {
     }
 }
 
-/// A length of time as people and Slurm write it: `5400`, `90m`, `1h30m`, `2d`, `1:30:00`, `2-12:00:00`;
-/// empty or zero is none.
+/// A duration in common and Slurm syntax: `5400`, `90m`, `1h30m`, `2d`, `1:30:00`, `2-12:00:00`; empty or
+/// zero is none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TimeLimit(pub Option<Duration>);
 
 impl TimeLimit {
-    /// In seconds, where there is one.
+    /// In seconds, if set.
     pub fn seconds(self) -> Option<f64> {
         self.0.map(|limit| limit.as_secs_f64())
     }
@@ -72,7 +72,7 @@ impl FromStr for TimeLimit {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let seconds = seconds(text.trim()).ok_or_else(|| format!("`{text}` is not a length of time"))?;
+        let seconds = seconds(text.trim()).ok_or_else(|| format!("`{text}` is not a duration"))?;
         Ok(TimeLimit((seconds > 0).then(|| Duration::from_secs(seconds))))
     }
 }
@@ -128,7 +128,7 @@ pub fn clock_seconds(text: &str) -> Option<u64> {
     Some(days.unwrap_or(0) * 86_400 + h * 3600 + m * 60 + s)
 }
 
-/// Steps: `A`, `A..B` (B not included) or `A..=B`; empty = none.
+/// Steps: `A`, `A..B` (B excluded) or `A..=B`; empty = none.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct StepSet(Range<u64>);
 
@@ -151,9 +151,8 @@ impl FromStr for StepSet {
         if text.is_empty() {
             return Ok(StepSet::default());
         }
-        let number = |part: &str| {
-            part.trim().parse::<u64>().map_err(|_| format!("`{text}` names no steps: write A, A..B or A..=B"))
-        };
+        let number =
+            |part: &str| part.trim().parse::<u64>().map_err(|_| format!("`{text}` is not A, A..B or A..=B"));
         let range = if let Some((from, to)) = text.split_once("..=") {
             number(from)?..number(to)?.saturating_add(1)
         } else if let Some((from, to)) = text.split_once("..") {
@@ -162,11 +161,11 @@ impl FromStr for StepSet {
             let step = number(text)?;
             step..step.saturating_add(1)
         };
-        if range.is_empty() { Err(format!("`{text}` holds no step")) } else { Ok(StepSet(range)) }
+        if range.is_empty() { Err(format!("`{text}` contains no step")) } else { Ok(StepSet(range)) }
     }
 }
 
-/// Signals that can ask for a stop, by the names of `kill -l`. USR2 asks for a report, KILL and STOP cannot
+/// Signals that can request a stop, by the names of `kill -l`. USR2 requests a report, KILL and STOP cannot
 /// be caught.
 pub const STOP_SIGNALS: [(&str, libc::c_int); 7] = [
     ("TERM", libc::SIGTERM),
@@ -193,13 +192,13 @@ impl FromStr for SignalSet {
             let found = STOP_SIGNALS.iter().find(|s| s.0 == bare);
             found
                 .map(|s| s.1)
-                .ok_or_else(|| format!("`{name}` is none of {}", STOP_SIGNALS.map(|s| s.0).join(", ")))
+                .ok_or_else(|| format!("`{name}` is not one of {}", STOP_SIGNALS.map(|s| s.0).join(", ")))
         };
         names.map(number).collect::<Result<_, _>>().map(SignalSet)
     }
 }
 
-/// Ordinals of devices, separated by commas; empty = none are named.
+/// Ordinals of devices, separated by commas; empty = unspecified.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct DeviceList(pub Vec<usize>);
 
@@ -216,7 +215,7 @@ impl FromStr for DeviceList {
     }
 }
 
-/// Whether a text can be read as `T`.
+/// Whether a text can be parsed as `T`.
 pub(super) fn is_a<T: FromStr>(text: &str) -> bool {
     text.parse::<T>().is_ok()
 }

@@ -1,7 +1,7 @@
 //! From the deck's paths and globs to a list of regular files.
 //!
-//! Rank 0 resolves and broadcasts the list as bytes; the other ranks open what the list says, so a file that
-//! appears meanwhile cannot make ranks disagree. Must not know: what is in the files, MPI.
+//! Rank 0 resolves and broadcasts the list as bytes; the other ranks open the listed files, so a file that
+//! appears in the meantime cannot make ranks disagree. Must not know: the contents of the files, MPI.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -11,13 +11,12 @@ use std::path::{Path, PathBuf};
 use super::globs;
 use crate::error::{Error, Result};
 
-/// The files of a run, in stream order: what rank 0 broadcasts.
+/// The files of a run, in stream order: the list that rank 0 broadcasts.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ResolvedFiles {
     /// Training files, bytewise sorted.
     pub train: Vec<PathBuf>,
-    /// Validation files, bytewise sorted; empty when the validation tokens are the end of the training
-    /// stream.
+    /// Validation files, bytewise sorted; empty if the validation tokens are the end of the training stream.
     pub val: Vec<PathBuf>,
 }
 
@@ -28,7 +27,7 @@ impl ResolvedFiles {
         let mut list = |key: &str, patterns: &[String]| expand(key, patterns, &mut faults);
         let files = ResolvedFiles { train: list("data.train", train), val: list("data.val", val) };
         if train.is_empty() {
-            faults.push("data.train is empty: give it at least one path or glob".into());
+            faults.push("data.train is empty: it requires at least one path or glob".into());
         }
         report(faults)?;
         Ok(files)
@@ -52,7 +51,7 @@ impl ResolvedFiles {
     /// The reverse of [`ResolvedFiles::to_bytes`].
     ///
     /// # Errors
-    /// They are no such list.
+    /// The bytes are not such a list.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let broken = || Error::Internal(format!("a broadcast file list of {} bytes is not one", bytes.len()));
         let mut files = ResolvedFiles::default();
@@ -82,7 +81,7 @@ impl ResolvedFiles {
     }
 }
 
-/// One [`Error::Input`] with every fault on a line of its own, or nothing. A long list is cut after twenty
+/// One [`Error::Input`] with every fault on a separate line, or none. A long list is truncated after twenty
 /// lines.
 pub(super) fn report(faults: Vec<String>) -> Result<()> {
     const SHOWN: usize = 20;
@@ -102,12 +101,12 @@ fn expand(key: &str, patterns: &[String], faults: &mut Vec<String>) -> Vec<PathB
     for pattern in patterns {
         let is_glob = pattern.contains(['*', '?', '[']);
         let literal = Path::new(pattern);
-        // A file whose name has a bracket in it is meant by its name.
+        // A file whose name contains a bracket takes precedence over the glob.
         if !is_glob || literal.exists() {
             match std::fs::metadata(literal) {
                 Ok(meta) if meta.is_file() => paths.push(literal.to_path_buf()),
                 Ok(meta) if meta.is_dir() => faults.push(format!(
-                    "{key}: {pattern} is a directory; name its files with a glob, e.g. {}/**/*.txt",
+                    "{key}: {pattern} is a directory; use a glob for its files, e.g. {}/**/*.txt",
                     pattern.trim_end_matches('/')
                 )),
                 Ok(_) => {
@@ -138,7 +137,7 @@ fn expand(key: &str, patterns: &[String], faults: &mut Vec<String>) -> Vec<PathB
                     )),
                 },
                 Err((dir, err)) => {
-                    faults.push(format!("{key}: cannot look into {} for {pattern}: {err}", dir.display()));
+                    faults.push(format!("{key}: cannot list {} for {pattern}: {err}", dir.display()));
                 }
             }
         }
@@ -152,11 +151,11 @@ fn expand(key: &str, patterns: &[String], faults: &mut Vec<String>) -> Vec<PathB
     paths
 }
 
-/// What a person needs to see why a relative path was not found.
+/// A hint why a relative path was not found.
 fn where_from(path: &Path) -> String {
     match std::env::current_dir() {
         Ok(dir) if path.is_relative() => format!("relative paths start from {}", dir.display()),
-        _ => "give the path of a file that is there".into(),
+        _ => "pass the path of an existing file".into(),
     }
 }
 

@@ -1,6 +1,6 @@
-//! Which format a set of files holds: by the deck's word, by their endings, by their first bytes.
+//! The format of a set of files: from the deck, from extensions, from the first bytes.
 //!
-//! Must not know: what is in the files beyond a header.
+//! Must not know: the contents of the files beyond a header.
 
 use std::ffi::OsStr;
 use std::io::Read;
@@ -14,26 +14,26 @@ use crate::error::{Error, Result};
 use crate::files;
 use crate::foreign::{kind_of, start_of};
 
-/// Why a file is not text, by the end of its name; none where the end says nothing against it.
+/// Why a file is not text, by its extension; none if the extension is compatible.
 pub fn not_text_by_name(path: &Path) -> Option<String> {
     let ending = path.extension().and_then(OsStr::to_str).unwrap_or("").to_ascii_lowercase();
     CONTAINERS.contains(&ending.as_str()).then(|| format!("is a .{ending} container, not text; unpack it"))
 }
 
-/// Why a file is not text, by its first bytes; none where they say nothing against it.
+/// Why a file is not text, by its first bytes; none if they are compatible.
 pub fn not_text_by_start(start: &[u8]) -> Option<String> {
     kind_of(start)
         .filter(|kind| !kind.is_text)
         .map(|kind| format!("is {}, not text; {}", kind.name, kind.remedy))
 }
 
-/// The format of a set of files, from the deck's word.
+/// The format of a set of files, from the deck's value.
 ///
-/// `auto` goes by the ending, which must be of one kind for the whole set: `.u16` and `.bin` are raw_u16
+/// `auto` uses the extension, which must be of one kind for the whole set: `.u16` and `.bin` are raw_u16
 /// (nanoGPT's `train.bin`), `.u32` is raw_u32, container formats (`.npy`, `.gz`, `.parquet`, ...) are
-/// refused, everything else is text. A `.bin` is refused as well when the vocabulary needs more than 16 bits.
-/// Files of bare tokens, by whatever word, must not begin with llm.c's header; `llmc` files must, and every
-/// header must be true.
+/// rejected, everything else is text. A `.bin` is also rejected if the vocabulary requires more than 16 bits.
+/// Files of bare tokens must not start with llm.c's header; `llmc` files must, and every header must be
+/// correct.
 pub fn decide_format(key: &str, word: &str, files: &[PathBuf], vocab_size: u64) -> Result<TokenFormat> {
     match word {
         "text" => return Ok(TokenFormat::Text),
@@ -57,8 +57,8 @@ pub fn decide_format(key: &str, word: &str, files: &[PathBuf], vocab_size: u64) 
             "bin" => {
                 if vocab_size > TokenFormat::RawU16.token_limit() {
                     faults.push(format!(
-                        "{key}: {} may hold 16-bit or 32-bit tokens, and a vocabulary of {vocab_size} needs \
-                         more than 16 bits; say data.format = \"raw_u32\" (or \"raw_u16\")",
+                        "{key}: {} may contain 16-bit or 32-bit tokens, and a vocabulary of {vocab_size} \
+                         requires more than 16 bits; set data.format = \"raw_u32\" (or \"raw_u16\")",
                         path.display()
                     ));
                 }
@@ -66,18 +66,18 @@ pub fn decide_format(key: &str, word: &str, files: &[PathBuf], vocab_size: u64) 
             }
             e if CONTAINERS.contains(&e) => {
                 faults.push(format!(
-                    "{key}: {} is a .{e} container, not text or bare tokens; unpack it, or say data.format = \
-                     \"text\" to train on its bytes as they are",
+                    "{key}: {} is a .{e} container, not text or bare tokens; unpack it, or set data.format = \
+                     \"text\" to train on its raw bytes",
                     path.display()
                 ));
                 continue;
             }
             _ => {
-                // A file that cannot be read has its own fault.
+                // An unreadable file is a separate fault.
                 if let Some(why) = start_of(path).ok().and_then(|start| not_text_by_start(&start)) {
                     let path = path.display();
                     faults.push(format!(
-                        "{key}: {path} {why}, or say data.format = \"text\" to train on its bytes as they are"
+                        "{key}: {path} {why}, or set data.format = \"text\" to train on its raw bytes"
                     ));
                     continue;
                 }
@@ -88,8 +88,8 @@ pub fn decide_format(key: &str, word: &str, files: &[PathBuf], vocab_size: u64) 
             None => first = Some((format, path)),
             Some((f, p)) if f != format => {
                 return Err(Error::Input(format!(
-                    "{key}: {} looks like {f} and {} like {format}; data.format = \"auto\" takes one kind, \
-                     so narrow the globs or name the format",
+                    "{key}: {} looks like {f} and {} like {format}; data.format = \"auto\" requires one \
+                     kind: narrow the globs, or set the format",
                     p.display(),
                     path.display()
                 )));
@@ -108,20 +108,20 @@ fn no_header(key: &str, files: &[PathBuf]) -> Result<()> {
             .map(|path| {
                 let path = path.display();
                 format!(
-                    "{key}: {path} begins with the header of an llm.c token file; say data.format = \"llmc\""
+                    "{key}: {path} starts with the header of an llm.c token file; set data.format = \"llmc\""
                 )
             })
             .collect(),
     )
 }
 
-/// Whether a file that can be read begins with the magic word of an llm.c token file.
+/// Whether a readable file starts with the magic number of an llm.c token file.
 pub fn starts_with_llmc_magic(path: &Path) -> bool {
     let mut word = [0u8; 4];
     files::open(path).and_then(|mut f| f.read_exact(&mut word)).is_ok() && llmc::has_magic(&word)
 }
 
-/// The one format that the headers of all files name. Headers that are wrong are all reported.
+/// The one format in the headers of all files. All wrong headers are reported.
 fn headed_format(key: &str, files: &[PathBuf]) -> Result<TokenFormat> {
     let mut faults = Vec::new();
     let mut first: Option<(TokenFormat, &Path)> = None;
@@ -145,7 +145,7 @@ fn headed_format(key: &str, files: &[PathBuf]) -> Result<TokenFormat> {
             (Err(fault), _) => faults.push(fault),
             (Ok(format), None) => first = Some((format, path)),
             (Ok(format), Some((f, p))) if f != format => faults.push(format!(
-                "{key}: {} is {f} and {} is {format}; one run takes files of one kind, so narrow the globs",
+                "{key}: {} is {f} and {} is {format}; a run requires files of one kind: narrow the globs",
                 p.display(),
                 path.display()
             )),
@@ -193,7 +193,7 @@ mod tests {
         assert_eq!(
             decide_format("data.train", "text", &[gzip], 256).unwrap(),
             TokenFormat::Text,
-            "its bytes as they are"
+            "its raw bytes"
         );
         assert!(message(auto(&[&txt, &bin], 256)).contains("one kind"));
         assert!(message(decide_format("data.train", "utf8", &[txt], 256)).contains("raw_u16"));

@@ -1,4 +1,4 @@
-//! What `zero3 data info` says about token files that no deck names.
+//! The output of `zero3 data info` for token files without a deck.
 //!
 //! Must not know: decks, tokenizers, the command line.
 
@@ -15,21 +15,22 @@ use super::token_stream::TokenStream;
 use crate::error::{Error, Result};
 use crate::human;
 
-/// Largest token id that is counted; a larger one says that the file is read in the wrong way.
-const MAX_COUNTED_ID: u64 = 1 << 26;
+/// Largest token id that is counted, well above that of any tokenizer; a larger one says that the file is
+/// read in the wrong way. Counts take 8 bytes an id, in a table for each thread.
+const MAX_COUNTED_ID: u64 = 1 << 22;
 /// First tokens shown.
 const SHOWN_TOKENS: usize = 24;
 
-/// Token files in numbers.
+/// Statistics of token files.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TokenFilesInfo {
     /// The files, in the order given.
     pub files: Vec<FileInfo>,
-    /// How the tokens lie in them.
+    /// Their format.
     pub format: TokenFormat,
-    /// Tokens of all.
+    /// Total number of tokens.
     pub n_tokens: u64,
-    /// One more than the largest token allowed, where somebody said.
+    /// One more than the largest valid token, if specified.
     pub vocab_size: Option<u64>,
     /// Token ids that occur.
     pub n_distinct_tokens: u64,
@@ -39,17 +40,17 @@ pub struct TokenFilesInfo {
     pub unigram_entropy_nats: f64,
     /// The first tokens.
     pub first_tokens: Vec<u32>,
-    /// The first tokens as text, where somebody said what they mean.
+    /// The first tokens as text, if the tokenizer is known.
     pub begins: Option<String>,
 }
 
 impl TokenFilesInfo {
-    /// Reads the files. `word` is a `data.format`; `auto` also takes llm.c's header for what it is. `decode`
-    /// turns tokens into text.
+    /// Reads the files. `word` is a `data.format`; `auto` also recognizes llm.c's header. `decode` turns
+    /// tokens into text.
     ///
     /// # Errors
-    /// Files that are missing, torn, of several formats, with a header that lies, or with a token at or above
-    /// `vocab_size`.
+    /// Files that are missing, truncated, of several formats, with a wrong header, or with a token at or
+    /// above `vocab_size`.
     pub fn gather(
         paths: &[PathBuf],
         word: &str,
@@ -66,7 +67,7 @@ impl TokenFilesInfo {
         let scan = scan::scan(key, &stream, limit, &AtomicU64::new(0), progress);
         report(scan.faults)?;
         let Some(max_token) = scan.max_token else {
-            return Err(Error::Input(format!("{key}: the files hold no token")));
+            return Err(Error::Input(format!("{key}: the files contain no tokens")));
         };
         let counts = histogram(&stream, 0..stream.len(), u64::from(max_token) + 1);
         let mut first_tokens = vec![0; SHOWN_TOKENS.min(stream.len() as usize)];
@@ -111,7 +112,7 @@ impl fmt::Display for TokenFilesInfo {
         write!(f, "  first tokens       {}", numbers.join(" "))?;
         match &self.begins {
             Some(text) => write!(f, "\n  as text            {text:?}"),
-            None => write!(f, "\n  as text            say --tokenizer to see it"),
+            None => write!(f, "\n  as text            pass --tokenizer to see it"),
         }
     }
 }

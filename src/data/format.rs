@@ -1,4 +1,4 @@
-//! How tokens lie in a file.
+//! Encodings of tokens in a file.
 //!
 //! Must not know: files.
 
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// Bytes before the first token in files of llm.c.
 pub const LLMC_HEADER_BYTES: usize = 1024;
 
-/// How tokens lie in a file.
+/// Encoding of tokens in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TokenFormat {
@@ -54,7 +54,7 @@ impl TokenFormat {
         }
     }
 
-    /// Smallest number no token can reach, whatever the file says.
+    /// The exclusive upper bound of tokens in this format.
     pub fn token_limit(self) -> u64 {
         1 << (8 * self.token_bytes())
     }

@@ -1,8 +1,8 @@
-//! The paths that a glob matches. Patterns of one name are read and matched by crate `glob`; directories are
-//! walked here, because that crate's walk panics at names that are not UTF-8.
+//! The paths that a glob matches. Patterns for a single name are parsed and matched by crate `glob`;
+//! directories are traversed here, because that crate's traversal panics on names that are not UTF-8.
 //!
-//! Such a name matches as it is shown, with U+FFFD for what cannot be. Hidden names (`.git`) are left out
-//! unless the pattern names the dot, as in a shell. Must not know: what the paths are for.
+//! Such a name is matched in its lossy form, with U+FFFD. Hidden names (`.git`) are skipped unless the
+//! pattern has the dot, as in a shell. Must not know: the purpose of the paths.
 
 use std::fs;
 use std::io;
@@ -11,23 +11,23 @@ use std::path::{Path, PathBuf};
 
 use glob::{MatchOptions, Pattern, PatternError};
 
-/// A path that matches, or a directory that could not be looked into.
+/// A path that matches, or a directory that could not be listed.
 pub(super) type Match = Result<PathBuf, (PathBuf, io::Error)>;
 
-/// One name of a pattern.
+/// One component of a pattern.
 enum Part {
-    /// A name as it is written.
+    /// A literal name.
     Name(String),
-    /// Names of this form.
+    /// Names matching this pattern.
     Form(Pattern),
-    /// `**`: any directories, or none.
+    /// `**`: any number of directories.
     Deep,
 }
 
-/// All paths that a pattern matches, in no order, some of them perhaps twice.
+/// All paths that a pattern matches, in no order, possibly with duplicates.
 ///
 /// # Errors
-/// It is not a pattern.
+/// The pattern is invalid.
 pub(super) fn matches(pattern: &str) -> Result<Vec<Match>, PatternError> {
     let mut parts = Vec::new();
     for name in pattern.split('/').filter(|name| !name.is_empty()) {
@@ -46,7 +46,7 @@ pub(super) fn matches(pattern: &str) -> Result<Vec<Match>, PatternError> {
 
 struct Walk {
     found: Vec<Match>,
-    /// Device and inode of the directories that `**` is in.
+    /// Device and inode of the directories being traversed by `**`.
     above: Vec<(u64, u64)>,
 }
 
@@ -73,7 +73,7 @@ impl Walk {
                 }
             }
             Part::Deep => {
-                // A link to a directory above would have no end.
+                // A link to an ancestor directory would recurse forever.
                 let Ok(id) = fs::metadata(here(dir)).map(|meta| (meta.dev(), meta.ino())) else { return };
                 if self.above.contains(&id) {
                     return;
@@ -91,7 +91,7 @@ impl Walk {
         }
     }
 
-    /// What is in a directory; nothing where it is a file.
+    /// The entries of a directory; none for a file.
     fn list(&mut self, dir: &Path) -> Vec<PathBuf> {
         if !here(dir).is_dir() {
             return Vec::new();
@@ -107,7 +107,7 @@ impl Walk {
     }
 }
 
-/// The working directory has no name of its own.
+/// The working directory has an empty name.
 fn here(dir: &Path) -> &Path {
     if dir.as_os_str().is_empty() { Path::new(".") } else { dir }
 }

@@ -1,4 +1,4 @@
-//! What `zero3 data info` says about a data set.
+//! The output of `zero3 data info` for a data set.
 //!
 //! Must not know: decks, the command line.
 
@@ -11,26 +11,26 @@ use super::scan::{ScanProgress, entropy_nats, histogram};
 use super::{Dataset, SampleSpace, StreamFile};
 use crate::error::Result;
 
-/// A data set in numbers.
+/// Statistics of a data set.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DataInfo {
     /// Digest of format, lengths and contents, in hex.
     pub digest: String,
-    /// Tokens from the start of a training sample to the start of the next.
+    /// Tokens between the starts of consecutive training samples.
     pub stride: u64,
-    /// The same of validation windows.
+    /// The same for validation windows.
     pub val_stride: Option<u64>,
-    /// Tokens of a sample that are fed to the model; one more is its last target.
+    /// Input tokens of a sample; one more is its last target.
     pub seq_len: u64,
-    /// Size of the vocabulary that the model is given.
+    /// Vocabulary size of the model.
     pub vocab_size: u64,
     /// Training samples.
     pub train: SplitInfo,
     /// Validation samples, if there are any.
     pub val: Option<SplitInfo>,
-    /// Passes over the training windows that the run makes.
+    /// Passes of the run over the training windows.
     pub epochs: f64,
-    /// Things that are allowed and deserve a look.
+    /// Warnings.
     pub warnings: Vec<String>,
 }
 
@@ -39,7 +39,7 @@ pub struct DataInfo {
 pub struct SplitInfo {
     /// Files in stream order; empty when the split is the end of the training stream.
     pub files: Vec<FileInfo>,
-    /// How the tokens lie in the files.
+    /// Encoding of the tokens in the files.
     pub format: TokenFormat,
     /// Tokens of the split.
     pub n_tokens: u64,
@@ -49,7 +49,7 @@ pub struct SplitInfo {
     pub n_distinct_tokens: u64,
     /// Largest token id that occurs.
     pub max_token: u32,
-    /// Entropy of the token frequencies, in nats: what a model knows that has learned frequencies alone.
+    /// Entropy of the token frequencies, in nats: the loss of a model that knows only frequencies.
     pub unigram_entropy_nats: f64,
     /// The same in bits.
     pub unigram_entropy_bits: f64,
@@ -60,7 +60,7 @@ pub struct SplitInfo {
 /// One file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FileInfo {
-    /// As given, or found by a glob.
+    /// As given, or as matched by a glob.
     pub path: String,
     /// Size of the file.
     pub n_bytes: u64,
@@ -80,10 +80,10 @@ impl FileInfo {
 
 impl DataInfo {
     /// Scans the data ([`Dataset::scan`]) and counts its tokens. The run is `steps` steps of
-    /// `global_batch_size` samples. `decode` turns tokens into text, where somebody said what they mean.
+    /// `global_batch_size` samples. `decode` turns tokens into text, if the tokenizer is known.
     ///
     /// # Errors
-    /// What [`Dataset::scan`] finds.
+    /// Those of [`Dataset::scan`].
     pub fn gather(
         data: &Dataset,
         steps: u64,
@@ -125,7 +125,7 @@ impl SplitInfo {
     }
 }
 
-/// The bytes that tokens stand for.
+/// The bytes that tokens represent.
 pub type Decode<'a> = &'a dyn Fn(&[u32]) -> Vec<u8>;
 
 /// The first sixty bytes, or the first twelve numbers and their text.
@@ -149,7 +149,7 @@ impl fmt::Display for DataInfo {
         let val = self.val.as_ref();
         for (name, split) in [("training", Some(&self.train)), ("validation", val)] {
             let Some(split) = split else {
-                writeln!(f, "{name}: none (give data.val or data.val_fraction)")?;
+                writeln!(f, "{name}: none (set data.val or data.val_fraction)")?;
                 continue;
             };
             writeln!(f, "{name}: {} tokens, {}", split.n_tokens, split.format)?;
@@ -183,7 +183,7 @@ impl fmt::Display for DataInfo {
         writeln!(f, "epochs: the run passes over the training windows {:.3} times", self.epochs)?;
         write!(f, "digest: {}", self.digest)?;
         for warning in &self.warnings {
-            write!(f, "\nnote: {warning}")?;
+            write!(f, "\nwarning: {warning}")?;
         }
         Ok(())
     }

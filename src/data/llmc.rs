@@ -11,7 +11,7 @@
 
 use super::format::{LLMC_HEADER_BYTES as HEADER_BYTES, TokenFormat};
 
-/// Most tokens that the header can count.
+/// Maximum token count of the header.
 pub const MAX_TOKENS: u64 = i32::MAX as u64;
 
 const MAGIC_U16: u32 = 20_240_520;
@@ -19,7 +19,7 @@ const MAGIC_U32: u32 = 20_240_801;
 const VERSION_U16: u32 = 1;
 const VERSION_U32: u32 = 7;
 
-/// Whether the bytes begin as an llm.c token file does.
+/// Whether the bytes start like an llm.c token file.
 pub fn has_magic(bytes: &[u8]) -> bool {
     bytes.len() >= 4 && [MAGIC_U16, MAGIC_U32].contains(&word(bytes, 0))
 }
@@ -39,15 +39,15 @@ pub fn header(format: TokenFormat, n_tokens: u64) -> [u8; HEADER_BYTES] {
     bytes
 }
 
-/// The format that a file's header names, after everything in it has been held against the file's length.
+/// The format in a file's header, after all of the header has been checked against the file's size.
 ///
 /// # Errors
-/// What is wrong, with its byte offset, and what would do.
+/// The fault, with its byte offset and a remedy.
 pub fn check(start: &[u8], file_bytes: u64) -> Result<TokenFormat, String> {
     if start.len() < HEADER_BYTES {
         return Err(format!(
-            "has {file_bytes} bytes, and the header of an llm.c token file alone takes {HEADER_BYTES}; copy \
-             the file again, or name its true data.format"
+            "has {file_bytes} bytes, less than the {HEADER_BYTES} of an llm.c token file's header; copy the \
+             file again, or set the correct data.format"
         ));
     }
     let (magic, version) = (word(start, 0), word(start, 4));
@@ -56,14 +56,14 @@ pub fn check(start: &[u8], file_bytes: u64) -> Result<TokenFormat, String> {
         (MAGIC_U16 | MAGIC_U32, VERSION_U32) => TokenFormat::LlmcU32,
         (MAGIC_U16 | MAGIC_U32, _) => {
             return Err(format!(
-                "is of version {version} (byte offset 4), and known are {VERSION_U16} (16-bit tokens) and \
-                 {VERSION_U32} (32-bit tokens, magic {MAGIC_U32}); write it anew"
+                "has version {version} (byte offset 4), but only {VERSION_U16} (16-bit tokens) and \
+                 {VERSION_U32} (32-bit tokens, magic {MAGIC_U32}) are supported; regenerate it"
             ));
         }
         _ => {
             return Err(format!(
-                "begins with {magic} (byte offset 0), and an llm.c token file with {MAGIC_U16} or \
-                 {MAGIC_U32}; for bare tokens say data.format = \"raw_u16\" or \"raw_u32\""
+                "starts with {magic} (byte offset 0), but an llm.c token file starts with {MAGIC_U16} or \
+                 {MAGIC_U32}; for bare tokens set data.format = \"raw_u16\" or \"raw_u32\""
             ));
         }
     };
@@ -71,10 +71,10 @@ pub fn check(start: &[u8], file_bytes: u64) -> Result<TokenFormat, String> {
     let payload = file_bytes - HEADER_BYTES as u64;
     let (n_held, torn) = (payload / format.token_bytes(), payload % format.token_bytes());
     if n_said != n_held as i64 || torn != 0 {
-        let rest = if torn == 0 { String::new() } else { format!(" and {torn} bytes more") };
+        let rest = if torn == 0 { String::new() } else { format!(" and {torn} additional bytes") };
         return Err(format!(
-            "says in its header (byte offset 8) that it holds {n_said} tokens, and holds {n_held}{rest}; \
-             copy the file again"
+            "has {n_said} tokens according to its header (byte offset 8), but contains {n_held}{rest}; copy \
+             the file again"
         ));
     }
     Ok(format)
@@ -108,9 +108,13 @@ mod tests {
             bytes
         };
         for (bytes, len, says) in [
-            (&good[..], 1024 + 12, "holds 7 tokens, and holds 6"),
+            (&good[..], 1024 + 12, "has 7 tokens according to its header (byte offset 8), but contains 6"),
             (&good[..], 1024 + 15, "holds 7 and 1 bytes more"),
-            (&with(8, u32::MAX), 1024, "holds -1 tokens, and holds 0"),
+            (
+                &with(8, u32::MAX),
+                1024,
+                "has -1 tokens according to its header (byte offset 8), but contains 0",
+            ),
             (&with(0, 1), 1038, "byte offset 0"),
             (&with(4, 2), 1038, "version 2 (byte offset 4)"),
             (&good[..1000], 1000, "has 1000 bytes"),

@@ -1,6 +1,6 @@
 //! Files that are mapped into memory, and what becomes of those that change while they are.
 //!
-//! \[Note: SIGBUS\] Where a file is cut short after it was mapped, its last pages cannot be read any more: the
+//! \[Note: SIGBUS\] If a file is truncated after it was mapped, its last pages are no longer readable: the
 //! kernel sends SIGBUS to the thread that tries. The handler finds the file by the address and ends the job
 //! with a sentence that names it; any other SIGBUS goes to the handler that was there before. A read of a map
 //! is code of this program that holds no lock, so what follows may do what any thread may do; the sentence is
@@ -69,9 +69,9 @@ impl MappedFile {
             return Ok(MappedFile { map: None, region: None, stamp });
         }
         handle_bus_errors();
-        // SAFETY: the map is read-only and lives as long as this value. The bytes are only ever read as u8, for
-        // which every value is valid, so another process that writes to the file changes numbers; one that
-        // cuts it short makes reads beyond its end raise SIGBUS, which ends the job (Note: SIGBUS).
+        // SAFETY: the map is read-only and lives as long as this value. The bytes are only ever read as u8,
+        // for which every value is valid, so another process that writes to the file changes numbers; one
+        // that truncates it makes reads beyond its end raise SIGBUS, which ends the job (Note: SIGBUS).
         let map = unsafe { Mmap::map(&file) }?;
         let region = Some(Region::register(&map, path));
         Ok(MappedFile { map: Some(map), region, stamp })

@@ -38,31 +38,31 @@ use crate::human;
 use crate::threads;
 use samples::Order;
 
-/// What a data set is made of; the deck's `[data]` section and the two model sizes it needs.
+/// The specification of a data set: the deck's `[data]` section and the two model sizes it needs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DataConfig {
     /// Paths or globs of training data.
     pub train: Vec<String>,
-    /// Paths or globs of validation data; beats `val_fraction`.
+    /// Paths or globs of validation data; overrides `val_fraction`.
     pub val: Vec<String>,
-    /// Share of the end of the training stream kept for validation, in [0, 1); 0 = none.
+    /// Fraction at the end of the training stream reserved for validation, in [0, 1); 0 = none.
     pub val_fraction: f64,
     /// `auto`, `text`, `raw_u16`, `raw_u32` or `llmc`.
     pub format: String,
     /// Every token must be below it.
     pub vocab_size: usize,
-    /// Tokens of a sample fed to the model (T); a sample has one token more, the last target.
+    /// Input tokens of a sample (T); a sample has one more token, the last target.
     pub seq_len: usize,
-    /// Tokens from the start of a training sample to the start of the next; 0 = `seq_len`.
+    /// Tokens between the starts of consecutive training samples; 0 = `seq_len`.
     pub stride: usize,
-    /// The same of validation windows.
+    /// The same for validation windows.
     pub val_stride: usize,
-    /// Samples of one validation. Where there are more windows, they are taken evenly from all; 0 = every
-    /// window, in file order.
+    /// Samples of one validation. If there are more windows, they are spread evenly; 0 = every window, in
+    /// file order.
     pub n_val_samples: u64,
     /// Seed of the sample order.
     pub seed: u64,
-    /// Permute the training samples of each epoch; false = in file order.
+    /// Shuffle the training samples of each epoch; false = file order.
     pub shuffle: bool,
 }
 
@@ -75,11 +75,11 @@ pub struct Dataset {
     warnings: Vec<String>,
 }
 
-/// What the pass over all pages found.
+/// Result of the pass over all pages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ScanReport {
     /// 32 hex digits over format, lengths and contents of all files ([`DIGEST`]); the training stream's, then
-    /// the validation stream's if it has files of its own, hashed together.
+    /// the validation stream's if it has separate files, hashed together.
     pub digest: String,
     /// Bytes of all files.
     pub n_bytes: u64,
@@ -88,20 +88,19 @@ pub struct ScanReport {
 }
 
 impl Dataset {
-    /// Resolves the globs and opens the files: what a single process does. Reads no token; see
-    /// [`Dataset::scan`].
+    /// Resolves the globs and opens the files, for a single process. Reads no tokens; see [`Dataset::scan`].
     ///
     /// # Errors
-    /// A glob without a file, and what [`Dataset::open_files`] finds.
+    /// A glob without a match, and the errors of [`Dataset::open_files`].
     pub fn open(cfg: &DataConfig) -> Result<Self> {
         Self::open_files(cfg, &ResolvedFiles::resolve(&cfg.train, &cfg.val)?)
     }
 
-    /// Opens a list of files that was resolved before, on this rank or another.
+    /// Opens a resolved list of files, of this rank or another.
     ///
     /// # Errors
-    /// All files that cannot be read or have a torn last token; no data at all; two formats; too few tokens
-    /// for one sample of a split.
+    /// All files that are unreadable or have a truncated last token; no data at all; two formats; too few
+    /// tokens for a sample of a split.
     pub fn open_files(cfg: &DataConfig, files: &ResolvedFiles) -> Result<Self> {
         assert!(
             cfg.seq_len > 0 && cfg.vocab_size > 0,
@@ -116,11 +115,11 @@ impl Dataset {
             let stream = TokenStream::open(key, paths, format)?;
             if stream.is_empty() {
                 let files = first_and_more(&stream);
-                return Err(Error::Input(format!("{key}: {files}: 0 bytes; name files that hold data")));
+                return Err(Error::Input(format!("{key}: {files}: 0 bytes; specify files with data")));
             }
             Ok(Arc::new(stream))
         };
-        // Both lists are looked at before either fault is reported.
+        // Both lists are checked before either fault is reported.
         let val_stream = if files.val.is_empty() { None } else { Some(open("data.val", &files.val)) };
         let (stream, val_stream) = match (open("data.train", &files.train), val_stream) {
             (Ok(train), None) => (train, None),
@@ -132,8 +131,8 @@ impl Dataset {
             && val.format() != stream.format()
         {
             return Err(Error::Input(format!(
-                "data.train holds {} ({}) and data.val {} ({}); both must be of one format, so convert one \
-                 or name data.format",
+                "data.train has {} ({}) and data.val {} ({}); both must have the same format: convert one, \
+                 or set data.format",
                 stream.format(),
                 files.train[0].display(),
                 val.format(),
@@ -143,7 +142,7 @@ impl Dataset {
 
         let mut warnings = Vec::new();
         for path in files.in_both() {
-            warnings.push(format!("{} is trained on and validated on", path.display()));
+            warnings.push(format!("{} is used for training and validation", path.display()));
         }
         let n_tokens = stream.len();
         let n_val_tokens = match val_stream {
@@ -172,7 +171,7 @@ impl Dataset {
         Ok(data)
     }
 
-    /// Both splits hold at least one sample.
+    /// Both splits contain at least one sample.
     fn check_lengths(&self, cfg: &DataConfig) -> Result<()> {
         let sample = cfg.seq_len as u64 + 1;
         let mut faults = Vec::new();
@@ -185,25 +184,24 @@ impl Dataset {
             let total = split.stream.len();
             faults.push(if n == total {
                 format!(
-                    "{key}: {files}: {n} tokens are too few, a sample takes model.seq_len + 1 = {sample}; \
-                     add data or shorten model.seq_len"
+                    "{key}: {files}: {n} tokens are too few, a sample requires model.seq_len + 1 = {sample}; \
+                     add data or lower model.seq_len"
                 )
             } else {
                 format!(
-                    "data.val_fraction = {:?}: of the {total} tokens in {files} it leaves {n} for {}, and a \
-                     sample takes model.seq_len + 1 = {sample}; {}",
+                    "data.val_fraction = {:?}: of the {total} tokens in {files} it leaves {n} for {}, but a \
+                     sample requires model.seq_len + 1 = {sample}; {}",
                     cfg.val_fraction,
                     if key == "data.val" { "validation" } else { "training" },
                     if total < 2 * sample {
-                        "add data or shorten model.seq_len".to_string()
+                        "add data or lower model.seq_len".to_string()
                     } else if key == "data.val" {
                         format!(
-                            "at least {} would do, or files in \
-                                 data.val",
+                            "set at least {}, or files in data.val",
                             round_up(sample as f64 / total as f64)
                         )
                     } else {
-                        format!("at most {} would do", round_down((total - sample) as f64 / total as f64))
+                        format!("set at most {}", round_down((total - sample) as f64 / total as f64))
                     }
                 )
             });
@@ -216,17 +214,17 @@ impl Dataset {
         &self.train
     }
 
-    /// Validation samples, from the whole of their tokens, wrapping around; None when there are none.
+    /// Validation samples, from all of their tokens, wrapping around; None if there are none.
     pub fn val(&self) -> Option<&SampleSpace> {
         self.val.as_ref()
     }
 
-    /// Things that are allowed and deserve a look, e.g. a file in both lists.
+    /// Warnings, e.g. about a file in both lists.
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }
 
-    /// Bytes of all files: what [`Dataset::scan`] will report as done in the end.
+    /// Bytes of all files: the final value of [`Dataset::scan`]'s progress.
     pub fn n_bytes(&self) -> u64 {
         let bytes = |s: &TokenStream| s.files().iter().map(|f| f.bytes().len() as u64).sum::<u64>();
         self.streams().into_iter().map(|(_, stream)| bytes(stream)).sum()
@@ -241,7 +239,7 @@ impl Dataset {
     /// rank does it.
     ///
     /// # Errors
-    /// Every file with a token that the vocabulary lacks: where the first one is, and how many there are.
+    /// Every file with a token outside the vocabulary: the position of the first one, and their number.
     pub fn scan(&self, progress: ScanProgress) -> Result<ScanReport> {
         threads::start_shared_pool()?;
         let done = AtomicU64::new(0);
@@ -273,7 +271,7 @@ impl Dataset {
     }
 }
 
-/// The first file and how many there are besides.
+/// The first file, and the number of others.
 fn first_and_more(stream: &TokenStream) -> String {
     let first = stream.files().first().map_or(Path::new("(no file)"), StreamFile::path).display();
     match stream.files().len().saturating_sub(1) {

@@ -19,8 +19,7 @@ pub const SEQUENTIAL: &str = "sequential-v1";
 
 const ROUNDS: u64 = 8;
 
-/// Where `position` of epoch `epoch` goes among `n` windows: a bijection of `[0, n)` for every `(seed,
-/// epoch)`.
+/// Image of `position` in epoch `epoch` among `n` windows: a bijection of `[0, n)` for every `(seed, epoch)`.
 ///
 /// `position` must be below `n`.
 pub fn shuffled(position: u64, n: u64, seed: u64, epoch: u64) -> u64 {
@@ -84,7 +83,9 @@ mod tests {
         }
 
         #[test]
-        fn huge_sizes_stay_in_range_and_are_repeatable(n in (1u64 << 40)..=u64::MAX, at: u64, seed: u64, epoch: u64) {
+        fn huge_sizes_stay_in_range_and_are_repeatable(
+            n in (1u64 << 40)..=u64::MAX, at: u64, seed: u64, epoch: u64
+        ) {
             let to = shuffled(at % n, n, seed, epoch);
             prop_assert!(to < n);
             prop_assert_eq!(to, shuffled(at % n, n, seed, epoch));

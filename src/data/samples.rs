@@ -1,33 +1,33 @@
-//! Samples of a range of tokens: which one is number `g`, and which of them a micro-batch holds.
+//! Samples of a range of tokens: sample number `g`, and the samples of a micro-batch.
 //!
-//! Both are arithmetic on indices, so every rank knows them of every micro-batch (rule 8 of the design). Must
-//! not know: files, how the ranges were chosen.
+//! Both are arithmetic on indices, so every rank can compute them for every micro-batch (rule 8 of the
+//! design). Must not know: files, how the ranges were chosen.
 
 use super::token_stream::TokenStream;
 use super::{sample_order, scan};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// How windows follow one another within an epoch.
+/// The order of windows within an epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Order {
     Sequential,
     Shuffled {
         seed: u64,
     },
-    /// Samples `0..n_samples` lie evenly over all windows, in their order; with as many windows or fewer they
-    /// follow one another.
+    /// Samples `0..n_samples` are spread evenly over all windows, in order; with as many windows or fewer
+    /// they are consecutive.
     Spread {
         n_samples: u64,
     },
 }
 
 /// The samples of a range of tokens. Window `w` is the `seq_len + 1` tokens from `w * stride` on; the last
-/// tokens that fill no window are left out.
+/// tokens that do not fill a window are not used.
 #[derive(Debug)]
 pub struct SampleSpace {
     pub(super) stream: Arc<TokenStream>,
-    /// The part of the stream that samples come from.
+    /// The part of the stream used for samples.
     pub(super) tokens: Range<u64>,
     pub(super) vocab_size: u64,
     pub(super) seq_len: usize,
@@ -36,7 +36,7 @@ pub struct SampleSpace {
 }
 
 impl SampleSpace {
-    /// Tokens that samples come from.
+    /// Tokens used for samples.
     pub fn n_tokens(&self) -> u64 {
         self.tokens.end - self.tokens.start
     }
@@ -46,7 +46,7 @@ impl SampleSpace {
         (self.n_tokens() - self.seq_len as u64 - 1) / self.stride + 1
     }
 
-    /// Reads tokens from the `from`-th on that samples come from; there must be as many. Overwrites `out`.
+    /// Reads tokens from the `from`-th of the range on; the range must have enough. Overwrites `out`.
     pub fn read(&self, from: u64, out: &mut [u32]) {
         assert!(
             from + out.len() as u64 <= self.n_tokens(),
@@ -57,7 +57,7 @@ impl SampleSpace {
         self.stream.read(self.tokens.start + from, out);
     }
 
-    /// The stream behind the samples.
+    /// The underlying stream.
     pub fn stream(&self) -> &TokenStream {
         &self.stream
     }
@@ -70,8 +70,8 @@ impl SampleSpace {
         }
     }
 
-    /// Epoch and window of sample `g`: `g / W`, and where `g % W` goes in that epoch; W is the number of
-    /// samples where they are spread over more windows. A pure function of order and `g`.
+    /// Epoch and window of sample `g`: `g / W`, and the image of `g % W` in that epoch; W is the number of
+    /// samples if they are spread over more windows. A pure function of order and `g`.
     pub fn epoch_and_window(&self, g: u64) -> (u64, u64) {
         let n_windows = self.n_windows();
         if let Order::Spread { n_samples } = self.order
@@ -106,7 +106,7 @@ impl SampleSpace {
         }
     }
 
-    /// Entropy in nats of the token frequencies of `range`, counted from this split's first token and cut at
+    /// Entropy in nats of the token frequencies of `range`, relative to this split's first token and cut at
     /// its end (`0..u64::MAX` is all of it). A trained model's validation loss must be below it.
     pub fn unigram_entropy_nats(&self, range: Range<u64>) -> f64 {
         let clamp = |at: u64| self.tokens.start + at.min(self.n_tokens());
@@ -115,8 +115,8 @@ impl SampleSpace {
     }
 }
 
-/// Samples of micro-batch `j` of the step whose first sample is `step_base_sample`: always the same for the
-/// same `j`, whichever rank computes it.
+/// Samples of micro-batch `j` of the step whose first sample is `step_base_sample`: the same for the same
+/// `j`, whichever rank computes it.
 pub fn micro_batch_samples(step_base_sample: u64, j: usize, micro_batch_size: usize) -> Range<u64> {
     let start = step_base_sample + j as u64 * micro_batch_size as u64;
     start..start + micro_batch_size as u64

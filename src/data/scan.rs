@@ -1,7 +1,7 @@
-//! One pass over every page of the data, before step 0: the digest and the search for tokens that the
-//! vocabulary lacks.
+//! One pass over every page of the data, before step 0: the digest, and the search for tokens outside the
+//! vocabulary.
 //!
-//! Also the token histogram behind the unigram entropy. Must not know: samples, ranks.
+//! Also the token histogram for the unigram entropy. Must not know: samples, ranks.
 //!
 //! [Note: xxh3-128/64MiB-v1] The digest of a stream is XXH3-128 over: the format's name, then for each file
 //! in order its length in bytes (u64, little-endian) and the XXH3-128 digests (u128, little-endian) of its
@@ -22,29 +22,28 @@ pub const DIGEST: &str = "xxh3-128/64MiB-v1";
 
 const CHUNK_BYTES: usize = 64 << 20;
 
-/// Bytes hashed and searched together, small enough to stay in a core's cache; a multiple of every token
-/// size.
+/// Bytes hashed and searched at once, small enough for a core's cache; a multiple of every token size.
 const BLOCK_BYTES: usize = 256 << 10;
 
-/// Tokens counted by one task of a histogram.
+/// Tokens counted per task of a histogram.
 const HISTOGRAM_TOKENS: u64 = 16 << 20;
 
-/// Is told the bytes done so far, from any thread; the numbers need not arrive in order.
+/// Receives the bytes done so far, from any thread; the values need not arrive in order.
 pub type ScanProgress<'a> = &'a (dyn Fn(u64) + Sync);
 
-/// What one pass over a stream found.
+/// Result of a pass over a stream.
 pub(super) struct StreamScan {
     pub digest: u128,
     pub max_token: Option<u32>,
-    /// A line for every file with tokens that the vocabulary lacks.
+    /// A line for every file with tokens outside the vocabulary.
     pub faults: Vec<String>,
 }
 
-/// What one chunk holds.
+/// Result for one chunk.
 struct ChunkScan {
     digest: u128,
     max_token: Option<u32>,
-    /// Token index in the file and value of the first bad token.
+    /// Index in the file and value of the first invalid token.
     first_bad: Option<(u64, u32)>,
     n_bad: u64,
 }
@@ -165,7 +164,7 @@ fn fold_tokens<T>(format: TokenFormat, bytes: &[u8], init: T, mut f: impl FnMut(
     }
 }
 
-/// How often each token id below `n_ids` occurs among the tokens of `range`; others are left out.
+/// Occurrences of each token id below `n_ids` among the tokens of `range`; others are not counted.
 pub(super) fn histogram(stream: &TokenStream, range: Range<u64>, n_ids: u64) -> Vec<u64> {
     let zeros = || vec![0u64; n_ids.min(stream.format().token_limit()) as usize];
     let n_tasks = (range.end - range.start).div_ceil(HISTOGRAM_TOKENS);
@@ -185,19 +184,21 @@ pub(super) fn histogram(stream: &TokenStream, range: Range<u64>, n_ids: u64) -> 
             });
             counts
         })
-        .reduce(zeros, |mut a, b| {
+        // Without an identity: it would be one more table for each step of the reduction.
+        .reduce_with(|mut a, b| {
             for (a, b) in a.iter_mut().zip(b) {
                 *a += b;
             }
             a
         })
+        .unwrap_or_else(zeros)
 }
 
-/// Entropy in nats of the distribution that `counts` describe: the loss of a model that knows token
-/// frequencies and nothing else. 0 for no counts.
+/// Entropy in nats of the distribution given by `counts`: the loss of a model that knows only token
+/// frequencies. 0 for no counts.
 pub(super) fn entropy_nats(counts: &[u64]) -> f64 {
     let total = counts.iter().sum::<u64>() as f64;
-    // libm's own log, so that the number is the same on every machine.
+    // libm's log, so that the number is the same on every machine.
     let term = |&n: &u64| -(n as f64 / total) * libm::log(n as f64 / total);
     counts.iter().filter(|&&n| n > 0).map(term).fold(0.0, |sum, x| sum + x)
 }

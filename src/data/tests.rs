@@ -79,9 +79,9 @@ fn one_token_too_few_is_refused_and_exactly_one_sample_is_enough() {
 fn a_split_that_leaves_either_side_too_short_says_what_would_do() {
     let bytes = [b'x'; 100];
     let val = message(text(&[&bytes], |cfg| cfg.val_fraction = 0.03).1);
-    assert!(val.contains("leaves 3 for validation") && val.contains("at least 0.05 would do"), "{val}");
+    assert!(val.contains("leaves 3 for validation") && val.contains("set at least 0.05"), "{val}");
     let train = message(text(&[&bytes], |cfg| cfg.val_fraction = 0.98).1);
-    assert!(train.contains("leaves 2 for training") && train.contains("at most 0.95 would do"), "{train}");
+    assert!(train.contains("leaves 2 for training") && train.contains("set at most 0.95"), "{train}");
     for good in [0.05, 0.95] {
         let (_dir, data) = text(&[&bytes], |cfg| cfg.val_fraction = good);
         data.unwrap();
@@ -228,6 +228,17 @@ fn the_info_report_has_every_number_and_reads_back_from_json() {
     }
     let json = serde_json::to_string(&info).unwrap();
     assert_eq!(serde_json::from_str::<DataInfo>(&json).unwrap(), info);
+}
+
+/// Counts take memory by the largest id, whatever the size of the file.
+#[test]
+fn token_files_with_ids_that_no_tokenizer_has_are_refused_before_they_are_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("t.u32");
+    std::fs::write(&path, [1u32, 4_194_304].map(u32::to_le_bytes).as_flattened()).unwrap();
+    let refused = TokenFilesInfo::gather(&[path], "raw_u32", None, None, &|_| ()).unwrap_err().to_string();
+    let words = "token 1 (byte offset 4) is 4194304, outside the vocabulary of 4194304";
+    assert!(refused.contains(words), "{refused}");
 }
 
 proptest! {

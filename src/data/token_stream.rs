@@ -1,4 +1,4 @@
-//! Token files as one long array that is never loaded: memory-mapped and read where a sample needs it.
+//! Token files as one long array that is never loaded: memory-mapped, and read where a sample needs it.
 //!
 //! Must not know: samples, vocabularies, ranks.
 
@@ -31,12 +31,12 @@ pub struct StreamFile {
 }
 
 impl StreamFile {
-    /// As it was given or found by a glob.
+    /// As given or matched by a glob.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The bytes of its tokens: the whole content but a header.
+    /// The bytes of its tokens: the whole content except a header.
     pub fn bytes(&self) -> &[u8] {
         // An empty file has no header.
         self.file.bytes().get(self.header_bytes..).unwrap_or(&[])
@@ -60,8 +60,8 @@ impl StreamFile {
 
 impl TokenStream {
     /// Maps the files in the given order; headers have been checked
-    /// ([`decide_format`](super::decide::decide_format)). Every file that cannot be read or has a torn last
-    /// token is reported at once.
+    /// ([`decide_format`](super::decide::decide_format)). All files that are unreadable or have a truncated
+    /// last token are reported together.
     pub fn open(key: &str, files: &[PathBuf], format: TokenFormat) -> Result<Self> {
         let mut faults = Vec::new();
         let mut stream = TokenStream { files: Vec::with_capacity(files.len()), format, n_tokens: 0 };
@@ -79,15 +79,15 @@ impl TokenStream {
             let header_bytes = format.header_bytes();
             let n_bytes = file.bytes().len() as u64;
             let Some(n_bytes) = n_bytes.checked_sub(header_bytes as u64) else {
-                faults.push(format!("{key}: {} lost its header while it was opened", path.display()));
+                faults.push(format!("{key}: {} lost its header while being opened", path.display()));
                 continue;
             };
             let token_bytes = format.token_bytes();
             if !n_bytes.is_multiple_of(token_bytes) {
                 faults.push(format!(
-                    "{key}: {} has {n_bytes} bytes, which is no multiple of {token_bytes}: as {format} its \
-                     last token, at byte offset {}, is torn; copy the file again, or name its true \
-                     data.format",
+                    "{key}: {} has {n_bytes} bytes, which is not a multiple of {token_bytes}: as {format} \
+                     its last token, at byte offset {}, is truncated; copy the file again, or set the \
+                     correct data.format",
                     path.display(),
                     n_bytes / token_bytes * token_bytes
                 ));
@@ -107,12 +107,12 @@ impl TokenStream {
         self.n_tokens
     }
 
-    /// Whether there is no token at all.
+    /// Whether there are no tokens.
     pub fn is_empty(&self) -> bool {
         self.n_tokens == 0
     }
 
-    /// How tokens lie in the files.
+    /// Encoding of the tokens in the files.
     pub fn format(&self) -> TokenFormat {
         self.format
     }
@@ -122,7 +122,7 @@ impl TokenStream {
         &self.files
     }
 
-    /// Overwrites `out` with the tokens from `range_start` on, across file ends.
+    /// Overwrites `out` with the tokens from `range_start` on, across file boundaries.
     pub fn read(&self, range_start: u64, out: &mut [u32]) {
         let range_end = range_start + out.len() as u64;
         assert!(
@@ -238,13 +238,18 @@ mod tests {
             let n = format.token_bytes() as usize;
             let content = |file: &Vec<u32>| {
                 let headed = format.header_bytes() > 0;
-                let header = if headed { llmc::header(format, file.len() as u64).to_vec() } else { Vec::new() };
-                header.into_iter().chain(file.iter().flat_map(|t| t.to_le_bytes()[..n].to_vec())).collect::<Vec<u8>>()
+                let header =
+                    if headed { llmc::header(format, file.len() as u64).to_vec() } else { Vec::new() };
+                header
+                    .into_iter()
+                    .chain(file.iter().flat_map(|t| t.to_le_bytes()[..n].to_vec()))
+                    .collect::<Vec<u8>>()
             };
             let contents: Vec<Vec<u8>> = files.iter().map(content).collect();
             let all: Vec<u32> = files.iter().flatten().map(|t| t & keep).collect();
             let dir = tempfile::tempdir().unwrap();
-            let stream = TokenStream::open("data.train", &write_files(dir.path(), &contents), format).unwrap();
+            let stream =
+                TokenStream::open("data.train", &write_files(dir.path(), &contents), format).unwrap();
             prop_assert_eq!(stream.len(), all.len() as u64);
             for from in 0..=all.len() {
                 for to in from..=all.len() {

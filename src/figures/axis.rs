@@ -1,13 +1,13 @@
-//! Axes: what their numbers are, and where ticks stand.
+//! Axes: the meaning of their numbers, and the positions of ticks.
 
 use crate::human;
 
-/// What numbers of an axis are.
+/// The meaning of an axis's numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
-    /// Plain numbers; the axis' label says of what.
+    /// Plain numbers; the axis label has the unit.
     Plain,
-    /// Whole things (ranks, steps): ticks are whole, and powers of two where the axis is logarithmic.
+    /// Counts (ranks, steps): ticks are integers, and powers of two on a logarithmic axis.
     Count,
     /// Bytes, shown as KiB, MiB and so on.
     Bytes,
@@ -16,27 +16,27 @@ pub enum Unit {
 /// One axis.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Axis {
-    /// What it shows, with its unit where numbers have none: `step time, ms`.
+    /// Its label, with a unit if numbers have none: `step time, ms`.
     pub label: String,
-    /// What its numbers are.
+    /// The meaning of its numbers.
     pub unit: Unit,
-    /// Equal factors are equal lengths. Values that are not positive are left out.
+    /// Logarithmic. Non-positive values are omitted.
     pub log: bool,
-    /// The least it spans; data may make it longer. Most bar-like quantities start at `Some((0.0, 0.0))`.
+    /// The minimum range; data may extend it. Most bar-like quantities start at `Some((0.0, 0.0))`.
     pub spans: Option<(f64, f64)>,
-    /// It ends where what it spans ends, without a margin.
+    /// Whether it ends exactly at the data, without a margin.
     pub tight: bool,
-    /// Px that its numbers take at least, so that panels one above the other begin alike.
+    /// Minimum width of its numbers in px, so that stacked panels align.
     pub room: f64,
 }
 
 impl Axis {
-    /// An even axis of plain numbers as long as the data.
+    /// A linear axis of plain numbers that fits the data.
     pub fn new(label: impl Into<String>) -> Self {
         Axis { label: label.into(), unit: Unit::Plain, log: false, spans: None, tight: false, room: 0.0 }
     }
 
-    /// Its numbers count something.
+    /// Its numbers are counts.
     pub fn count(self) -> Self {
         Axis { unit: Unit::Count, ..self }
     }
@@ -56,7 +56,7 @@ impl Axis {
         Axis { spans: Some((low, high)), ..self }
     }
 
-    /// With at least so many px for its numbers.
+    /// With at least this many px for its numbers.
     pub fn with_room(self, room: f64) -> Self {
         Axis { room, ..self }
     }
@@ -66,7 +66,7 @@ impl Axis {
         Axis { tight: true, ..self }
     }
 
-    /// Where a value lies on an even line.
+    /// Position of a value on a linear scale.
     pub(super) fn place(&self, value: f64) -> Option<f64> {
         match self.log {
             true => (value > 0.0 && value.is_finite()).then(|| value.log2()),
@@ -74,12 +74,12 @@ impl Axis {
         }
     }
 
-    /// The value at a place.
+    /// The value at a position.
     pub(super) fn value(&self, place: f64) -> f64 {
         if self.log { place.exp2() } else { place }
     }
 
-    /// Ticks within a range of places, about `n` of them, as places.
+    /// Ticks within a range of positions, about `n` of them, as positions.
     pub(super) fn places(&self, (low, high): (f64, f64), n: usize) -> Vec<f64> {
         let ticks = self.ticks(self.value(low), self.value(high), n);
         ticks.into_iter().filter_map(|v| self.place(v)).collect()
@@ -108,7 +108,7 @@ impl Axis {
     }
 }
 
-/// Powers of two, thinned out; of plain numbers powers of ten, or 1, 2 and 5 times those where these are few.
+/// Powers of two, thinned out; for plain numbers powers of ten, or 1, 2 and 5 times those if there are few.
 fn log_ticks(low: f64, high: f64, n: usize, unit: Unit) -> Vec<f64> {
     let inside = |v: &f64| *v >= low * (1.0 - 1e-9) && *v <= high * (1.0 + 1e-9);
     let base: f64 = if unit == Unit::Plain { 10.0 } else { 2.0 };
@@ -124,7 +124,7 @@ fn log_ticks(low: f64, high: f64, n: usize, unit: Unit) -> Vec<f64> {
     }
 }
 
-/// A round distance between ticks: the smallest of 1, 2, 5, 10, ... at or above `least`.
+/// A round tick interval: the smallest of 1, 2, 5, 10, ... of at least `least`.
 pub fn nice_step(least: f64) -> f64 {
     let least = if least.is_finite() && least > 0.0 { least } else { 1.0 };
     let decade = 10f64.powf(least.log10().floor());
@@ -135,7 +135,7 @@ pub fn nice_step(least: f64) -> f64 {
         .unwrap_or(10.0 * decade)
 }
 
-/// A number as a tick: `0.25`, `1500`, `20k`, `1e-7`.
+/// A number as a tick label: `0.25`, `1500`, `20k`, `1e-7`.
 pub fn number(value: f64) -> String {
     let size = value.abs();
     if size >= 1e4 {

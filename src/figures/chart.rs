@@ -1,7 +1,6 @@
-//! Curves over an axis: what `plotters` draws of it, with ticks and letters that are ours.
+//! Curves on axes: drawn by `plotters`, with ticks and labels of this module.
 //!
-//! A [`Chart`] is one panel without words around it; [`LineFigure`] is a whole picture with title, legend and
-//! one panel.
+//! A [`Chart`] is a bare panel; [`LineFigure`] is a complete figure with title, legend and one panel.
 
 use super::Figure;
 use super::axis::Axis;
@@ -14,9 +13,9 @@ use plotters::prelude::*;
 use plotters::style::Color as _;
 use std::ops::Range;
 
-/// A place of a curve: x and y.
+/// A point of a curve: x and y.
 pub type Point = (f64, f64);
-/// What a curve spreads over at an x: x, lowest, highest.
+/// The band of a curve at an x: x, lowest, highest.
 pub type Spread = (f64, f64, f64);
 
 /// How a series is drawn.
@@ -24,35 +23,35 @@ pub type Spread = (f64, f64, f64);
 pub enum Stroke {
     /// A line.
     Line,
-    /// A broken line.
+    /// A dashed line.
     Dashes,
     /// A line with a dot at each point.
     Dotted,
-    /// Dots alone.
+    /// Dots only.
     Dots,
-    /// The band alone, in the full colour: a layer of a stack.
+    /// Only the band, in full color: a layer of a stack.
     Layer,
 }
 
 /// One curve.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Series {
-    /// Its name in the legend; none where it is empty.
+    /// Its name in the legend; none if empty.
     pub name: String,
-    /// Index into the theme's series, or the ink where it is None.
+    /// Index into the theme's series colors, or the ink color if None.
     pub color: Option<usize>,
     /// How it is drawn.
     pub stroke: Stroke,
     /// Width of its line, px.
     pub width: u32,
-    /// From left to right. What is not finite interrupts it.
+    /// From left to right. Non-finite values interrupt it.
     pub points: Vec<Point>,
-    /// Lowest and highest around each point, shaded; none where it is empty.
+    /// Lowest and highest around each point, shaded; none if empty.
     pub band: Vec<Spread>,
 }
 
 impl Series {
-    /// A line in colour `color`.
+    /// A line in color `color`.
     pub fn line(name: impl Into<String>, color: usize, points: Vec<(f64, f64)>) -> Self {
         Series {
             name: name.into(),
@@ -64,7 +63,7 @@ impl Series {
         }
     }
 
-    /// The same drawn in another way.
+    /// The same in another style.
     pub fn drawn(self, stroke: Stroke) -> Self {
         Series { stroke, ..self }
     }
@@ -86,18 +85,18 @@ impl Series {
     }
 }
 
-/// Something that happened at a place of the x axis: a line from top to bottom.
+/// An event at a position of the x axis: a vertical line.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Mark {
-    /// Where.
+    /// The position.
     pub x: f64,
     /// Index into the theme's series.
     pub color: usize,
-    /// Broken or not.
+    /// Whether it is dashed.
     pub dashed: bool,
 }
 
-/// An even scale whose ticks are given.
+/// A linear scale with given ticks.
 struct Ruler {
     scale: RangedCoordf64,
     ticks: Vec<f64>,
@@ -139,20 +138,20 @@ pub struct Chart {
     pub marks: Vec<Mark>,
 }
 
-/// Blank space right of a plot, for the last tick.
+/// Blank space at the right of a plot, for the last tick.
 const RIGHT: f64 = 24.0;
 
-/// What is known before anything is drawn.
+/// The layout of a chart, computed before drawing.
 struct Layout {
-    /// Places, not values.
+    /// Positions, not values.
     x_range: (f64, f64),
     y_range: (f64, f64),
     y_ticks: Vec<f64>,
-    /// Room for the labels of the y axis.
+    /// Width of the labels of the y axis.
     left: f64,
 }
 
-/// Lowest and highest of some places, apart from each other.
+/// Minimum and maximum of positions, made distinct.
 fn extent(values: impl Iterator<Item = f64>) -> (f64, f64) {
     let (low, high) =
         values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v), high.max(v)));
@@ -164,13 +163,13 @@ fn extent(values: impl Iterator<Item = f64>) -> (f64, f64) {
 }
 
 impl Chart {
-    /// Places (not values) that an axis has to span.
+    /// Positions (not values) that an axis must span.
     fn range(&self, axis: &Axis, of: impl Fn(&Series) -> Vec<f64>, room: f64) -> (f64, f64) {
         let data: Vec<f64> =
             self.series.iter().flat_map(of).chain(axis.spans.into_iter().flat_map(|s| [s.0, s.1])).collect();
         let (low, high) = extent(data.iter().filter_map(|&v| axis.place(v)));
         let slack = if axis.tight { 0.0 } else { (high - low) * room };
-        // An axis that begins at 0 begins there.
+        // An axis that starts at 0 has no margin there.
         let low = if axis.spans.is_some_and(|s| axis.place(s.0) == Some(low)) { low } else { low - slack };
         (low, high + slack)
     }
@@ -189,7 +188,7 @@ impl Chart {
         svg
     }
 
-    /// Where the plot begins and ends from left to right, in px of a panel `width` px wide.
+    /// Left and right edges of the plot, in px of a panel `width` px wide.
     pub fn span(&self, width: u32) -> (f64, f64) {
         (self.layout((width, 400)).left.floor(), f64::from(width) - RIGHT)
     }
@@ -260,7 +259,7 @@ impl Chart {
             if outline.len() > 3 {
                 chart.draw_series([Polygon::new(outline, rgb(shade))])?;
             }
-            // A point that is not there interrupts the line.
+            // A missing point interrupts the line.
             let points: Vec<Option<(f64, f64)>> = series.points.iter().map(|&(x, y)| place(x, y)).collect();
             let style = rgb(color).stroke_width(series.width);
             for run in points.split(Option::is_none).filter(|run| !run.is_empty()) {
@@ -283,23 +282,23 @@ impl Chart {
     }
 }
 
-/// A whole picture of one panel.
+/// A complete figure with one panel.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LineFigure {
-    /// File name without an ending.
+    /// File name without an extension.
     pub name: String,
-    /// In a few words.
+    /// Title.
     pub title: String,
-    /// What it is of, in small letters under the title.
+    /// Subtitle, in small letters.
     pub subtitle: String,
-    /// What to see in it.
+    /// Caption.
     pub caption: String,
     /// The panel.
     pub chart: Chart,
 }
 
 impl LineFigure {
-    /// Draws it, with a legend where a series has a name.
+    /// Draws it, with a legend if a series has a name.
     pub fn draw(&self) -> Figure {
         Figure::new(&self.name, &self.title, self.caption.as_str(), |sheet: &mut Sheet<'_>| {
             let theme = sheet.theme;

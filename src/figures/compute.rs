@@ -1,6 +1,7 @@
-//! Who computes what in a step: every rank gathers every unit and computes its own micro-batches with it.
+//! Compute in a step by rank: every rank gathers every unit and computes its own micro-batches with it.
 //!
-//! It says nothing about storage, on purpose: who keeps a slice and who computes with it are two questions.
+//! Deliberately shows nothing about storage: which rank stores a slice and which computes with it are
+//! separate questions.
 
 use super::Figure;
 use super::sheet::{Anchor, Fill, Frame, Key, Look, MARGIN, Sheet, WIDTH};
@@ -8,7 +9,7 @@ use super::text_width;
 use super::theme::{Color, LABEL_PX, NOTE_PX, SMALL_PX, Theme};
 use crate::human;
 
-/// What a unit is visited for.
+/// The purpose of a visit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pass {
     /// Forward.
@@ -20,7 +21,7 @@ pub enum Pass {
 }
 
 impl Pass {
-    /// Its colour in all pictures.
+    /// Its color in all figures.
     pub fn color(self, theme: &Theme) -> Color {
         theme.color(match self {
             Pass::Forward => 0,
@@ -39,12 +40,12 @@ impl Pass {
     }
 }
 
-/// Colour of all-gathers in all pictures.
+/// Color of all-gathers in all figures.
 pub fn gather_color(theme: &Theme) -> Color {
     theme.color(4)
 }
 
-/// Colour of gradient reductions in all pictures.
+/// Color of gradient reductions in all figures.
 pub fn reduce_color(theme: &Theme) -> Color {
     theme.color(3)
 }
@@ -54,15 +55,15 @@ pub fn reduce_color(theme: &Theme) -> Color {
 pub struct Visit {
     /// The unit.
     pub unit: String,
-    /// For what.
+    /// The purpose.
     pub pass: Pass,
-    /// An all-gather brings its parameters.
+    /// Whether an all-gather fetches its parameters.
     pub gathers: bool,
-    /// A reduction of gradients follows it.
+    /// Whether a reduction of gradients follows it.
     pub reduces: bool,
 }
 
-/// A step as the plan has it.
+/// A step according to the plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Compute {
     /// Ranks.
@@ -73,7 +74,7 @@ pub struct Compute {
     pub visits: Vec<Visit>,
 }
 
-/// More visits than this are shown by their first and last ones.
+/// If there are more visits than this, only the first and last ones are shown.
 const MAX_VISITS: usize = 40;
 const LEFT: f64 = MARGIN + 236.0;
 
@@ -241,7 +242,7 @@ impl Compute {
         bottom + MARGIN
     }
 
-    /// Its micro-batches of a step, in words.
+    /// A rank's micro-batches of a step, as text.
     fn micro_batches(&self, rank: usize) -> String {
         let own: Vec<usize> = (rank..self.n_micro).step_by(self.world_size).collect();
         match own.as_slice() {

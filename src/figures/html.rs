@@ -1,12 +1,11 @@
-//! Figures within an HTML page: both themes stand in it, and the reader's system chooses one, without a
-//! script.
+//! Figures in an HTML page: both themes are included, and the reader's system selects one, without a script.
 //!
-//! Must not know: what else is on the page.
+//! Must not know: the rest of the page.
 
 use super::Figure;
 use crate::foreign::shown;
 
-/// What a page's style needs for its figures.
+/// The part of a page's style for its figures.
 const STYLE: &str = "\
 svg{max-width:100%;height:auto;display:block}.wide{overflow-x:auto}\
 .dark{display:none}@media (prefers-color-scheme:dark){.dark{display:block}.light{display:none}}\
@@ -22,11 +21,11 @@ pub fn element(figure: &Figure) -> String {
     )
 }
 
-/// Nothing may be loaded, whatever stands in a page (the icon is an empty one, lest a browser ask a server
-/// for it).
+/// Nothing may be loaded, whatever a page contains (the icon is empty, so that a browser does not request it
+/// from a server).
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; img-src data:";
 
-/// The head of every page: what may be loaded, the title, the page's style and that of its figures.
+/// The head of every page: security policy, title, and styles.
 pub fn head(title: &str, style: &str) -> String {
     format!(
         "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\"><meta \
@@ -37,7 +36,7 @@ pub fn head(title: &str, style: &str) -> String {
     )
 }
 
-/// Text from outside, as text or within a quoted attribute.
+/// External text, escaped for an element or a quoted attribute.
 pub fn escape(text: &str) -> String {
     shown(text).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

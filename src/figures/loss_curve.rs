@@ -1,5 +1,4 @@
-//! Loss, step time and tokens per second over a run, with the moments at which it was restored or skipped a
-//! step.
+//! Loss, step time and tokens per second over a run, with its restores and skipped steps.
 
 use super::Figure;
 use super::axis::Axis;
@@ -14,7 +13,7 @@ pub struct CurveStep {
     pub step: u64,
     /// Training loss, nats per token.
     pub loss: f64,
-    /// Validation loss after it, where one was made.
+    /// Validation loss after it, if any.
     pub val_loss: Option<f64>,
     /// Time of the slowest rank, ms.
     pub step_ms: f64,
@@ -27,18 +26,18 @@ pub struct CurveStep {
 pub struct LossCurve {
     /// Its steps.
     pub steps: Vec<CurveStep>,
-    /// Steps from which it went on after a checkpoint.
+    /// Steps at which it resumed from a checkpoint.
     pub restored_at: Vec<u64>,
     /// Steps during which an attempt was skipped.
     pub skipped_at: Vec<u64>,
 }
 
-/// Columns that a curve may have: about one for two px.
+/// Number of columns of a curve: about one per two px.
 const COLUMNS: usize = 420;
 const RESTORED: usize = 2;
 const SKIPPED: usize = 5;
 
-/// A curve of at most `columns` points: the median of the steps of each column, and between what they lie.
+/// A curve of at most `columns` points: the median of the steps of each column, and their range.
 fn thinned(points: &[Point], columns: usize) -> (Vec<Point>, Vec<Spread>) {
     let finite: Vec<(f64, f64)> = points.iter().copied().filter(|p| p.1.is_finite()).collect();
     if finite.len() <= columns {
@@ -80,9 +79,9 @@ impl LossCurve {
             let theme = sheet.theme;
             let is_thinned = n > COLUMNS;
             let words = if is_thinned {
-                "Lines are medians of neighbouring steps, shades reach from the least to the most of them."
+                "Lines are medians of neighbouring steps, shades show their range."
             } else {
-                "One point a step."
+                "One point per step."
             };
             let mut y = sheet.subtitle(words);
             let panels = self.panels();
@@ -125,7 +124,7 @@ impl LossCurve {
         }
         let restored =
             self.restored_at.iter().map(|&step| Mark { x: step as f64 + 0.5, color: RESTORED, dashed: true });
-        // A skipped attempt stands before the step that it did not make.
+        // A skipped attempt is placed before the step that it did not complete.
         let skipped =
             self.skipped_at.iter().map(|&step| Mark { x: step as f64 - 0.5, color: SKIPPED, dashed: false });
         let marks: Vec<Mark> = restored.chain(skipped).collect();

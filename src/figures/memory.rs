@@ -1,4 +1,4 @@
-//! What a rank holds at each instruction of a micro-step, as planned, and what its ledger measured.
+//! Memory of a rank at each instruction of a micro-step, planned and measured by its ledger.
 
 use super::Figure;
 use super::axis::Axis;
@@ -7,7 +7,7 @@ use super::sheet::{Anchor, Key, MARGIN, WIDTH};
 use super::theme::NOTE_PX;
 use crate::human;
 
-/// One kind of memory, or several that are drawn as one.
+/// One kind of memory, or several drawn as one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layer {
     /// Its name.
@@ -16,14 +16,14 @@ pub struct Layer {
     pub bytes: Vec<u64>,
 }
 
-/// What the ledger showed after an instruction.
+/// A measurement of the ledger after an instruction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Measured {
     /// Index of the instruction.
     pub at: usize,
     /// Bytes of all kinds.
     pub bytes: u64,
-    /// What the plan says is held after it.
+    /// The plan's bytes after it.
     pub planned: u64,
 }
 
@@ -36,9 +36,9 @@ pub struct Memory {
     pub instructions: Vec<String>,
     /// The first instruction of each part, with its name.
     pub parts: Vec<(usize, String)>,
-    /// Largest sum of all kinds over the whole step, from the plan.
+    /// Peak of the total over the whole step, from the plan.
     pub planned_peak: u64,
-    /// The same from the run's ledger, where it has left a summary.
+    /// The same from the run's ledger, if there is a summary.
     pub measured_peak: Option<u64>,
     /// From a trace; empty without one.
     pub measured: Vec<Measured>,
@@ -54,7 +54,7 @@ impl Memory {
         let mut caption = match peak {
             Some(at) => {
                 format!(
-                    "A micro-step needs the most, {}, at `{}`",
+                    "The peak of a micro-step, {}, is at `{}`",
                     human::bytes(sum(at)),
                     self.instructions[at]
                 )
@@ -62,16 +62,13 @@ impl Memory {
             None => "Nothing is planned".into(),
         };
         caption += &match self.measured.len() {
-            0 => "; this is the plan alone, log.trace = \"STEP\" lets a run measure it at each instruction."
+            0 => "; only the plan is shown, log.trace = \"STEP\" makes a run measure it at each instruction."
                 .to_string(),
             n if n == equal => {
-                format!(
-                    "; at all {n} instructions that were traced the ledger held what was planned, to the \
-                     byte."
-                )
+                format!("; at all {n} traced instructions the ledger matched the plan to the byte.")
             }
             n => {
-                format!("; at {equal} of {n} instructions that were traced the ledger held what was planned.")
+                format!("; at {equal} of {n} traced instructions the ledger matched the plan.")
             }
         };
         Figure::new("memory", "Live memory over a micro-step, planned and measured", caption, |sheet| {
@@ -146,7 +143,7 @@ impl Memory {
             self.parts.iter().skip(1).map(|(at, _)| Mark { x: *at as f64, color: 7, dashed: true }).collect();
         Chart {
             x: Axis::new("instruction").count().spanning(0.0, n as f64).tight(),
-            y: Axis::new("bytes of one rank").bytes().spanning(0.0, 0.0),
+            y: Axis::new("bytes per rank").bytes().spanning(0.0, 0.0),
             series,
             marks,
         }

@@ -1,11 +1,10 @@
-//! The drawing room: pictures as SVG text, light and dark, from plain data.
+//! Figures as SVG text, light and dark, from plain data.
 //!
 //! Each figure has a file: its data as a struct, and a function from those to a [`Figure`]. Numbers in a
-//! picture are numbers it was given, and every element that stands for something carries it as a `data-`
-//! attribute and a tooltip, so that tests (and people with a mouse) can ask for it. Must not know: run
-//! directories, decks, MPI, the clock.
+//! figure are inputs, and every data element carries its values as `data-` attributes and a tooltip, so that
+//! tests (and users) can read them. Must not know: run directories, decks, MPI, the clock.
 //!
-//! Without the feature `figures` a [`Figure`] is only what a page would show: nothing draws one.
+//! Without the feature `figures` nothing draws a [`Figure`].
 
 #[cfg(feature = "figures")]
 pub mod axis;
@@ -44,14 +43,14 @@ pub use sheet::Sheet;
 #[cfg(feature = "figures")]
 pub use theme::Theme;
 
-/// A finished picture in both themes.
+/// A complete figure in both themes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Figure {
-    /// File name without an ending, e.g. `storage`.
+    /// File name without an extension, e.g. `storage`.
     pub name: String,
-    /// What it shows, in a few words; also stands in the picture.
+    /// Title; also part of the figure.
     pub title: String,
-    /// One or two sentences: what to see in it.
+    /// Caption: one or two sentences.
     pub caption: String,
     /// An SVG document for a light page.
     pub light: String,
@@ -61,8 +60,7 @@ pub struct Figure {
 
 #[cfg(feature = "figures")]
 impl Figure {
-    /// Draws with each theme. `draw` fills a sheet that has the title on it and returns the height it has
-    /// used.
+    /// Draws with each theme. `draw` fills a sheet that already has the title and returns the height used.
     pub fn new(
         name: &str,
         title: &str,

@@ -1,7 +1,7 @@
-//! The picture most people remember beside the right one, and what each would cost this very model.
+//! The common misconception compared with the actual scheme, and the cost of each for this model.
 //!
-//! The remembered picture: whole units belong to ranks, and the owner broadcasts them. It is drawn for
-//! comparison alone, crossed out and marked WRONG: nothing here trains that way.
+//! The misconception: whole units belong to ranks, and the owner broadcasts them. It is drawn only for
+//! comparison, crossed out and marked WRONG: nothing here trains that way.
 
 use super::Figure;
 use super::sheet::{Anchor, Fill, Frame, MARGIN, Sheet, WIDTH};
@@ -9,21 +9,21 @@ use super::text_width;
 use super::theme::{LABEL_PX, NOTE_PX, SMALL_PX, TITLE_PX};
 use crate::human;
 
-/// What one way of owning costs, one number per rank.
+/// The cost of an ownership scheme, one number per rank.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Cost {
-    /// Model state a rank keeps between steps.
+    /// Model state of a rank between steps.
     pub resident_bytes: Vec<u64>,
     /// Payload a rank receives in one step.
     pub received_bytes: Vec<u64>,
 }
 
-/// Both pictures of one model.
+/// Both schemes for one model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ownership {
     /// Ranks.
     pub world_size: usize,
-    /// Units with the elements that belong to them, in order.
+    /// Units and their element counts, in order.
     pub units: Vec<(String, usize)>,
     /// The rank that would own each unit.
     pub owners: Vec<usize>,
@@ -31,11 +31,11 @@ pub struct Ownership {
     pub wrong: Cost,
     /// Slices, gathered.
     pub right: Cost,
-    /// What is to be said about the figures, e.g. that the run itself was of another stage.
+    /// A remark about the figures, e.g. that the run itself was of another stage.
     pub remark: String,
 }
 
-/// More units than this are shown by their first and last ones.
+/// If there are more units than this, only the first and last ones are shown.
 const MAX_UNITS: usize = 16;
 const PANEL: f64 = (WIDTH - 3.0 * MARGIN) / 2.0;
 
@@ -125,7 +125,7 @@ impl Ownership {
         }
         let bottom = top + 22.0 * shown.len() as f64;
         if is_wrong {
-            // Broken by a cross, whatever colours a reader sees.
+            // Crossed out, so that it does not depend on color vision.
             sheet.line((left - 4.0, top - 2.0), (x + PANEL, bottom), theme.wrong, 2.5, None);
             sheet.line((left - 4.0, bottom), (x + PANEL, top - 2.0), theme.wrong, 2.5, None);
         }

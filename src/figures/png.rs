@@ -1,21 +1,20 @@
-//! Pictures as PNG, for slides and papers that take no SVG.
+//! Figures as PNG, for slides and papers that do not accept SVG.
 //!
-//! The letters are those of the bundled DejaVu Sans, whatever fonts a machine has: a compute node has none,
-//! and a picture without words would be worse than no picture. The same figure gives the same pixels
-//! everywhere.
+//! Text uses the bundled DejaVu Sans, whatever fonts a machine has: a compute node has none, and a figure
+//! without text would be useless. The same figure gives the same pixels everywhere.
 
 use super::text_width;
 use crate::error::{Error, Result};
 use resvg::{tiny_skia, usvg};
 use std::sync::Arc;
 
-/// Pixels per px of the drawing: sharp on dense screens and on paper.
+/// Pixels per px of the drawing: sharp on dense screens and in print.
 const SCALE: f32 = 2.0;
 
-/// Rasterises an SVG document.
+/// Rasterizes an SVG document.
 ///
 /// # Errors
-/// It is no SVG, or larger than memory allows.
+/// It is not a valid SVG, or too large for memory.
 pub fn of_svg(svg: &str) -> Result<Vec<u8>> {
     let mut fonts = usvg::fontdb::Database::new();
     fonts.load_font_data(dejavu::sans::regular().to_vec());

@@ -1,6 +1,6 @@
-//! A sheet of paper: text, boxes and lines at places in px, a title on top, legends, and charts pasted in.
+//! A drawing surface: text, boxes and lines at positions in px, a title, legends, and embedded charts.
 //!
-//! Must not know: what is drawn on it.
+//! Must not know: the content.
 
 use super::text_width;
 use super::theme::{Color, LABEL_PX, NOTE_PX, TITLE_PX, Theme};
@@ -14,14 +14,14 @@ pub const WIDTH: f64 = 960.0;
 /// Blank space around.
 pub const MARGIN: f64 = 24.0;
 
-/// Where a text is pinned.
+/// Anchor of a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Anchor {
-    /// By its left end.
+    /// Its left end.
     Start,
-    /// By its middle.
+    /// Its middle.
     Middle,
-    /// By its right end.
+    /// Its right end.
     End,
 }
 
@@ -39,20 +39,20 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// From its left upper corner and its size.
+    /// From its upper left corner and its size.
     pub fn new(x: f64, y: f64, w: f64, h: f64) -> Self {
         Frame { x, y, w, h }
     }
 }
 
-/// What a box is filled with.
+/// Fill of a box.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fill {
-    /// One colour.
+    /// One color.
     Plain(Color),
-    /// Strokes of a colour, slanting one way: nothing is there.
+    /// Hatched in a color: empty.
     Hatch(Color),
-    /// Strokes crossing each other: it is wrong.
+    /// Cross-hatched: wrong.
     Cross(Color),
     /// Nothing.
     None,
@@ -61,38 +61,38 @@ pub enum Fill {
 /// An entry of a legend.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Key {
-    /// How it looks in the picture.
+    /// Its symbol.
     pub look: Look,
-    /// What it stands for.
+    /// Its label.
     pub name: String,
 }
 
-/// How an entry of a legend is drawn.
+/// Symbol of a legend entry.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Look {
     /// A filled box.
     Box(Fill),
     /// A line.
     Line(Color),
-    /// A broken line.
+    /// A dashed line.
     Dashes(Color),
     /// A dot.
     Dot(Color),
 }
 
 impl Key {
-    /// A box of a colour.
+    /// A box of a color.
     pub fn color(color: Color, name: impl Into<String>) -> Self {
         Key { look: Look::Box(Fill::Plain(color)), name: name.into() }
     }
 }
 
-/// See the module.
+/// A sheet under construction.
 #[derive(Debug)]
 pub struct Sheet<'a> {
-    /// What it looks like.
+    /// Its theme.
     pub theme: &'a Theme,
-    /// Makes ids unique on a page that holds several pictures.
+    /// Prefix that makes ids unique on a page with several figures.
     id: String,
     title: String,
     patterns: Vec<(String, Pattern)>,
@@ -100,7 +100,7 @@ pub struct Sheet<'a> {
 }
 
 impl<'a> Sheet<'a> {
-    /// A sheet with a title. `name` is unique among the pictures of a page.
+    /// A sheet with a title. `name` is unique among the figures of a page.
     pub fn new(theme: &'a Theme, name: &str, title: &str) -> Self {
         let id = format!("{name}-{}", theme.name);
         let mut sheet = Sheet { theme, id, title: title.into(), patterns: Vec::new(), body: Group::new() };
@@ -108,12 +108,13 @@ impl<'a> Sheet<'a> {
         sheet
     }
 
-    /// Lines of explanation under the title; returns where they end.
+    /// Lines of explanation under the title; returns their lower end.
     pub fn subtitle(&mut self, words: &str) -> f64 {
         self.paragraph((MARGIN, 52.0), words, WIDTH - 2.0 * MARGIN)
     }
 
-    /// Broken into lines of at most `room` px, the first one with its base at `at`; returns where they end.
+    /// Broken into lines of at most `room` px, the first one with its baseline at `at`; returns their lower
+    /// end.
     pub fn paragraph(&mut self, at: (f64, f64), words: &str, room: f64) -> f64 {
         let mut y = at.1;
         for line in text_width::wrapped(words, LABEL_PX, room) {
@@ -123,7 +124,7 @@ impl<'a> Sheet<'a> {
         y
     }
 
-    /// A legend in as many rows as it takes, the first one below `y`; returns where it ends.
+    /// A legend in as many rows as necessary, the first one below `y`; returns its lower end.
     pub fn legend(&mut self, y: f64, keys: &[Key]) -> f64 {
         self.legend_within(MARGIN, WIDTH - MARGIN, y, keys)
     }
@@ -151,12 +152,12 @@ impl<'a> Sheet<'a> {
         if keys.is_empty() { y } else { y + 28.0 }
     }
 
-    /// A text with its base at `at`.
+    /// A text with its baseline at `at`.
     pub fn write(&mut self, at: (f64, f64), words: &str, px: f64, color: Color, anchor: Anchor, bold: bool) {
         self.body.append(self.text(at, words, px, color, anchor, bold));
     }
 
-    /// The same running upwards.
+    /// The same, rotated upwards.
     pub fn write_up(&mut self, at: (f64, f64), words: &str, px: f64, anchor: Anchor) {
         let text = self.text(at, words, px, self.theme.muted, anchor, false);
         self.body.append(text.set("transform", format!("rotate(-90 {} {})", short(at.0), short(at.1))));
@@ -185,13 +186,13 @@ impl<'a> Sheet<'a> {
         self.write(at, words, NOTE_PX, self.theme.muted, anchor, false);
     }
 
-    /// A box, with an outline where a colour is given.
+    /// A box, with an outline if a color is given.
     pub fn frame(&mut self, frame: Frame, fill: Fill, outline: Option<Color>) {
         let rect = self.rectangle(frame, fill, outline);
         self.body.append(rect);
     }
 
-    /// A box that stands for something: a tooltip says what in words, `data` in names and values.
+    /// A box that represents data: with a tooltip `words`, and `data` as names and values.
     pub fn datum(
         &mut self,
         frame: Frame,
@@ -248,7 +249,7 @@ impl<'a> Sheet<'a> {
         format!("url(#{id})").into()
     }
 
-    /// A line; `dashes` as SVG has them, e.g. `5 3`.
+    /// A line; `dashes` in SVG syntax, e.g. `5 3`.
     pub fn line(&mut self, from: (f64, f64), to: (f64, f64), color: Color, width: f64, dashes: Option<&str>) {
         let mut line = Line::new()
             .set("x1", short(from.0))
@@ -279,7 +280,7 @@ impl<'a> Sheet<'a> {
         self.body.append(dot.set("fill", color.hex()));
     }
 
-    /// An arrow from one place to another.
+    /// An arrow from one position to another.
     pub fn arrow(&mut self, from: (f64, f64), to: (f64, f64), color: Color, width: f64) {
         self.line(from, to, color, width, None);
         let (dx, dy) = (to.0 - from.0, to.1 - from.1);
@@ -289,7 +290,7 @@ impl<'a> Sheet<'a> {
         self.area(&[to, corner(1.0), corner(-1.0)], color);
     }
 
-    /// An SVG document of its own (a chart), with its left upper corner at `at`.
+    /// A nested SVG document (a chart), with its upper left corner at `at`.
     pub fn paste(&mut self, at: (f64, f64), document: &str) {
         let group = Group::new().set("transform", format!("translate({} {})", short(at.0), short(at.1)));
         self.body.append(group.add(Blob::new(document)));

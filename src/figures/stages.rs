@@ -1,4 +1,4 @@
-//! What each ZeRO stage keeps and moves: at the run's rank count, and over rank counts.
+//! Memory and communication of each ZeRO stage: at the run's rank count, and over rank counts.
 
 use super::Figure;
 use super::axis::Axis;
@@ -9,14 +9,14 @@ use super::text_width;
 use super::theme::{Color, LABEL_PX, SMALL_PX, Theme};
 use crate::human;
 
-/// One stage on one number of ranks; bytes of one rank (of movement: of the rank that receives most).
+/// One stage on one rank count; bytes per rank (of communication: of the rank that receives most).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Point {
     /// ZeRO stage, 0 to 3.
     pub stage: u8,
     /// Ranks.
     pub n_ranks: usize,
-    /// Kept between steps: parameters, master weights, gradients, optimizer state.
+    /// Held between steps: parameters, master weights, gradients, optimizer state.
     pub resident: [u64; 4],
     /// Received in all-gathers of one step.
     pub all_gather_bytes: u64,
@@ -48,7 +48,7 @@ struct Part {
     bytes: u64,
 }
 
-/// Draws it: `here` are the stages at the run's own rank count, `over` the stages at others. `n_micro` is the
+/// Draws it: `here` are the stages at the run's rank count, `over` the stages at others. `n_micro` is the
 /// number of micro-batches of a step, `own` the run's stage.
 pub fn figure(here: &[Point], over: &[Point], n_micro: usize, own: u8) -> Figure {
     let n = here.first().map_or(1, |p| p.n_ranks);
@@ -94,7 +94,7 @@ pub fn figure(here: &[Point], over: &[Point], n_micro: usize, own: u8) -> Figure
                 .map(|stage| {
                     let points = over.iter().filter(|p| p.stage == stage);
                     let points = points.map(|p| (p.n_ranks as f64, of(p) as f64)).collect();
-                    // Curves that coincide lie on each other like the rings of a tree.
+                    // Coinciding curves are drawn with different widths so that all remain visible.
                     let (color, width) = [(7, 8), (1, 6), (2, 3), (0, 2)][stage as usize];
                     let name = format!("stage {stage}{}", if stage == own { " (this run)" } else { "" });
                     Series { width, ..Series::line(name, color, points) }

@@ -302,7 +302,8 @@ mod tests {
 
         #[test]
         fn every_slice_of_every_parameter_is_there_at_its_true_offsets(
-            numels in prop::collection::vec(1usize..300, 1..12), n in prop::sample::select(vec![1usize, 2, 3, 5, 7, 64])
+            numels in prop::collection::vec(1usize..300, 1..12),
+            n in prop::sample::select(vec![1usize, 2, 3, 5, 7, 64])
         ) {
             let figure = figure(&[unit("embed", &numels)], n);
             for svg in [&figure.light, &figure.dark] {
@@ -315,7 +316,10 @@ mod tests {
                         let want = ((rank * s).min(numel), ((rank + 1) * s).min(numel));
                         let place = (cell.0.as_str(), cell.1, cell.2, cell.3, cell.4);
                         let name = format!("embed.p{i}");
-                        prop_assert_eq!(place, (name.as_str(), rank, Some(want.0), Some(want.1), want.1 - want.0));
+                        prop_assert_eq!(
+                            place,
+                            (name.as_str(), rank, Some(want.0), Some(want.1), want.1 - want.0)
+                        );
                     }
                 }
             }

@@ -1,10 +1,10 @@
-//! How wide words are, so that nothing overlaps: measured with DejaVu Sans, the font pictures ask for first.
-//! Verdana, which they ask for next, has its widths; other fonts are narrower.
+//! Widths of text, so that nothing overlaps: measured with DejaVu Sans, the first choice of font. Verdana,
+//! the second choice, has the same widths; other fonts are narrower.
 
 use std::sync::OnceLock;
 use ttf_parser::Face;
 
-/// Fonts a picture asks for, in order.
+/// Fonts of the figures, in order of preference.
 pub const FAMILY: &str = "DejaVu Sans, Verdana, Geneva, sans-serif";
 
 fn face(bold: bool) -> &'static Face<'static> {
@@ -13,7 +13,7 @@ fn face(bold: bool) -> &'static Face<'static> {
     &FACES.get_or_init(|| [parse(dejavu::sans::regular()), parse(dejavu::sans::bold())])[usize::from(bold)]
 }
 
-/// Width of `text` in px, in letters of `px`. What the font lacks counts as an M.
+/// Width of `text` at a font size of `px`, in px. A missing glyph counts as an M.
 pub fn width(text: &str, px: f64, bold: bool) -> f64 {
     let face = face(bold);
     let advance = |c: char| {
@@ -23,7 +23,7 @@ pub fn width(text: &str, px: f64, bold: bool) -> f64 {
     text.chars().map(|c| f64::from(advance(c))).sum::<f64>() * px / f64::from(face.units_per_em())
 }
 
-/// `text` if it fits into `room` px, else its beginning and an ellipsis, else nothing.
+/// `text` if it fits into `room` px, otherwise its beginning and an ellipsis, otherwise nothing.
 pub fn fitted(text: &str, px: f64, room: f64) -> String {
     if width(text, px, false) <= room {
         return text.into();
@@ -38,7 +38,7 @@ pub fn fitted(text: &str, px: f64, room: f64) -> String {
     String::new()
 }
 
-/// `text` in lines of at most `room` px, broken at spaces; a no-break space breaks nothing.
+/// `text` in lines of at most `room` px, broken at spaces but not at no-break spaces.
 pub fn wrapped(text: &str, px: f64, room: f64) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split(' ').filter(|word| !word.is_empty()) {

@@ -1,11 +1,11 @@
-//! Colours and type sizes of all pictures.
+//! Colors and font sizes of all figures.
 //!
-//! Series colours are the set of Okabe and Ito ("Color Universal Design", 2008), which people with any kind
-//! of colour vision tell apart; what must not be missed is said by a word or a pattern besides.
+//! Series colors are the set of Okabe and Ito ("Color Universal Design", 2008), which are distinguishable
+//! with any kind of color vision; essential distinctions also have a label or a pattern.
 
 use plotters::style::RGBColor;
 
-/// A colour of a picture.
+/// A color.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Color(pub u8, pub u8, pub u8);
 
@@ -15,13 +15,13 @@ impl Color {
         format!("#{:02x}{:02x}{:02x}", self.0, self.1, self.2)
     }
 
-    /// Part way to another colour: `share` 0 is this one, 1 the other.
+    /// A blend with another color: `share` 0 is this one, 1 the other.
     pub fn towards(self, other: Color, share: f64) -> Color {
         let mix = |a: u8, b: u8| (f64::from(a) + (f64::from(b) - f64::from(a)) * share).round() as u8;
         Color(mix(self.0, other.0), mix(self.1, other.1), mix(self.2, other.2))
     }
 
-    /// Black or white, whichever is read better on this colour (WCAG 2 relative luminance).
+    /// Black or white, whichever has more contrast on this color (WCAG 2 relative luminance).
     pub fn ink_on(self) -> Color {
         if self.luminance() > 0.179 { Color(0, 0, 0) } else { Color(255, 255, 255) }
     }
@@ -41,32 +41,32 @@ impl From<Color> for RGBColor {
     }
 }
 
-/// What a picture looks like on one kind of page.
+/// The colors for one kind of page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Theme {
     /// `light` or `dark`.
     pub name: &'static str,
-    /// The page.
+    /// The page background.
     pub page: Color,
-    /// Text, and lines that matter.
+    /// Text, and important lines.
     pub ink: Color,
-    /// Text that explains.
+    /// Explanatory text.
     pub muted: Color,
     /// Grid lines and frames.
     pub grid: Color,
-    /// Something is wrong.
+    /// Errors.
     pub wrong: Color,
     /// Series, in the order they are used.
     pub series: [Color; 8],
 }
 
-/// Sizes of letters, in px.
+/// Font sizes, in px.
 pub const TITLE_PX: f64 = 18.0;
 /// Labels.
 pub const LABEL_PX: f64 = 13.0;
 /// Ticks and notes.
 pub const NOTE_PX: f64 = 12.0;
-/// The smallest letters.
+/// The smallest text.
 pub const SMALL_PX: f64 = 10.5;
 
 impl Theme {
@@ -90,7 +90,7 @@ impl Theme {
         ],
     };
 
-    /// For dark pages: the same hues, the dark ones a little lighter.
+    /// For dark pages: the same hues, the dark ones slightly lighter.
     pub const DARK: Theme = Theme {
         name: "dark",
         page: Color(20, 23, 28),
@@ -110,7 +110,7 @@ impl Theme {
         ],
     };
 
-    /// The colour of series `i`; after the last one they begin anew.
+    /// The color of series `i`, repeating after the last one.
     pub fn color(&self, i: usize) -> Color {
         self.series[i % self.series.len()]
     }

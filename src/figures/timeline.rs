@@ -1,4 +1,4 @@
-//! One step as it ran: collectives beside compute, and how long each unit's whole parameters were held.
+//! One traced step: collectives and compute, and how long each unit's whole parameters were held.
 
 use super::Figure;
 use super::axis::{nice_step, number};
@@ -7,37 +7,37 @@ use super::sheet::{Anchor, Fill, Frame, Key, Look, MARGIN, Sheet, WIDTH};
 use super::text_width;
 use super::theme::{Color, LABEL_PX, NOTE_PX, SMALL_PX, Theme};
 
-/// What a span is.
+/// The kind of a span.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum What {
     /// Kernels of a visit.
     Compute(Pass),
-    /// Compute stood still until a gather had landed.
+    /// Compute waited for a gather.
     WaitGather,
-    /// Compute stood still until a reduction was done.
+    /// Compute waited for a reduction.
     WaitReduce,
-    /// A gather is asked for.
+    /// A gather was started.
     StartGather,
-    /// Gathered parameters are dropped.
+    /// Gathered parameters were released.
     Release,
     /// An all-gather on its queue.
     AllGather,
     /// A gradient reduction on its queue.
     ReduceScatter,
-    /// Something else on the compute line.
+    /// Something else on the compute track.
     Other,
 }
 
-/// Something that lasted.
+/// A span.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Span {
-    /// What it was.
+    /// Its kind.
     pub what: What,
     /// The unit's name.
     pub unit: String,
-    /// Start, ms since the step began.
+    /// Start, ms since the start of the step.
     pub start_ms: f64,
-    /// Length, ms.
+    /// Duration, ms.
     pub ms: f64,
     /// Payload of a collective.
     pub bytes: u64,
@@ -67,7 +67,7 @@ pub const MAX_RANKS: usize = 4;
 const LEFT: f64 = MARGIN + 132.0;
 const LANE: f64 = 17.0;
 
-/// Whole parameters of one unit in memory, from the ask to the drop.
+/// Whole parameters of one unit in memory, from the start of the gather to the release.
 #[derive(Debug, Clone, PartialEq)]
 struct Held {
     unit: String,
@@ -108,7 +108,7 @@ fn held(spans: &[Span]) -> Vec<Held> {
     all
 }
 
-/// The first row in which each fits without overlap.
+/// Assigns each interval the first row in which it does not overlap.
 fn rows(held: &[Held]) -> Vec<usize> {
     let mut ends: Vec<f64> = Vec::new();
     let mut rows = Vec::new();
@@ -124,7 +124,7 @@ fn rows(held: &[Held]) -> Vec<usize> {
     rows
 }
 
-/// A stretch of time across the sheet.
+/// A time scale across the sheet.
 #[derive(Clone, Copy)]
 struct Scale {
     from_ms: f64,
@@ -150,16 +150,15 @@ impl Timeline {
         let comm = sum(|w| matches!(w, What::AllGather | What::ReduceScatter));
         let waited = sum(|w| matches!(w, What::WaitGather | What::WaitReduce));
         let caption = format!(
-            "Step {} as it ran: on rank 0 collectives took {comm:.2} ms, and compute stood still for \
-             {waited:.2} ms (hatched); below, each unit's whole parameters from the moment they are asked \
-             for to their release.",
+            "Traced step {}: on rank 0 collectives took {comm:.2} ms, and compute waited {waited:.2} ms \
+             (hatched); below, each unit's whole parameters from the start of their gather to their release.",
             self.step
         );
         let caption = match own.iter().any(|s| s.what == What::StartGather) {
             true => caption,
             false => format!(
-                "Step {} as it ran: the weights are whole, so nothing is gathered for a visit; on rank 0 \
-                 collectives took {comm:.2} ms, and compute stood still for {waited:.2} ms (hatched).",
+                "Traced step {}: the weights are whole, so visits need no gathers; on rank 0 collectives \
+                 took {comm:.2} ms, and compute waited {waited:.2} ms (hatched).",
                 self.step
             ),
         };
@@ -170,7 +169,7 @@ impl Timeline {
                 false => String::new(),
             };
             let y = sheet.subtitle(&format!(
-                "Step {} from the run's own trace. Each rank has three lines: compute, the gather queue, the \
+                "Step {} from the run's trace. Each rank has three tracks: compute, the gather queue, the \
                  reduce queue. {all}",
                 self.step
             ));
@@ -232,7 +231,7 @@ impl Timeline {
             let y = y + LANE * *row as f64;
             let (x0, x1, x2) = (scale.x(h.start_ms), scale.x(h.landed_ms), scale.x(h.end_ms));
             let words = format!(
-                "{}: asked for at {:.3} ms, there at {:.3}, released at {:.3}",
+                "{}: started at {:.3} ms, complete at {:.3}, released at {:.3}",
                 h.unit, h.start_ms, h.landed_ms, h.end_ms
             );
             let color = gather_color(theme);
@@ -249,7 +248,7 @@ impl Timeline {
             if room <= x2 - x1 {
                 sheet.write((x1 + 3.0, y + 11.0), &h.unit, SMALL_PX, color.ink_on(), Anchor::Start, false);
             } else if room + 4.0 <= x1 - x0 {
-                // On the hatching, on a patch of the page's colour.
+                // On the hatching, on a patch of the page color.
                 let patch = Frame::new(x1 - room - 1.0, y + 1.0, room - 1.0, LANE - 5.0);
                 sheet.frame(patch, Fill::Plain(theme.page), None);
                 sheet.write((x1 - room + 2.0, y + 11.0), &h.unit, SMALL_PX, theme.ink, Anchor::Start, false);
@@ -258,7 +257,7 @@ impl Timeline {
         let y = y + LANE * n_rows as f64;
         sheet.note(
             (LEFT, y + 13.0),
-            "hatched: on its way, prefetched while another unit computes; filled: in use, until its release",
+            "hatched: in flight, prefetched while another unit computes; filled: in use, until its release",
             Anchor::Start,
         );
         axis(sheet, y + 20.0, scale) + MARGIN - 8.0
@@ -270,7 +269,7 @@ impl Timeline {
     }
 }
 
-/// The three lines of one rank; returns where they end.
+/// The three tracks of one rank; returns their lower end.
 fn lanes(sheet: &mut Sheet<'_>, y: f64, rank: usize, spans: &[Span], scale: Scale, labels: bool) -> f64 {
     let theme = sheet.theme;
     for (lane, name) in ["compute", "gather", "reduce"].into_iter().enumerate() {
@@ -313,7 +312,7 @@ fn lanes(sheet: &mut Sheet<'_>, y: f64, rank: usize, spans: &[Span], scale: Scal
     y + 3.0 * LANE
 }
 
-/// A time axis; returns where it ends.
+/// A time axis; returns its lower end.
 fn axis(sheet: &mut Sheet<'_>, y: f64, scale: Scale) -> f64 {
     let theme = sheet.theme;
     sheet.line((LEFT, y), (WIDTH - MARGIN, y), theme.muted, 1.0, None);

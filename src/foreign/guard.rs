@@ -1,7 +1,6 @@
-//! Parsers of other crates that may panic on what they are given: for the caller that is a fault of the
-//! input.
+//! Third-party parsers that may panic on their input: for the caller that is an error of the input.
 //!
-//! The program's panic hooks print and abort the job; they ask [`is_guarded`] and leave such a panic to
+//! The program's panic hooks print and abort the job; they check [`is_guarded`] and leave such a panic to
 //! [`guarded`].
 
 use std::cell::Cell;
@@ -16,11 +15,11 @@ pub fn is_guarded() -> bool {
     DEPTH.with(|depth| depth.get() > 0)
 }
 
-/// Calls a foreign parser on this thread. What it was working on is lost with its panic, so `parse` must not
-/// leave anything half done that is used afterwards.
+/// Calls a third-party parser on this thread. A panic loses its state, so `parse` must not leave anything
+/// inconsistent that is used afterwards.
 ///
 /// # Errors
-/// It panicked: with these words.
+/// It panicked; the error has its message.
 pub fn guarded<T>(parse: impl FnOnce() -> T) -> Result<T, String> {
     struct Leave;
     impl Drop for Leave {
@@ -33,7 +32,7 @@ pub fn guarded<T>(parse: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(parse)).map_err(|payload| {
         let words =
             payload.downcast_ref::<String>().map(String::as_str).or(payload.downcast_ref::<&str>().copied());
-        format!("its parser gave up: {}", words.unwrap_or("without a word"))
+        format!("its parser failed: {}", words.unwrap_or("without a message"))
     })
 }
 

@@ -1,4 +1,4 @@
-//! Kinds of files by their first bytes, for messages that say what a file is where another kind was expected.
+//! Kinds of files by their first bytes, for error messages that identify a file of the wrong kind.
 //!
 //! Sources: the formats' own specifications, and the `magic` database of file(1).
 
@@ -10,18 +10,18 @@ use std::path::Path;
 /// Bytes that [`kind_of`] looks at.
 pub const START_BYTES: usize = 512;
 
-/// What a file is.
+/// The kind of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileKind {
-    /// As a message says it: `a gzip file`.
+    /// As in a message: `a gzip file`.
     pub name: &'static str,
-    /// What would do.
+    /// The remedy.
     pub remedy: &'static str,
-    /// It is text that may be meant.
+    /// Whether it is text that may be intended.
     pub is_text: bool,
 }
 
-/// Text that only points to the file, or is what a server answered in its place.
+/// Text that only refers to the file, or is a server's response in its place.
 const NOT_THE_FILE: [(&[u8], &str, &str); 4] = [
     (b"version https://git-lfs", LFS, "fetch the file itself with `git lfs pull`"),
     (b"<!doctype", "an HTML page", "download the file itself"),
@@ -61,7 +61,7 @@ const MAGIC: [(usize, &[u8], &str, &str); 23] = [
     (0, b"\x80\x05", "a Python pickle", EXTRACT),
 ];
 
-/// What a file is that begins with `start` (up to [`START_BYTES`]); none where that is not known.
+/// The kind of a file that starts with `start` (up to [`START_BYTES`]); none if unknown.
 pub fn kind_of(start: &[u8]) -> Option<FileKind> {
     if let Some(&(.., name, remedy)) =
         MAGIC.iter().find(|(at, bytes, ..)| start.get(*at..).is_some_and(|s| s.starts_with(bytes)))
@@ -79,7 +79,7 @@ pub fn kind_of(start: &[u8]) -> Option<FileKind> {
     is_json.then_some(FileKind { name: JSON, remedy: "name the file that it belongs to", is_text: true })
 }
 
-/// What to say of bytes that a parser of JSON refused with `error`.
+/// The message for bytes that a JSON parser rejected with `error`.
 pub fn not_json(bytes: &[u8], error: &dyn Display) -> String {
     match kind_of(bytes).filter(|kind| kind.name != JSON) {
         Some(kind) => format!("not JSON but {}; {}", kind.name, kind.remedy),
@@ -97,7 +97,7 @@ pub fn start_of(path: &Path) -> std::io::Result<Vec<u8>> {
     Ok(start)
 }
 
-/// Text without the byte order mark that some programs begin UTF-8 with.
+/// Text without a leading UTF-8 byte order mark.
 pub fn without_bom(text: &[u8]) -> &[u8] {
     text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text)
 }

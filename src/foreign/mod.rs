@@ -1,13 +1,13 @@
-//! What others wrote: how their text is shown, how their parsers are called, how their files are recognised.
+//! External input: displaying its text, calling its parsers, recognizing its files.
 //!
 //! | file | lives there |
 //! | --- | --- |
 //! | `shown` | foreign text for a terminal, a log line, a page |
-//! | `guard` | parsers that may panic on what they are given |
+//! | `guard` | parsers that may panic on their input |
 //! | `magic` | kinds of files by their first bytes |
 //! | [`paths`] | paths that are not UTF-8, in documents |
 //!
-//! Must not know: what the text, the parsers and the files are for.
+//! Must not know: the purpose of the text, the parsers and the files.
 
 mod guard;
 mod magic;

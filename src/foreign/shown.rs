@@ -1,12 +1,13 @@
-//! Foreign text where people look at it: characters that control a terminal or reorder a line become escapes.
+//! Displaying external text: characters that control a terminal or reorder a line become escapes.
 //!
-//! The escapes are those of JSON and TOML strings, so a document of either stays one, with the same values.
+//! The escapes are those of JSON and TOML strings, so a document of either remains valid, with the same
+//! values.
 
 use std::borrow::Cow;
 use std::fmt::Write;
 
-/// Controls of C0 and C1, and what reorders or breaks a line although it is not seen: UAX #9's explicit
-/// formatting characters, the separators of lines and paragraphs.
+/// Controls of C0 and C1, and invisible characters that reorder or break a line: UAX #9's explicit formatting
+/// characters, line and paragraph separators.
 fn is_escaped(c: char) -> bool {
     c.is_control() || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
@@ -26,12 +27,12 @@ fn escaped(text: &str, is_plain: impl Fn(char) -> bool) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// Text of several lines: line ends and tabs stay what they are.
+/// Multi-line text: newlines and tabs are preserved.
 pub fn shown(text: &str) -> Cow<'_, str> {
     escaped(text, |c| matches!(c, '\n' | '\t'))
 }
 
-/// Text that must not leave its line: line ends and tabs are escaped too.
+/// Single-line text: newlines and tabs are escaped too.
 pub fn on_a_line(text: &str) -> Cow<'_, str> {
     escaped(text, |_| false)
 }

@@ -1,4 +1,4 @@
-//! The sizes of a model in the words of `transformers`: config.json, both ways.
+//! A model's sizes in the form of `transformers`: config.json, both ways.
 //!
 //! Must not know: files, tensors.
 
@@ -12,18 +12,18 @@ use serde_json::{Value, json};
 /// The end-of-text token of GPT-2's vocabulary.
 const GPT2_END: usize = 50256;
 
-/// What `from_pretrained` of the family's class needs. `dtype` is `float32` or `bfloat16`.
+/// The fields required by `from_pretrained` of the family's class. `dtype` is `float32` or `bfloat16`.
 pub fn of_model(model: &ModelSection, dtype: &str) -> Value {
     let mut config = AnyFamily::transformers_config(model);
     config["torch_dtype"] = json!(dtype);
     config
 }
 
-/// The deck of a model that config.json describes: the sizes are its, all else is a stand-in, for a
-/// checkpoint must have one.
+/// The deck of a model that config.json describes: with its sizes, and placeholders for everything else,
+/// because a checkpoint must have a deck.
 ///
 /// # Errors
-/// Everything in it that this program's models do not have, at once.
+/// Everything in it that this program's models do not support, at once.
 pub fn to_deck(text: &[u8], origin: &str) -> Result<Deck> {
     let no = |why: String| Error::Input(format!("{origin}: {why}"));
     let config: Value = serde_json::from_slice(without_bom(text)).map_err(|e| no(not_json(text, &e)))?;
@@ -31,7 +31,7 @@ pub fn to_deck(text: &[u8], origin: &str) -> Result<Deck> {
     let model_type = config["model_type"].as_str().unwrap_or_default();
     let Some(family) = Family::NAMES.iter().find(|&&name| name == model_type) else {
         let known = Family::NAMES.iter().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(" or ");
-        return Err(no(format!("model_type is {}; {known} would do", config["model_type"])));
+        return Err(no(format!("model_type is {}, not {known}", config["model_type"])));
     };
     theirs.set("family", family.to_string());
     AnyFamily::read_transformers_config(family, &mut theirs);
@@ -40,7 +40,7 @@ pub fn to_deck(text: &[u8], origin: &str) -> Result<Deck> {
     if !faults.is_empty() {
         return Err(no(faults.join("; ")));
     }
-    // The longest vocabulary decides how wide a token is; the files are stand-ins.
+    // The longest vocabulary determines the width of a token; the files are placeholders.
     let (format, file) = match config["vocab_size"].as_u64().unwrap_or(0) > 1 << 16 {
         true => ("raw_u32", "imported.u32"),
         false => ("raw_u16", "imported.u16"),
@@ -66,7 +66,8 @@ mod tests {
 
     fn llama(words: &Value) -> Result<Deck> {
         let mut config = json!({
-            "model_type": "llama", "vocab_size": 300, "hidden_size": 24, "intermediate_size": 31, "num_hidden_layers": 1,
+            "model_type": "llama", "vocab_size": 300, "hidden_size": 24, "intermediate_size": 31,
+            "num_hidden_layers": 1,
             "num_attention_heads": 2, "max_position_embeddings": 16,
         });
         config.as_object_mut().unwrap().extend(words.as_object().unwrap().clone());
@@ -82,7 +83,10 @@ mod tests {
             (json!({ "rope_parameters": { "rope_type": "default" }, "rope_theta": 5e5 }), 5e5),
             (json!({ "rope_scaling": { "rope_type": "default", "factor": null }, "rope_theta": 5e5 }), 5e5),
             (
-                json!({ "sliding_window": null, "use_sliding_window": false, "_name_or_path": "x", "use_cache": true }),
+                json!({
+                    "sliding_window": null, "use_sliding_window": false, "_name_or_path": "x",
+                    "use_cache": true
+                }),
                 1e4,
             ),
             (json!({ "max_sequence_length": 2048 }), 1e4),
@@ -99,7 +103,9 @@ mod tests {
                 "rope_parameters.factor is 8.0",
             ),
             (
-                json!({ "rope_parameters": { "full_attention": { "rope_type": "default", "rope_theta": 5e5 } } }),
+                json!({
+                    "rope_parameters": { "full_attention": { "rope_type": "default", "rope_theta": 5e5 } }
+                }),
                 "rope_parameters.full_attention is {",
             ),
             (
@@ -125,7 +131,8 @@ mod tests {
     #[test]
     fn the_published_config_of_a_larger_gpt2_has_no_key_that_is_unknown() {
         let config = json!({
-            "model_type": "gpt2", "vocab_size": 50257, "n_layer": 24, "n_head": 16, "n_embd": 1024, "n_positions": 1024,
+            "model_type": "gpt2", "vocab_size": 50257, "n_layer": 24, "n_head": 16, "n_embd": 1024,
+            "n_positions": 1024,
             "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "n_ctx": 1024, "n_special": 0,
             "predict_special_tokens": true, "summary_type": "cls_index", "summary_use_proj": true,
         });

@@ -22,13 +22,13 @@ use crate::human;
 use crate::model::Model;
 use crate::params::{ModelSpec, ParamSpec};
 
-/// The file that says what the model is.
+/// The file that describes the model.
 const CONFIG: &str = "config.json";
 
-/// What was written.
+/// The result.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Exported {
-    /// The checkpoint read.
+    /// The checkpoint that was read.
     pub from: PathBuf,
     /// The directory written.
     pub to: PathBuf,
@@ -42,13 +42,13 @@ pub struct Exported {
     pub dtype: DType,
 }
 
-/// Writes the weights of a step directory, or of the newest of a run directory, to `out_dir`, which may not
-/// hold a model yet: safetensors files of at most `max_shard_bytes` of values (but at least one tensor) each,
-/// an index where they are several, config.json. `progress` is told the bytes written.
+/// Writes the weights of a step directory, or of the newest of a run directory, to `out_dir`, which must not
+/// contain a model: safetensors files of at most `max_shard_bytes` of values (but at least one tensor) each,
+/// an index if there are several, config.json. `progress` receives the bytes written.
 ///
 /// # Errors
-/// The checkpoint is damaged or of an unknown model; the directory holds a model; it cannot be written, and
-/// then is not there.
+/// The checkpoint is damaged or of an unknown model; the directory contains a model; it cannot be written,
+/// and then does not exist.
 pub fn export<D: Ops>(
     source: &Path,
     out_dir: &Path,
@@ -76,7 +76,7 @@ fn export_step<D: Ops>(
     let dir = NewDir::begin(out_dir)?;
     let files = shards(&tensors, dtype.bytes() as u64, max_shard_bytes);
     let bytes = write(reader, &deck, &model.spec, &files, dir.path(), dtype, progress)?;
-    // Without it the other files are no model.
+    // Without it the other files are not a model.
     dir.finish(CONFIG)?;
     Ok(Exported {
         from: reader.dir().to_path_buf(),
@@ -88,7 +88,7 @@ fn export_step<D: Ops>(
     })
 }
 
-/// Everything into `dir`; returns the bytes of the values.
+/// Writes everything into `dir`; returns the bytes of the values.
 fn write(
     reader: &mut Reader,
     deck: &Deck,
@@ -130,7 +130,7 @@ fn write(
     Ok(done)
 }
 
-/// Tensors in order, as many to a file as fit.
+/// Tensors in order, as many per file as fit.
 fn shards(tensors: &[Tensor], width: u64, max_bytes: u64) -> Vec<Vec<&Tensor>> {
     let (mut files, mut bytes): (Vec<Vec<&Tensor>>, u64) = (Vec::new(), u64::MAX);
     for tensor in tensors {
@@ -149,7 +149,7 @@ fn shards(tensors: &[Tensor], width: u64, max_bytes: u64) -> Vec<Vec<&Tensor>> {
     files
 }
 
-/// A tensor's values in their order.
+/// A tensor's values in order.
 fn read(reader: &mut Reader, ours: &ParamSpec, tensor: &Tensor) -> Result<Vec<f32>> {
     let row: usize = ours.shape[1..].iter().product();
     let range = tensor.rows.start * row..tensor.rows.end * row;
@@ -158,7 +158,7 @@ fn read(reader: &mut Reader, ours: &ParamSpec, tensor: &Tensor) -> Result<Vec<f3
     Ok(if tensor.is_transposed { transposed(&values, tensor.rows.len(), row) } else { values })
 }
 
-/// `(rows, columns)` as `(columns, rows)`.
+/// Transposes `(rows, columns)` to `(columns, rows)`.
 fn transposed(values: &[f32], rows: usize, columns: usize) -> Vec<f32> {
     let mut out = Vec::with_capacity(values.len());
     for j in 0..columns {

@@ -1,7 +1,7 @@
-//! Other people's weights as a checkpoint of step 0, cut for any number of ranks.
+//! Weights of other programs as a checkpoint of step 0, for any number of ranks.
 //!
-//! \[Note: imported\] Its optimizer states are zero, its deck is a stand-in around the model's sizes, and its
-//! data digest is empty: a run that restores it starts at step 0 on any data, in any way.
+//! \[Note: imported\] Its optimizer states are zero, its deck is a placeholder with the model's sizes, and
+//! its data digest is empty: a run that restores it starts at step 0 with any data and settings.
 //!
 //! Must not know: the command line.
 
@@ -26,17 +26,17 @@ use crate::optimizers::BYTES_PER_STATE;
 use crate::params::ModelSpec;
 use crate::plan::slice::owned_slices;
 
-/// Elements that a tied head is compared in at once.
+/// Elements of a tied head compared at once.
 const BLOCK: usize = 1 << 20;
 
-/// What was written.
+/// The result.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Imported {
-    /// What was read.
+    /// The source.
     pub from: PathBuf,
     /// The new step directory.
     pub to: PathBuf,
-    /// Ranks it is cut for.
+    /// Its rank count.
     pub n_ranks: usize,
     /// Parameters.
     pub psi: usize,
@@ -47,8 +47,8 @@ pub struct Imported {
 /// values written and of all, optimizer states included.
 ///
 /// # Errors
-/// Every tensor that is missing, too many, misshapen or of another type, at once; a head that is not the
-/// token embedding; `run_dir` cannot be written, and then holds no checkpoint.
+/// Every tensor that is missing, unexpected or of a wrong shape or type, at once; a head that differs from
+/// the token embedding it is tied to; `run_dir` cannot be written, and then contains no checkpoint.
 pub fn import<D: Ops>(
     source: &Path,
     run_dir: &Path,
@@ -58,7 +58,7 @@ pub fn import<D: Ops>(
     let dir = if source.is_dir() { source } else { source.parent().unwrap_or(Path::new(".")) };
     let config_path = dir.join("config.json");
     let config = files::read(&config_path, files::MAX_RECORD_BYTES).map_err(|e| {
-        Error::Input(format!("{}: {e}; the model's config.json has to be there", config_path.display()))
+        Error::Input(format!("{}: {e}; the model's config.json is required", config_path.display()))
     })?;
     let deck = config_json::to_deck(&config, &config_path.display().to_string())?;
     let model = Model::of_deck::<D>(&deck);
@@ -111,7 +111,7 @@ pub fn import<D: Ops>(
     }
 }
 
-/// Their entry for each tensor, in order; every fault at once.
+/// The file entries of each tensor, in order; every fault at once.
 fn matched(
     source: &Path,
     files: &TensorFiles,
@@ -133,13 +133,13 @@ fn matched(
         extra.retain(|other| other != name);
         if entry.shape != tensor.shape {
             faults.push(format!(
-                "{name} is of shape {:?}, and config.json makes it {:?}",
+                "{name} is of shape {:?}, but {:?} according to config.json",
                 entry.shape, tensor.shape
             ));
         } else if !tensors::is_float(entry.dtype) {
-            faults.push(format!("{name} is of type {:?}; F32, BF16, F16 or F64 would do", entry.dtype));
+            faults.push(format!("{name} is of type {:?}, not F32, BF16, F16 or F64", entry.dtype));
         } else {
-            // A head that is saved although it is tied must be what it is tied to.
+            // A tied head that is saved anyway must equal the tensor it is tied to.
             for (alias, _) in spec.aliases.iter().filter(|(_, param)| *param == tensor.param) {
                 if let Some(other) = files.entries.get(alias) {
                     extra.retain(|name| name != alias);
@@ -150,11 +150,11 @@ fn matched(
         }
     }
     faults.extend(
-        extra.iter().map(|name| format!("{name} is too many: the model of config.json has no such tensor")),
+        extra.iter().map(|name| format!("{name} is unexpected: the model of config.json has no such tensor")),
     );
     for (alias, a, name, b) in tied {
         if !tensors::is_float(a.dtype) || a.shape != b.shape || !are_equal(files, a, b)? {
-            faults.push(format!("{alias} is not {name}, and config.json ties it"));
+            faults.push(format!("{alias} differs from {name}, to which config.json ties it"));
         }
     }
     if faults.is_empty() {
@@ -162,7 +162,7 @@ fn matched(
     }
     let n = faults.len();
     Err(Error::Input(format!(
-        "{} does not fit its config.json; {n} tensors are amiss:\n  {}",
+        "{} does not match its config.json; {n} tensors are wrong:\n  {}",
         source.display(),
         faults.join("\n  ")
     )))
@@ -184,7 +184,7 @@ fn are_equal(files: &TensorFiles, a: &tensors::Entry, b: &tensors::Entry) -> Res
     Ok(true)
 }
 
-/// Blocks of our files from theirs, through one buffer of a block.
+/// Produces blocks of our files from theirs, through one buffer of a block.
 struct Stream<'a> {
     files: &'a TensorFiles,
     spec: &'a ModelSpec,
@@ -216,7 +216,8 @@ impl Values for Stream<'_> {
 }
 
 impl Stream<'_> {
-    /// Elements `range` of a parameter of ours, appended to the buffer: from the tensors that its rows are.
+    /// Elements `range` of one of our parameters, appended to the buffer, from the tensors that contain its
+    /// rows.
     fn weights(&mut self, param: usize, range: Range<usize>) -> Result<()> {
         let columns: usize = self.spec.params[param].shape[1..].iter().product();
         for (tensor, entry) in self.tensors.iter().zip(self.found).filter(|(t, _)| t.param == param) {
@@ -242,8 +243,7 @@ impl Stream<'_> {
             self.files.read(entry, range.clone(), &mut self.buffer)?;
             return refuse_non_finite(tensor, range.start, &self.buffer[first..]);
         }
-        // Rows of ours are columns of theirs: the few that the range touches are read from each row of
-        // theirs.
+        // Our rows are their columns: the few in the range are read from each of their rows.
         let rows = tensor.rows.len();
         let (first, end) = (range.start / columns, range.end.div_ceil(columns));
         let mut theirs = Vec::with_capacity((end - first) * columns);
@@ -258,13 +258,12 @@ impl Stream<'_> {
     }
 }
 
-/// A model with a value that is not a number computes nothing but such values. `values` are elements `first`
-/// on of their tensor.
+/// A model with a NaN value computes only NaN. `values` are elements `first` onward of their tensor.
 fn refuse_non_finite(tensor: &Tensor, first: usize, values: &[f32]) -> Result<()> {
     match values.iter().position(|x| !x.is_finite()) {
         None => Ok(()),
         Some(at) => Err(Error::Input(format!(
-            "{}: element {} is {}; a model needs finite values (of f32), so export it again from a \
+            "{}: element {} is {}; a model requires finite values (of f32): export it again, from a \
              checkpoint before it diverged",
             tensor.name,
             first + at,
@@ -278,7 +277,7 @@ impl fmt::Display for Imported {
         let Imported { from, to, n_ranks, psi } = self;
         write!(
             f,
-            "{} -> {}: {psi} parameters, step 0, cut for {}\ntrain on from it with --resume {} or \
+            "{} -> {}: {psi} parameters, step 0, for {}\ncontinue from it with --resume {} or \
              model.init_from={}",
             from.display(),
             to.display(),

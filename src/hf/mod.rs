@@ -1,13 +1,14 @@
-//! Weights as the Hugging Face ecosystem has them: safetensors files, its names and shapes, its config.json.
+//! Weights in the form of the Hugging Face ecosystem: safetensors files, its names and shapes, its
+//! config.json.
 //!
 //! | file | lives there |
 //! | --- | --- |
-//! | [`names`] | which tensor of theirs is which part of which parameter of ours |
-//! | [`config_json`] | the sizes of a model in their words, both ways |
-//! | [`tensors`] | safetensors files: headers by the crate, values read where they lie |
+//! | [`names`] | which of their tensors is which part of which of our parameters |
+//! | [`config_json`] | a model's sizes in their form, both ways |
+//! | [`tensors`] | safetensors files: headers by the crate, values read in place |
 //! | [`export`](mod@export), [`import`](mod@import) | from a checkpoint, and to one |
 //!
-//! An export holds one parameter in memory (twice, where it is transposed), an import blocks of one. Must not
+//! An export holds one parameter in memory (twice, if it is transposed), an import blocks of one. Must not
 //! know: MPI, devices, the command line.
 
 pub mod config_json;

@@ -1,4 +1,4 @@
-//! Which tensor of theirs is which part of which parameter of ours.
+//! Which of their tensors is which part of which of our parameters.
 //!
 //! Must not know: files, values.
 
@@ -6,7 +6,7 @@ pub use crate::model::transformers::Tensor;
 
 use crate::model::Model;
 
-/// What comes before a name where a file holds a model with its head.
+/// Prefixes of names in a file of a model with its head.
 const PREFIXES: [&str; 2] = ["transformer.", "model."];
 
 /// Every tensor of a model as its class in `transformers` saves it, in the order of our parameters; a tied
@@ -15,13 +15,12 @@ pub fn of_model(model: &Model) -> Vec<Tensor> {
     model.transformers_tensors()
 }
 
-/// Another name under which a file may have a tensor: a model saved without its head has no prefix before it,
-/// as the first GPT-2 files have none.
+/// An alternative name of a tensor: a model saved without its head has no prefix, like the first GPT-2 files.
 pub fn without_prefix(name: &str) -> Option<&str> {
     PREFIXES.iter().find_map(|prefix| name.strip_prefix(prefix))
 }
 
-/// Tensors that hold no weights: the causal masks and rotary frequencies that older versions saved.
+/// Tensors without weights: the causal masks and rotary frequencies that older versions saved.
 pub fn is_derived(name: &str) -> bool {
     let bare = without_prefix(name).unwrap_or(name);
     bare.starts_with("h.") && (bare.ends_with(".attn.bias") || bare.ends_with(".attn.masked_bias"))

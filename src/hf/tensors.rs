@@ -1,4 +1,4 @@
-//! safetensors files: their headers by the crate `safetensors`, their values read and written where they lie.
+//! safetensors files: their headers by the crate `safetensors`, their values read and written in place.
 //!
 //! Must not know: models. Format: <https://huggingface.co/docs/safetensors>, eight bytes of length, a JSON
 //! header, the values.
@@ -16,13 +16,13 @@ use crate::error::{Error, Result};
 use crate::files;
 use crate::foreign::{guarded, kind_of, not_json, start_of, without_bom};
 
-/// The name of a file that holds everything.
+/// The name of a single file.
 pub const SINGLE: &str = "model.safetensors";
-/// The name of the list of files where there are several.
+/// The name of the index of several files.
 pub const INDEX: &str = "model.safetensors.index.json";
-/// How the name of such a list ends.
+/// The suffix of an index's name.
 const INDEX_END: &str = ".safetensors.index.json";
-/// No longer header is read.
+/// Maximum header size.
 const MAX_HEADER_BYTES: u64 = 100 << 20;
 /// Elements read at once.
 const BLOCK: usize = 1 << 20;
@@ -43,16 +43,16 @@ pub struct Entry {
 /// Tensors of one or several files, by name.
 pub struct TensorFiles {
     files: Vec<(PathBuf, File)>,
-    /// What there is.
+    /// The tensors.
     pub entries: BTreeMap<String, Entry>,
 }
 
 impl TensorFiles {
-    /// Opens a file, the files that an index lists, or the one of both that a directory has.
+    /// Opens a file, the files in an index, or whichever of both a directory has.
     ///
     /// # Errors
-    /// A directory that has both; all that is missing, not a safetensors file, cut short, or in two files: at
-    /// once.
+    /// A directory that has both; all files that are missing, not safetensors files or truncated, and tensors
+    /// in two files: at once.
     pub fn open(path: &Path) -> Result<Self> {
         let (paths, listed) = find(path)?;
         let mut found = TensorFiles { files: Vec::new(), entries: BTreeMap::new() };
@@ -70,7 +70,7 @@ impl TensorFiles {
                             shape: info.shape.clone(),
                         };
                         if found.entries.insert(name.clone(), entry).is_some() {
-                            faults.push(format!("{}: {name} is in another file too", path.display()));
+                            faults.push(format!("{}: {name} is also in another file", path.display()));
                         }
                     }
                     found.files.push((path, file));
@@ -80,7 +80,9 @@ impl TensorFiles {
         if faults.is_empty() {
             let absent = listed.iter().filter(|(name, _)| !found.entries.contains_key(*name));
             faults.extend(
-                absent.map(|(name, file)| format!("{file}: the index lists {name} here, and it is not")),
+                absent.map(|(name, file)| {
+                    format!("{file}: {name} is missing, although the index lists it here")
+                }),
             );
         }
         match faults.is_empty() {
@@ -92,7 +94,7 @@ impl TensorFiles {
     /// Elements `range` of a flattened tensor as f32, appended to `out`.
     ///
     /// # Errors
-    /// The file cannot be read there.
+    /// The file is not readable there.
     pub fn read(&self, entry: &Entry, range: std::ops::Range<usize>, out: &mut Vec<f32>) -> Result<()> {
         let (path, file) = &self.files[entry.file];
         let width = entry.dtype.bitsize() / 8;
@@ -119,11 +121,11 @@ fn widen(dtype: Dtype, bytes: &[u8], out: &mut Vec<f32>) {
         Dtype::BF16 => out.extend(bytes.as_chunks().0.iter().map(|b| half::bf16::from_le_bytes(*b).to_f32())),
         Dtype::F16 => out.extend(bytes.as_chunks().0.iter().map(|b| half::f16::from_le_bytes(*b).to_f32())),
         Dtype::F64 => out.extend(bytes.as_chunks().0.iter().map(|b| f64::from_le_bytes(*b) as f32)),
-        other => panic!("{other:?} was refused when the tensors were matched"),
+        other => panic!("{other:?} was rejected when the tensors were matched"),
     }
 }
 
-/// The files that a path means, and where an index says that each tensor is.
+/// The files that a path refers to, and the location of each tensor according to an index.
 fn find(path: &Path) -> Result<(Vec<PathBuf>, BTreeMap<String, String>)> {
     let (single, index) = match path.is_dir() {
         true => (path.join(SINGLE), path.join(INDEX)),
@@ -135,18 +137,18 @@ fn find(path: &Path) -> Result<(Vec<PathBuf>, BTreeMap<String, String>)> {
         (false, true) => listed(&index),
         // transformers reads the single file, other programs the index: they may be of different models.
         (true, true) => Err(Error::Input(format!(
-            "{} has {SINGLE} and {INDEX}, which may be of different models; name one of the two, or remove \
+            "{} has both {SINGLE} and {INDEX}, which may be of different models; name one of them, or remove \
              the other",
             path.display()
         ))),
         (false, false) => Err(Error::Input(format!(
-            "{}: no such file; a safetensors file, or a directory with {SINGLE} or {INDEX} would do",
+            "{}: no such file; expected a safetensors file, or a directory with {SINGLE} or {INDEX}",
             if path.is_dir() { single.display() } else { path.display() }
         ))),
     }
 }
 
-/// The files that an index lists, and which tensors.
+/// The files in an index, and their tensors.
 fn listed(index: &Path) -> Result<(Vec<PathBuf>, BTreeMap<String, String>)> {
     let no = |why: &dyn std::fmt::Display| Error::Input(format!("{}: {why}", index.display()));
     let bytes = files::read(index, MAX_HEADER_BYTES).map_err(|e| no(&e))?;
@@ -162,13 +164,13 @@ fn listed(index: &Path) -> Result<(Vec<PathBuf>, BTreeMap<String, String>)> {
     Ok((names.into_iter().map(|name| index.with_file_name(name)).collect(), listed))
 }
 
-/// The file, where its values begin, and what it says they are.
+/// The file, the offset of its values, and its tensors.
 fn header(path: &Path) -> std::result::Result<(File, u64, Metadata), String> {
     let file = files::open(path).map_err(|e| e.to_string())?;
     let n_bytes = file.metadata().map_err(|e| e.to_string())?.len();
     let mut length = [0; 8];
-    // The length of a header may look like the magic of another format: what the file is otherwise is asked
-    // where it is none.
+    // The length of a header may look like the magic number of another format: other kinds are only
+    // considered if it is not a safetensors file.
     let but = || {
         let kind = start_of(path).ok().and_then(|start| kind_of(&start));
         kind.map(|kind| format!("not a safetensors file but {}; {}", kind.name, kind.remedy))
@@ -179,8 +181,8 @@ fn header(path: &Path) -> std::result::Result<(File, u64, Metadata), String> {
     let length = u64::from_le_bytes(length);
     if length > MAX_HEADER_BYTES || length + 8 > n_bytes {
         return Err(but().unwrap_or(format!(
-            "not a safetensors file, or cut short: it begins with a header length of {length}, and has \
-             {n_bytes} bytes; copy it again"
+            "not a safetensors file, or truncated: its header length is {length}, but it has {n_bytes} \
+             bytes; copy it again"
         )));
     }
     let mut json = vec![0; length as usize];
@@ -189,7 +191,7 @@ fn header(path: &Path) -> std::result::Result<(File, u64, Metadata), String> {
     let metadata = parsed.flatten().map_err(|e| but().unwrap_or(format!("not a safetensors file: {e}")))?;
     let wanted = 8 + length + metadata.data_len() as u64;
     if wanted != n_bytes {
-        return Err(format!("its header speaks of {wanted} bytes, and it has {n_bytes}; copy it again"));
+        return Err(format!("its header requires {wanted} bytes, but it has {n_bytes}; copy it again"));
     }
     Ok((file, 8 + length, metadata))
 }
@@ -202,7 +204,7 @@ pub struct TensorWriter {
 }
 
 impl TensorWriter {
-    /// Begins a file with tensors of these names and shapes.
+    /// Starts a file with tensors of these names and shapes.
     ///
     /// # Errors
     /// Failures of the file system, here and below.
@@ -219,7 +221,7 @@ impl TensorWriter {
             Metadata::new(Some(about), infos).map_err(|e| Error::Internal(format!("safetensors: {e}")))?;
         let mut json =
             serde_json::to_vec(&metadata).map_err(|e| Error::Internal(format!("safetensors: {e}")))?;
-        // Values begin at a multiple of eight bytes.
+        // Values start at a multiple of eight bytes.
         json.resize(json.len().next_multiple_of(8), b' ');
         let file = files::create_new(path).map_err(|e| Error::io("create", path, &e))?;
         let mut file = std::io::BufWriter::with_capacity(1 << 20, file);
@@ -229,7 +231,7 @@ impl TensorWriter {
         Ok(TensorWriter { path: path.to_path_buf(), file, dtype })
     }
 
-    /// The next values, rounded to nearest even where the type is narrower.
+    /// The next values, rounded to nearest even for a narrower type.
     pub fn write(&mut self, values: &[f32]) -> Result<()> {
         let written = match self.dtype {
             Dtype::F32 => self.file.write_all(bytemuck::cast_slice(values)),

@@ -1,13 +1,13 @@
-//! The flight recorder of a rank, as its main thread has it: which operation it is at, kept in memory and
-//! written now and then.
+//! The flight recorder of a rank, as used by its main thread: the current operation, held in memory and
+//! written to files periodically.
 //!
-//! Every rank runs the same list of operations, so their number tells who is behind whom; within a long
-//! operation a rank ticks as it gets on, and the others wait for it however long it takes. A rank's main
-//! thread notes each operation in memory (`recording.rs`); a second thread (`watchdog.rs`) writes the newest
-//! to `RUN/flight/rank_N.progress` now and then, with what the rank holds, and where it waits long its last
+//! Every rank runs the same list of operations, so their ordinal shows which rank is behind; within a long
+//! operation a rank ticks as it progresses, and the others wait for it however long it takes. A rank's main
+//! thread records each operation in memory (`recording.rs`); a second thread (`watchdog.rs`) periodically
+//! writes the newest to `RUN/flight/rank_N.progress`, with the rank's memory, and after a long wait its last
 //! events to `RUN/flight/rank_N.jsonl`.
 //!
-//! Must not know: MPI, how the others are judged.
+//! Must not know: MPI, how the other ranks are judged.
 
 use crate::error::Result;
 use crate::threads;
@@ -21,17 +21,17 @@ use crate::liveness::start_watch;
 use crate::liveness::watchdog::{look_every, watch};
 use crate::telemetry::ledger::{Ledger, MemKind};
 
-/// The recorder of this rank. Dropped, it stops watching.
+/// The recorder of this rank. Dropping it ends its second thread.
 pub struct FlightRecorder {
     recording: Arc<Recording>,
     watchdog: Option<JoinHandle<()>>,
 }
 
 impl FlightRecorder {
-    /// Starts recording for `rank`, of as many as there are `hosts`, into `RUN/flight`; nothing is written
-    /// where there are none. With a `timeout` above zero it also watches over the others, and `abort` ends
-    /// the job. A run directory that is not there yet is left to come, unless this rank begins to wait long:
-    /// bad data leave none behind.
+    /// Starts recording for `rank`, one of `hosts.len()`, into `RUN/flight`; writes nothing without a
+    /// directory. With a nonzero `timeout` it also monitors the other ranks, and `abort` ends the job. A run
+    /// directory that does not exist yet is not created, unless this rank starts to wait for long: bad data
+    /// leave none behind.
     pub fn start(
         run_dir: &Path,
         rank: usize,
@@ -46,7 +46,7 @@ impl FlightRecorder {
         let recording = Arc::new(Recording::new(run_dir, rank, hosts, units, beat));
         let mut watchdog = None;
         if !recording.hosts.is_empty() {
-            // What an earlier job left is not this rank's sign of life.
+            // Files of an earlier job are not heartbeats of this rank.
             recording.remove_files();
             let watched = Arc::clone(&recording);
             let run = move || watch(&watched, watches.then_some(timeout), abort);
@@ -55,7 +55,7 @@ impl FlightRecorder {
         Ok(FlightRecorder { recording, watchdog })
     }
 
-    /// The run directory is there: this rank shows itself before the first step.
+    /// The run directory exists: this rank appears before the first step.
     pub fn appear(&self) {
         if self.watchdog.is_some() {
             self.recording.make_dir();
@@ -63,38 +63,38 @@ impl FlightRecorder {
         }
     }
 
-    /// Memory is there: signs of life say what of it is held, beside what the plan holds at most of each
-    /// kind, and together.
+    /// Memory is allocated: heartbeats report the bytes held, and the plan's maximum of each kind and in
+    /// total.
     pub fn show_memory(&self, ledger: Arc<Ledger>, planned: Vec<(MemKind, u64)>, planned_total: u64) {
         self.recording.show_memory(Memory { ledger, planned, planned_total });
     }
 
-    /// Parameters of `unit` are on their way.
+    /// The gather of `unit` has started.
     pub fn gathering(&self, unit: usize) {
         self.recording.count_gathers(unit, 1, 0);
     }
 
-    /// Parameters of `unit` have become whole.
+    /// Parameters of `unit` are whole.
     pub fn gathered(&self, unit: usize) {
         self.recording.count_gathers(unit, -1, 1);
     }
 
-    /// Parameters of `unit` are whole no more.
+    /// Parameters of `unit` have been released.
     pub fn released(&self, unit: usize) {
         self.recording.count_gathers(unit, 0, -1);
     }
 
-    /// The main thread begins an operation that every rank begins in the same order.
+    /// The main thread starts an operation that every rank starts in the same order.
     pub fn at(&self, step: u64, what: &'static str, unit: Option<usize>) {
         self.recording.begin(step, what, unit);
     }
 
-    /// The main thread gets on within its operation, which takes long.
+    /// The main thread progresses within a long operation.
     pub fn tick(&self) {
         self.recording.tick();
     }
 
-    /// The run is over; what is left is to leave MPI, together.
+    /// The run is over; the ranks leave MPI together.
     pub fn leave(&self) {
         self.at(self.recording.now().step, "leave MPI", None);
     }
@@ -105,9 +105,9 @@ impl Drop for FlightRecorder {
         self.recording.close();
         if let Some(watchdog) = self.watchdog.take() {
             watchdog.join().ok();
-            // Also the events of an operation that took long and came to its end.
+            // Also the events of a long operation that has ended.
             self.recording.remove_files();
-            // The last rank takes the empty directory away.
+            // The last rank removes the empty directory.
             std::fs::remove_dir(&self.recording.dir).ok();
         }
     }

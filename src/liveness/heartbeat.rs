@@ -1,7 +1,7 @@
-//! `RUN/flight/rank_N.progress`: what a rank says of itself every few seconds while it lives.
+//! `RUN/flight/rank_N.progress`: the state of a rank, written every few seconds while it lives.
 //!
-//! The recorder's second thread writes it; the watchdogs of the other ranks and `zero3 watch` read it. Must
-//! not know: what an operation is.
+//! Written by the recorder's second thread, read by the watchdogs of the other ranks and by `zero3 watch`.
+//! Must not know: what an operation is.
 
 use crate::files::{self, MAX_RECORD_BYTES};
 use crate::telemetry::ledger::MemKind;
@@ -11,16 +11,16 @@ use std::path::{Path, PathBuf};
 /// Directory of the files under the run directory.
 pub const FLIGHT_DIR: &str = "flight";
 
-/// Beats without a new sign after which a rank counts as gone.
+/// Beats without a new heartbeat after which a rank counts as dead.
 const N_BEATS: f64 = 5.0;
-/// What a file may take to be written and seen besides.
+/// Additional time for a file to be written and become visible.
 const SLACK_SECONDS: f64 = 3.0;
 
-/// One rank, at one moment.
+/// The state of one rank at one moment.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Heartbeat {
-    /// Which rank.
+    /// The rank.
     pub rank: usize,
     /// Ranks of the job.
     pub world_size: usize,
@@ -28,40 +28,40 @@ pub struct Heartbeat {
     pub host: String,
     /// Its process id.
     pub pid: u32,
-    /// Unix time at which its recorder began.
+    /// Unix time at which its recorder started.
     pub started_unix: f64,
-    /// Counts up as long as the process lives.
+    /// Increases as long as the process lives.
     pub beat: u64,
-    /// At most so long after the last one.
+    /// Maximum time since the previous heartbeat.
     pub beat_seconds: f64,
-    /// Unix time of this sign.
+    /// Unix time of this heartbeat.
     pub updated_unix: f64,
-    /// Number of the operation; all ranks run the same list.
+    /// Ordinal of the operation; all ranks run the same list.
     pub ordinal: u64,
-    /// Signs of getting on within operations.
+    /// Number of ticks within operations.
     pub ticks: u64,
-    /// The step that is under way.
+    /// The current step.
     pub step: u64,
     /// The operation.
     pub what: String,
-    /// Unix time at which it began.
+    /// Unix time at which it started.
     pub since_unix: f64,
     /// Units whose parameters are whole now.
     pub gathered: Vec<String>,
-    /// Units whose parameters are on their way.
+    /// Units whose gather is in flight.
     pub gathering: Vec<String>,
-    /// Bytes of the ledger by kind, kinds that are never held left out; none before memory is there.
+    /// Bytes of the ledger by kind, without unused kinds; none before memory is allocated.
     pub memory: Vec<KindNow>,
-    /// The same of all kinds together.
+    /// The same in total.
     pub memory_total: Held,
 }
 
-/// Where a rank's main thread is: another place whenever it has got on.
+/// Position of a rank's main thread; different whenever it has progressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
-    /// Number of the operation; all ranks run the same list.
+    /// Ordinal of the operation; all ranks run the same list.
     pub ordinal: u64,
-    /// Signs of getting on within operations.
+    /// Number of ticks within operations.
     pub ticks: u64,
 }
 
@@ -75,14 +75,14 @@ pub struct KindNow {
     pub held: Held,
 }
 
-/// Bytes that are held, were held, and may be.
+/// Current, peak and planned bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Held {
     /// Held now.
     pub now: u64,
-    /// Most that were held since the first step of this process.
+    /// Maximum held since the first step of this process.
     pub peak: u64,
-    /// Most that the plan holds, over all programs the run has.
+    /// Maximum of the plan, over all programs of the run.
     pub planned: u64,
 }
 
@@ -92,23 +92,23 @@ impl Heartbeat {
         flight_dir.join(format!("rank_{rank}.progress"))
     }
 
-    /// The newest sign of `rank`; None where there is none that can be read.
+    /// The newest heartbeat of `rank`; None if there is none that can be read.
     pub fn read(flight_dir: &Path, rank: usize) -> Option<Self> {
         serde_json::from_slice(&files::read(&Self::path(flight_dir, rank), MAX_RECORD_BYTES).ok()?).ok()
     }
 
-    /// Replaces the file of this rank in one piece. It need not outlive the node.
+    /// Atomically replaces the file of this rank. It need not survive a crash of the node.
     pub fn write(&self, flight_dir: &Path) -> std::io::Result<()> {
         let bytes = serde_json::to_vec(self).expect("plain data");
         files::replace_unsynced(&Self::path(flight_dir, self.rank), &bytes)
     }
 
-    /// Where the rank is.
+    /// The position of the rank.
     pub fn place(&self) -> Place {
         Place { ordinal: self.ordinal, ticks: self.ticks }
     }
 
-    /// How long no sign may come from a rank that lives.
+    /// Time without a heartbeat that a live rank may take at most.
     pub fn patience_seconds(&self) -> f64 {
         N_BEATS * self.beat_seconds + SLACK_SECONDS
     }

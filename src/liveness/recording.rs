@@ -1,7 +1,7 @@
-//! What a recorder keeps of its rank, and what of it goes to files: the operation that is under way, those
-//! before it, gathers and memory.
+//! The data of a recorder, and their files: the current operation, previous ones, gathers and memory.
 //!
-//! The main thread notes, another one writes. Must not know: who reads the files, and what follows.
+//! The main thread records, another one writes. Must not know: the readers of the files, and their
+//! conclusions.
 
 use std::collections::VecDeque;
 use std::io::Write;
@@ -14,15 +14,15 @@ use crate::files;
 use crate::liveness::heartbeat::{FLIGHT_DIR, Heartbeat, Held, KindNow, Place};
 use crate::telemetry::ledger::{Ledger, MemKind};
 
-/// Events kept.
+/// Number of events in the buffer.
 const N_EVENTS: usize = 256;
 /// The slowest beat.
 pub(super) const SLOWEST_BEAT: Duration = Duration::from_secs(10);
-/// Signs of life that all ranks together write in a second, before their beat is as slow as it gets: a file
-/// system serves more than one run.
+/// Heartbeats per second of all ranks together, up to the slowest beat: a file system serves more than one
+/// run.
 const SIGNS_PER_SECOND: f64 = 10.0;
 
-/// One operation, as it began.
+/// An operation, as it started.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Event {
     ordinal: u64,
@@ -39,27 +39,27 @@ struct Gathers {
     whole: u32,
 }
 
-/// Where the main thread is.
+/// Position of the main thread.
 struct State {
     now: Event,
-    /// Signs of getting on within operations, and when the last one was.
+    /// Number of ticks within operations, and the time of the last one.
     ticks: u64,
     ticked: Instant,
     past: VecDeque<Event>,
-    /// Of each unit.
+    /// By unit.
     gathers: Vec<Gathers>,
     closed: bool,
 }
 
-/// Memory to show.
+/// Memory to report.
 pub(super) struct Memory {
     pub(super) ledger: Arc<Ledger>,
-    /// Most bytes that the plan holds of each kind, and of all together.
+    /// Maximum bytes of the plan, by kind and in total.
     pub(super) planned: Vec<(MemKind, u64)>,
     pub(super) planned_total: u64,
 }
 
-/// What both threads of a recorder know: the main thread notes, the other one writes.
+/// State shared by both threads of a recorder: the main thread records, the other one writes.
 pub(super) struct Recording {
     /// `RUN/flight`.
     pub(super) dir: PathBuf,
@@ -68,13 +68,13 @@ pub(super) struct Recording {
     pub(super) hosts: Vec<String>,
     units: Vec<String>,
     state: Mutex<State>,
-    /// What is held and what may be, once memory is there.
+    /// Bytes held and planned, once memory is allocated.
     memory: OnceLock<Memory>,
-    /// Unix time at which recording began.
+    /// Unix time at which recording started.
     started_unix: f64,
-    /// Between two signs of life, at most.
+    /// Maximum time between two heartbeats.
     pub(super) beat: Duration,
-    /// Signs of life so far. Held while one is written, which both threads do.
+    /// Heartbeats so far. Locked while one is written, by either thread.
     beats: Mutex<u64>,
     closing: Condvar,
 }
@@ -85,12 +85,12 @@ impl State {
     }
 
     fn count_gathers(&mut self, unit: usize, on_their_way: i32, whole: i32) {
-        // A recorder that writes nothing knows no units.
+        // A recorder that writes nothing has no units.
         if let Some(gathers) = self.gathers.get_mut(unit) {
             let changed = |count: u32, by: i32| {
                 count
                     .checked_add_signed(by)
-                    .unwrap_or_else(|| panic!("unit {unit}: a gather ends that had not begun"))
+                    .unwrap_or_else(|| panic!("unit {unit}: the end of a gather that was not started"))
             };
             gathers.on_their_way = changed(gathers.on_their_way, on_their_way);
             gathers.whole = changed(gathers.whole, whole);
@@ -98,7 +98,7 @@ impl State {
     }
 }
 
-/// Between two signs of life of a rank: a second where ranks are few, for whoever watches, and no longer than
+/// Time between two heartbeats of a rank: a second if ranks are few, for live observation, and at most
 /// `longest`.
 pub(super) fn beat(n_ranks: usize, longest: Duration) -> Duration {
     Duration::from_secs_f64((n_ranks as f64 / SIGNS_PER_SECOND).clamp(1.0, SLOWEST_BEAT.as_secs_f64()))
@@ -106,7 +106,7 @@ pub(super) fn beat(n_ranks: usize, longest: Duration) -> Duration {
 }
 
 impl Recording {
-    /// Of `rank`, of as many as there are `hosts`, which gives a sign of life every `beat`.
+    /// For `rank`, one of `hosts.len()`, with a heartbeat every `beat`.
     pub(super) fn new(
         run_dir: &Path,
         rank: usize,
@@ -136,7 +136,7 @@ impl Recording {
         }
     }
 
-    /// An operation begins.
+    /// An operation starts.
     pub(super) fn begin(&self, step: u64, what: &'static str, unit: Option<usize>) {
         let mut state = self.lock();
         let next = Event { ordinal: state.now.ordinal + 1, step, what, unit, began: Instant::now() };
@@ -147,24 +147,24 @@ impl Recording {
         state.past.push_back(past);
     }
 
-    /// The operation that is under way gets on.
+    /// The current operation progresses.
     pub(super) fn tick(&self) {
         let mut state = self.lock();
         state.ticks += 1;
         state.ticked = Instant::now();
     }
 
-    /// So many more gathers of `unit` are on their way, and so many more are whole.
+    /// Changes the number of gathers of `unit` in flight, and of those that are whole.
     pub(super) fn count_gathers(&self, unit: usize, on_their_way: i32, whole: i32) {
         self.lock().count_gathers(unit, on_their_way, whole);
     }
 
-    /// Memory is there, once.
+    /// Memory is allocated, once.
     pub(super) fn show_memory(&self, memory: Memory) {
         assert!(self.memory.set(memory).is_ok(), "a rank has one arena");
     }
 
-    /// Ends every rest.
+    /// Wakes the other thread.
     pub(super) fn close(&self) {
         self.lock().closed = true;
         self.closing.notify_all();
@@ -184,23 +184,23 @@ impl Recording {
         self.dir.join(format!("rank_{}.jsonl", self.rank))
     }
 
-    /// The operation that is under way.
+    /// The current operation.
     pub(super) fn now(&self) -> Event {
         self.lock().now
     }
 
-    /// Where the main thread is.
+    /// Position of the main thread.
     pub(super) fn place(&self) -> Place {
         self.lock().place()
     }
 
-    /// Where the main thread is, and for how long it has not moved.
+    /// Position of the main thread, and how long it has been there.
     pub(super) fn standing(&self) -> (Place, Duration) {
         let state = self.lock();
         (state.place(), state.now.began.max(state.ticked).elapsed())
     }
 
-    /// An operation in words: `gather h.0`.
+    /// An operation as text: `gather h.0`.
     pub(super) fn words(&self, event: &Event) -> String {
         match event.unit.and_then(|u| self.units.get(u)) {
             Some(unit) => format!("{} {unit}", event.what),
@@ -208,15 +208,14 @@ impl Recording {
         }
     }
 
-    /// Makes the directory of signs of life. A fault of the file system is no reason to end a run, here and
-    /// below.
+    /// Creates the directory of heartbeats. File system errors never end a run, here and below.
     pub(super) fn make_dir(&self) {
         if let Err(error) = std::fs::create_dir_all(&self.dir) {
             log::debug!("{}: {error}", self.dir.display());
         }
     }
 
-    /// Writes this rank's sign of life.
+    /// Writes this rank's heartbeat.
     pub(super) fn publish(&self) {
         let mut beats = self.beats.lock().unwrap_or_else(PoisonError::into_inner);
         *beats += 1;
@@ -253,7 +252,7 @@ impl Recording {
         }
     }
 
-    /// What the ledger holds beside the plan: each kind that is ever held, and all together.
+    /// The ledger and the plan: each kind that is ever used, and the total.
     fn held(&self) -> (Vec<KindNow>, Held) {
         let Some(Memory { ledger, planned, planned_total }) = self.memory.get() else {
             return Default::default();
@@ -287,7 +286,8 @@ impl Recording {
         for (i, event) in events.iter().enumerate() {
             let ended = events.get(i + 1).map_or(now, |next| next.began);
             let line = serde_json::json!({
-                "rank": self.rank, "host": self.hosts[self.rank], "ordinal": event.ordinal, "step": event.step, "what": self.words(event),
+                "rank": self.rank, "host": self.hosts[self.rank], "ordinal": event.ordinal,
+                "step": event.step, "what": self.words(event),
                 "began_unix": unix_now() - now.duration_since(event.began).as_secs_f64(),
                 "seconds": ended.duration_since(event.began).as_secs_f64(),
                 "ended": i + 1 < events.len(),

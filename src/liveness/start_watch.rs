@@ -1,12 +1,12 @@
-//! The watch over a rank's start, from before MPI to the first agreement of a run and on to its recorder: who
-//! has not come is named after `run.timeout`, and a signal ends what gets nowhere.
+//! Monitors a rank's start, from before MPI to the first agreement of a run and on to its recorder: late
+//! ranks are reported after `run.timeout`, and a signal ends a start that makes no progress.
 //!
-//! There is no communicator to ask, and no run directory to leave signs of life in. So a rank shows where it
-//! is in the name of its watching thread, which every process of the same user on the node can read, stopped
-//! or not; the ranks of a node are found by the variables that their launcher gave them. What hangs on
-//! another node is named by that node's ranks.
+//! There is no communicator to use, and no run directory for heartbeats. So a rank exposes its position in
+//! the name of its monitoring thread, which every process of the same user on the node can read, even if the
+//! rank is stopped; the ranks of a node are found by the variables their launcher set. A hang on another node
+//! is reported by that node's ranks.
 //!
-//! Must not know: MPI. How the job is ended is told.
+//! Must not know: MPI. The caller supplies the way to end the job.
 
 use crate::batch::signals;
 use crate::batch::signals::Stop;
@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Where a rank is in its start: every rank comes to them in this order.
+/// Position of a rank in its start: every rank passes them in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum StartPlace {
     /// MPI_Init.
@@ -34,11 +34,11 @@ pub enum StartPlace {
     Backend,
     /// Plan and memory.
     Plan,
-    /// Rank 0 looks into the run directory and locks it; the others wait for it.
+    /// Rank 0 checks the run directory and locks it; the others wait for it.
     RunDir,
 }
 
-/// In words, and whether rank 0 alone has work there.
+/// Description, and whether only rank 0 has work there.
 const PLACES: [(StartPlace, &str, bool); 7] = [
     (StartPlace::Mpi, "start MPI", false),
     (StartPlace::Connect, "connect the ranks", false),
@@ -46,24 +46,24 @@ const PLACES: [(StartPlace, &str, bool); 7] = [
     (StartPlace::Compare, "compare the ranks", false),
     (StartPlace::Backend, "open the backend", false),
     (StartPlace::Plan, "plan", false),
-    (StartPlace::RunDir, "look into run.dir", true),
+    (StartPlace::RunDir, "check run.dir", true),
 ];
 
-/// Between two looks of the thread.
+/// Polling interval of the thread.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// How long a wish to stop may go unheard before the start is given up.
+/// How long a stop request may be pending before the start is given up.
 const TIME_TO_HEAR: Duration = Duration::from_secs(5);
-/// After which the deck is asked for `run.timeout`; starts are shorter.
+/// After this time the deck is queried for `run.timeout`; starts are shorter.
 const ASK_DECK_AFTER: Duration = Duration::from_secs(1);
 /// `run.timeout` while it is not known.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
-/// What the first rank of a node may take to speak before another one ends the job.
+/// Time for the first rank of a node to report before another one ends the job.
 const TIME_TO_SPEAK: Duration = Duration::from_secs(3);
-/// Opening a device may take its time, and has limits of its own.
+/// Opening a device may take long, and has separate limits.
 const BACKEND_FACTOR: u32 = 2;
 
 struct Watched {
-    /// When the main thread came to its place.
+    /// When the main thread reached its position.
     since: Mutex<(StartPlace, Instant)>,
     ticks: AtomicU64,
     /// `run.timeout` in milliseconds; u64::MAX = not known, 0 = no limit.
@@ -75,7 +75,7 @@ struct Watched {
 /// A process starts once.
 static WATCHED: OnceLock<Watched> = OnceLock::new();
 
-/// How the job is ended: by MPI where it runs, else by the end of this process, which the launcher sees.
+/// How the job is ended: by MPI if it runs, otherwise by the end of this process, which the launcher detects.
 #[derive(Clone, Copy)]
 pub struct Ends {
     /// With MPI.
@@ -84,10 +84,10 @@ pub struct Ends {
     pub process: fn(Exit),
 }
 
-/// Begins to watch. `timeout` asks for `run.timeout` where the start takes long; it may hang.
+/// Starts monitoring. `timeout` determines `run.timeout` if the start takes long; it may hang.
 ///
 /// # Errors
-/// The system starts no thread.
+/// The system cannot start a thread.
 pub fn begin(timeout: impl FnOnce() -> Option<Duration> + Send + 'static, ends: Ends) -> Result<()> {
     let watched = WATCHED.get_or_init(|| Watched {
         since: Mutex::new((StartPlace::Mpi, clock::process_start())),
@@ -99,14 +99,14 @@ pub fn begin(timeout: impl FnOnce() -> Option<Duration> + Send + 'static, ends: 
     threads::spawn(&thread_name(StartPlace::Mpi, 0), move || watch(watched, timeout, ends)).map(|_| ())
 }
 
-/// The main thread comes to a place.
+/// The main thread reaches a position.
 pub fn at(place: StartPlace) {
     if let Some(watched) = WATCHED.get() {
         *watched.since.lock().unwrap_or_else(PoisonError::into_inner) = (place, Instant::now());
     }
 }
 
-/// The main thread gets on at its place, which may take long.
+/// The main thread progresses at its position, which may take long.
 pub fn tick() {
     if let Some(watched) = WATCHED.get() {
         watched.ticks.fetch_add(1, Ordering::Relaxed);
@@ -128,7 +128,7 @@ pub fn mpi_runs() {
     }
 }
 
-/// The start is over, or somebody else watches.
+/// The start is over, or monitored elsewhere.
 pub fn end() {
     if let Some(watched) = WATCHED.get() {
         watched.over.store(true, Ordering::Relaxed);
@@ -158,17 +158,18 @@ impl Watched {
     }
 }
 
-/// Says a line, whatever has become of standard error.
+/// Prints a line, whatever the state of standard error.
 fn say(line: &str) {
     err(&format!("zero3: {line}"));
 }
 
-/// What others read: the place by its number, and how often the rank has got on there. At most 15 bytes.
+/// The thread name that other processes read: the position's number, and the number of ticks there. At most
+/// 15 bytes.
 fn thread_name(place: StartPlace, ticks: u64) -> String {
     format!("z3 {} {}", place as usize, ticks % 100_000)
 }
 
-/// Where the rank of a process is, by the name of its watching thread; None where it has none.
+/// Position of a process's rank, from the name of its monitoring thread; None without one.
 fn place_shown(name: &str) -> Option<(StartPlace, u64)> {
     let mut words = name.trim().strip_prefix("z3 ")?.split(' ');
     let place: usize = words.next()?.parse().ok()?;
@@ -190,7 +191,7 @@ fn watch(watched: &'static Watched, timeout: impl FnOnce() -> Option<Duration> +
         let (place, since) = watched.place();
         let name = thread_name(place, watched.ticks.load(Ordering::Relaxed));
         if name != shown {
-            // A name is 15 bytes of the thread, without a file behind it.
+            // A name is 15 bytes of the thread, not backed by a file.
             fs::write("/proc/thread-self/comm", &name).ok();
             shown = name;
         }
@@ -198,11 +199,11 @@ fn watch(watched: &'static Watched, timeout: impl FnOnce() -> Option<Duration> +
             && watched.timeout_ms.load(Ordering::Relaxed) == u64::MAX
             && let Some(ask) = timeout.take()
         {
-            // On a thread of its own: the file may be what does not answer.
+            // On a separate thread: the file may be what does not respond.
             let asked = threads::spawn("run.timeout", move || {
                 if let Some(found) = ask() {
                     let ms = found.as_millis() as u64;
-                    // Not over what the ranks have agreed on meanwhile.
+                    // Unless the ranks have agreed on it in the meantime.
                     watched
                         .timeout_ms
                         .compare_exchange(u64::MAX, ms, Ordering::Relaxed, Ordering::Relaxed)
@@ -218,8 +219,8 @@ fn watch(watched: &'static Watched, timeout: impl FnOnce() -> Option<Duration> +
             let what = PLACES[place as usize].1;
             let stop = Stop::from_code(wish).map_or(String::new(), |stop| stop.to_string());
             say(&format!(
-                "stopped early: {stop}, and this one got no further than `{what}`: nothing was begun, the \
-                 same command goes on"
+                "stopped early: {stop}, and this one is still at `{what}`: nothing was started, run the same \
+                 command again"
             ));
             watched.end_with(Exit::StoppedEarly, ends);
             return;
@@ -236,18 +237,18 @@ fn watch(watched: &'static Watched, timeout: impl FnOnce() -> Option<Duration> +
     }
 }
 
-/// A rank of this node as it shows itself.
+/// A rank of this node as seen by others.
 #[derive(Debug, Clone, PartialEq)]
 struct Seen {
     rank: usize,
     pid: u32,
     state: char,
-    /// None before its watch begins.
+    /// None before its monitoring starts.
     place: Option<(StartPlace, u64)>,
 }
 
-/// Says who is late, where this rank is the one to speak. True when the job is to end now; false when it gets
-/// on after all.
+/// Reports late ranks, if this rank is the one to report. True if the job must end now; false if it
+/// progresses after all.
 fn judge(watched: &Watched, place: StartPlace, limit: Duration, waited: Duration) -> bool {
     let launched = environment::launched();
     let own_rank = launched.as_ref().map_or(0, |own| own.rank);
@@ -261,7 +262,7 @@ fn judge(watched: &Watched, place: StartPlace, limit: Duration, waited: Duration
         }
     };
     let all = look();
-    // A second look after a moment: a rank that is seen to get on is waited for.
+    // A second look after a moment: a rank that progresses is waited for.
     clock::rest(LOOK_EVERY * 3);
     let is_here = || !watched.is_over() && watched.place().0 == place && watched.place().1.elapsed() > limit;
     let again = look();
@@ -271,7 +272,7 @@ fn judge(watched: &Watched, place: StartPlace, limit: Duration, waited: Duration
         return false;
     }
     let late = late(&again, launched.as_ref());
-    // The culprit's node speaks first; where that cannot, another one does, after as long again.
+    // The culprit's node reports first; if it cannot, another one does, after the same time again.
     if late.is_empty() && launched.is_some() && waited < limit * 2 {
         return false;
     }
@@ -300,11 +301,11 @@ fn is_stopped(state: char) -> bool {
     ['T', 't', 'Z', 'X'].contains(&state)
 }
 
-/// One line for each rank of this node that the others wait for; none where that is a rank of another node.
+/// A line for each rank of this node that the others wait for; none if that is a rank of another node.
 fn late(all: &[Seen], launched: Option<&Launched>) -> Vec<String> {
     let mut lines = Vec::new();
     let any_stopped = all.iter().any(|seen| is_stopped(seen.state));
-    // None, which is less than every place, where the watch of a rank has not begun.
+    // None, which is less than every position, if a rank is not monitored yet.
     let first = all.iter().map(|seen| seen.place.map(|(place, _)| place)).min().flatten();
     let last = all.iter().filter_map(|seen| seen.place).map(|(place, _)| place).max();
     for seen in all {
@@ -313,7 +314,7 @@ fn late(all: &[Seen], launched: Option<&Launched>) -> Vec<String> {
         } else if seen.place.is_none() || first < last {
             seen.place.map(|(place, _)| place) == first
         } else {
-            // All at one place: where rank 0 works, the others wait for it.
+            // All at the same position: if rank 0 works there, the others wait for it.
             seen.rank == 0 && last.is_some_and(|place| PLACES[place as usize].2)
         };
         if !is_late {
@@ -328,24 +329,24 @@ fn late(all: &[Seen], launched: Option<&Launched>) -> Vec<String> {
             'D' => "it waits for a disk or file server".into(),
             state => format!("it is alive (state {state})"),
         };
-        lines.push(format!("rank {} (process {}) has not got past {place}: {how}", seen.rank, seen.pid));
+        lines.push(format!("rank {} (process {}) is not past {place}: {how}", seen.rank, seen.pid));
     }
-    // Where all ranks are on this node, one that is not seen has not begun.
+    // If all ranks are on this node, one that is not visible has not started.
     if let Some(Launched { size: Some(size), local_size: Some(local), .. }) = launched
         && size == local
     {
         for rank in (0..*size).filter(|rank| all.iter().all(|seen| seen.rank != *rank)) {
-            lines.push(format!("rank {rank} has not begun, or has ended: no process of it is on this node"));
+            lines.push(format!("rank {rank} has not started, or has ended: this node has no process of it"));
         }
     }
     lines
 }
 
-/// What can be said where no rank of this node is late.
+/// The message if no rank of this node is late.
 fn elsewhere(here: &[Seen], launched: Option<&Launched>) -> String {
     let of = launched.and_then(|own| own.size).map_or(String::new(), |size| format!(" of {size}"));
     format!(
-        "the {}{of} on this node wait: a rank of another node has not come, and no rank there says which",
+        "the {}{of} on this node wait: a rank of another node is late, and no rank there reports which",
         human::counted(here.len(), "rank")
     )
 }
@@ -375,18 +376,17 @@ mod tests {
         use StartPlace::{Compare, Deck, Mpi};
         let one = |all: &[Seen]| late(all, None).join("\n");
         let stopped = one(&[seen(0, 'S', Some(Deck)), seen(1, 'T', Some(Mpi)), seen(2, 'S', Some(Mpi))]);
-        assert_eq!(stopped, "rank 1 (process 71) has not got past `start MPI`: it is stopped");
+        assert_eq!(stopped, "rank 1 (process 71) is not past `start MPI`: it is stopped");
         let behind = one(&[seen(0, 'S', Some(Compare)), seen(1, 'D', Some(Deck))]);
         assert_eq!(
             behind,
-            "rank 1 (process 71) has not got past `read the deck`: it waits for a disk or file server"
+            "rank 1 (process 71) is not past `read the deck`: it waits for a disk or file server"
         );
         let not_begun = one(&[seen(0, 'S', Some(Mpi)), seen(1, 'R', None)]);
-        assert_eq!(not_begun, "rank 1 (process 71) has not got past its first step: it is alive (state R)");
+        assert_eq!(not_begun, "rank 1 (process 71) is not past its first step: it is alive (state R)");
         let deck = one(&[seen(0, 'S', Some(Deck)), seen(1, 'S', Some(Deck))]);
         assert!(
-            deck.starts_with("rank 0 (process 70) has not got past `read the deck`")
-                && !deck.contains("rank 1")
+            deck.starts_with("rank 0 (process 70) is not past `read the deck`") && !deck.contains("rank 1")
         );
         assert_eq!(
             one(&[seen(0, 'S', Some(Compare)), seen(1, 'S', Some(Compare))]),

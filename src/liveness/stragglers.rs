@@ -1,42 +1,43 @@
-//! Who holds the others up: compute and waiting time of every rank, once in a while or again and again.
+//! Which rank delays the others: compute and waiting time of every rank, in single steps or repeatedly.
 //!
-//! Ranks wait for the slowest one, so step times are equal and compute times tell. Must not know: MPI, files.
+//! Ranks wait for the slowest one, so step times are equal and compute times are significant. Must not know:
+//! MPI, files.
 
 use crate::quantile::median;
 use crate::telemetry::step_row::RankStep;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Steps that are judged together; at most one line is said for each such window.
+/// Steps that are judged together; at most one line is logged per window.
 pub const WINDOW: usize = 50;
 /// A rank that computes longer than the median rank by this factor is slow in this step.
 const SLOW: f64 = 1.3;
-/// One step stands out when its slowest rank takes longer than the median rank by this factor ...
+/// A single step is reported if its slowest rank takes longer than the median rank by this factor ...
 const ONE_OFF: f64 = 3.0;
 /// ... and by this much.
 const ONE_OFF_MS: f64 = 200.0;
-/// Share of a window's steps that makes a rank slow for good.
+/// Fraction of a window's steps that makes a rank a chronic straggler.
 const CHRONIC: f64 = 0.6;
 
-/// Time a rank worked in a step, and time it waited for others.
+/// Time a rank computed in a step, and time it waited for others.
 fn compute_and_wait_ms(rank: &RankStep) -> (f64, f64) {
     (rank.step_ms - rank.exposed_comm_ms, rank.exposed_comm_ms)
 }
 
-/// Micro-batches of a step that each rank computes: micro-batch j is rank j mod N's.
+/// Micro-batches of a step per rank: micro-batch j is computed by rank j mod N.
 fn micro_batches_of(n_ranks: usize, n_micro_batches: usize) -> Vec<usize> {
     (0..n_ranks).map(|rank| (rank..n_micro_batches).step_by(n_ranks).count()).collect()
 }
 
-/// Where the time of one step went, in ms; the three add up to the step of rank 0, whose clock counts: what
-/// ranks spent apart from each other (a save, an evaluation) is then in no two classes.
+/// Where the time of one step went, in ms; the three add up to the step of rank 0, whose clock counts: time
+/// that ranks spend apart from each other (a save, an evaluation) is thus in one class only.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct StepShares {
-    /// Compute of the mean rank.
+    /// Mean compute over ranks.
     pub useful_ms: f64,
-    /// What the slowest rank computed longer than the mean.
+    /// Compute of the slowest rank beyond the mean.
     pub straggler_ms: f64,
-    /// What even the slowest rank waited.
+    /// Waiting time even of the slowest rank.
     pub exposed_ms: f64,
 }
 
@@ -51,43 +52,43 @@ impl StepShares {
     }
 }
 
-/// What is known of a rank that held the others up.
+/// The kind of a straggler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Class {
     /// The slowest in most steps of a window.
     Chronic,
-    /// In one step alone.
+    /// In one step only.
     OneOff,
 }
 
-/// A rank that held the others up, over a window of steps or in a single one.
+/// A rank that delayed the others, over a window of steps or in a single one.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Straggler {
     /// How often it happens.
     pub class: Class,
-    /// The single step; of a window its last one.
+    /// The single step; for a window its last one.
     pub step: u64,
-    /// Which rank.
+    /// The rank.
     pub rank: usize,
     /// Its node.
     pub host: String,
-    /// Steps in which it was the slowest and slow ...
+    /// Number of steps in which it was the slowest and slow ...
     pub n_slow: usize,
-    /// ... of so many.
+    /// ... out of this number.
     pub n_steps: usize,
-    /// What it computes in a step, in ms: the mean of the window, or of the single step.
+    /// Its compute per step, in ms: the mean of the window, or that of the single step.
     pub compute_ms: f64,
-    /// What it waits for others.
+    /// Its waiting time.
     pub wait_ms: f64,
-    /// What the median of the other ranks would compute for as many micro-batches.
+    /// Median compute of the other ranks for the same number of micro-batches.
     pub others_compute_ms: f64,
-    /// What the median of the other ranks waits.
+    /// Median waiting time of the other ranks.
     pub others_wait_ms: f64,
 }
 
 impl Straggler {
-    /// How many times longer it computes than the others do.
+    /// Ratio of its compute to that of the others.
     fn factor(&self) -> f64 {
         self.compute_ms / self.others_compute_ms.max(1e-3)
     }
@@ -101,7 +102,7 @@ impl fmt::Display for Straggler {
             Class::Chronic => write!(
                 f,
                 "straggler, chronic: rank {rank} on {host} was the slowest in {n_slow} of the last {n_steps} \
-                 steps; it computes {compute_ms:.1} ms a step and waits {wait_ms:.1} ms, the median rank \
+                 steps; it computes {compute_ms:.1} ms per step and waits {wait_ms:.1} ms, the median rank \
                  computes {others_ms:.1} ms and waits {others_wait_ms:.1} ms"
             ),
             Class::OneOff => write!(
@@ -113,15 +114,16 @@ impl fmt::Display for Straggler {
     }
 }
 
-/// Judges step after step.
+/// Judges one step after another.
 #[derive(Debug, Default)]
 pub struct Stragglers {
     /// Node of each rank.
     hosts: Vec<String>,
-    /// Micro-batches of each rank in a step; those without any are not judged.
+    /// Micro-batches of each rank in a step; ranks without any are not judged.
     n_micro_batches: Vec<usize>,
     n_steps: usize,
-    /// Per rank: steps in which it was the slowest and slow, and its sums of compute and wait in this window.
+    /// Per rank: number of steps in which it was the slowest and slow, and its compute and waiting time in
+    /// this window.
     slow: Vec<(usize, f64, f64)>,
     /// The worst single step of this window.
     worst: Option<Straggler>,
@@ -135,25 +137,25 @@ impl Stragglers {
         Stragglers { hosts, n_micro_batches, slow, ..Stragglers::default() }
     }
 
-    /// The ranks that have something to compute.
+    /// The ranks with compute work.
     fn judged(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.n_micro_batches.len()).filter(|&r| self.n_micro_batches[r] > 0)
     }
 
-    /// What the median of the other ranks would take for as many micro-batches as `rank` has; that rank
-    /// itself would be the median of two.
+    /// Median time of the other ranks for the same number of micro-batches as `rank`; `rank` itself would be
+    /// the median of two.
     fn median_of_others(&self, rank: usize, compute: impl Fn(usize) -> f64) -> f64 {
         let pace = |r: usize| compute(r) / self.n_micro_batches[r] as f64;
         median(&self.judged().filter(|&r| r != rank).map(pace).collect::<Vec<_>>())
             * self.n_micro_batches[rank] as f64
     }
 
-    /// What the median of the other ranks waits.
+    /// Median waiting time of the other ranks.
     fn median_wait_of_others(&self, rank: usize, wait: impl Fn(usize) -> f64) -> f64 {
         median(&self.judged().filter(|&r| r != rank).map(wait).collect::<Vec<_>>())
     }
 
-    /// A step is done; who held the others up in the window that ends with it, if anybody.
+    /// A step is done; returns the straggler of the window that ends with it, if any.
     pub fn step(&mut self, step: u64, ranks: &[RankStep]) -> Option<Straggler> {
         if self.judged().count() < 2 || ranks.len() != self.slow.len() {
             return None;

@@ -1,10 +1,10 @@
-//! The second thread of a recorder: this rank's signs of life, and who is late where the rank stands still.
+//! The second thread of a recorder: this rank's heartbeats, and a report of late ranks when this rank hangs.
 //!
-//! When the main thread has not moved for `timeout`, this thread reads the files of all ranks (the stuck
-//! communicator is of no use), and the lowest rank that is alive says who has not arrived where. The job
-//! ends.
+//! When the main thread has not progressed for `timeout`, this thread reads the files of all ranks (the stuck
+//! communicator cannot be used), and the lowest live rank reports which ranks have not arrived where. Then
+//! the job ends.
 //!
-//! Must not know: MPI. How the job is ended is told.
+//! Must not know: MPI. The caller supplies the way to end the job.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -13,18 +13,18 @@ use crate::clock::{self, unix_now};
 use crate::liveness::heartbeat::{Heartbeat, Place};
 use crate::liveness::recording::{Recording, SLOWEST_BEAT};
 
-/// Beats between two looks at the others, after which a file that has not changed is of a rank that does not
-/// live.
+/// Beats between two looks at the other ranks, after which a file that has not changed belongs to a dead
+/// rank.
 const BEATS_TO_LIVE: u32 = 3;
-/// What the lowest live rank may take to say who is late before another one ends the job in its place.
+/// Time for the lowest live rank to report before another one ends the job in its place.
 const TIME_TO_SAY: Duration = Duration::from_secs(10);
 
-/// Between two looks at whether this rank has stood still for too long.
+/// Interval at which this rank's progress is checked.
 pub(super) fn look_every(timeout: Duration) -> Duration {
     (timeout / 60).clamp(Duration::from_millis(200), SLOWEST_BEAT)
 }
 
-/// Writes signs of life, and with a `timeout` also looks whether this rank has stood still for too long.
+/// Writes heartbeats, and with a `timeout` also checks whether this rank has hung.
 pub(super) fn watch(recording: &Recording, timeout: Option<Duration>, abort: impl Fn()) {
     let mut dumped_at = None;
     let mut awake = clock::Awake::now();
@@ -43,7 +43,7 @@ pub(super) fn watch(recording: &Recording, timeout: Option<Duration>, abort: imp
             recording.make_dir();
         }
         recording.publish();
-        // Ahead of the end, which may come from another rank.
+        // Before the end, which another rank may cause.
         if waits_long && dumped_at != Some(place.ordinal) {
             dumped_at = Some(place.ordinal);
             recording.dump();
@@ -58,8 +58,8 @@ pub(super) fn watch(recording: &Recording, timeout: Option<Duration>, abort: imp
     }
 }
 
-/// Looks twice at all ranks; the lowest live one says who is late. False when this rank, or one it may be
-/// waiting for, gets on after all.
+/// Looks twice at all ranks; the lowest live one reports the late ones. False if this rank, or one it may be
+/// waiting for, progresses after all.
 fn judge(recording: &Recording, beat: Duration, place: Place) -> bool {
     let mut awake = clock::Awake::now();
     let before = read_all(recording);
@@ -73,7 +73,7 @@ fn judge(recording: &Recording, beat: Duration, place: Place) -> bool {
     if moves_on(BEATS_TO_LIVE) {
         return false;
     }
-    // Stopped in the middle of it, this rank has not seen the others for so many beats.
+    // If it was stopped in between, this rank has missed the others' heartbeats.
     if awake.look(Instant::now(), beat * BEATS_TO_LIVE).is_some() {
         return false;
     }
@@ -103,17 +103,20 @@ fn judge(recording: &Recording, beat: Duration, place: Place) -> bool {
     ) {
         log::error!("{line}");
     }
-    log::error!("the last events of each rank are in {}; the job ends with code 5", recording.dir.display());
+    log::error!(
+        "the last events of each rank are in {}; the job ends with exit code \
+                 5",
+        recording.dir.display()
+    );
     true
 }
 
-/// The newest sign of every rank.
+/// The newest heartbeat of every rank.
 fn read_all(recording: &Recording) -> Vec<Option<Heartbeat>> {
     (0..recording.hosts.len()).map(|rank| Heartbeat::read(&recording.dir, rank)).collect()
 }
 
-/// Who has not arrived, one line per late rank: those without a sign of life; without such, those furthest
-/// behind.
+/// A line per late rank: those without a heartbeat; if there are none, those furthest behind.
 fn verdict(
     all: &[Option<Heartbeat>],
     live: &[bool],
@@ -126,7 +129,7 @@ fn verdict(
     let ordinals = all.iter().map(|p| p.as_ref().map_or(0, |p| p.ordinal));
     let (first, last) = (ordinals.clone().min().unwrap_or(0), ordinals.max().unwrap_or(0));
     let any_dead = live.contains(&false);
-    // Where the others wait, for a rank that is itself behind.
+    // Where the others wait, for a rank that is behind itself.
     let ahead = all.iter().flatten().find(|p| p.ordinal == last);
     let own_is_behind = all[own_rank].as_ref().is_some_and(|p| p.ordinal < last);
     let (meeting, meeting_step) = match ahead {
@@ -135,7 +138,7 @@ fn verdict(
     };
     let mut lines = vec![format!(
         "rank {own_rank} has {} {:.0} s at `{own_words}` of step {own_step} (run.timeout)",
-        if own_is_behind { "stood still for" } else { "waited" },
+        if own_is_behind { "made no progress for" } else { "waited" },
         waited.as_secs_f64()
     )];
     for (rank, progress) in all.iter().enumerate() {
@@ -149,20 +152,18 @@ fn verdict(
         }
         lines.push(match progress {
             None => format!(
-                "rank {rank} on {} has not arrived at `{meeting}` of step {meeting_step}: it has never been \
-                 seen",
+                "rank {rank} on {} has not arrived at `{meeting}` of step {meeting_step}: it was never seen",
                 hosts[rank]
             ),
             Some(p) => {
                 let sign = if live[rank] {
                     "it is alive"
                 } else {
-                    "it gives no sign of life (stopped, or its \
-                                                                   node is gone)"
+                    "it has no heartbeat (stopped, or its node is down)"
                 };
                 format!(
                     "rank {rank} on {} (process {}) has not arrived at `{meeting}` of step {meeting_step}: \
-                     last seen at `{}` of step {}, which it began {:.0} s ago; {sign}",
+                     last seen at `{}` of step {}, started {:.0} s ago; {sign}",
                     p.host,
                     p.pid,
                     p.what,
@@ -174,7 +175,7 @@ fn verdict(
     }
     if lines.len() == 1 {
         lines.push(
-            "every rank has arrived and lives: the collective itself does not end (network, or MPI)".into(),
+            "every rank has arrived and is alive: the collective itself hangs (network, or MPI)".into(),
         );
     }
     lines
@@ -213,7 +214,7 @@ mod tests {
             dead.starts_with("rank 2 on n2 (process 7) has not arrived at `wait h.1` of step 3"),
             "{dead}"
         );
-        assert!(dead.contains("no sign of life") && !dead.contains("rank 1"), "{dead}");
+        assert!(dead.contains("no heartbeat") && !dead.contains("rank 1"), "{dead}");
         let behind = late(&[progress(0, 9), progress(1, 4), progress(2, 8)], &[true; 3]);
         assert!(
             behind.starts_with("rank 1 on n1") && behind.contains("last seen at `forward h.0`"),
@@ -230,7 +231,7 @@ mod tests {
         assert!(none.contains("every rank has arrived"), "{none}");
         let unseen = late(&[progress(0, 9), None], &[true, false]);
         assert!(
-            unseen.starts_with("rank 1 on n1 has not arrived") && unseen.contains("never been seen"),
+            unseen.starts_with("rank 1 on n1 has not arrived") && unseen.contains("never seen"),
             "{unseen}"
         );
     }

@@ -47,7 +47,9 @@ macro_rules! families {
 
             /// config.json of a model for `transformers`, without the element type.
             pub fn transformers_config(model: &ModelSection) -> serde_json::Value {
-                match model.family { $(config::Family::$Name => <$Type as Family>::transformers_config(model),)+ }
+                match model.family {
+                    $(config::Family::$Name => <$Type as Family>::transformers_config(model),)+
+                }
             }
 
             /// Reads a config.json of the family that has this name in decks.
@@ -123,7 +125,9 @@ impl Model {
     /// Every tensor as `transformers` saves it, in the order of our parameters; a tied head is not saved.
     pub fn transformers_tensors(&self) -> Vec<Tensor> {
         let params = self.spec.params.iter().enumerate();
-        of_family!(&self.family, family => params.flat_map(|(p, ours)| family.transformers_tensors(p, ours)).collect())
+        of_family!(&self.family, family => {
+            params.flat_map(|(p, ours)| family.transformers_tensors(p, ours)).collect()
+        })
     }
 
     /// Runs the forward of an embedding or block.

@@ -140,8 +140,11 @@ macro_rules! unit {
                     ),)+
                 };
                 let left = (params.next().is_some(), saved.next().is_some(), grads.next().is_some());
-                assert_eq!(left, (false, false, false), "parameters, saved tensors or gradients that no \
-                                                         layer has");
+                assert_eq!(
+                    left,
+                    (false, false, false),
+                    "parameters, saved tensors or gradients that no layer has"
+                );
                 unit
             }
 

@@ -57,7 +57,9 @@ macro_rules! optimizers {
         impl UpdateStep {
             /// The numbers of an update by `kind`.
             pub fn new(kind: OptimizerKind, hyper: &Hyper, now: &UpdateNow) -> Self {
-                match kind { $(OptimizerKind::$Variant => UpdateStep::$Variant(Optimizer::new(hyper, now)),)+ }
+                match kind {
+                    $(OptimizerKind::$Variant => UpdateStep::$Variant(Optimizer::new(hyper, now)),)+
+                }
             }
 
             /// Whose update it is.

@@ -1,6 +1,6 @@
-//! What generating text needs: programs of a few rows, and what lives from one to the next.
+//! Plan for text generation: programs of a few rows, and the buffers that live from one to the next.
 //!
-//! It runs between steps, so it lies where their transient memory lies.
+//! It runs between steps, so it uses the space of their transient memory.
 
 use super::knobs::Knobs;
 use super::packing;
@@ -15,10 +15,10 @@ use crate::params::ModelSpec;
 use crate::telemetry::ledger::MemKind;
 use std::ops::Index;
 
-/// Elements of what is kept and of scratch, for a text as long as the model takes.
+/// Elements of the cache and of scratch, for a text of the model's full context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KeptSizes {
-    /// Blocks, each of which keeps the projections of its rows.
+    /// Blocks, each of which caches the projections of its rows.
     pub n_blocks: usize,
     /// Projections of a block.
     pub qkv: usize,
@@ -26,11 +26,11 @@ pub struct KeptSizes {
     pub out: usize,
     /// Log-sum-exps of all rows.
     pub lse: usize,
-    /// Attention's own scratch.
+    /// Scratch of attention.
     pub work: usize,
 }
 
-/// How many rows of a text are computed at once.
+/// Number of rows of a text computed at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Feed {
     /// Several rows of a prompt.
@@ -39,7 +39,7 @@ pub enum Feed {
     Row,
 }
 
-/// One of a kind for each [`Feed`].
+/// An entry for each [`Feed`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PerFeed<T> {
     /// For several rows of a prompt.
@@ -59,7 +59,7 @@ impl<T> Index<Feed> for PerFeed<T> {
     }
 }
 
-/// Which programs of generating text ran.
+/// Which programs of text generation ran.
 pub type Ran = PerFeed<bool>;
 
 impl Ran {
@@ -78,14 +78,14 @@ impl Ran {
     }
 }
 
-/// The plan of generating text.
+/// The plan of text generation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Generation {
     /// A pass of each kind.
     pub programs: PerFeed<Program>,
-    /// The projections that each block keeps.
+    /// The cached projections of each block.
     pub kept: Vec<Slot>,
-    /// Scratch of attention over them: output, log-sum-exps, the rest.
+    /// Output, log-sum-exps and scratch of attention over them.
     pub scratch: Vec<Slot>,
     /// One past the last byte of the arena that it uses.
     pub end: usize,
@@ -113,7 +113,17 @@ impl Generation {
         let activation = specs.row.activation_dtype;
         let slot = |name: String, kind, numel, dtype| Slot::always(name, kind, numel, dtype);
         let mut always: Vec<Slot> = (0..sizes.n_blocks)
-            .map(|i| slot(format!("block {i}: kept projections"), MemKind::Activation, sizes.qkv, activation))
+            .map(|i| {
+                slot(
+                    format!(
+                        "block {i}: cached \
+                                   projections"
+                    ),
+                    MemKind::Activation,
+                    sizes.qkv,
+                    activation,
+                )
+            })
             .collect();
         for (name, numel, dtype) in
             [("out", sizes.out, activation), ("lse", sizes.lse, DType::F32), ("work", sizes.work, DType::F32)]

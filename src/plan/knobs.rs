@@ -1,48 +1,49 @@
-//! What of the deck the plan depends on, caps of 0 already turned into "none".
+//! The settings of a plan, with caps of 0 converted to "none".
 
 use crate::config::{ActivationCheckpointing, Deck, OptimSection, ReduceWhen, ZeroSection};
 use crate::dtype::DType;
 use crate::optimizers::{OptimState, OptimizerKind};
 use crate::params::{ModelSpec, UnitId, UnitRole};
 
-/// The knobs the plan depends on, caps of 0 already turned into "none".
+/// The settings of a plan, with caps of 0 converted to "none".
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Knobs {
-    /// Gradients, masters and the optimizer's states exist; else parameters alone.
+    /// Whether gradients, masters and optimizer states exist; otherwise only parameters.
     pub trains: bool,
-    /// What updates the parameters.
+    /// The optimizer.
     pub optimizer: OptimizerKind,
-    /// What it keeps of each of them.
+    /// Its states per parameter.
     pub optim_states: &'static [OptimState],
     /// ZeRO stage, 0 to 3.
     pub stage: u8,
-    /// Visits gathered ahead.
+    /// Number of visits to prefetch.
     pub prefetch_units: usize,
-    /// Cap on bytes gathered ahead; `u64::MAX` = none.
+    /// Cap on prefetched bytes; `u64::MAX` = none.
     pub prefetch_max_bytes: u64,
-    /// Cap on gathered bytes alive at once; `u64::MAX` = none.
+    /// Cap on gathered bytes live at once; `u64::MAX` = none.
     pub max_live_bytes: u64,
-    /// Parameters at or under it stay whole.
+    /// Parameters of at most this size remain whole.
     pub persistence_threshold_bytes: u64,
     /// Parameters gathered in one call, in bytes; `u64::MAX` = a unit.
     pub gather_bucket_bytes: u64,
     /// Receive staging of one exchange, in bytes.
     pub reduce_bucket_bytes: u64,
-    /// Drop parameters between forward and backward.
+    /// Release parameters between forward and backward.
     pub release_after_forward: bool,
-    /// Collectives run beside compute.
+    /// Overlap collectives with compute.
     pub overlap: bool,
-    /// What is gathered and computed with.
+    /// Type of gathered and compute parameters.
     pub param_dtype: DType,
-    /// What gradients are kept in.
+    /// Type of stored gradients.
     pub grad_dtype: DType,
-    /// What gradients travel in.
+    /// Type of communicated gradients.
     pub reduce_dtype: DType,
-    /// Which blocks are computed again in backward.
+    /// Which blocks are recomputed in backward.
     pub activation_checkpointing: ActivationCheckpointing,
-    /// When gradients travel.
+    /// When gradients are reduced.
     pub reduce: ReduceWhen,
-    /// Gradients are exchanged and added in one order; else a reduce-scatter adds on the way.
+    /// Whether gradients are exchanged and added in a fixed order; otherwise a reduce-scatter adds on the
+    /// way.
     pub deterministic: bool,
 }
 
@@ -82,19 +83,30 @@ impl Knobs {
         }
     }
 
-    /// The same to compute with parameters alone, all of them cut.
+    /// The same to compute with parameters alone, all of them cut and none needed after its forward. The
+    /// deck's cap on gathered bytes was chosen for the parameters that it cuts itself: where that is not all
+    /// of them, it does not hold here.
     pub fn of_inference(deck: &Deck) -> Self {
-        Knobs { trains: false, stage: 3, persistence_threshold_bytes: 0, ..Knobs::from_deck(deck) }
+        let knobs = Knobs::from_deck(deck);
+        let cuts_all = knobs.stage == 3 && knobs.persistence_threshold_bytes == 0;
+        Knobs {
+            trains: false,
+            stage: 3,
+            persistence_threshold_bytes: 0,
+            release_after_forward: true,
+            max_live_bytes: if cuts_all { knobs.max_live_bytes } else { u64::MAX },
+            ..knobs
+        }
     }
 
-    /// What arrives at a rank for each element of its gradient slices when all ranks contribute: the others'
-    /// contributions, or one sum.
+    /// Number of values received per element of a rank's gradient slices when all ranks contribute: the
+    /// others' contributions, or one sum.
     pub fn arrivals(&self, world_size: usize) -> usize {
         if self.deterministic { world_size - 1 } else { 1.min(world_size - 1) }
     }
 
-    /// Whether a unit's saved tensors are dropped after forward and computed again in backward. Of `every:K`
-    /// it is each K-th block, the first one included.
+    /// Whether a unit's saved tensors are dropped after forward and recomputed in backward. For `every:K` it
+    /// is each K-th block, the first one included.
     pub fn recomputes(&self, spec: &ModelSpec, unit: UnitId) -> bool {
         let block = unit.wrapping_sub(1); // unit 0 is the embedding
         spec.units[unit].role == UnitRole::Block

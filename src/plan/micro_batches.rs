@@ -1,7 +1,7 @@
-//! Which micro-batch a rank computes when, and in which order sums over micro-batches are taken: the bits of
-//! a run depend on nothing else, and not on the number of ranks.
+//! Which micro-batch a rank computes when, and the order of sums over micro-batches: the bits of a run depend
+//! on nothing else, and not on the rank count.
 //!
-//! Pure. Must not know: what a micro-batch holds, how a sum travels.
+//! Pure. Must not know: the content of a micro-batch, how a sum is communicated.
 
 /// Micro-batches `0..n_micro` on `n_ranks` ranks: rank `j mod N` computes micro-batch j in micro-step `j div
 /// N`.
@@ -12,22 +12,22 @@ pub struct MicroBatches {
 }
 
 impl MicroBatches {
-    /// `n_micro` of them on `n_ranks` ranks.
+    /// `n_micro` micro-batches on `n_ranks` ranks.
     pub fn new(n_micro: usize, n_ranks: usize) -> Self {
         MicroBatches { n_micro, n_ranks }
     }
 
-    /// How many there are.
+    /// Their number.
     pub fn n_micro(self) -> usize {
         self.n_micro
     }
 
-    /// Micro-steps it takes.
+    /// The number of micro-steps.
     pub fn micro_steps(self) -> usize {
         self.n_micro.div_ceil(self.n_ranks)
     }
 
-    /// The micro-batch of `rank` in micro-step `a`; none where the last micro-step has none left for it.
+    /// The micro-batch of `rank` in micro-step `a`; none if the last micro-step has none for it.
     pub fn of(self, a: usize, rank: usize) -> Option<usize> {
         Some(a * self.n_ranks + rank).filter(|&j| j < self.n_micro)
     }
@@ -37,8 +37,8 @@ impl MicroBatches {
         self.n_micro.saturating_sub(a * self.n_ranks).min(self.n_ranks)
     }
 
-    /// The sum over all micro-batches in the order of j. `value(rank, a)` is what `rank` found in micro-step
-    /// `a`.
+    /// The sum over all micro-batches in the order of j. `value(rank, a)` is the value of `rank` in
+    /// micro-step `a`.
     pub fn sum(self, value: impl Fn(usize, usize) -> f64) -> f64 {
         (0..self.n_micro).map(|j| value(j % self.n_ranks, j / self.n_ranks)).sum()
     }

@@ -1,8 +1,8 @@
-//! Everything that is decided before step 0, as pure functions of (model, N, deck): the cut of each
-//! parameter, the order of instructions, where each buffer lies, and the bytes that travel.
+//! Everything decided before step 0, as pure functions of (model, N, deck): the partition of each parameter,
+//! the order of instructions, the placement of each buffer, and the bytes communicated.
 //!
-//! `zero3 plan` prints it, the executor runs it, the summary holds the measured figures against it.
-//! Must not know: MPI, devices, the clock.
+//! `zero3 plan` prints it, the executor runs it, the summary compares it with measurements. Must not know:
+//! MPI, devices, the clock.
 
 pub mod forecast;
 pub mod generation;
@@ -43,15 +43,15 @@ pub use placement::State;
 pub use program::Program;
 pub use slice::Slice;
 
-/// Buffers that live for a whole training step, over all its micro-steps.
+/// Buffers that live for a whole training step, across its micro-steps.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct StepSlots {
     /// All of them.
     pub slots: Vec<Slot>,
-    /// Fp32 sum of each parameter's gradient slice, where the slice at rest cannot hold it: lower precision,
-    /// or whole.
+    /// Fp32 sum of each parameter's gradient slice, if the slice at rest cannot hold it: lower precision, or
+    /// whole.
     pub sums: Vec<Option<SlotId>>,
-    /// Fp32 full gradient of each parameter held from micro-step to micro-step (`reduce = last_micro_step`),
+    /// Fp32 full gradient of each parameter accumulated over micro-steps (`reduce = last_micro_step`),
     /// padded.
     pub held: Vec<Option<SlotId>>,
 }
@@ -61,33 +61,33 @@ pub struct StepSlots {
 pub struct Plan {
     /// Ranks in the shard group (N).
     pub world_size: usize,
-    /// The knobs it was made with.
+    /// The settings it was made with.
     pub knobs: Knobs,
-    /// The cut of each parameter.
+    /// The partition of each parameter.
     pub partitions: Vec<Partition>,
-    /// What of each parameter is cut.
+    /// Which states of each parameter are sharded.
     pub placements: Vec<Placement>,
-    /// What a rank keeps between steps.
+    /// Buffers of a rank between steps.
     pub resident: Vec<Slot>,
     /// Which of them is which state of which parameter.
     resident_ids: ResidentIds,
-    /// What it keeps during a step besides.
+    /// Additional buffers during a step.
     pub step: StepSlots,
-    /// A micro-step of training; of `reduce = last_micro_step` the last one.
+    /// A micro-step of training; with `reduce = last_micro_step` the last one.
     pub train: Program,
-    /// A micro-step before the last one, where it differs: gradients are held.
+    /// A micro-step before the last one, if it differs: gradients are accumulated.
     pub train_hold: Option<Program>,
     /// One evaluation pass.
     pub eval: Program,
-    /// Generating text; none where nobody asked for it.
+    /// Text generation; none unless requested.
     pub generation: Option<Generation>,
-    /// How parameters (and, in stage 0, gradients) that are kept whole become whole again.
+    /// How whole parameters (and, in stage 0, gradients) are completed after the update of their slices.
     pub refresh: Refresh,
     /// Size of the arena.
     pub arena_bytes: usize,
-    /// Host memory beside the arena that asynchronous saves copy the state to; 0 without them.
+    /// Host memory outside the arena for the copy of asynchronous saves; 0 without them.
     pub host_staging_bytes: u64,
-    /// Pinned host memory of the device's transfers; 0 where the host can see the arena.
+    /// Pinned host memory for the device's transfers; 0 if the host can access the arena.
     pub pinned_bytes: u64,
 }
 
@@ -106,7 +106,7 @@ impl Plan {
         hasher.0.digest()
     }
 
-    /// Plans a model on `world_size` ranks. Fails where a cap in the deck cannot be kept.
+    /// Plans a model on `world_size` ranks. Fails if a cap in the deck cannot be met.
     pub fn new(spec: &ModelSpec, world_size: usize, knobs: &Knobs) -> Result<Self> {
         let partitions: Vec<Partition> =
             spec.params.iter().map(|p| Partition::new(p.numel(), world_size)).collect();
@@ -170,13 +170,12 @@ impl Plan {
         self.resident_ids[param][state.index()].map(|id| &self.resident[id])
     }
 
-    /// Bytes one rank keeps between steps.
+    /// Bytes per rank between steps.
     pub fn resident_bytes(&self) -> u64 {
         self.resident.iter().map(|slot| slot.bytes() as u64).sum()
     }
 
-    /// What the stage's formula says without padding and persistent parameters: `whole * Psi + cut * Psi /
-    /// N`.
+    /// The stage's formula, without padding and persistent parameters: `whole * Psi + cut * Psi / N`.
     pub fn formula_bytes(&self, n_params: usize) -> f64 {
         let (whole, cut) = placement::bytes_per_param(&self.knobs);
         whole as f64 * n_params as f64 + cut as f64 * n_params as f64 / self.world_size as f64
@@ -190,11 +189,11 @@ impl Plan {
         }
     }
 
-    /// Largest peaks of training, over its programs and the refresh after the update.
+    /// Peaks of training, over its programs and the refresh after the update.
     pub fn training_peaks(&self) -> Peaks {
         let mut peaks = self.train.peaks.clone();
         let always = self.resident.clone(); // the step's own buffers are back by then
-        // Other states are refreshed after a restore only.
+        // Other states are refreshed only after a restore.
         let buckets = self.refreshed_state().into_iter().flat_map(|state| self.refresh.of(state));
         let slots: Vec<Slot> =
             buckets.flat_map(|b| &b.staging).map(|&id| self.refresh.slots[id].clone()).collect();
@@ -237,12 +236,12 @@ impl Plan {
         self.host_staging_bytes + self.pinned_bytes
     }
 
-    /// Bytes of each of its elements that a rank saves: fp32 weights and the optimizer's states.
+    /// Bytes that a rank saves per element: fp32 weights and the optimizer's states.
     pub fn saved_bytes_per_param(&self) -> usize {
         BYTES_PER_STATE * (1 + self.knobs.optim_states.len())
     }
 
-    /// Room on the host for a copy of what this rank saves, padding included.
+    /// Host buffer for a copy of this rank's state, padding included.
     pub fn stage_saves(&mut self) {
         let bytes = self.saved_bytes_per_param() as u64;
         self.host_staging_bytes = self.partitions.iter().map(|p| bytes * p.shard_numel() as u64).sum();

@@ -1,16 +1,16 @@
-//! The ordered exchange of one bucket of gradients: which rank sends which elements to whom, where they land
-//! in the owner's staging, and in which order the owner adds them.
+//! The ordered exchange of one bucket of gradients: which rank sends which elements to which, their location
+//! in the owner's staging, and the order in which the owner adds them.
 //!
 //! MPI, NCCL and the planned bytes follow this one description. Both ends of a pair of ranks list their
-//! messages in the same order, so none needs a tag. Contributions are added in the order of ranks, which
-//! within a micro-step is the order of micro-batches: one left fold, whatever the number of ranks (rule 8).
+//! messages in the same order, so no tags are needed. Contributions are added in the order of ranks, which
+//! within a micro-step is the order of micro-batches: one left fold, independent of the rank count (rule 8).
 //!
-//! Must not know: how elements travel, what is left out because a rank can read another's memory.
+//! Must not know: the transport, and what is skipped because a rank can read another's memory.
 
 use super::schedule::{Bucket, Piece};
 use std::ops::Range;
 
-/// The exchange of a bucket, as one rank takes part in it: it receives the others' contributions to its own
+/// The exchange of a bucket from the view of one rank: it receives the others' contributions to its own
 /// slices, and sends its contributions to theirs.
 #[derive(Debug, Clone, Copy)]
 pub struct OrderedExchange<'a> {
@@ -23,44 +23,44 @@ pub struct OrderedExchange<'a> {
     contributors: usize,
 }
 
-/// Elements that one rank sends and another receives.
+/// A message between two ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Message {
     /// The other rank.
     pub peer: usize,
     /// Position of the parameter in the reduction's list.
     pub param: usize,
-    /// Elements: of the full gradient where this rank sends, of the staging where it receives.
+    /// Elements: of the full gradient if this rank sends, of the staging if it receives.
     pub elements: Range<usize>,
 }
 
-/// One piece of this rank's slices, and where its contributions are.
+/// One piece of this rank's slices, and the locations of its contributions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
     /// Position of the parameter in the reduction's list.
     pub param: usize,
-    /// Elements of this rank's slice, where the sum goes.
+    /// Elements of this rank's slice, the destination of the sum.
     pub in_slice: Range<usize>,
     /// The same elements of a full gradient: this rank's own contribution, and what others send.
     pub in_full: Range<usize>,
-    /// Where the first contribution that is received lies in the staging.
+    /// Location of the first received contribution in the staging.
     pub in_staging: Range<usize>,
     /// Elements from there to the next one.
     pub stride: usize,
 }
 
-/// Contributions that `rank` receives from others: ranks `0..contributors` have one.
+/// Number of contributions that `rank` receives: ranks `0..contributors` have one.
 pub fn n_received(rank: usize, contributors: usize) -> usize {
     contributors - usize::from(rank < contributors)
 }
 
-/// Position of a contributor in the staging: contributors in the order of ranks, the owner left out.
+/// Position of a contributor in the staging: contributors in rank order, without the owner.
 fn staging_index(contributor: usize, owner: usize) -> usize {
     contributor - usize::from(contributor > owner)
 }
 
 impl Part {
-    /// Where the contribution of a rank lies in the staging of `owner`, another rank.
+    /// Location of a rank's contribution in the staging of `owner`, another rank.
     pub fn staged(&self, contributor: usize, owner: usize) -> Range<usize> {
         let start = self.in_staging.start + staging_index(contributor, owner) * self.stride;
         start..start + self.in_staging.len()
@@ -68,8 +68,8 @@ impl Part {
 }
 
 impl Bucket {
-    /// The exchange of this bucket between `size` ranks, of which `0..contributors` have a gradient, as
-    /// `rank` sees it.
+    /// The exchange of this bucket between `size` ranks, of which `0..contributors` have a gradient, from the
+    /// view of `rank`.
     pub fn exchange(&self, rank: usize, size: usize, contributors: usize) -> OrderedExchange<'_> {
         assert!(rank < size && contributors <= size, "rank {rank} of {size}, {contributors} contributors");
         OrderedExchange { pieces: &self.pieces, numel: self.numel(), rank, size, contributors }
@@ -88,12 +88,12 @@ impl<'a> OrderedExchange<'a> {
         })
     }
 
-    /// The ranks whose contributions are added, in that order.
+    /// The ranks whose contributions are added, in order.
     pub fn contributors(self) -> Range<usize> {
         0..self.contributors
     }
 
-    /// What this rank receives.
+    /// The messages this rank receives.
     pub fn receives(self) -> impl Iterator<Item = Message> + use<'a> {
         self.contributors().filter(move |&from| from != self.rank).flat_map(move |from| {
             self.parts().map(move |part| Message {
@@ -104,7 +104,7 @@ impl<'a> OrderedExchange<'a> {
         })
     }
 
-    /// What this rank sends.
+    /// The messages this rank sends.
     pub fn sends(self) -> impl Iterator<Item = Message> + use<'a> {
         let owners = if self.rank < self.contributors { 0..self.size } else { 0..0 };
         owners.filter(move |&to| to != self.rank).flat_map(move |to| {
@@ -196,8 +196,10 @@ mod tests {
         ) {
             let rank = rank % size;
             for part in bucket.exchange(rank, size, size).parts() {
-                let starts: Vec<usize> =
-                    (0..size).filter(|&from| from != rank).map(|from| part.staged(from, rank).start).collect();
+                let starts: Vec<usize> = (0..size)
+                    .filter(|&from| from != rank)
+                    .map(|from| part.staged(from, rank).start)
+                    .collect();
                 let kernel = (0..size - 1).map(|position| part.in_staging.start + position * part.stride);
                 prop_assert_eq!(starts, kernel.collect::<Vec<_>>());
             }

@@ -1,12 +1,12 @@
-//! Offsets for buffers that live for a while: two may share a place if they never live at the same time.
+//! Offsets for buffers with limited lifetimes: two may share space if they are never live at the same time.
 //!
-//! First fit, largest first. What is taken at any time is kept in a tree over the instructions, so that
-//! placing a slot asks a handful of sets instead of every slot placed before.
+//! First fit, largest first. Occupied ranges are stored in a tree over the instructions, so that placing a
+//! slot queries a few sets instead of every slot placed before.
 
 use super::slots::{Slot, aligned};
 use std::collections::BTreeMap;
 
-/// Gives every slot the lowest offset at or above `base` that collides with no slot alive at the same time,
+/// Gives every slot the lowest offset at or above `base` that collides with no slot live at the same time,
 /// largest first. Returns the end of the highest slot.
 pub fn pack(slots: &mut [Slot], base: usize) -> usize {
     let mut order: Vec<usize> = (0..slots.len()).collect();
@@ -26,12 +26,12 @@ pub fn pack(slots: &mut [Slot], base: usize) -> usize {
     end
 }
 
-/// Places that are taken, apart from each other: start to end.
+/// Disjoint occupied ranges: start to end.
 #[derive(Default)]
 struct Places(BTreeMap<usize, usize>);
 
 impl Places {
-    /// Adds `start..end`, joined with what it overlaps or touches.
+    /// Adds `start..end`, merged with ranges it overlaps or touches.
     fn insert(&mut self, mut start: usize, mut end: usize) {
         while let Some((&s, &e)) = self.0.range(..=end).next_back().filter(|&(_, &e)| e >= start) {
             (start, end) = (start.min(s), end.max(e));
@@ -40,7 +40,7 @@ impl Places {
         self.0.insert(start, end);
     }
 
-    /// The end of a place that overlaps `start..end`, if one does.
+    /// The end of a range that overlaps `start..end`, if any.
     fn in_the_way(&self, start: usize, end: usize) -> Option<usize> {
         self.0.range(..end).next_back().map(|(_, &e)| e).filter(|&e| e > start)
     }
@@ -50,9 +50,9 @@ impl Places {
 /// `n_leaves + t` is `t`.
 struct Taken {
     n_leaves: usize,
-    /// Taken during all instructions of the node.
+    /// Occupied during all instructions of the node.
     throughout: Vec<Places>,
-    /// Taken during some of them.
+    /// Occupied during some of them.
     sometimes: Vec<Places>,
 }
 
@@ -63,7 +63,7 @@ impl Taken {
         Taken { n_leaves, throughout: places(), sometimes: places() }
     }
 
-    /// The fewest nodes that cover the instructions `first..end` together.
+    /// The smallest set of nodes that covers the instructions `first..end`.
     fn cover(&self, (first, end): (usize, usize)) -> Vec<usize> {
         let (mut low, mut high) = (first + self.n_leaves, end + self.n_leaves);
         let mut nodes = Vec::new();
@@ -81,7 +81,7 @@ impl Taken {
         nodes
     }
 
-    /// The nodes above `node`.
+    /// The ancestors of `node`.
     fn above(node: usize) -> impl Iterator<Item = usize> {
         std::iter::successors(Some(node / 2), |n| Some(n / 2)).take_while(|&n| n > 0)
     }

@@ -1,10 +1,10 @@
-//! How one parameter is cut: flattened, padded to a multiple of N, N equal contiguous slices.
+//! How one parameter is sharded: flattened, padded to a multiple of N, N equal contiguous slices.
 //!
-//! Slices depend on the parameter and N alone, never on units or buckets (storage rule 1).
+//! Slices depend only on the parameter and N, never on units or buckets (storage rule 1).
 
 use std::ops::Range;
 
-/// The cut of one parameter over the shard group.
+/// The partition of one parameter over the shard group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Partition {
     /// Elements of the parameter.
@@ -14,7 +14,7 @@ pub struct Partition {
 }
 
 impl Partition {
-    /// Cuts `numel` elements over `world_size` ranks.
+    /// Partitions `numel` elements over `world_size` ranks.
     pub fn new(numel: usize, world_size: usize) -> Self {
         assert!(world_size > 0, "a shard group has at least one rank");
         Partition { numel, world_size }
@@ -30,7 +30,7 @@ impl Partition {
         self.shard_numel() * self.world_size
     }
 
-    /// Ranks whose slice is empty: the last ones.
+    /// Number of ranks whose slice is empty: the last ones.
     pub fn n_empty(&self) -> usize {
         self.world_size - self.numel.div_ceil(self.shard_numel().max(1))
     }

@@ -1,4 +1,4 @@
-//! What is cut into slices and what every rank keeps whole: the ZeRO stages and the persistence threshold,
+//! Which states are sharded and which every rank holds whole: the ZeRO stages and the persistence threshold,
 //! per parameter.
 
 use super::knobs::Knobs;
@@ -12,14 +12,14 @@ use crate::telemetry::ledger::MemKind;
 pub enum Hold {
     /// Its slice.
     Sharded,
-    /// All of it, like every other rank.
+    /// All of it, on every rank.
     Whole,
 }
 
 /// The states of one parameter. The optimizer's states and master weights are held alike.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Placement {
-    /// The parameter as it is computed with.
+    /// The compute parameter.
     pub param: Hold,
     /// Its reduced gradient.
     pub grad: Hold,
@@ -27,12 +27,12 @@ pub struct Placement {
     pub optim: Hold,
 }
 
-/// The slices (or whole tensors) a rank keeps of one parameter between steps.
+/// The slices (or whole tensors) of one parameter that a rank holds between steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
     /// The parameter, in `param_dtype`; in fp32 it is its own master.
     Param,
-    /// Fp32 master weights beside a parameter of lower precision.
+    /// Fp32 master weights of a low-precision parameter.
     Master,
     /// The reduced gradient, in `grad_dtype`.
     Grad,
@@ -41,8 +41,8 @@ pub enum State {
 }
 
 impl Placement {
-    /// Stage 0 keeps everything whole, 1 cuts the optimizer, 2 the gradients too, 3 the parameters too but
-    /// for those at or under the persistence threshold.
+    /// Stage 0 holds everything whole, 1 shards the optimizer, 2 also the gradients, 3 also the parameters,
+    /// except those of at most the persistence threshold.
     pub fn of(numel: usize, knobs: &Knobs) -> Self {
         let cut_from = |stage| if knobs.stage >= stage { Hold::Sharded } else { Hold::Whole };
         let persistent = (numel * knobs.param_dtype.bytes()) as u64 <= knobs.persistence_threshold_bytes;
@@ -61,9 +61,9 @@ impl Placement {
 }
 
 impl State {
-    /// How many there are.
+    /// Their number.
     pub const COUNT: usize = 3 + OptimState::ALL.len();
-    /// All of them, in the order they lie in memory.
+    /// All of them, in memory order.
     pub const ALL: [State; State::COUNT] = {
         let mut all = [State::Grad; State::COUNT];
         (all[0], all[1]) = (State::Param, State::Master);
@@ -95,7 +95,7 @@ impl State {
         }
     }
 
-    /// Its element type; None where it does not exist.
+    /// Its element type; None if it does not exist.
     pub fn dtype(self, knobs: &Knobs) -> Option<DType> {
         match self {
             State::Param => Some(knobs.param_dtype),
@@ -106,7 +106,7 @@ impl State {
         }
     }
 
-    /// What it counts as in the ledger.
+    /// Its kind in the ledger.
     pub fn kind(self) -> MemKind {
         match self {
             State::Param => MemKind::ParamShard,
@@ -125,8 +125,8 @@ impl State {
     }
 }
 
-/// Bytes per parameter that the stage keeps whole on each rank, and that it divides by N: resident state is
-/// `whole * Psi + cut * Psi / N`, plus padding and what the persistence threshold keeps whole.
+/// Bytes per parameter that the stage holds whole on each rank, and that it divides by N: resident state is
+/// `whole * Psi + cut * Psi / N`, plus padding and the persistent parameters.
 pub fn bytes_per_param(knobs: &Knobs) -> (usize, usize) {
     // A parameter too large for any threshold.
     let placement = Placement::of(usize::MAX / 8, &Knobs { persistence_threshold_bytes: 0, ..*knobs });

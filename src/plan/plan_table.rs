@@ -1,4 +1,4 @@
-//! The plan as people and programs read it: `zero3 plan`.
+//! The plan as text and JSON: `zero3 plan`.
 
 use super::micro_batches::MicroBatches;
 use super::partition::Partition;
@@ -11,7 +11,7 @@ use crate::params::ModelSpec;
 use serde::Serialize;
 use std::fmt;
 
-/// What a plan on paper needs besides the plan.
+/// Additional parameters of a printed plan.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Shape {
     /// Micro-batches of a step.
@@ -20,7 +20,7 @@ pub struct Shape {
     pub ranks_per_node: usize,
 }
 
-/// A plan on paper. All sizes are bytes of one rank unless said otherwise.
+/// A printed plan. All sizes are bytes per rank unless stated otherwise.
 #[derive(Debug, Clone, Serialize)]
 pub struct Paper {
     /// Ranks in the shard group (N).
@@ -37,11 +37,11 @@ pub struct Paper {
     pub micro_steps: usize,
     /// Ranks with a micro-batch in the last micro-step.
     pub ranks_in_last_micro_step: usize,
-    /// The cut of each parameter.
+    /// The partition of each parameter.
     pub params: Vec<ParamRow>,
-    /// Gradients are held and reduced in the last micro-step alone.
+    /// Whether gradients are accumulated and reduced only in the last micro-step.
     pub reduced_once: bool,
-    /// One micro-step (the last one, where gradients are held), instruction by instruction.
+    /// One micro-step (the last one, if gradients are accumulated), instruction by instruction.
     pub schedule: Vec<String>,
     /// Resident model state, padding included.
     pub resident_bytes: u64,
@@ -53,21 +53,21 @@ pub struct Paper {
     pub peak_bytes_by_kind: Vec<KindRow>,
     /// Largest sum of all kinds at once.
     pub peak_bytes: u64,
-    /// Where it is needed.
+    /// The instruction of that peak.
     pub peak_at: String,
-    /// Size of the arena: the peak and what packing costs.
+    /// Size of the arena: the peak plus packing overhead.
     pub arena_bytes: u64,
     /// Received per step by each rank.
     pub step_volume: Vec<VolumeRow>,
-    /// The most a rank receives per step with nothing persistent.
+    /// Upper limit of the bytes a rank receives per step, with nothing persistent.
     pub upper_bound: Bound,
-    /// What one micro-step gathers less than everything twice.
+    /// Savings of one micro-step compared with gathering everything twice.
     pub savings: Vec<Saving>,
     /// Received from other nodes by all ranks of one full node per step.
     pub node: NodeVolume,
 }
 
-/// The cut of one parameter.
+/// The partition of one parameter.
 #[derive(Debug, Clone, Serialize)]
 pub struct ParamRow {
     /// Name.
@@ -109,16 +109,16 @@ pub struct VolumeRow {
 /// Traffic into a node.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct NodeVolume {
-    /// Gathers, every rank fetching for itself.
+    /// Gathers, with every rank fetching separately.
     pub all_gather_bytes: u64,
     /// Reductions by exchange of slices (rule 8).
     pub reduce_scatter_bytes: u64,
-    /// What rings that enter each node once would bring in for the same reductions.
+    /// Incoming bytes of rings that enter each node once, for the same reductions.
     pub ring_reduce_scatter_bytes: u64,
 }
 
 impl Paper {
-    /// Puts a plan on paper.
+    /// Prints a plan.
     pub fn new(spec: &ModelSpec, plan: &Plan, shape: Shape) -> Self {
         let n = plan.world_size;
         let psi_hat: usize = plan.partitions.iter().map(Partition::padded_numel).sum();
@@ -188,13 +188,13 @@ impl Paper {
     }
 }
 
-/// Every rank of a full node receives slices of every rank outside it. Seen from the first node, whose ranks
-/// have micro-batches longest.
+/// Every rank of a full node receives slices of every rank outside it. For the first node, whose ranks have
+/// the most micro-batches.
 fn node_volume(plan: &Plan, shape: Shape) -> NodeVolume {
     let n = plan.world_size;
     let k = shape.ranks_per_node.min(n);
     let (ranks, outside) = (k as u64, (n - k) as u64);
-    // A gather brings as much from each peer.
+    // A gather receives the same from each peer.
     let from_a_peer =
         plan.step_volume(0, shape.n_micro).all_gather_bytes.checked_div(n as u64 - 1).unwrap_or(0);
     let slices = ranks * plan.reduce_slice_bytes();
@@ -251,7 +251,7 @@ fn instructions(spec: &ModelSpec, schedule: &Schedule) -> Vec<String> {
         .collect()
 }
 
-/// The instruction that sets the peak of training, unless it is no instruction's.
+/// The instruction at the peak of training, or a description if it is not an instruction's.
 fn peak_at(spec: &ModelSpec, plan: &Plan, peaks: &Peaks) -> String {
     if peaks.total > plan.train.peaks.total + plan.outside_bytes() {
         return "refresh".into();
@@ -291,12 +291,12 @@ impl fmt::Display for Paper {
         for line in &self.schedule {
             writeln!(f, "  {line}")?;
         }
-        writeln!(f, "\nmemory of one rank, at peak")?;
+        writeln!(f, "\nmemory per rank, at peak")?;
         for KindRow { kind, bytes } in &self.peak_bytes_by_kind {
             writeln!(f, "  {kind:<18} {bytes:>16}  {:>10}", human::bytes(*bytes))?;
         }
         let row = |name: &str, bytes: u64| format!("  {name:<18} {bytes:>16}  {:>10}", human::bytes(bytes));
-        writeln!(f, "{}  at {}", row("all together", self.peak_bytes), self.peak_at)?;
+        writeln!(f, "{}  at {}", row("total", self.peak_bytes), self.peak_at)?;
         writeln!(f, "{}", row("arena", self.arena_bytes))?;
         writeln!(
             f,
@@ -304,8 +304,8 @@ impl fmt::Display for Paper {
             row("at rest", self.resident_bytes),
             human::stage_formula(self.bytes_per_param, self.n_params as u64, n as u64)
         )?;
-        writeln!(f, "\nbytes received in one step")?;
-        writeln!(f, "  {:<12} {:>16} {:>16} {:>16}", "ranks", "all-gather", "reduce-scatter", "together")?;
+        writeln!(f, "\nbytes received per step")?;
+        writeln!(f, "  {:<12} {:>16} {:>16} {:>16}", "ranks", "all-gather", "reduce-scatter", "total")?;
         for v in &self.step_volume {
             let ranks = if v.first_rank == v.last_rank {
                 v.first_rank.to_string()
@@ -325,11 +325,12 @@ impl fmt::Display for Paper {
         for s in &self.savings {
             writeln!(f, "  saved        {:>50}  {} per micro-step: {}", s.bytes, s.param, s.reason)?;
         }
-        writeln!(f, "\nbytes a node of {} ranks receives from other nodes in one step", self.ranks_per_node)?;
+        writeln!(f, "\nbytes a node of {} ranks receives from other nodes per step", self.ranks_per_node)?;
         writeln!(f, "  all-gather     {:>16}", self.node.all_gather_bytes)?;
         write!(
             f,
-            "  reduce-scatter {:>16}  (a ring: {}; the exchange buys the same bits on every rank count)",
+            "  reduce-scatter {:>16}  (a ring: {}; the exchange gives bitwise the same results on every rank \
+             count)",
             self.node.reduce_scatter_bytes, self.node.ring_reduce_scatter_bytes
         )
     }

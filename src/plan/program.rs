@@ -1,7 +1,6 @@
-//! The program of a pass: a schedule, the buffers it needs, and from which instruction to which each of them
-//! lives.
+//! The program of a pass: a schedule, the buffers it needs, and the lifetime of each of them.
 //!
-//! Where they lie is packed afterwards (`packing.rs`). Must not know: what lives between passes.
+//! Their placement is packed afterwards (`packing.rs`). Must not know: what lives between passes.
 
 use super::knobs::Knobs;
 use super::partition::Partition;
@@ -15,9 +14,9 @@ use std::collections::HashMap;
 /// A schedule and the buffers it needs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Program {
-    /// What happens, in order.
+    /// The instructions, in order.
     pub schedule: Schedule,
-    /// Every buffer alive during the program only.
+    /// Every buffer that lives only during the program.
     pub slots: Vec<Slot>,
     /// Token ids of the micro-batch, (B, T).
     pub tokens: SlotId,
@@ -27,19 +26,18 @@ pub struct Program {
     pub losses: SlotId,
     /// Gathered parameters of each gather, in the gather's order; padded.
     pub gathered: Vec<Vec<SlotId>>,
-    /// Residual stream written by each unit but the head, (B, T, C).
+    /// Residual stream written by each unit except the head, (B, T, C).
     pub residual: Vec<SlotId>,
-    /// Tensors each unit's forward saves. Where a unit is computed again in backward they end with the
-    /// forward visit.
+    /// Tensors each unit's forward saves. If a unit is recomputed in backward they end with the forward
+    /// visit.
     pub saved: Vec<Vec<SlotId>>,
-    /// The same tensors, written anew at the start of the backward visit; empty where nothing is computed
-    /// again.
+    /// The same tensors, recomputed at the start of the backward visit; empty without recomputation.
     pub recomputed: Vec<Vec<SlotId>>,
-    /// Where the repeated forward puts its output, which nobody reads.
+    /// Output of the recomputed forward, which is not read.
     pub recomputed_out: Vec<Option<SlotId>>,
     /// Scratch of each unit's forward visit.
     pub forward_work: Vec<Vec<SlotId>>,
-    /// Scratch of the repeated forward.
+    /// Scratch of the recomputed forward.
     pub recompute_work: Vec<Vec<SlotId>>,
     /// Scratch of each unit's backward visit (the head: of its loss visit, training or not).
     pub backward_work: Vec<Vec<SlotId>>,
@@ -47,20 +45,20 @@ pub struct Program {
     pub dresidual: Option<SlotId>,
     /// Full gradient of each parameter from this micro-step alone, padded; empty for evaluation.
     pub grads: Vec<SlotId>,
-    /// The same rounded to what travels, where it has added up from parts in f32; padded.
+    /// The same rounded to the communicated type, if it is a sum of parts in f32; padded.
     pub rounded: Vec<Option<SlotId>>,
-    /// Receive staging of each reduction; none where there is nobody to receive from.
+    /// Receive staging of each reduction; none if nothing is received.
     pub staging: Vec<Option<SlotId>>,
-    /// Slots whose life begins with each instruction.
+    /// Slots whose lifetime starts with each instruction.
     pub begins: Vec<Vec<SlotId>>,
-    /// Slots whose life ends with each instruction.
+    /// Slots whose lifetime ends with each instruction.
     pub ends: Vec<Vec<SlotId>>,
-    /// Peak memory with the resident state and what lives for a whole step included.
+    /// Peak memory including the resident state and buffers of a whole step.
     pub peaks: Peaks,
 }
 
 impl Program {
-    /// An instruction in words, and the unit it is about.
+    /// An instruction as text, and its unit.
     pub fn describe(&self, instr: Instr) -> (&'static str, UnitId) {
         let Schedule { gathers, reduces, .. } = &self.schedule;
         match instr {
@@ -78,12 +76,12 @@ impl Program {
     }
 }
 
-/// Collects slots and how long each lives while walking a schedule.
+/// Collects slots and their lifetimes while walking a schedule.
 pub(super) struct Lifetimes<'a> {
     spec: &'a ModelSpec,
     partitions: &'a [Partition],
     knobs: &'a Knobs,
-    /// Where each instruction is; visits under `gather: None`.
+    /// Position of each instruction; visits under `gather: None`.
     places: HashMap<Instr, usize>,
     gradients: Gradients,
     slots: Vec<Slot>,
@@ -117,7 +115,7 @@ impl<'a> Lifetimes<'a> {
         self.gradients != Gradients::None
     }
 
-    /// The last visit of a unit: what reads its input and what it has saved.
+    /// The last visit of a unit: the one that reads its input and its saved tensors.
     fn last_visit(&self, unit: UnitId) -> usize {
         match (self.spec.units[unit].role, self.trains()) {
             (UnitRole::Head, _) => self.visit(unit, Pass::Loss),
@@ -269,9 +267,9 @@ impl<'a> Lifetimes<'a> {
             .collect()
     }
 
-    /// A full gradient lives from the first visit that writes it (of a tied parameter: the head's) until it
-    /// has been reduced, or added to what is held. Where it is rounded before it travels, until then, and
-    /// what travels from there.
+    /// A full gradient lives from the first visit that writes it (for a tied parameter: the head's) until it
+    /// has been reduced, or accumulated. If it is rounded for communication, until then, and the rounded copy
+    /// from there.
     fn grads(&mut self, schedule: &Schedule) -> (Vec<SlotId>, Vec<Option<SlotId>>) {
         let spec = self.spec;
         let held = self.gradients != Gradients::Reduce;

@@ -1,4 +1,4 @@
-//! What is kept whole and updated by its owners' slices becomes whole again: an all-gather of each bucket
+//! Completes states that every rank holds whole but only their owners update: an all-gather of each bucket
 //! after the update (parameters), before it (gradients, stage 0), or after a restore (all of them).
 
 use super::knobs::Knobs;
@@ -9,7 +9,7 @@ use super::slots::Slot;
 use crate::params::{ModelSpec, ParamId};
 use crate::telemetry::ledger::MemKind;
 
-/// The planned refresh of every state that is kept whole.
+/// The planned refresh of every state that is held whole.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Refresh {
     /// Buckets, in order.

@@ -1,4 +1,4 @@
-//! The order of everything in one micro-step (or one evaluation pass): gather, wait, use, release, reduce.
+//! The order of one micro-step (or one evaluation pass): gather, wait, use, release, reduce.
 //!
 //! It is a pure function of the model, N and the deck. The executor in `train/step.rs` runs the list from top
 //! to bottom; nothing is discovered at run time.
@@ -18,25 +18,26 @@ pub type GatherId = usize;
 /// Index into [`Schedule::reduces`].
 pub type ReduceId = usize;
 
-/// What a unit is visited for.
+/// The purpose of a visit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Pass {
     /// Forward only.
     Forward,
-    /// The head's forward, loss and, in training, backward, in one visit: it stays gathered between the two.
+    /// The head's forward, loss and, in training, backward, in one visit: it remains gathered between the
+    /// two.
     Loss,
-    /// Backward, from the tensors saved by forward or computed again.
+    /// Backward, from saved or recomputed tensors.
     Backward,
 }
 
 /// One visit of a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Visit {
-    /// Which unit.
+    /// The unit.
     pub unit: UnitId,
-    /// For what.
+    /// The purpose.
     pub pass: Pass,
-    /// The gather that brings its cut parameters; none where it has none or needs none.
+    /// The gather of its sharded parameters; none if it has none or needs none.
     pub gather: Option<GatherId>,
 }
 
@@ -45,32 +46,32 @@ pub struct Visit {
 pub enum Instr {
     /// Start the all-gather of a unit's parameters.
     Gather(GatherId),
-    /// Wait until it has landed.
+    /// Wait until it is complete.
     Wait(GatherId),
     /// Compute one visit of a unit.
     Compute(Visit),
-    /// Drop the gathered parameters.
+    /// Release the gathered parameters.
     Release(GatherId),
-    /// Add complete gradients to those held from earlier micro-steps.
+    /// Add complete gradients to those of earlier micro-steps.
     Accumulate(ReduceId),
-    /// Round complete gradients that have added up from parts into what travels.
+    /// Round complete gradients that are sums of parts to the communicated type.
     Round(ReduceId),
     /// Start the reduction of complete gradients to their owners.
     Reduce(ReduceId),
-    /// Wait until the slices have been added, and drop the full gradients.
+    /// Wait until the slices have been added, and release the full gradients.
     ReduceWait(ReduceId),
 }
 
-/// One all-gather: the cut parameters of one visit of a unit, or of both where they stay gathered.
+/// One all-gather: the sharded parameters of one visit of a unit, or of both if they remain gathered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gather {
     /// The unit that will use them.
     pub unit: UnitId,
-    /// The visit it is for.
+    /// The visit.
     pub pass: Pass,
     /// Parameters, in the order of the unit.
     pub params: Vec<ParamId>,
-    /// Calls it is made in: ranges of `params`, each at most `gather_bucket_bytes`.
+    /// The calls it consists of: ranges of `params`, each at most `gather_bucket_bytes`.
     pub calls: Vec<Range<usize>>,
 }
 
@@ -81,14 +82,14 @@ pub struct Reduce {
     pub unit: UnitId,
     /// Parameters.
     pub params: Vec<ParamId>,
-    /// The exchange, cut so that the receive staging keeps to `reduce_bucket_bytes`.
+    /// The exchanges, split so that the receive staging stays within `reduce_bucket_bytes`.
     pub buckets: Arc<[Bucket]>,
 }
 
-/// One exchange of a reduction: pieces that travel together.
+/// One exchange of a reduction: pieces communicated together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bucket {
-    /// Pieces, in the order they travel.
+    /// Pieces, in order of communication.
     pub pieces: Vec<Piece>,
 }
 
@@ -112,7 +113,7 @@ impl Piece {
 }
 
 impl Bucket {
-    /// Elements that arrive from each peer.
+    /// Elements received from each peer.
     pub fn numel(&self) -> usize {
         self.pieces.iter().map(|p| p.range.len()).sum()
     }
@@ -129,16 +130,16 @@ pub struct Schedule {
     pub reduces: Vec<Reduce>,
 }
 
-/// What happens to complete gradients in a micro-step.
+/// Treatment of complete gradients in a micro-step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Gradients {
     /// There are none: evaluation.
     None,
     /// They are reduced at once.
     Reduce,
-    /// They are added to what is held on this rank.
+    /// They are accumulated on this rank.
     Hold,
-    /// They are added to what is held, and the sum is reduced: the last micro-step.
+    /// They are accumulated, and the sum is reduced: the last micro-step.
     HoldAndReduce,
 }
 
@@ -147,7 +148,7 @@ pub fn gathered_bytes(gather: &Gather, partitions: &[Partition], dtype: DType) -
     gather.params.iter().map(|&p| (dtype.bytes() * partitions[p].padded_numel()) as u64).sum()
 }
 
-/// Whether a parameter's full gradient adds up in another type than it travels in.
+/// Whether a parameter's full gradient is accumulated in a different type from the communicated one.
 pub fn is_rounded(spec: &ModelSpec, param: ParamId, knobs: &Knobs) -> bool {
     knobs.reduce_dtype != SHARED_GRAD && spec.is_summed(param)
 }
@@ -155,7 +156,7 @@ pub fn is_rounded(spec: &ModelSpec, param: ParamId, knobs: &Knobs) -> bool {
 /// The training order of one micro-step.
 ///
 /// # Errors
-/// `zero.max_live_bytes` is too small: says what would do.
+/// `zero.max_live_bytes` is too small; the message has the minimum.
 pub fn training(
     spec: &ModelSpec,
     partitions: &[Partition],
@@ -173,7 +174,7 @@ pub fn training(
 /// The order of one evaluation pass: forward only.
 ///
 /// # Errors
-/// As of [`training`].
+/// Those of [`training`].
 pub fn evaluation(
     spec: &ModelSpec,
     partitions: &[Partition],
@@ -186,8 +187,8 @@ pub fn evaluation(
     build(spec, partitions, placements, knobs, &visits, Gradients::None)
 }
 
-/// The parameters a visit has to gather: those that are cut, unless it needs none (the gradient of a lookup
-/// is a function of the tokens alone).
+/// The parameters a visit must gather: the sharded ones, unless it needs none (the gradient of a lookup is a
+/// function of the tokens alone).
 fn to_gather(spec: &ModelSpec, placements: &[Placement], (unit, pass): (UnitId, Pass)) -> Vec<ParamId> {
     if pass == Pass::Backward && spec.units[unit].role == UnitRole::Embedding {
         return Vec::new();
@@ -241,7 +242,7 @@ fn build(
         if let Some(g) = gather {
             order.start_up_to(g, true).map_err(no_room)?;
         }
-        // The next visits whose parameters may be on their way while this one computes.
+        // The next visits whose parameters may be in flight while this one computes.
         if knobs.overlap {
             let ahead = gather_of_visit[i + 1..].iter().flatten().take(knobs.prefetch_units);
             if let Some(last) = ahead.copied().max() {
@@ -275,7 +276,8 @@ fn build(
         if gradients == Gradients::Hold {
             continue;
         }
-        // One reduction in flight: its staging and its full gradients are gone before the next one starts.
+        // One reduction in flight: its staging and its full gradients are released before the next one
+        // starts.
         if let Some(previous) = in_flight.take() {
             order.instrs.push(Instr::ReduceWait(previous));
         }
@@ -295,17 +297,17 @@ fn build(
     Ok(Schedule { instrs: order.instrs, gathers, reduces })
 }
 
-/// A gather that is needed now would pass `max_live_bytes`.
+/// A gather that is needed now would exceed `max_live_bytes`.
 struct OverCap;
 
-/// The instruction list while it grows.
+/// The instruction list under construction.
 struct Order<'a> {
     instrs: Vec<Instr>,
-    /// Gathers `..started` are on their way or have landed.
+    /// Gathers `..started` are in flight or complete.
     started: usize,
-    /// Gathers `..waited` have landed.
+    /// Gathers `..waited` are complete.
     waited: usize,
-    /// Bytes of started gathers that are not released.
+    /// Bytes of started gathers not yet released.
     live_bytes: u64,
     partitions: &'a [Partition],
     gathers: &'a [Gather],
@@ -313,8 +315,8 @@ struct Order<'a> {
 }
 
 impl Order<'_> {
-    /// Starts gathers in order up to and including `last`. Without `needed` it stops early where a cap would
-    /// be passed, or where a parameter is still on its way in an earlier gather.
+    /// Starts gathers in order up to and including `last`. Without `needed` it stops early if a cap would be
+    /// exceeded, or if a parameter is still in flight in an earlier gather.
     fn start_up_to(&mut self, last: GatherId, needed: bool) -> std::result::Result<(), OverCap> {
         while self.started <= last {
             let next = &self.gathers[self.started];
@@ -342,7 +344,7 @@ impl Order<'_> {
     }
 }
 
-/// The cap on live bytes cannot be kept: says the smallest that could.
+/// The cap on live bytes cannot be met: the error has the minimum.
 fn over_cap(
     spec: &ModelSpec,
     partitions: &[Partition],
@@ -350,7 +352,7 @@ fn over_cap(
     visits: &[(UnitId, Pass)],
     gathers: &[Gather],
 ) -> Error {
-    // Without prefetching, what is alive at a visit is its own gather and what is kept from forward to
+    // Without prefetching, the live parameters at a visit are its own gather and those held from forward to
     // backward.
     let bytes = |g: &Gather| gathered_bytes(g, partitions, knobs.param_dtype);
     let ranks = human::counted(partitions[0].world_size, "rank");
@@ -359,8 +361,8 @@ fn over_cap(
         let (unit, needed) = (&spec.units[largest.unit].name, bytes(largest));
         format!("unit `{unit}` alone gathers {needed} bytes on {ranks}: at least that, or 0 for no cap")
     } else {
-        // Forward gathers pile up to the head, the embedding's apart: it has no gather in backward to be kept
-        // for.
+        // Forward gathers accumulate up to the head, except the embedding's: it has no gather in backward to
+        // be held for.
         let kept = |g: &&Gather| {
             visits.contains(&(g.unit, Pass::Backward)) && spec.units[g.unit].role == UnitRole::Block
         };
@@ -368,7 +370,7 @@ fn over_cap(
         let needed =
             blocks.iter().map(|g| bytes(g)).sum::<u64>() + others.iter().map(|g| bytes(g)).max().unwrap_or(0);
         format!(
-            "zero.release_after_forward = false keeps up to {needed} bytes gathered on {ranks}: at least \
+            "zero.release_after_forward = false holds up to {needed} bytes gathered on {ranks}: at least \
              that, 0 for no cap, or release after forward"
         )
     };
@@ -379,7 +381,7 @@ fn over_cap(
     }])
 }
 
-/// Cuts a gather into calls of at most `gather_bucket_bytes`, at least one parameter each.
+/// Splits a gather into calls of at most `gather_bucket_bytes`, at least one parameter each.
 fn calls(params: &[ParamId], partitions: &[Partition], knobs: &Knobs) -> Vec<Range<usize>> {
     let mut calls: Vec<Range<usize>> = Vec::new();
     let mut bytes_in_call = 0;
@@ -399,12 +401,12 @@ fn calls(params: &[ParamId], partitions: &[Partition], knobs: &Knobs) -> Vec<Ran
     calls
 }
 
-/// Cuts the slices of `params` into exchanges whose receive staging keeps to `reduce_bucket_bytes`: (N-1)
-/// contributions to each element. Where a reduce-scatter adds on the way it is one sum of each, but only
-/// whole slices can be cut from a full gradient, so one that is larger than the cap is a bucket of its own.
+/// Splits the slices of `params` into exchanges whose receive staging stays within `reduce_bucket_bytes`:
+/// (N-1) contributions per element. If a reduce-scatter adds on the way it is one sum each, but only whole
+/// slices can be taken from a full gradient, so a slice larger than the cap is a separate bucket.
 fn buckets(params: &[ParamId], partitions: &[Partition], knobs: &Knobs) -> Arc<[Bucket]> {
     let arrivals = knobs.arrivals(partitions[params[0]].world_size).max(1) as u64;
-    // At least one cache line of each, so that a tiny cap still makes progress.
+    // At least one cache line each, so that a tiny cap still makes progress.
     let cap_numel =
         ((knobs.reduce_bucket_bytes / knobs.reduce_dtype.bytes() as u64 / arrivals) as usize).max(16);
     let mut buckets = vec![Bucket { pieces: Vec::new() }];

@@ -1,10 +1,10 @@
-//! Where every buffer lies: each one has a kind, a size and a lifetime in the schedule, and gets its offset
-//! in the one arena before step 0.
+//! Placement of every buffer: each has a kind, a size and a lifetime in the schedule, and an offset in the
+//! one arena before step 0.
 
 use crate::dtype::DType;
 use crate::telemetry::ledger::MemKind;
 
-/// Regions start on cache lines.
+/// Regions are aligned to cache lines.
 pub const ALIGN: usize = 64;
 
 /// Index into a program's slots.
@@ -13,9 +13,9 @@ pub type SlotId = usize;
 /// A planned region of the arena.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Slot {
-    /// Which tensor it holds, for tables and messages.
+    /// The tensor it holds, for tables and messages.
     pub name: String,
-    /// What it counts as in the ledger.
+    /// Its kind in the ledger.
     pub kind: MemKind,
     /// Elements.
     pub numel: usize,
@@ -27,12 +27,12 @@ pub struct Slot {
     pub first: usize,
     /// Last instruction that needs it.
     pub last: usize,
-    /// Gathered parameters: the instruction that waits for them; before it they count as prefetched.
+    /// For gathered parameters, the instruction that waits for them; before it they count as prefetched.
     pub landed: Option<usize>,
 }
 
 impl Slot {
-    /// A region that is not bound to instructions.
+    /// A region not bound to instructions.
     pub fn always(name: String, kind: MemKind, numel: usize, dtype: DType) -> Self {
         Slot { name, kind, numel, dtype, offset: 0, first: 0, last: usize::MAX, landed: None }
     }
@@ -42,7 +42,7 @@ impl Slot {
         self.numel * self.dtype.bytes()
     }
 
-    /// Whether both are alive at some instruction.
+    /// Whether both are live at some instruction.
     pub fn overlaps_in_time(&self, other: &Slot) -> bool {
         self.first <= other.last && other.first <= self.last
     }
@@ -61,7 +61,7 @@ pub fn aligned(bytes: usize) -> usize {
     bytes.next_multiple_of(ALIGN)
 }
 
-/// Lays slots one after the other from `base`; returns the end.
+/// Places slots one after the other from `base`; returns the end.
 pub fn lay_in_a_row(slots: &mut [Slot], base: usize) -> usize {
     let mut end = base;
     for slot in slots {
@@ -71,10 +71,10 @@ pub fn lay_in_a_row(slots: &mut [Slot], base: usize) -> usize {
     end
 }
 
-/// Peak bytes by kind, and of everything at once, over a program.
+/// Peak bytes by kind, and in total, over a program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peaks {
-    /// Peak of each kind on its own, in the order of [`MemKind::ALL`].
+    /// Peak of each kind, in the order of [`MemKind::ALL`].
     pub by_kind: Vec<(MemKind, u64)>,
     /// Largest sum of all kinds at one instruction.
     pub total: u64,
@@ -83,7 +83,7 @@ pub struct Peaks {
 }
 
 impl Peaks {
-    /// Counts `bytes` of `kind` that are held all the time.
+    /// Adds `bytes` of `kind` that are held all the time.
     pub fn add_throughout(&mut self, kind: MemKind, bytes: u64) {
         self.by_kind.iter_mut().filter(|(k, _)| *k == kind).for_each(|(_, peak)| *peak += bytes);
         self.total += bytes;
@@ -98,7 +98,7 @@ impl Peaks {
     }
 }
 
-/// Walks the lifetimes of `slots` over `n_instrs` instructions, with `resident` slots alive throughout.
+/// Walks the lifetimes of `slots` over `n_instrs` instructions, with `resident` slots live throughout.
 pub fn peaks(resident: &[Slot], slots: &[Slot], n_instrs: usize) -> Peaks {
     let index = |kind: MemKind| MemKind::ALL.iter().position(|&k| k == kind).expect("every kind is listed");
     let mut now = vec![0i64; MemKind::ALL.len()];
@@ -106,7 +106,7 @@ pub fn peaks(resident: &[Slot], slots: &[Slot], n_instrs: usize) -> Peaks {
         now[index(slot.kind)] += slot.bytes() as i64;
     }
     let n_instrs = n_instrs.max(1);
-    // What each kind gains at an instruction over the one before.
+    // Change of each kind at an instruction.
     let mut gains: Vec<Vec<(usize, i64)>> = vec![Vec::new(); n_instrs + 1];
     for slot in slots {
         let bytes = slot.bytes() as i64;

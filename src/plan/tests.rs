@@ -54,15 +54,18 @@ fn gathered_bytes(gather: &schedule::Gather, partitions: &[Partition]) -> u64 {
 }
 
 prop_compose! {
-    pub(super) fn any_model()(sizes in prop::collection::vec(prop::collection::vec(1usize..60, 1..4), 2..7)) -> ModelSpec {
+    pub(super) fn any_model()(
+        sizes in prop::collection::vec(prop::collection::vec(1usize..60, 1..4), 2..7)
+    ) -> ModelSpec {
         model(&sizes)
     }
 }
 
 prop_compose! {
     pub(super) fn any_knobs()(
-        stage in 0u8..4, prefetch_units in 0usize..5, overlap: bool, bucket in 4u64..3000, ahead in prop::option::of(0u64..600),
-        call in prop::option::of(4u64..600), persistent in prop::option::of(0u64..150), again in 0u32..4, last: bool
+        stage in 0u8..4, prefetch_units in 0usize..5, overlap: bool, bucket in 4u64..3000,
+        ahead in prop::option::of(0u64..600), call in prop::option::of(4u64..600),
+        persistent in prop::option::of(0u64..150), again in 0u32..4, last: bool
     ) -> Knobs {
         use crate::config::ActivationCheckpointing::{All, Every, None};
         Knobs {
@@ -152,23 +155,36 @@ fn walk(spec: &ModelSpec, partitions: &[Partition], s: &Schedule) -> u64 {
 
 proptest! {
     #[test]
-    fn every_gather_precedes_its_use_and_ends_after_it(spec in any_model(), n in 1usize..9, knobs in any_knobs()) {
+    fn every_gather_precedes_its_use_and_ends_after_it(
+        spec in any_model(), n in 1usize..9, knobs in any_knobs()
+    ) {
         let plan = Plan::new(&spec, n, &knobs).unwrap();
         walk(&spec, &plan.partitions, &plan.train.schedule);
         walk(&spec, &plan.partitions, &plan.eval.schedule);
     }
 
     #[test]
-    fn gathered_bytes_never_pass_the_cap(spec in any_model(), n in 1usize..9, knobs in any_knobs(), slack in 0u64..500) {
+    fn gathered_bytes_never_pass_the_cap(
+        spec in any_model(), n in 1usize..9, knobs in any_knobs(), slack in 0u64..500
+    ) {
         let free = Plan::new(&spec, n, &knobs).unwrap();
-        let largest = free.train.schedule.gathers.iter().map(|g| gathered_bytes(g, &free.partitions)).max().unwrap_or(0);
+        let largest = free
+            .train
+            .schedule
+            .gathers
+            .iter()
+            .map(|g| gathered_bytes(g, &free.partitions))
+            .max()
+            .unwrap_or(0);
         prop_assume!(largest > 0);
         let capped = Knobs { max_live_bytes: largest + slack, ..knobs };
         let plan = Plan::new(&spec, n, &capped).unwrap();
         prop_assert!(walk(&spec, &plan.partitions, &plan.train.schedule) <= largest + slack);
         let refused = Plan::new(&spec, n, &Knobs { max_live_bytes: largest - 1, ..knobs });
-        prop_assert!(refused.unwrap_err().to_string().contains(&largest.to_string()), "the error names what \
-                                                                                       would do");
+        prop_assert!(
+            refused.unwrap_err().to_string().contains(&largest.to_string()),
+            "the error names what would do"
+        );
     }
 
     #[test]
@@ -178,9 +194,13 @@ proptest! {
         let plan = Plan::new(&spec, n, &knobs).unwrap();
         let peers = n as u64 - 1;
         let slices = |wanted: &dyn Fn(usize) -> bool| -> u64 {
-            (0..spec.params.len()).filter(|&p| wanted(p)).map(|p| 4 * plan.partitions[p].shard_numel() as u64).sum()
+            (0..spec.params.len())
+                .filter(|&p| wanted(p))
+                .map(|p| 4 * plan.partitions[p].shard_numel() as u64)
+                .sum()
         };
-        let (all, cut) = (slices(&|_| true) * peers, slices(&|p| plan.placements[p].param == Hold::Sharded) * peers);
+        let (all, cut) =
+            (slices(&|_| true) * peers, slices(&|p| plan.placements[p].param == Hold::Sharded) * peers);
         let saved: u64 = plan.savings(&spec).iter().map(|s| s.bytes).sum();
         let a = MicroBatches::new(n_micro, n).micro_steps() as u64;
         let last = knobs.reduce == ReduceWhen::LastMicroStep;
@@ -191,7 +211,11 @@ proptest! {
             prop_assert_eq!(volume.all_gather_bytes, a * (2 * cut - saved) + refreshed);
             // Rule 6, and for stages below 3: (A + 1) or, reduced once, 2 times everything.
             let reductions = if last { 1 } else { a };
-            let bound = if knobs.stage == 3 { 2 * a * cut + (all - cut) + reductions * all } else { (reductions + 1) * all };
+            let bound = if knobs.stage == 3 {
+                2 * a * cut + (all - cut) + reductions * all
+            } else {
+                (reductions + 1) * all
+            };
             prop_assert!(volume.total() <= bound, "{} of at most {}", volume.total(), bound);
             reduced += volume.reduce_scatter_bytes;
         }
@@ -202,12 +226,17 @@ proptest! {
 
     #[test]
     fn the_bound_and_a_node_of_one_rank_are_those_of_the_stage_and_the_element_types(
-        spec in any_model(), n in 1usize..9, knobs in any_knobs(), n_micro in 1usize..20, bf16 in any::<[bool; 3]>()
+        spec in any_model(), n in 1usize..9, knobs in any_knobs(), n_micro in 1usize..20,
+        bf16 in any::<[bool; 3]>()
     ) {
         let dtype = |bf16: bool| if bf16 { DType::Bf16 } else { DType::F32 };
         let reduce_dtype = dtype(bf16[2] && knobs.reduce == ReduceWhen::EveryMicroStep);
         let knobs = Knobs {
-            param_dtype: dtype(bf16[0]), grad_dtype: dtype(bf16[1]), reduce_dtype, persistence_threshold_bytes: 0, ..knobs
+            param_dtype: dtype(bf16[0]),
+            grad_dtype: dtype(bf16[1]),
+            reduce_dtype,
+            persistence_threshold_bytes: 0,
+            ..knobs
         };
         let plan = Plan::new(&spec, n, &knobs).unwrap();
         let paper = plan_table::Paper::new(&spec, &plan, plan_table::Shape { n_micro, ranks_per_node: 1 });
@@ -220,7 +249,8 @@ proptest! {
         // What the bound leaves out: gathers that are saved, and contributions of this rank's own and of
         // none.
         let saved: u64 = plan.savings(&spec).iter().map(|s| a * s.bytes).sum();
-        let slices: u64 = plan.partitions.iter().map(|p| (knobs.reduce_dtype.bytes() * p.shard_numel()) as u64).sum();
+        let slices: u64 =
+            plan.partitions.iter().map(|p| (knobs.reduce_dtype.bytes() * p.shard_numel()) as u64).sum();
         let absent = reductions * (n as u64 - 1) * slices - volume.reduce_scatter_bytes;
         prop_assert_eq!(volume.total() + saved + absent, paper.upper_bound.bytes);
     }
@@ -236,11 +266,16 @@ proptest! {
                 let v = plan.step_volume(rank, n_micro);
                 (v.all_gather_bytes, v.reduce_scatter_bytes)
             };
-            let row = paper.step_volume.iter().find(|row| (row.first_rank..=row.last_rank).contains(&rank)).unwrap();
+            let row = paper
+                .step_volume
+                .iter()
+                .find(|row| (row.first_rank..=row.last_rank).contains(&rank))
+                .unwrap();
             prop_assert_eq!((row.all_gather_bytes, row.reduce_scatter_bytes), volume(n_micro));
             // Each micro-step more of all ranks brings the same (from the second on, where gradients are
             // held).
-            let (few, more, many) = (volume(n_micro + n), volume(n_micro + 2 * n), volume(n_micro + (1_000_000_000 + 1) * n));
+            let (few, more, many) =
+                (volume(n_micro + n), volume(n_micro + 2 * n), volume(n_micro + (1_000_000_000 + 1) * n));
             prop_assert_eq!(many.0 - few.0, 1_000_000_000 * (more.0 - few.0));
             prop_assert_eq!(many.1 - few.1, 1_000_000_000 * (more.1 - few.1));
         }
@@ -251,13 +286,17 @@ proptest! {
     }
 
     #[test]
-    fn exchanges_cover_every_slice_once_and_keep_to_the_staging_cap(spec in any_model(), n in 1usize..9, knobs in any_knobs()) {
+    fn exchanges_cover_every_slice_once_and_keep_to_the_staging_cap(
+        spec in any_model(), n in 1usize..9, knobs in any_knobs()
+    ) {
         let plan = Plan::new(&spec, n, &knobs).unwrap();
         let mut seen: Vec<usize> = vec![0; spec.params.len()];
         for reduce in &plan.train.schedule.reduces {
             for bucket in reduce.buckets.iter() {
                 let floor = 16; // elements per peer that a bucket may always have
-                prop_assert!(bucket.numel() <= floor.max(knobs.reduce_bucket_bytes as usize / 4 / (n - 1).max(1)));
+                prop_assert!(
+                    bucket.numel() <= floor.max(knobs.reduce_bucket_bytes as usize / 4 / (n - 1).max(1))
+                );
                 for piece in &bucket.pieces {
                     let param = reduce.params[piece.param];
                     prop_assert_eq!(piece.range.start, seen[param], "in order, without a gap");
@@ -281,7 +320,10 @@ proptest! {
             let pieces: Vec<_> = reduce.buckets.iter().flat_map(|bucket| &bucket.pieces).collect();
             prop_assert_eq!(pieces.len(), reduce.params.len());
             for (position, (piece, &param)) in pieces.into_iter().zip(&reduce.params).enumerate() {
-                prop_assert_eq!((piece.param, piece.range.clone()), (position, 0..plan.partitions[param].shard_numel()));
+                prop_assert_eq!(
+                    (piece.param, piece.range.clone()),
+                    (position, 0..plan.partitions[param].shard_numel())
+                );
             }
             for bucket in reduce.buckets.iter() {
                 prop_assert!(bucket.numel() <= cap_numel || bucket.pieces.len() == 1);
@@ -315,7 +357,9 @@ proptest! {
     }
 
     #[test]
-    fn resident_state_is_the_stage_formula_on_padded_parameters(spec in any_model(), n in 1usize..9, knobs in any_knobs()) {
+    fn resident_state_is_the_stage_formula_on_padded_parameters(
+        spec in any_model(), n in 1usize..9, knobs in any_knobs()
+    ) {
         let plan = Plan::new(&spec, n, &knobs).unwrap();
         let (whole, cut) = placement::bytes_per_param(&knobs);
         let padded: u64 = plan.partitions.iter().map(|p| p.padded_numel() as u64).sum();

@@ -1,5 +1,5 @@
-//! Bytes a rank receives in one training step, from the plan alone (rule 6), and what the plan saves, by
-//! name.
+//! Bytes a rank receives in one training step, from the plan alone (rule 6), and the plan's savings, by
+//! parameter.
 
 use super::Plan;
 use super::micro_batches::MicroBatches;
@@ -26,8 +26,8 @@ impl Volume {
     }
 }
 
-/// The most a rank receives in a step without persistent parameters (rule 6): everything gathered and reduced
-/// so often.
+/// Upper limit of the bytes a rank receives in a step without persistent parameters (rule 6): everything
+/// gathered and reduced this many times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Bound {
     /// All-gathers of all padded parameters (in stage 0: of their gradients).
@@ -38,7 +38,7 @@ pub struct Bound {
     pub bytes: u64,
 }
 
-/// One parameter that a micro-step gathers less often than twice.
+/// One parameter that a micro-step gathers fewer than two times.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Saving {
     /// Parameter.
@@ -60,7 +60,7 @@ impl Plan {
         schedule.gathers.iter().map(|g| peers * shards(g)).sum()
     }
 
-    /// The state that every step makes whole again: the updated parameters, in stage 0 the gradients instead.
+    /// The state that every step refreshes: the updated parameters, in stage 0 the gradients instead.
     pub fn refreshed_state(&self) -> Option<State> {
         let any_whole = |hold: fn(&Placement) -> Hold| self.placements.iter().any(|p| hold(p) == Hold::Whole);
         if any_whole(|p| p.optim) {
@@ -92,7 +92,7 @@ impl Plan {
         }
     }
 
-    /// Contributions that reach `rank` in a reduction of the gradients of ranks `0..contributors`. In a
+    /// Contributions that `rank` receives in a reduction of the gradients of ranks `0..contributors`. In a
     /// reduce-scatter a rank without a gradient takes part with zeros.
     pub fn n_received(&self, rank: usize, contributors: usize) -> usize {
         match self.knobs.deterministic {
@@ -106,8 +106,8 @@ impl Plan {
         self.slice_bytes(self.knobs.reduce_dtype)
     }
 
-    /// The reductions of all gradients in one step: how many ranks contribute, and to how many of them. All
-    /// but the last are alike.
+    /// The reductions of all gradients in one step: the number of contributing ranks, and how many reductions
+    /// have it. All except the last are alike.
     pub fn reductions(&self, n_micro: usize) -> impl Iterator<Item = (usize, u64)> {
         let a = MicroBatches::new(n_micro, self.world_size).micro_steps();
         let before = if self.train_hold.is_some() { 0 } else { a as u64 - 1 };
@@ -115,8 +115,8 @@ impl Plan {
         runs.map(move |(a_i, times)| (self.contributors(n_micro, a_i), times))
     }
 
-    /// Ranks from which on a step brings other bytes than to the ranks before: always 0, and one more where
-    /// the last micro-step has fewer micro-batches than there are ranks.
+    /// First ranks of groups that receive the same bytes per step: always 0, and another one if the last
+    /// micro-step has fewer micro-batches than there are ranks.
     pub fn volume_borders(&self, n_micro: usize) -> Vec<usize> {
         let borders = self.reductions(n_micro).map(|(k, _)| k).filter(|&k| 0 < k && k < self.world_size);
         let mut borders: Vec<usize> = std::iter::once(0).chain(borders).collect();
@@ -144,8 +144,8 @@ impl Plan {
         }
     }
 
-    /// Ranks that add a gradient in micro-step `a`: those with a micro-batch, or, where gradients are held,
-    /// those with one in any micro-step.
+    /// Ranks that add a gradient in micro-step `a`: those with a micro-batch, or, if gradients are
+    /// accumulated, those with one in any micro-step.
     pub fn contributors(&self, n_micro: usize, a: usize) -> usize {
         MicroBatches::new(n_micro, self.world_size).contributors(if self.train_hold.is_some() {
             0
@@ -154,7 +154,7 @@ impl Plan {
         })
     }
 
-    /// What one micro-step saves against two all-gathers of every parameter that is cut.
+    /// Savings of one micro-step compared with two all-gathers of every sharded parameter.
     pub fn savings(&self, spec: &ModelSpec) -> Vec<Saving> {
         let users = spec.users();
         let mut n_gathers = vec![0; spec.params.len()];
@@ -169,8 +169,8 @@ impl Plan {
                 let role = spec.units[users[p][0]].role;
                 let reason = match role {
                     UnitRole::Embedding => "the embedding's backward needs no weights",
-                    UnitRole::Head => "the last unit stays gathered from forward to backward",
-                    UnitRole::Block => "zero.release_after_forward = false keeps it gathered",
+                    UnitRole::Head => "the last unit remains gathered from forward to backward",
+                    UnitRole::Block => "zero.release_after_forward = false holds it gathered",
                 };
                 let elements = (2 - gathers) * self.partitions[p].shard_numel() * (self.world_size - 1);
                 let bytes = (elements * self.knobs.param_dtype.bytes()) as u64;

@@ -1,5 +1,5 @@
-//! The files that a run leaves, written and read: the step log, the summary, events, the timing record; and
-//! its progress bar.
+//! The files of a run, written and read: the step log, the summary, events, the timing record; and its
+//! progress bar.
 //!
 //! Must not know: MPI, models, backends, decks.
 

@@ -1,8 +1,8 @@
-//! What a person sees while a run goes on: a bar on a terminal, plain aligned lines elsewhere.
+//! Progress display of a run: a bar on a terminal, plain aligned lines elsewhere.
 //!
-//! Lines go to stdout, the bar to stderr, so that a redirected stdout holds the lines alone. A closed stdout
-//! (`| head`) does not end a run. Behind a launcher both are pipes that it copies to its own terminal, in no
-//! order between the two: there lines go to stderr too, above the bar. Must not know: what a step does.
+//! Lines go to stdout, the bar to stderr, so that a redirected stdout contains only the lines. A closed
+//! stdout (`| head`) does not end a run. Under a launcher both are pipes that it copies to its terminal, in
+//! no defined order: there lines go to stderr too, above the bar. Must not know: what a step does.
 
 use std::io::{self, IsTerminal, Write as _};
 use std::time::Instant;
@@ -12,7 +12,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle, TermLike};
 use crate::telemetry::step_row::StepRow;
 use crate::{human, say};
 
-/// Lines after which the header comes again.
+/// Number of lines between headers.
 const LINES_PER_HEADER: u64 = 50;
 
 /// Progress of training, on rank 0.
@@ -21,15 +21,16 @@ pub struct Progress {
     total_steps: u64,
     start_step: u64,
     started: Instant,
-    /// None where no terminal is.
+    /// None without a terminal.
     bar: Option<ProgressBar>,
-    /// The terminal is a launcher's.
+    /// The terminal is the launcher's.
     is_forwarded: bool,
     n_lines: u64,
 }
 
 impl Progress {
-    /// A run that has done `start_step` of `total_steps`. `is_terminal`: stderr is one, or is copied to one.
+    /// A run that has done `start_step` of `total_steps`. `is_terminal`: stderr is a terminal, or is copied
+    /// to one.
     pub fn new(total_steps: u64, start_step: u64, is_terminal: bool) -> Self {
         let is_forwarded = is_terminal && !io::stderr().is_terminal();
         let bar = is_terminal.then(|| {
@@ -45,7 +46,7 @@ impl Progress {
         Progress { total_steps, start_step, started: Instant::now(), bar, is_forwarded, n_lines: 0 }
     }
 
-    /// Step `row.step` is done; `print` asks for its line.
+    /// Step `row.step` is done; `print` requests its line.
     pub fn step(&mut self, row: &StepRow, print: bool) {
         let eta = self.eta_seconds(row.step, self.started.elapsed().as_secs_f64());
         if let Some(bar) = &self.bar {
@@ -65,7 +66,7 @@ impl Progress {
     /// Prints a line without breaking the bar.
     pub fn note(&self, text: &str) {
         let print = || {
-            // Nobody may be reading any more; the files have it all.
+            // The reader may be gone; the files have everything.
             match self.is_forwarded {
                 true => say::err(text),
                 false => _ = say::out(text),
@@ -77,15 +78,15 @@ impl Progress {
         }
     }
 
-    /// Takes the bar away. The lines stay.
+    /// Removes the bar. The lines stay.
     pub fn finish(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }
     }
 
-    /// Time left at the mean pace of this process, evaluation and checkpoints included; NaN before its first
-    /// step.
+    /// Remaining time at the mean pace of this process, including evaluation and checkpoints; NaN before its
+    /// first step.
     fn eta_seconds(&self, step: u64, elapsed_seconds: f64) -> f64 {
         let n_done = step.saturating_sub(self.start_step);
         elapsed_seconds / n_done as f64 * self.total_steps.saturating_sub(step) as f64
@@ -97,15 +98,15 @@ impl Progress {
 pub struct BytesBar(Option<ProgressBar>);
 
 impl BytesBar {
-    /// Below this a scan takes no time worth showing.
+    /// Smaller scans are too fast to show.
     const SHOWN_FROM_BYTES: u64 = 256 << 20;
 
-    /// `title` says what is done to the bytes.
+    /// `title` describes the operation.
     pub fn new(title: &'static str, n_bytes: u64, is_terminal: bool) -> Self {
         Self::any_size(title, n_bytes, is_terminal && n_bytes >= Self::SHOWN_FROM_BYTES)
     }
 
-    /// The same for work that takes its time with few bytes too.
+    /// For operations that are slow even on few bytes.
     pub fn any_size(title: &'static str, n_bytes: u64, is_terminal: bool) -> Self {
         BytesBar(is_terminal.then(|| {
             let bar = ProgressBar::new(n_bytes).with_message(title);
@@ -117,14 +118,14 @@ impl BytesBar {
         }))
     }
 
-    /// `n_bytes` are done. Any thread may say so, in any order.
+    /// `n_bytes` are done. May be called from any thread, in any order.
     pub fn set(&self, n_bytes: u64) {
         if let Some(bar) = &self.0 {
             bar.set_position(n_bytes.max(bar.position()));
         }
     }
 
-    /// Takes the bar away.
+    /// Removes the bar.
     pub fn finish(&self) {
         if let Some(bar) = &self.0 {
             bar.finish_and_clear();
@@ -142,7 +143,7 @@ fn colored_bar() -> &'static str {
     if no_color { "[{bar:30}]" } else { "[{bar:30.cyan}]" }
 }
 
-/// A terminal at the other end of stderr: control sequences get there as they are, its size is not known
+/// A terminal behind a launcher: control sequences pass through, its size is unknown here.
 /// here.
 #[derive(Debug)]
 struct Forwarded;
@@ -159,7 +160,7 @@ impl Forwarded {
 
 impl TermLike for Forwarded {
     fn width(&self) -> u16 {
-        79 // it is filled with blanks up to here, which no usual terminal wraps
+        79 // padded to this width, which fits a usual terminal
     }
 
     fn move_cursor_up(&self, n: usize) -> io::Result<()> {
@@ -195,7 +196,7 @@ impl TermLike for Forwarded {
     }
 }
 
-/// The words over [`line()`].
+/// The header of [`line()`].
 fn header() -> String {
     format!(
         "{:>8} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>10} {:>7}",
@@ -203,8 +204,7 @@ fn header() -> String {
     )
 }
 
-/// One step in one line. Times and peak are the slowest and the largest rank's; `wait ms` is exposed
-/// communication.
+/// One step in one line. Times and peak are maxima over ranks; `wait ms` is exposed communication.
 fn line(row: &StepRow, eta_seconds: f64) -> String {
     let slowest = &row.ranks.max;
     format!(

@@ -1,8 +1,8 @@
-//! What a run directory keeps for those who look at the run later: the deck as it was resolved, and the
-//! moments at which the run started, went on from a checkpoint, skipped a step, found a straggler, or ended.
+//! The records of a run for later inspection: the resolved deck, and the events of the run: starts, restores,
+//! skipped steps, stragglers, ends.
 //!
-//! `RUN/events.jsonl` is history: lines are added and never taken back, also where a resume makes steps
-//! again. Must not know: decks (it is handed text), MPI.
+//! `RUN/events.jsonl` is a history: lines are appended and never removed, even if a resume repeats steps.
+//! Must not know: decks (it receives text), MPI.
 
 use crate::clock::unix_now;
 use crate::error::{Error, Result};
@@ -18,45 +18,45 @@ pub const DECK_FILE: &str = "deck.toml";
 /// One JSON object per line.
 pub const EVENTS_FILE: &str = "events.jsonl";
 
-/// Something that happened to a run.
+/// An event of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum RunEvent {
-    /// A process begins to train.
+    /// A process starts training.
     Start {
         /// Step it starts from.
         step: u64,
-        /// Attempts made before.
+        /// Number of attempts before.
         attempts: u64,
         /// Ranks.
         ranks: u64,
         /// `cpu` or `cuda`.
         backend: String,
-        /// The checkpoint it goes on from.
+        /// The checkpoint it resumes from.
         from: Option<String>,
     },
-    /// An attempt at a step was not finite and changed nothing.
+    /// An attempt at a step was non-finite and changed nothing.
     Skip {
-        /// The last step that was made.
+        /// The last completed step.
         step: u64,
         /// Attempts made, this one included.
         attempts: u64,
-        /// Loss in nats per token; null where it was not finite.
+        /// Loss in nats per token; null if not finite.
         loss: Option<f64>,
-        /// Norm of the gradient; null where it was not finite.
+        /// Norm of the gradient; null if not finite.
         grad_norm: Option<f64>,
-        /// Attempts skipped one after another, this one included.
+        /// Consecutive skipped attempts, this one included.
         in_a_row: u64,
     },
-    /// A rank held the others up.
+    /// A rank delayed the others.
     Straggler(Straggler),
-    /// The process ends; missing where it was killed.
+    /// The process ends; missing if it was killed.
     End {
         /// Step reached.
         step: u64,
         /// Its exit code.
         exit_code: i32,
-        /// Why, in words.
+        /// The reason, as text.
         reason: String,
     },
 }
@@ -64,9 +64,9 @@ pub enum RunEvent {
 /// A line of the file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Line {
-    /// When.
+    /// Time.
     pub unix: f64,
-    /// What.
+    /// The event.
     #[serde(flatten)]
     pub event: RunEvent,
 }
@@ -79,13 +79,13 @@ pub struct RunRecords {
 }
 
 impl RunRecords {
-    /// Writes the deck, and opens the events to add to them.
+    /// Writes the deck, and opens the events file for appending.
     pub fn open(run_dir: &Path, deck: &str) -> Result<Self> {
         files::replace(&run_dir.join(DECK_FILE), |out| out.write_all(deck.as_bytes()))?;
         let path = run_dir.join(EVENTS_FILE);
         let open = || -> std::io::Result<File> {
             let mut file = files::open_to_append(&path)?;
-            // A killed run may have left a torn line: it stays, but nothing is written behind it.
+            // A killed run may have left a torn line: it remains, on a line to itself.
             let mut last = [b'\n'];
             if file.seek(SeekFrom::End(0))? > 0 {
                 file.seek(SeekFrom::End(-1))?;
@@ -100,7 +100,7 @@ impl RunRecords {
         Ok(RunRecords { path, file })
     }
 
-    /// Adds an event.
+    /// Appends an event.
     pub fn add(&mut self, event: &RunEvent) -> Result<()> {
         let mut line =
             serde_json::to_string(&Line { unix: unix_now(), event: event.clone() }).expect("plain data");
@@ -109,8 +109,7 @@ impl RunRecords {
     }
 }
 
-/// The events of a run, oldest first; lines that are none (torn ones) are passed over. None where there is no
-/// such file.
+/// The events of a run, oldest first; invalid (torn) lines are skipped. None if the file does not exist.
 pub fn read_events(run_dir: &Path) -> Result<Option<Vec<RunEvent>>> {
     let path = run_dir.join(EVENTS_FILE);
     match files::read(&path, files::MAX_LOG_BYTES) {

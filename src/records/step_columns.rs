@@ -1,8 +1,7 @@
-//! The columns of `steps.csv` and `steps.jsonl`: their names, units and meanings, and a row as a line of
-//! either.
+//! The columns of `steps.csv` and `steps.jsonl`: names, units, definitions, and the formatting of a row.
 //!
 //! One table drives both files and the table in docs/logs.md. Floats are written in the shortest form that
-//! reads back to the same bits. Must not know: files.
+//! parses to the same bits. Must not know: files.
 
 use std::fmt::Write as _;
 
@@ -23,7 +22,7 @@ impl From<Option<f64>> for Value {
     }
 }
 
-/// Where a column's value comes from.
+/// The source of a column's value.
 #[derive(Debug, Clone, Copy)]
 enum ColumnSource {
     Row(fn(&StepRow) -> Value),
@@ -40,7 +39,7 @@ pub struct Column {
     pub name: String,
     /// Unit; `-` for a plain number.
     pub unit: &'static str,
-    /// What it means.
+    /// Its definition.
     pub definition: String,
     source: ColumnSource,
 }
@@ -66,7 +65,7 @@ pub fn columns() -> Vec<Column> {
         row("step", "-", "optimizer step, from 1", |r| Value::Int(r.step)),
         row("tokens", "tokens", "tokens trained on in this step, over all ranks", |r| Value::Int(r.tokens)),
         row("loss", "nats/token", "mean training loss of the step's tokens", |r| Value::Float(r.loss)),
-        row("val_loss", "nats/token", "validation loss after this step; empty where none was made", |r| {
+        row("val_loss", "nats/token", "validation loss after this step; empty without a validation", |r| {
             r.val_loss.into()
         }),
         row("grad_norm", "-", "global L2 norm of the gradient before clipping", |r| {
@@ -81,7 +80,7 @@ pub fn columns() -> Vec<Column> {
         "tokens / step_ms_max: all ranks' tokens over the slowest rank's step",
         |r| Value::Float(r.tokens_per_s()),
     ));
-    columns.push(row("mfu", "-", "model FLOPs utilisation, 0 to 1; empty where the peak is unknown", |r| {
+    columns.push(row("mfu", "-", "model FLOPs utilization, 0 to 1; empty if the peak is unknown", |r| {
         r.mfu.into()
     }));
     columns.extend((9..MEASURES.len()).map(measure));
@@ -116,8 +115,8 @@ impl Column {
     }
 }
 
-/// Appends a float in the shortest form that reads back to the same bits, e.g. `0.001`, `1e-7`, `12345`,
-/// `NaN`, `inf`.
+/// Appends a float in the shortest form that parses to the same bits, e.g. `0.001`, `1e-7`, `12345`, `NaN`,
+/// `inf`.
 fn push_float(text: &mut String, x: f64) {
     let plain = x == 0.0 || !x.is_finite() || (1e-5..1e17).contains(&x.abs());
     if plain { write!(text, "{x}") } else { write!(text, "{x:e}") }.expect("writing to a String");
@@ -138,7 +137,8 @@ pub(super) fn push_csv(text: &mut String, columns: &[Column], row: &StepRow) {
     text.push('\n');
 }
 
-/// A row as a line of JSON. JSON has no NaN and no infinity: they are null, and the CSV row tells which.
+/// A row as a line of JSON. JSON has neither NaN nor infinity: they are null, and the CSV row distinguishes
+/// them.
 pub(super) fn push_json(text: &mut String, columns: &[Column], row: &StepRow) {
     for (i, column) in columns.iter().enumerate() {
         let open = if i == 0 { '{' } else { ',' };

@@ -1,7 +1,7 @@
-//! `steps.csv` and `steps.jsonl`: one row per step, for programs to read.
+//! `steps.csv` and `steps.jsonl`: one row per step, in machine-readable form.
 //!
-//! A row is one write, so a killed run tears at most its last line; a resume drops that line and every row
-//! later than the checkpoint. Must not know: which columns there are, how the numbers came about.
+//! A row is a single write, so a killed run tears at most its last line; a resume drops that line and every
+//! row after the checkpoint. Must not know: the columns, the origin of the numbers.
 
 use crate::files;
 use std::fs::File;
@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::records::step_columns::{Column, columns, push_csv, push_json};
 use crate::telemetry::step_row::StepRow;
 
-/// The rows for spreadsheets, under the run directory.
+/// The CSV file, under the run directory.
 pub const STEPS_FILE: &str = "steps.csv";
 
 /// Writer of both files; rank 0 has one.
@@ -32,11 +32,10 @@ struct LogFile {
 }
 
 impl StepLog {
-    /// Opens `steps.csv` and `steps.jsonl` in `dir`, which is made if need be.
+    /// Opens `steps.csv` and `steps.jsonl` in `dir`, which is created if necessary.
     ///
-    /// `resume_after` None begins anew and drops what is there. Some(checkpoint step) keeps the well-formed
-    /// rows up to that step, byte for byte, drops the rest, and goes on behind them; doing it twice changes
-    /// nothing.
+    /// `resume_after` None starts anew and drops existing rows. Some(checkpoint step) retains the well-formed
+    /// rows up to that step, byte for byte, drops the rest, and appends; repeating this changes nothing.
     pub fn open(dir: &Path, resume_after: Option<u64>) -> Result<Self> {
         std::fs::create_dir_all(dir).map_err(|err| Error::io("create", dir, &err))?;
         let columns = columns();
@@ -60,7 +59,7 @@ impl StepLog {
         self.json.append(&self.line)
     }
 
-    /// Waits until all rows are on the disk. To be called before a checkpoint is published, so that no
+    /// Waits until all rows are on disk. Must be called before a checkpoint is published, so that no
     /// checkpoint is newer than the log even after a power failure.
     pub fn sync(&mut self) -> Result<()> {
         for log in [&self.csv, &self.json] {
@@ -71,14 +70,14 @@ impl StepLog {
     }
 }
 
-/// The step of a well-formed CSV row with its line end; None for anything else.
+/// The step of a well-formed CSV row including its newline; None for anything else.
 fn csv_step(line: &[u8], n_columns: usize) -> Option<u64> {
     let line = std::str::from_utf8(line.strip_suffix(b"\n")?).ok()?;
     let step = line.split(',').next()?.parse().ok()?;
     (line.split(',').count() == n_columns).then_some(step)
 }
 
-/// The step of a well-formed JSON row with its line end; None for anything else.
+/// The step of a well-formed JSON row including its newline; None for anything else.
 fn json_step(line: &[u8]) -> Option<u64> {
     #[derive(serde::Deserialize)]
     struct Row {
@@ -88,7 +87,7 @@ fn json_step(line: &[u8]) -> Option<u64> {
 }
 
 impl LogFile {
-    /// See [`StepLog::open`]. `step_of` gives the step of a well-formed line.
+    /// See [`StepLog::open`]. `step_of` returns the step of a well-formed line.
     fn open(
         path: PathBuf,
         header: Option<&str>,
@@ -107,7 +106,7 @@ impl LogFile {
             // A torn header means that the run died before its first row.
             if let Some(found) = found.filter(|found| found.ends_with(b"\n") && found != wanted.as_bytes()) {
                 return Err(Error::Input(format!(
-                    "{} has other columns than this version writes ({} instead of {}); move it and \
+                    "{} has different columns from those of this version ({} instead of {}); move it and \
                      steps.jsonl away, then resume",
                     path.display(),
                     String::from_utf8_lossy(&found).split(',').count(),
@@ -132,8 +131,8 @@ impl LogFile {
         Ok(LogFile { path, file })
     }
 
-    /// The file is still the one at its path: rows of a file that was moved or removed would be lost without
-    /// a word.
+    /// Checks that the path still refers to this file: rows of a moved or removed file would be lost
+    /// silently.
     fn check_place(&self) -> Result<()> {
         let inode = |meta: &std::fs::Metadata| (meta.dev(), meta.ino());
         let own = self.file.metadata().map_err(|err| Error::io("stat", &self.path, &err))?;
@@ -144,8 +143,8 @@ impl LogFile {
             Err(err) => return Err(Error::io("stat", &self.path, &err)),
         };
         Err(Error::Io(format!(
-            "{} {what} while this run was writing it: rows and checkpoints would go apart; see that nobody \
-             else uses the run directory, and start again, which goes on from the newest checkpoint",
+            "{} {what} while this run was writing it: rows and checkpoints would diverge; make sure that \
+             nothing else uses the run directory, and restart, which resumes from the newest checkpoint",
             self.path.display()
         )))
     }
@@ -156,7 +155,7 @@ impl LogFile {
     }
 }
 
-/// Lines with their line ends; the last may lack one.
+/// Lines including their newlines; the last may lack one.
 fn lines(mut reader: BufReader<File>) -> impl Iterator<Item = std::io::Result<Vec<u8>>> {
     std::iter::from_fn(move || {
         let mut line = Vec::new();

@@ -1,29 +1,29 @@
-//! Rows of `steps.csv` as they are read back: what `step_log.rs` has written.
+//! Parses rows of `steps.csv`, as written by `step_log.rs`.
 //!
-//! Must not know: who reads, when, and how much of the file there is.
+//! Must not know: the caller, and how much of the file exists.
 
-/// What readers want of a row.
+/// The parsed part of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct LoggedStep {
     /// Optimizer step.
     pub step: u64,
-    /// Training loss in nats per token; NaN where it was not finite.
+    /// Training loss in nats per token; NaN if it was not finite.
     pub loss: f64,
-    /// Validation loss, if one was made.
+    /// Validation loss, if any.
     pub val_loss: Option<f64>,
     /// Norm of the gradient.
     pub grad_norm: f64,
-    /// The slowest rank's step in ms.
+    /// Step time of the slowest rank in ms.
     pub step_ms_max: f64,
     /// Mean wait for collectives in ms.
     pub exposed_comm_ms: f64,
     /// Tokens per second of all ranks.
     pub tokens_per_s: f64,
-    /// Model FLOPs utilisation, where known.
+    /// Model FLOPs utilization, if known.
     pub mfu: Option<f64>,
 }
 
-/// Where in a line of `steps.csv` the numbers of a [`LoggedStep`] stand. A log of another version may lack
+/// Positions of the fields of a [`LoggedStep`] in a line of `steps.csv`. A log of another version may lack
 /// some: they are NaN.
 #[derive(Debug)]
 pub struct StepColumns {
@@ -39,8 +39,8 @@ pub struct StepColumns {
 }
 
 impl StepColumns {
-    /// Of the file's first line, which must name `step`, `loss` and all that is `needed`; else says which it
-    /// lacks.
+    /// From the file's first line, which must contain `step`, `loss` and all of `needed`; the error names a
+    /// missing column.
     pub fn of_header(line: &str, needed: &[&str]) -> Result<Self, String> {
         let names: Vec<&str> = line.split(',').collect();
         let of = |name: &str| names.iter().position(|n| *n == name);
@@ -61,7 +61,7 @@ impl StepColumns {
         })
     }
 
-    /// None for a line that is no row under this header: torn, or with a field that is no number.
+    /// None for a line that is not a row under this header: torn, or with a non-numeric field.
     pub fn row(&self, line: &str) -> Option<LoggedStep> {
         let fields: Vec<&str> = line.split(',').collect();
         if fields.len() != self.n_columns {

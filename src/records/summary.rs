@@ -1,7 +1,7 @@
-//! `summary.json` and the closing words of a run: what was done, and whether it moved and held what the plan
-//! said.
+//! `summary.json` and the closing message of a run: what was done, and whether bytes moved and held match the
+//! plan.
 //!
-//! The trainer fills it. Must not know: where the numbers come from.
+//! The trainer fills it. Must not know: the origin of the numbers.
 
 use crate::files;
 use std::collections::BTreeMap;
@@ -23,7 +23,7 @@ pub const SUMMARY_FILE: &str = "summary.json";
 /// Everything about a finished or stopped run.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Summary {
-    /// Why the process ended, in words.
+    /// Why the process ended, as text.
     pub exit_reason: String,
     /// The exit code it ended with.
     pub exit_code: i32,
@@ -44,11 +44,11 @@ pub struct Summary {
     pub tokens: u64,
     /// Time from start to end of this process.
     pub wall_seconds: f64,
-    /// Tokens per second of the training steps, evaluation and checkpoints apart.
+    /// Tokens per second of the training steps, without evaluation and checkpoints.
     pub tokens_per_s: Option<f64>,
-    /// Where the time of this process went.
+    /// Breakdown of the time of this process.
     pub phases: Vec<PhaseTotal>,
-    /// What the newest training step asked rank 0's heap for, from the first instruction to the optimizer's
+    /// Heap allocations of rank 0 in the newest training step, from the first instruction to the optimizer's
     /// last.
     #[serde(default)]
     pub step_allocations: Vec<Allocations>,
@@ -56,8 +56,8 @@ pub struct Summary {
     pub loss: Option<f64>,
     /// Last validation loss in nats per token.
     pub val_loss: Option<f64>,
-    /// Entropy of the validation tokens' frequencies in nats: what a model that learned frequencies alone
-    /// would reach.
+    /// Entropy of the validation tokens' frequencies in nats: the loss of a model that knows only
+    /// frequencies.
     pub unigram_entropy: Option<f64>,
     /// Received payload per rank in one training step.
     pub all_gather_bytes_per_step: Planned,
@@ -65,13 +65,13 @@ pub struct Summary {
     pub reduce_scatter_bytes_per_step: Planned,
     /// Received payload of every rank over the whole process.
     pub received_bytes: Vec<RankBytes>,
-    /// Steps of any rank whose measured bytes were not the planned ones; 0 unless the program is broken.
+    /// Steps of any rank whose measured bytes differed from the plan; 0 unless the program is broken.
     pub steps_off_plan: u64,
     /// Model state of one rank between steps.
     pub resident: Resident,
-    /// Small parameters are kept whole on every rank.
+    /// Whether small parameters remain whole on every rank.
     pub persistent: bool,
-    /// The most bytes held together.
+    /// Maximum bytes held at once.
     pub peak_bytes: Planned,
     /// The instruction at which they were held.
     pub peak_at: String,
@@ -81,13 +81,12 @@ pub struct Summary {
     pub units: Vec<UnitRow>,
     /// The newest complete checkpoint.
     pub last_checkpoint: Option<String>,
-    /// Program, MPI, HDF5, instruction set and the like.
+    /// Versions of program and libraries, instruction set.
     pub versions: BTreeMap<String, String>,
-    /// Faults that tests asked for, in this run or before the checkpoint it went on from; none in a run whose
-    /// results count.
+    /// Faults injected by tests, in this run or before the checkpoint it resumed from; none in a regular run.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub test_hooks: Vec<String>,
-    /// What to try next; closing words only.
+    /// What to try next; in the closing message only.
     #[serde(skip)]
     pub hints: Vec<String>,
 }
@@ -124,7 +123,7 @@ pub struct RankBytes {
     pub eval_all_gather: u64,
 }
 
-/// What the plan said and what the counters saw, in bytes.
+/// Planned and measured bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Planned {
     /// From the plan, before step 0.
@@ -136,18 +135,17 @@ pub struct Planned {
 /// One rank's model state at rest.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Resident {
-    /// Parameters of the model (Psi), padding apart.
+    /// Parameters of the model (Psi), without padding.
     pub n_params: u64,
-    /// Bytes of state per parameter that the stage keeps whole on every rank; 0 in stage 3.
+    /// Bytes of state per parameter held whole on every rank; 0 in stage 3.
     pub whole_bytes_per_param: u64,
-    /// Bytes of state per parameter that are cut into slices: 16 in stage 3, in fp32 and in bf16 with bf16
-    /// gradients.
+    /// Bytes of state per parameter that are sharded: 16 in stage 3, in fp32 and in bf16 with bf16 gradients.
     pub cut_bytes_per_param: u64,
     /// `whole * n_params + cut * n_params / world_size`, a real number.
     pub formula_bytes: f64,
-    /// What padding and whole (persistent) parameters add to it.
+    /// Bytes added by padding and whole (persistent) parameters.
     pub padding_bytes: f64,
-    /// Plan against ledger.
+    /// Plan and ledger.
     pub bytes: Planned,
 }
 
@@ -156,7 +154,7 @@ pub struct Resident {
 pub struct KindBytes {
     /// The kind.
     pub kind: MemKind,
-    /// Plan against ledger.
+    /// Plan and ledger.
     #[serde(flatten)]
     pub bytes: Planned,
 }
@@ -170,7 +168,7 @@ impl Resident {
 }
 
 impl Summary {
-    /// Writes `summary.json` in one piece. Numbers that are not finite become null.
+    /// Atomically writes `summary.json`. Non-finite numbers become null.
     pub fn write(&self, run_dir: &Path) -> Result<()> {
         files::replace(&run_dir.join(SUMMARY_FILE), |out| {
             serde_json::to_writer_pretty(&mut *out, self)?;
@@ -203,7 +201,7 @@ impl fmt::Display for Summary {
         if let Some(val_loss) = self.val_loss {
             let beside = self.unigram_entropy.map_or(String::new(), |entropy| {
                 let side = if val_loss < entropy { "below" } else { "not below" };
-                format!(", {side} the {entropy:.4} of token frequencies alone")
+                format!(", {side} the entropy of token frequencies ({entropy:.4})")
             });
             writeln!(f, "{}{val_loss:.4} nats/token{beside}", label("validation loss"))?;
         }
@@ -215,7 +213,7 @@ impl fmt::Display for Summary {
         if !self.test_hooks.is_empty() {
             writeln!(f, "{}{}", label("test hooks active"), self.test_hooks.join(", "))?;
         }
-        writeln!(f, "bytes of one rank")?;
+        writeln!(f, "bytes per rank")?;
         writeln!(f, "{}{}", label("all-gather per step"), self.all_gather_bytes_per_step)?;
         writeln!(f, "{}{}", label("reduce-scatter per step"), self.reduce_scatter_bytes_per_step)?;
         writeln!(f, "{}{}", label("resident at rest"), self.resident.bytes)?;
@@ -288,7 +286,7 @@ mod tests {
     fn the_closing_words_put_plan_and_measurement_side_by_side() {
         let shown = summary().to_string();
         for part in [
-            "2.6000 nats/token, below the 3.2000 of token frequencies alone",
+            "2.6000 nats/token, below the entropy of token frequencies (3.2000)",
             "measured           1000  equal",
             "measured           1001  DIFFERENT",
             "16 x 1000 / 3 = 5333.3, + 10.7 padding",

@@ -1,8 +1,7 @@
-//! `timing.json`: what a scheduler, and whoever asks it for time, wants to know of a run, kept current while
-//! it goes on.
+//! `timing.json`: timing of a run for a scheduler and for sizing time limits, updated during the run.
 //!
-//! It outlives the process: a resumed run reads its predecessor's file and goes on adding. It also decides
-//! when there is no time for one more step. Must not know: MPI, checkpoints, steps' contents.
+//! It outlives the process: a resumed run reads and continues its predecessor's file. It also decides when
+//! there is no time for another step. Must not know: MPI, checkpoints, the contents of steps.
 
 use crate::batch::job_clock::JobClock;
 use crate::batch::job_comment::JobComment;
@@ -19,19 +18,19 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Step times kept for median and p95.
+/// Step times stored for median and p95.
 const N_KEPT: usize = 1024;
-/// The file is written no more often than this, saves and the end apart.
+/// Minimum interval between writes of the file, except at saves and the end.
 const EVERY: Duration = Duration::from_secs(10);
-/// Room for a save that takes longer than any before.
+/// Margin for a save that takes longer than any before.
 const SAVE_FACTOR: f64 = 2.0;
-/// Room for closing files and leaving MPI.
+/// Margin for closing files and leaving MPI.
 const LEAVE_SECONDS: f64 = 3.0;
 /// Slurm sends a signal up to a minute early or late.
 const SIGNAL_SLACK_SECONDS: f64 = 60.0;
-/// No time of a run is longer, dates since 1970 included: a thousand years.
+/// Upper limit of all times, dates since 1970 included: a thousand years.
 const LONGEST_SECONDS: f64 = 3.2e10;
-/// What a disk is trusted with before a save has been measured.
+/// Assumed write speed of a disk before a save has been measured.
 const ASSUMED_BYTES_PER_SECOND: f64 = 100e6;
 
 /// The file.
@@ -42,7 +41,7 @@ pub struct Record {
     pub updated_unix: f64,
     /// Unix time at which the first job of this run was submitted, or its process started.
     pub since_unix: f64,
-    /// Job id, where a batch system runs this.
+    /// Job id, if run by a batch system.
     pub job_id: Option<String>,
     /// How often the job was requeued.
     pub n_restarts: u64,
@@ -50,7 +49,7 @@ pub struct Record {
     pub step: u64,
     /// Optimizer steps of the whole run.
     pub total_steps: u64,
-    /// From the start of the job to the first step of this process, restore apart.
+    /// From the start of the job to the first step of this process, without the restore.
     pub startup_seconds: f64,
     /// Reading the checkpoint this process started from.
     pub restore_seconds: f64,
@@ -64,25 +63,25 @@ pub struct Record {
     pub save_seconds: f64,
     /// The longest save of this process.
     pub save_seconds_max: f64,
-    /// Unix time at which this job will be ended, where known.
+    /// Unix time at which this job will be ended, if known.
     pub job_ends_unix: Option<f64>,
-    /// Who says so.
+    /// The source of that time.
     pub job_ends_from: String,
-    /// Time to the last step at the pace so far, evaluation and saves included.
+    /// Time to the last step at the current pace, including evaluation and saves.
     pub seconds_to_finish: f64,
-    /// Unix time of the last step, if it all fitted into this job.
+    /// Unix time of the last step, if the rest fits into this job.
     pub projected_end_unix: f64,
-    /// What to ask sbatch for: the rest of the run as one job.
+    /// `sbatch --time` for the rest of the run as one job.
     pub recommended_time: String,
-    /// What to ask sbatch for: a signal early enough to save.
+    /// `sbatch --signal` that leaves enough time to save.
     pub recommended_signal: String,
-    /// Wall time since `since_unix`, in all jobs and between them, by clocks that nobody sets.
+    /// Wall time since `since_unix`, in all jobs and between them, by monotonic clocks.
     pub wall_seconds: f64,
-    /// Compute of the mean rank in steps that count.
+    /// Mean compute over ranks in completed steps.
     pub useful_step_seconds: f64,
-    /// Useful step time over wall time.
+    /// Useful step time divided by wall time.
     pub goodput: f64,
-    /// Where the rest went.
+    /// Breakdown of the rest.
     pub lost_seconds: Lost,
 }
 
@@ -96,25 +95,25 @@ pub struct Lost {
     pub startup: f64,
     /// Reading checkpoints.
     pub restore: f64,
-    /// Steps made twice because a job ended without saving them (their number times the median step).
+    /// Steps repeated because a job ended without saving them (their number times the median step).
     pub recomputed_steps: f64,
-    /// Steps that were not finite.
+    /// Non-finite steps.
     pub skipped_steps: f64,
-    /// Training stood still for a save.
+    /// Stalls for saves.
     pub checkpoint_stall: f64,
     /// Validation.
     pub evaluation: f64,
-    /// Even the slowest rank waited for a collective.
+    /// Time even the slowest rank waited for a collective.
     pub exposed_communication: f64,
-    /// The slowest rank computed longer than the mean one.
+    /// Compute of the slowest rank beyond the mean.
     pub stragglers: f64,
-    /// None of these.
+    /// Everything else.
     pub rest: f64,
 }
 
 impl Record {
-    /// The same with no time that is negative or endless: whatever a file says, what is added to it stays a
-    /// figure.
+    /// The same with invalid (negative or infinite) times removed, so that sums remain valid whatever a file
+    /// contains.
     fn within_range(mut self) -> Self {
         let l = &mut self.lost_seconds;
         let lost =
@@ -145,29 +144,29 @@ impl Lost {
     }
 }
 
-/// Measures a run and writes the file; rank 0 has the one that writes.
+/// Measures a run and writes the file; only rank 0 writes.
 #[derive(Debug)]
 pub struct Timing {
     /// None on the other ranks.
     path: Option<PathBuf>,
     clock: JobClock,
     record: Record,
-    /// When this record was opened, and how far the job, and the run with all its jobs, had come by then, in
-    /// seconds.
+    /// When this record was opened, and the age of the job, and of the run with all its jobs, at that time,
+    /// in seconds.
     opened: Instant,
     job_seconds: f64,
     run_seconds: f64,
     comment: Option<JobComment>,
     step_seconds: VecDeque<f64>,
-    /// Whole rounds of the loop without their saves: steps, evaluation, logging.
+    /// Full iterations of the loop without their saves: steps, evaluation, logging.
     rounds: VecDeque<f64>,
     round_began: Option<Instant>,
-    /// Time for saves in the round that is under way.
+    /// Time for saves in the current iteration.
     stalled_seconds: f64,
     steps_began: Instant,
     start_step: u64,
     written: Option<Instant>,
-    /// What a save is taken for before one has been measured.
+    /// Assumed duration of a save before one has been measured.
     assumed_save_seconds: f64,
 }
 
@@ -177,8 +176,8 @@ impl Timing {
         Timing::new(None, JobClock::default(), Record::default(), [0.0; 3])
     }
 
-    /// For rank 0. `state_bytes` is what one rank saves; `resumed` says that a predecessor's file, if there
-    /// is one, is of this run.
+    /// For rank 0. `state_bytes` is the size of a rank's save; `resumed` means that an existing file belongs
+    /// to this run.
     pub fn open(run_dir: &Path, clock: JobClock, resumed: Option<u64>, state_bytes: u64) -> Self {
         let path = run_dir.join("timing.json");
         let before = resumed.and_then(|_| files::read_text(&path, files::MAX_RECORD_BYTES).ok());
@@ -194,7 +193,7 @@ impl Timing {
                 record.since_unix = if before.since_unix > 0.0 { before.since_unix } else { job_started };
                 record.useful_step_seconds = before.useful_step_seconds;
                 record.lost_seconds = before.lost_seconds;
-                // Several runs one after another in one job: its start is none of this one's.
+                // With several runs in one job, the job's start is not this run's.
                 began_unix = job_started.max(before.updated_unix);
                 let lost = &mut record.lost_seconds;
                 let between_jobs =
@@ -213,7 +212,7 @@ impl Timing {
                 run_seconds += clock.queued_seconds;
             }
         }
-        // Dates of two nodes, or of one before and after its clock was set, may be in any order.
+        // Dates of two nodes, or from before and after a clock change, may be in any order.
         let job_seconds = (now - began_unix).max(0.0);
         let assumed_save_seconds = 2.0 + state_bytes as f64 / ASSUMED_BYTES_PER_SECOND;
         Timing::new(Some(path), clock, record, [job_seconds, run_seconds + job_seconds, assumed_save_seconds])
@@ -244,13 +243,13 @@ impl Timing {
         }
     }
 
-    /// From now on the job's comment says how the run gets on, where Slurm runs this.
+    /// From now on the job's comment shows the progress of the run, if run by Slurm.
     pub fn comment_in_job(&mut self) {
         self.comment = self.path.as_ref().and_then(|_| JobComment::of_this_job());
     }
 
-    /// The first step comes next. `process_seconds` went by since the process started, `restore_seconds` of
-    /// them in a restore.
+    /// The first step comes next. `process_seconds` have passed since the start of the process,
+    /// `restore_seconds` of them in a restore.
     pub fn begin_steps(
         &mut self,
         at_step: u64,
@@ -267,8 +266,7 @@ impl Timing {
         self.steps_began = Instant::now();
     }
 
-    /// A round of the loop begins: asks for a stop at its end where there is no time for another one and a
-    /// save.
+    /// An iteration starts: requests a stop at its end if there is no time for another one and a save.
     pub fn begin_round(&mut self) {
         let now = Instant::now();
         if let Some(began) = self.round_began.replace(now) {
@@ -280,7 +278,7 @@ impl Timing {
         }
     }
 
-    /// What the round that begins, one more, a save and the way out may take.
+    /// Upper estimate of the current iteration, another one, a save and the exit.
     fn seconds_needed(&self) -> f64 {
         let round = self.rounds.iter().copied().fold(0.0, f64::max);
         let save = match self.record.save_seconds_max {
@@ -290,7 +288,7 @@ impl Timing {
         2.0 * round + SAVE_FACTOR * save + LEAVE_SECONDS
     }
 
-    /// A step is done; `evaluation_seconds` and `stall_seconds` went by for validation and saves since the
+    /// A step is done; `evaluation_seconds` and `stall_seconds` were spent on validation and saves since the
     /// last one.
     pub fn step(&mut self, step: u64, ranks: &[RankStep], evaluation_seconds: f64, stall_seconds: f64) {
         let shares = StepShares::of(ranks);
@@ -308,8 +306,8 @@ impl Timing {
         lost.checkpoint_stall += stall_seconds;
     }
 
-    /// What the launcher grants a rank between SIGTERM and its death, where it is less than a step and a save
-    /// have taken: said once, after the third step, whose predecessors warm up.
+    /// The time between SIGTERM and SIGKILL from the launcher, if a step and a save take longer: reported
+    /// once, after the third step, when warm-up is over.
     pub fn warn_of_grace(&mut self, grace_seconds: Option<f64>) {
         let Some(grace) = grace_seconds.filter(|_| self.step_seconds.len() == 3 && self.path.is_some())
         else {
@@ -319,30 +317,30 @@ impl Timing {
         let needed = quantile(&steps, 0.5) + self.record.save_seconds_max;
         if needed > grace {
             log::warn!(
-                "a step takes {needed:.1} s, and mpirun kills its ranks {grace:.0} s after it gets SIGTERM: \
-                 no checkpoint would be saved; send SIGUSR1 instead, give mpirun `--mca \
-                 odls_base_sigkill_timeout 60`, or start with srun"
+                "a step takes {needed:.1} s, but mpirun kills its ranks {grace:.0} s after receiving \
+                 SIGTERM, before a checkpoint could be saved; send SIGUSR1 instead, pass `--mca \
+                 odls_base_sigkill_timeout 60` to mpirun, or start with srun"
             );
         }
     }
 
-    /// A step was not finite.
+    /// A step was non-finite.
     pub fn skipped(&mut self, seconds: f64) {
         self.record.lost_seconds.skipped_steps += seconds;
     }
 
-    /// Training stood still for a save for so long in this round.
+    /// Training stalled for a save for this long in this iteration.
     pub fn stalled(&mut self, seconds: f64) {
         self.stalled_seconds += seconds;
     }
 
-    /// A save is done, so long after its begin, whether training stood still for it or not.
+    /// A save is done, this long after its start, whether training stalled for it or not.
     pub fn saved(&mut self, seconds: f64) {
         self.record.save_seconds = seconds;
         self.record.save_seconds_max = self.record.save_seconds_max.max(seconds);
     }
 
-    /// Writes the file if it is time to, or `now`. A run does not end for want of it: a fault is a warning.
+    /// Writes the file if due, or `now`. An error does not end the run: it is a warning.
     pub fn write(&mut self, now: bool) {
         let Some(path) = &self.path else { return };
         if !now && self.written.is_some_and(|at| at.elapsed() < EVERY) {
@@ -362,7 +360,7 @@ impl Timing {
         }
     }
 
-    /// Writes the file for the last time; `ending` says in words why the run is over.
+    /// Writes the file for the last time; `ending` is the reason for the end.
     pub fn finish(&mut self, ending: &str) {
         let comment = self.comment.take();
         self.write(true);
@@ -374,7 +372,7 @@ impl Timing {
         }
     }
 
-    /// The record as of now.
+    /// The current record.
     fn current(&self) -> Record {
         let mut record = self.record.clone();
         let now = unix_now();
@@ -409,7 +407,7 @@ fn push(values: &mut VecDeque<f64>, value: f64) {
     values.push_back(value);
 }
 
-/// A run on its way, for the job's comment.
+/// A run in progress, for the job's comment.
 fn in_words(record: &Record) -> String {
     let end = jiff::Timestamp::from_second(record.projected_end_unix as i64)
         .map_or(String::new(), |t| format!(", done {t}"));
@@ -419,7 +417,7 @@ fn in_words(record: &Record) -> String {
     )
 }
 
-/// Seconds as `--time` takes them, rounded up to a minute.
+/// Seconds in the syntax of `--time`, rounded up to a minute.
 fn slurm_time(seconds: f64) -> String {
     let minutes = (seconds / 60.0).ceil() as u64;
     let (days, hours, minutes) = (minutes / 1440, minutes / 60 % 24, minutes % 60);

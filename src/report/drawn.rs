@@ -36,7 +36,7 @@ pub fn write(run_dir: &Path, wanted: &Wanted) -> Result<String> {
         None => format!("{}: {}\n", run_dir.display(), no_summary(&run)),
     };
     for why in &missing {
-        said += &format!("\nnot drawn: {why}");
+        said += &format!("\nnot plotted: {why}");
     }
     for (path, bytes) in &files {
         files::write_output(path, bytes)?;
@@ -59,8 +59,8 @@ fn files_of(figure: &Figure, dir: &Path, with_png: bool) -> Result<Vec<(PathBuf,
 
 fn no_summary(run: &RecordedRun) -> String {
     format!(
-        "the run has left no summary: it goes on, or it was killed (its log reaches to step {} of {}); the \
-         answers come with its end, and SIGUSR2 asks a running job",
+        "the run has no summary: it is still running, or it was killed (its log ends at step {} of {}); the \
+         answers are available after its end, and SIGUSR2 makes a running job report",
         run.steps.last().map_or(0, |s| s.step),
         run.deck.train.steps
     )
@@ -84,7 +84,7 @@ fn page_of(run_dir: &Path, run: &RecordedRun, figures: &[Figure], missing: &[Str
             ("training loss, nats/token".into(), number(s.loss)),
             ("validation loss, nats/token".into(), number(s.val_loss)),
             ("tokens/s".into(), s.tokens_per_s.map_or("-".into(), |x| format!("{x:.0}"))),
-            ("steps whose bytes were not the planned ones".into(), s.steps_off_plan.to_string()),
+            ("steps whose bytes differed from the plan".into(), s.steps_off_plan.to_string()),
             ("deck digest".into(), s.deck.clone()),
         ]);
     }

@@ -1,8 +1,8 @@
-//! `zero3 report RUN`: what a run's own records say, as five answers, as figures, as a page.
+//! `zero3 report RUN`: five answers, figures and a page from a run's records.
 //!
 //! `recorded_run` reads the run directory, `pictures` turns what it found and the plan into figures,
-//! `questions` answers in words, `page` binds figures and answers, `drawn` writes what was asked for. Must not know: MPI; it starts no device,
-//! and writes nothing before everything it was asked for is made.
+//! `questions` answers in words, `page` binds figures and answers, `drawn` writes the requested files. Must not
+//! know: MPI; it starts no device, and writes nothing before everything it was asked for is made.
 
 #[cfg(feature = "figures")]
 mod drawn;
@@ -21,11 +21,11 @@ use std::path::Path;
 
 pub use wanted::Wanted;
 
-/// The answers for a finished (or stopped) run; figures and the page where they are wanted. Returns what is
-/// said on stdout.
+/// The answers for a finished (or stopped) run; figures and the page if requested. Returns the text for
+/// stdout.
 ///
 /// # Errors
-/// The directory is no run's, or lacks what is asked for: nothing is written then. A file that cannot be
+/// The directory is not a run's, or lacks a requested record: nothing is written then. A file cannot be
 /// written.
 pub fn run(run_dir: &Path, wanted: &Wanted) -> Result<String> {
     if wanted.figures.is_none() && wanted.html.is_none() {
@@ -41,8 +41,8 @@ fn five_answers(run_dir: &Path) -> Result<String> {
     match recorded_run::read_summary(run_dir)? {
         Some(summary) => Ok(questions::in_words(&summary)),
         None => Err(Error::Input(format!(
-            "{}: no such file; a run directory with a finished or stopped run would do (a running job \
-             answers to SIGUSR2)",
+            "{}: no such file; expected the directory of a finished or stopped run (send SIGUSR2 to a \
+             running job for its state)",
             run_dir.join(crate::records::summary::SUMMARY_FILE).display()
         ))),
     }

@@ -1,5 +1,5 @@
-//! `report.html`: the five answers and the figures in one file. It loads nothing and runs nothing; light or
-//! dark is the reader's system's choice.
+//! `report.html`: the five answers and the figures in one file, without external resources or scripts. Light
+//! or dark follows the reader's system.
 
 use super::questions::{AnswerTable, AnsweredQuestion};
 use crate::figures::Figure;
@@ -21,9 +21,9 @@ pre{background:var(--wash);padding:12px;overflow-x:auto;font-size:13px}\
 @media (prefers-color-scheme:dark){\
 :root{--page:#14171c;--ink:#ececec;--muted:#aaaeb4;--grid:#3e434b;--wash:#1d2127}}";
 
-/// What the page shows.
+/// The content of the page.
 pub struct Page<'a> {
-    /// The run directory and how it ended, in a line.
+    /// The run directory and how it ended, as a line.
     pub heading: &'a str,
     /// Facts about the run: name and value.
     pub facts: &'a [(String, String)],
@@ -31,7 +31,7 @@ pub struct Page<'a> {
     pub answers: Result<&'a [AnsweredQuestion], &'a str>,
     /// The figures.
     pub figures: &'a [Figure],
-    /// What is missing, and what would give it.
+    /// Missing figures, and what would provide them.
     pub missing: &'a [String],
     /// The resolved deck.
     pub deck: &'a str,
@@ -80,7 +80,7 @@ impl Page<'_> {
         }
         out.push_str("<h2>Figures</h2>\n");
         for missing in self.missing {
-            writeln!(out, "<p class=\"muted\">Not drawn: {}.</p>", escape(missing))?;
+            writeln!(out, "<p class=\"muted\">Not plotted: {}.</p>", escape(missing))?;
         }
         for figure in self.figures {
             out.push_str(&html::element(figure));
@@ -125,7 +125,7 @@ mod tests {
             "runs/&lt;tiny&gt; &amp; co",
             "<section class=\"answer\"><h3>5. ",
             "a &lt; b",
-            "Not drawn: timeline: no trace.",
+            "Not plotted: timeline: no trace.",
             "dir = &quot;&lt;x&gt;&quot;",
         ] {
             assert!(page.contains(part), "{part}");

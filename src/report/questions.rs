@@ -1,31 +1,31 @@
-//! The five questions a person asks when memory or time is off, answered from a run's summary.
+//! Five questions about unexpected memory use or time, answered from a run's summary.
 
 use crate::human;
 use crate::records::Summary;
 use crate::records::summary::Planned;
 use crate::telemetry::{MemKind, UnitTimes};
 
-/// Numbers side by side.
+/// A table of numbers.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct AnswerTable {
-    /// Names of the columns; the first one holds words.
+    /// Column names; the first column holds text.
     pub head: Vec<&'static str>,
     /// Rows, each as long as the head.
     pub rows: Vec<Vec<String>>,
 }
 
-/// One question, answered.
+/// A question and its answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AnsweredQuestion {
     /// The question.
     pub question: &'static str,
     /// Sentences, each with its numbers.
     pub sentences: Vec<String>,
-    /// What they are drawn from.
+    /// Their data.
     pub table: Option<AnswerTable>,
 }
 
-/// What run it was and how it ended.
+/// The run, and how it ended.
 pub fn heading(s: &Summary) -> String {
     let ranks = human::counted(s.world_size as usize, "rank");
     format!("{}: {} (step {} of {}, {ranks})", s.run_dir, s.exit_reason, s.step, s.total_steps)
@@ -40,12 +40,12 @@ pub fn five(s: &Summary) -> [AnsweredQuestion; 5] {
     let at_rest = s.peak_bytes_by_kind.iter().filter(|k| k.kind.is_resident() && k.bytes.measured > 0);
     let (live, ahead) = (kind(MemKind::Gathered), kind(MemKind::Prefetched));
     let full = kind(MemKind::FullGrad);
-    let verdict = if full.measured <= full.planned { "they did not pile up" } else { "they piled up" };
+    let verdict = if full.measured <= full.planned { "they did not accumulate" } else { "they accumulated" };
     let late_byte_ms: f64 = s.units.iter().map(|u| u.times.late_byte_ms).sum();
     let worst = s.units.iter().max_by(|a, b| a.times.late_byte_ms.total_cmp(&b.times.late_byte_ms));
-    let worst = worst.map(|w| format!("The most by unit {}: {:.0} byte-ms.", w.name, w.times.late_byte_ms));
+    let worst = worst.map(|w| format!("Most of it by unit {}: {:.0} byte-ms.", w.name, w.times.late_byte_ms));
     let mut late = vec![format!(
-        "{late_byte_ms:.0} byte-ms kept after the last use, over all steps ({} gathered at peak); the plan \
+        "{late_byte_ms:.0} byte-ms held after the last use, over all steps ({} gathered at peak); the plan \
          releases right after use.",
         human::bytes(live.measured)
     )];
@@ -71,7 +71,8 @@ pub fn five(s: &Summary) -> [AnsweredQuestion; 5] {
             sentences: vec![
                 format!("None: the run is over, and the ledger held {} bytes at its end.", r.bytes.measured),
                 format!(
-                    "During a step at most {} in use and {} on their way. Ask a running job with SIGUSR2.",
+                    "During a step at most {} in use and {} in flight. Send SIGUSR2 to a running job to see \
+                     them.",
                     human::bytes(live.measured),
                     human::bytes(ahead.measured)
                 ),
@@ -84,12 +85,12 @@ pub fn five(s: &Summary) -> [AnsweredQuestion; 5] {
             table: Some(units),
         },
         AnsweredQuestion {
-            question: "Were old full parameters released soon enough?",
+            question: "Were old full parameters released in time?",
             sentences: late,
             table: None,
         },
         AnsweredQuestion {
-            question: "Were gradients reduced to shards, or did full copies pile up?",
+            question: "Were gradients reduced to shards, or did full copies accumulate?",
             sentences: vec![
                 format!(
                     "At most {} bytes of full gradients at once, planned {}: {verdict}. {} bytes reduced per \
@@ -111,7 +112,7 @@ fn overlap(s: &Summary) -> (String, AnswerTable) {
     let times = |sum: fn(&UnitTimes) -> f64| s.units.iter().map(|u| sum(&u.times)).sum::<f64>();
     let (comm, wait) = (times(|t| t.gather_ms + t.reduce_ms), times(|t| t.gather_wait_ms + t.reduce_wait_ms));
     let sentence = format!(
-        "{} of {comm:.1} ms of communication was hidden; {wait:.1} ms were waited for.",
+        "{} of {comm:.1} ms of communication was hidden; compute waited {wait:.1} ms.",
         share(comm, wait)
     );
     let ms = |ms: f64| format!("{ms:.2}");
@@ -134,7 +135,7 @@ fn share(comm_ms: f64, wait_ms: f64) -> String {
     UnitTimes::hidden(comm_ms, wait_ms).map_or("-".into(), |share| format!("{:.0} %", 100.0 * share))
 }
 
-/// The answers as people read them in a terminal.
+/// The answers as text for a terminal.
 pub fn in_words(s: &Summary) -> String {
     let mut lines = vec![heading(s)];
     for (i, AnsweredQuestion { question, sentences, table }) in five(s).into_iter().enumerate() {
@@ -187,7 +188,7 @@ pub mod tests {
             "75 %",
             "10.00",
             "4321 bytes of full gradients at once",
-            "did not pile up",
+            "did not accumulate",
             "77 byte-ms",
             "params at rest",
         ] {

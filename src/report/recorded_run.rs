@@ -1,4 +1,4 @@
-//! What a run has left in its directory, read for those who look at it later: also of a run that was killed.
+//! Reads the records of a run directory, also of a run that was killed.
 //!
 //! Must not know: figures, pages.
 
@@ -20,7 +20,7 @@ use std::path::Path;
 pub struct TracedEvent {
     /// Rank.
     pub rank: usize,
-    /// Its line.
+    /// Its track.
     pub track: Track,
     /// E.g. `forward`.
     pub what: String,
@@ -30,15 +30,15 @@ pub struct TracedEvent {
     pub step: u64,
     /// Start, ms.
     pub start_ms: f64,
-    /// Length, ms.
+    /// Duration, ms.
     pub ms: f64,
     /// Payload of a collective.
     pub bytes: u64,
-    /// Bytes of all buffers after it, on the compute line.
+    /// Bytes of all buffers after it, on the compute track.
     pub live_bytes: Option<u64>,
 }
 
-/// Everything there is.
+/// All records.
 #[derive(Debug)]
 pub struct RecordedRun {
     /// At the end of a process; none while the first one runs, or where it was killed.
@@ -49,15 +49,15 @@ pub struct RecordedRun {
     pub world_size: usize,
     /// Its backend.
     pub backend: BackendKind,
-    /// What happened besides steps, oldest first.
+    /// Events other than steps, oldest first.
     pub events: Vec<RunEvent>,
-    /// Whole rows of the log.
+    /// Complete rows of the log.
     pub steps: Vec<LoggedStep>,
     /// Events of traced steps, in the order of the file; none without a trace.
     pub trace: Option<Vec<TracedEvent>>,
 }
 
-/// Reads a file; None where there is none.
+/// Reads a file; None if it does not exist.
 fn text_of(path: &Path) -> Result<Option<String>> {
     match files::read_text(path, files::MAX_LOG_BYTES) {
         Ok(text) => Ok(Some(text)),
@@ -66,7 +66,7 @@ fn text_of(path: &Path) -> Result<Option<String>> {
     }
 }
 
-/// The summary; None where the run has left none.
+/// The summary; None if there is none.
 pub fn read_summary(run_dir: &Path) -> Result<Option<Summary>> {
     let path = run_dir.join(SUMMARY_FILE);
     let parse = |text: String| {
@@ -80,11 +80,12 @@ impl RecordedRun {
     /// Reads a run directory.
     ///
     /// # Errors
-    /// It is none, or a file is not what this version writes. A torn last row of the log is no fault.
+    /// It is not a run directory, or a file is not of this version's format. A torn last row of the log is
+    /// not an error.
     pub fn read(run_dir: &Path) -> Result<Self> {
         if !run_dir.is_dir() {
             return Err(Error::Input(format!(
-                "{}: no such directory; a run directory would do",
+                "{}: no such directory; expected a run directory",
                 run_dir.display()
             )));
         }
@@ -97,8 +98,8 @@ impl RecordedRun {
         });
         let (Some(deck), Some((world_size, backend))) = (text_of(&path)?, start) else {
             return Err(Error::Input(format!(
-                "{}: no run directory of this version, it lacks {DECK_FILE} or events.jsonl; figures need \
-                 the run.dir that `zero3 train` wrote them to",
+                "{}: not a run directory of this version: {DECK_FILE} or events.jsonl is missing; figures \
+                 require the run.dir of a `zero3 train`",
                 run_dir.display()
             )));
         };
@@ -123,8 +124,8 @@ impl RecordedRun {
     }
 }
 
-/// Rows of `steps.csv`; what is behind the last line end was torn off and is left out, like any line that is
-/// no row.
+/// Rows of `steps.csv`; text after the last newline was torn off and is skipped, as is any line that is not a
+/// row.
 fn steps_of(text: &str, run_dir: &Path) -> Result<Vec<LoggedStep>> {
     let mut lines = text.rfind('\n').map_or("", |end| &text[..end]).lines();
     let Some(header) = lines.next() else { return Ok(Vec::new()) };
@@ -221,9 +222,11 @@ mod tests {
     fn a_counter_belongs_to_the_instruction_before_it() {
         let text = r#"{"traceEvents":[
             {"ph":"M","name":"process_name","pid":0,"tid":0,"args":{"name":"rank 0"}},
-            {"ph":"X","name":"gather h.0","cat":"gather","pid":0,"tid":0,"ts":1000,"dur":500,"args":{"unit":"h.0","step":7}},
+            {"ph":"X","name":"gather h.0","cat":"gather","pid":0,"tid":0,"ts":1000,"dur":500,
+             "args":{"unit":"h.0","step":7}},
             {"ph":"C","name":"live bytes","pid":0,"ts":1500,"args":{"bytes":42}},
-            {"ph":"X","name":"all_gather h.0","cat":"all_gather","pid":0,"tid":1,"ts":1100,"dur":90,"args":{"unit":"h.0","step":7,"bytes":9,"gigabytes_per_s":1.5}}
+            {"ph":"X","name":"all_gather h.0","cat":"all_gather","pid":0,"tid":1,"ts":1100,"dur":90,
+             "args":{"unit":"h.0","step":7,"bytes":9,"gigabytes_per_s":1.5}}
         ]}"#;
         let events = trace_of(text, Path::new("RUN")).unwrap();
         assert_eq!(events.len(), 2);

@@ -2,13 +2,13 @@
 
 use std::path::PathBuf;
 
-/// What is asked for besides words.
+/// The requested output, apart from the answers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Wanted {
     /// Directory for figures.
     pub figures: Option<PathBuf>,
-    /// PNGs beside the SVGs.
+    /// Also write PNGs.
     pub png: bool,
-    /// The page.
+    /// Path of the page.
     pub html: Option<PathBuf>,
 }

@@ -1,12 +1,12 @@
-//! The program's allocator, [`Counting`]: the system's, with two additions.
+//! The program's allocator, [`Counting`]: the system allocator, with two additions.
 //!
-//! It counts how often a step asks the heap for memory, and on whose behalf, so that "the arena is all there
-//! is" can be held against a number. Only threads that say so are counted (a rank's main thread, its queues
-//! and its compute threads), so writers in the background do not show.
+//! It counts the heap allocations of a step, and their owner, to verify that the arena is the only memory in
+//! use. Only threads that opt in are counted (a rank's main thread, its queues and its compute threads), so
+//! background writers are not included.
 //!
-//! And each of these threads keeps what crate `gemm` packs in: it wants a buffer for nearly every product,
-//! some of megabytes, and takes none from its caller. Out of the heap it would come from another place each
-//! time, and what lies between would make the heap grow long after the first step.
+//! In addition, each of these threads retains the packing buffers of crate `gemm`, which needs one for nearly
+//! every product, some of megabytes, and does not accept one from its caller. From the heap each would come
+//! from a different place, and fragmentation would grow the heap long after the first step.
 //!
 //! Must not know: what a step does.
 
@@ -15,16 +15,15 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Who asks.
+/// The owner of allocations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Owner {
     /// This program.
     Program,
-    /// Crate `gemm`: packing buffers of matrix products that are larger than any before on that thread.
+    /// Crate `gemm`: packing buffers of matrix products larger than any before on that thread.
     Products,
-    /// Crates `rayon` and `gemm` where several threads compute: lists of tasks, and what a task notes for
-    /// itself.
+    /// Crates `rayon` and `gemm` with several threads: task lists, and the bookkeeping of tasks.
     Tasks,
 }
 
@@ -33,16 +32,16 @@ impl Owner {
     const ALL: [Owner; 3] = [Owner::Program, Owner::Products, Owner::Tasks];
 }
 
-/// What one owner asked for.
+/// The allocations of one owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Allocations {
-    /// Who.
+    /// The owner.
     pub owner: Owner,
-    /// How often.
+    /// Number of allocations.
     pub count: u64,
-    /// How much in all, in bytes.
+    /// Total size, in bytes.
     pub bytes: u64,
-    /// The largest single piece, in bytes.
+    /// The largest single allocation, in bytes.
     pub largest_bytes: u64,
 }
 
@@ -57,12 +56,12 @@ static COUNTERS: [Counters; Owner::ALL.len()] =
         Owner::ALL.len()];
 
 thread_local! {
-    /// Whose allocations this thread makes; none where it is not counted. Has no destructor, so that the
-    /// allocator may ask at any time.
+    /// The owner of this thread's allocations; none if it is not counted. Has no destructor, so that the
+    /// allocator may access it at any time.
     static OWNER: Cell<Option<Owner>> = const { Cell::new(None) };
 }
 
-/// Counts this thread from now on; what it asks for is put down to `owner` where nobody says otherwise.
+/// Counts this thread from now on; its allocations belong to `owner` unless specified otherwise.
 ///
 /// # Panics
 /// For [`Owner::Products`]: that is [`packing`].
@@ -71,8 +70,8 @@ pub fn count_this_thread(owner: Owner) {
     OWNER.set(Some(owner));
 }
 
-/// Runs `work` with what it allocates on this thread put down to `owner`; where the thread is not counted
-/// nothing is.
+/// Runs `work` with its allocations on this thread attributed to `owner`; no effect if the thread is not
+/// counted.
 ///
 /// # Panics
 /// For [`Owner::Products`]: that is [`packing`].
@@ -81,11 +80,11 @@ pub fn on_behalf_of<T>(owner: Owner, work: impl FnOnce() -> T) -> T {
     put_down_to(owner, work)
 }
 
-/// The same for a matrix product of crate `gemm`, which gets the pieces that the thread keeps.
+/// The same for a matrix product of crate `gemm`, which uses the buffers retained by the thread.
 ///
 /// # Safety
-/// What `work` allocates on this thread is given back on this thread. Another one would give a piece to the
-/// heap, and this one would not know.
+/// Allocations of `work` on this thread must be freed on this thread. Another one would return a buffer to
+/// the heap without this one noticing.
 pub unsafe fn packing<T>(work: impl FnOnce() -> T) -> T {
     put_down_to(Owner::Products, work)
 }
@@ -98,7 +97,7 @@ fn put_down_to<T>(owner: Owner, work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// What the counted threads asked for since the last call. The process has one set of counters.
+/// The allocations of the counted threads since the last call. The process has one set of counters.
 pub fn take() -> [Allocations; Owner::ALL.len()] {
     Owner::ALL.map(|owner| {
         let of = &COUNTERS[owner as usize];
@@ -107,13 +106,13 @@ pub fn take() -> [Allocations; Owner::ALL.len()] {
     })
 }
 
-/// A buffer that a thread keeps for packing.
+/// A packing buffer retained by a thread.
 #[derive(Clone, Copy)]
 struct Piece {
     start: *mut u8,
-    /// Its size and alignment; none before there is one.
+    /// Its size and alignment; none before it is allocated.
     layout: Option<Layout>,
-    /// Somebody has it.
+    /// Whether it is in use.
     lent: bool,
 }
 
@@ -130,16 +129,16 @@ impl Piece {
 }
 
 thread_local! {
-    /// `gemm` has one for as long as the thread lives, and some for the time of a product. As [`OWNER`]
-    /// without a destructor: they are kept to the end of the process.
+    /// `gemm` holds one for as long as the thread lives, and some during a product. Like [`OWNER`] without a
+    /// destructor: they live to the end of the process.
     static PACKING: Cell<[Piece; N_PIECES]> = const { Cell::new([Piece::NONE; N_PIECES]) };
 }
 
-/// More than a product has at once, and those that its thread takes up while it waits for others; were it
-/// more, the heap would be asked, and that counted.
+/// More than a product needs at once, including those that its thread runs while it waits for others; beyond
+/// this, the heap would be used, and counted.
 const N_PIECES: usize = 8;
 
-/// The system's allocator, counted, with a kept piece for packing.
+/// The system's allocator, counted, with retained packing buffers.
 pub struct Counting;
 
 impl Counting {
@@ -152,8 +151,8 @@ impl Counting {
         }
     }
 
-    /// One of the thread's pieces, where it is for packing and one is free: the smallest that fits, or
-    /// another made larger.
+    /// One of the thread's buffers, if the allocation is for packing and one is free: the smallest that fits,
+    /// or another one enlarged.
     fn lend(layout: Layout) -> Option<*mut u8> {
         if OWNER.get() != Some(Owner::Products) {
             return None;
@@ -163,7 +162,7 @@ impl Counting {
         let piece = free.min_by_key(|piece| (!piece.fits(layout), piece.size()))?;
         if !piece.fits(layout) {
             if let Some(kept) = piece.layout {
-                // SAFETY: it was allocated below with this layout, and nobody has it.
+                // SAFETY: it was allocated below with this layout, and is not in use.
                 unsafe { System.dealloc(piece.start, kept) };
             }
             Self::note(layout.size());
@@ -177,12 +176,12 @@ impl Counting {
         lent
     }
 
-    /// The thread's piece that begins at `start`, if one does and is lent.
+    /// The thread's buffer that starts at `start`, if there is one and it is in use.
     fn lent(pieces: &mut [Piece; N_PIECES], start: *mut u8) -> Option<&mut Piece> {
         pieces.iter_mut().find(|piece| piece.lent && piece.start == start)
     }
 
-    /// Whether `start` was one of the thread's pieces, which is now kept for the next product.
+    /// Whether `start` was one of the thread's buffers, which is now available for the next product.
     fn take_back(start: *mut u8) -> bool {
         let mut pieces = PACKING.get();
         let piece = Self::lent(&mut pieces, start);
@@ -194,22 +193,22 @@ impl Counting {
     }
 }
 
-// SAFETY: every block is the system allocator's own, and handed out once until it comes back; counting and
-// lending neither allocate from here nor unwind. A piece comes back on the thread it was lent to: [`packing`]
-// asks its caller for that.
+// SAFETY: every block comes from the system allocator, and is handed out once until it is returned; counting
+// and lending neither allocate from here nor unwind. A buffer is returned on the thread it was lent to, as
+// [`packing`] requires.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if let Some(start) = Self::lend(layout) {
             return start;
         }
         Self::note(layout.size());
-        // SAFETY: the caller keeps to the contract of `alloc`.
+        // SAFETY: the caller upholds the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         if let Some(start) = Self::lend(layout) {
-            // SAFETY: the piece is as large as the layout says, and the caller's alone.
+            // SAFETY: the buffer is as large as the layout requires, and owned by the caller alone.
             unsafe { start.write_bytes(0, layout.size()) };
             return start;
         }
@@ -220,8 +219,8 @@ unsafe impl GlobalAlloc for Counting {
 
     unsafe fn realloc(&self, old: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
         if Self::lent(&mut PACKING.get(), old).is_some() {
-            // SAFETY: the caller keeps to the contract of `realloc`: the new size is one, and the old block
-            // is as large as `layout` says.
+            // SAFETY: the caller upholds the contract of `realloc`: the new size is valid, and the old block
+            // is as large as `layout`.
             return unsafe {
                 let new = self.alloc(Layout::from_size_align_unchecked(new_size, layout.align()));
                 if !new.is_null() {

@@ -1,11 +1,11 @@
 //! Payload bytes this rank received, by the purpose of the call.
 //!
-//! Counted from the arguments of the real calls, by whoever makes them. A gradient exchange counts as
-//! reduce_scatter: that is what it is, whatever call carries it. Must not know: MPI.
+//! Counted from the arguments of the actual calls, by the caller. A gradient exchange counts as
+//! reduce_scatter, whichever call implements it. Must not know: MPI.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Why a collective ran.
+/// The purpose of a collective.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CommClass {
     /// Parameters gathered in a training step, persistent ones included.
@@ -28,14 +28,14 @@ impl CommClass {
     ];
 }
 
-/// Counters of one rank; shared between the main thread and whichever thread drives the collectives.
+/// Counters of one rank; shared between the main thread and the thread that drives the collectives.
 #[derive(Debug, Default)]
 pub struct CommVolume {
     bytes: [AtomicU64; CommClass::ALL.len()],
     calls: [AtomicU64; CommClass::ALL.len()],
 }
 
-/// What a [`CommVolume`] showed at one moment.
+/// A snapshot of a [`CommVolume`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CommCounts {
     bytes: [u64; CommClass::ALL.len()],
@@ -48,7 +48,7 @@ impl CommVolume {
         Self::default()
     }
 
-    /// Counts one call that gives this rank `received_bytes` from other ranks.
+    /// Counts one call that delivers `received_bytes` from other ranks to this rank.
     pub fn add(&self, class: CommClass, received_bytes: u64) {
         self.bytes[class as usize].fetch_add(received_bytes, Ordering::Relaxed);
         self.calls[class as usize].fetch_add(1, Ordering::Relaxed);
@@ -72,7 +72,7 @@ impl CommCounts {
         self.calls[class as usize]
     }
 
-    /// What was added after `earlier`: one step's counts.
+    /// The difference to `earlier`: the counts of a step.
     pub fn since(&self, earlier: &CommCounts) -> CommCounts {
         CommCounts {
             bytes: std::array::from_fn(|i| self.bytes[i] - earlier.bytes[i]),

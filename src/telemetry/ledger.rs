@@ -1,7 +1,7 @@
-//! The memory ledger: every planned byte a rank holds, by kind, now and at its highest.
+//! The memory ledger: every planned byte a rank holds, by kind, current and peak.
 //!
-//! The arena and the executor write it; the plan predicts it; between steps it shows the shards alone. Must
-//! not know: where buffers come from, units' names.
+//! The arena and the executor write it; the plan predicts it; between steps it contains only the shards. Must
+//! not know: the origin of buffers, units' names.
 
 use std::fmt;
 use std::sync::{Mutex, MutexGuard};
@@ -10,36 +10,36 @@ use serde::{Deserialize, Serialize};
 
 use crate::human;
 
-/// What a buffer is for.
+/// The purpose of a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MemKind {
-    /// The parameters a rank keeps, slices or whole, in param_dtype.
+    /// The parameters a rank stores, slices or whole, in param_dtype.
     ParamShard,
-    /// fp32 master weights beside low-precision parameters.
+    /// fp32 master weights for low-precision parameters.
     Master,
-    /// The reduced gradients a rank keeps, slices or whole, in grad_dtype.
+    /// The reduced gradients a rank stores, slices or whole, in grad_dtype.
     GradShard,
-    /// Fp32 sums of gradient slices during a step, where the slices at rest are of lower precision or whole.
+    /// Fp32 sums of gradient slices during a step, if the slices at rest are of lower precision or whole.
     GradSum,
-    /// What the optimizer keeps of each parameter.
+    /// The optimizer's states.
     #[serde(rename = "moment")]
     OptimState,
     /// Whole parameters of units in use.
     Gathered,
-    /// Whole parameters of units whose gather runs ahead of their use.
+    /// Whole parameters of units that are prefetched.
     Prefetched,
     /// Whole gradients not yet reduced.
     FullGrad,
     /// Received contributions of a gradient exchange.
     ReduceStaging,
-    /// Outputs kept from forward to backward.
+    /// Outputs saved from forward to backward.
     Activation,
     /// Scratch of one operation.
     Workspace,
     /// Tokens and targets of a micro-batch.
     Input,
-    /// Host copies on their way to or from a device or a file.
+    /// Host copies in transit to or from a device or a file.
     Staging,
 }
 
@@ -94,12 +94,12 @@ impl fmt::Display for MemKind {
 
 const N_KINDS: usize = MemKind::ALL.len();
 
-/// The instruction that runs, for naming the moment of a peak. The caller knows the unit's name.
+/// The current instruction, for naming the moment of a peak. The caller knows the unit's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Label {
     /// E.g. `forward`, `backward`, `reduce`.
     pub what: &'static str,
-    /// The unit it concerns, if one.
+    /// The unit it concerns, if any.
     pub unit_idx: Option<usize>,
 }
 
@@ -119,9 +119,9 @@ struct State {
     peak: [u64; N_KINDS],
     total_now: u64,
     total_peak: u64,
-    /// The kinds' bytes when the total was at its highest.
+    /// The bytes by kind when the total was at its peak.
     at_total_peak: [u64; N_KINDS],
-    /// Peaks of the steps before, of each kind and of the total.
+    /// Peaks of the previous steps, of each kind and of the total.
     peak_before: [u64; N_KINDS],
     total_peak_before: u64,
     label: Label,
@@ -140,12 +140,12 @@ impl Ledger {
         Self::default()
     }
 
-    /// A broken invariant aborts the job, so a poisoned lock is only ever seen by what reports it.
+    /// A broken invariant aborts the job, so only error reporting ever sees a poisoned lock.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// `bytes` more of `kind` are held.
+    /// Adds `bytes` of `kind`.
     pub fn take(&self, kind: MemKind, bytes: u64) {
         let mut state = self.state();
         state.add(kind, bytes);
@@ -155,21 +155,21 @@ impl Ledger {
         }
     }
 
-    /// `bytes` of `kind` are held no more.
+    /// Removes `bytes` of `kind`.
     pub fn give(&self, kind: MemKind, bytes: u64) {
         let mut state = self.state();
         state.subtract(kind, bytes);
         state.total_now -= bytes;
     }
 
-    /// `bytes` change their kind, e.g. prefetched parameters come into use. The total stays.
+    /// Moves `bytes` to another kind, e.g. when prefetched parameters come into use. The total is unchanged.
     pub fn convert(&self, from: MemKind, to: MemKind, bytes: u64) {
         let mut state = self.state();
         state.subtract(from, bytes);
         state.add(to, bytes);
     }
 
-    /// Names the instruction that runs from now on.
+    /// Sets the current instruction.
     pub fn set_label(&self, what: &'static str, unit_idx: Option<usize>) {
         self.state().label = Label { what, unit_idx };
     }
@@ -179,7 +179,7 @@ impl Ledger {
         self.state().now[kind as usize]
     }
 
-    /// Most bytes of `kind` held since [`Ledger::reset_peaks`].
+    /// Peak bytes of `kind` since [`Ledger::reset_peaks`].
     pub fn peak(&self, kind: MemKind) -> u64 {
         self.state().peak[kind as usize]
     }
@@ -189,17 +189,17 @@ impl Ledger {
         self.state().total_now
     }
 
-    /// Most bytes of all kinds held together since [`Ledger::reset_peaks`].
+    /// Peak of the total since [`Ledger::reset_peaks`].
     pub fn total_peak(&self) -> u64 {
         self.state().total_peak
     }
 
-    /// Bytes of `kind` when the total was at its highest.
+    /// Bytes of `kind` when the total was at its peak.
     pub fn at_total_peak(&self, kind: MemKind) -> u64 {
         self.state().at_total_peak[kind as usize]
     }
 
-    /// The instruction during which the total was at its highest for the first time.
+    /// The instruction during which the total first reached its peak.
     pub fn peak_label(&self) -> Label {
         self.state().peak_label
     }
@@ -210,7 +210,7 @@ impl Ledger {
         MemKind::ALL.iter().filter(|kind| kind.is_resident()).map(|&kind| state.now[kind as usize]).sum()
     }
 
-    /// Peaks begin anew from what is held now. Once per step.
+    /// Resets the peaks to the bytes held now. Once per step.
     pub fn reset_peaks(&self) {
         let mut state = self.state();
         (state.peak_before, state.total_peak_before) = state.peaks_since_start();
@@ -218,7 +218,7 @@ impl Ledger {
         state.set_total_peak();
     }
 
-    /// The first step comes next: what was held before it counts no more.
+    /// The first step comes next: earlier peaks no longer count.
     pub fn begin_steps(&self) {
         let mut state = self.state();
         state.peak = state.now;
@@ -226,8 +226,8 @@ impl Ledger {
         (state.peak_before, state.total_peak_before) = (state.now, state.total_now);
     }
 
-    /// Bytes now, and most over the steps so far: of each kind, in the order of [`MemKind::ALL`], and of all
-    /// together.
+    /// Bytes now, and their peaks over the steps so far: of each kind, in the order of [`MemKind::ALL`], and
+    /// in total.
     pub fn since_start(&self) -> (Vec<(u64, u64)>, (u64, u64)) {
         let state = *self.state();
         let (peaks, total_peak) = state.peaks_since_start();
@@ -246,7 +246,7 @@ impl State {
         let held = self.now[kind as usize];
         assert!(
             bytes <= held,
-            "{bytes} bytes of {kind} given back while {held} are held, during {}",
+            "{bytes} bytes of {kind} released while {held} are held, during {}",
             self.label
         );
         self.now[kind as usize] = held - bytes;
@@ -264,7 +264,7 @@ impl State {
     }
 }
 
-/// A table of the kinds that were ever held: now, own peak, share of the total peak.
+/// A table of the kinds that were ever used: current, peak, share of the total peak.
 impl fmt::Display for Ledger {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = *self.state();
@@ -287,7 +287,7 @@ mod tests {
 
     #[test]
     #[should_panic(
-        expected = "5 bytes of gathered params given back while 4 are held, during release of unit 7"
+        expected = "5 bytes of gathered params released while 4 are held, during release of unit 7"
     )]
     fn giving_back_more_than_is_held_is_a_broken_invariant() {
         let ledger = Ledger::new();

@@ -1,5 +1,5 @@
-//! What a rank measures of itself while it runs: timers, the memory ledger, counters of bytes, per-unit
-//! times, traces, and the numbers of a step that follow from them.
+//! A rank's measurements of itself: timers, the memory ledger, byte counters, per-unit times, traces, and the
+//! numbers of a step derived from them.
 //!
 //! Must not know: MPI, models, backends, decks, the files of a run.
 

@@ -1,16 +1,16 @@
-//! What the system says of this process. Must not know: what the process does.
+//! The system's counters of this process. Must not know: what the process does.
 
 /// Counters of the process since it started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Usage {
-    /// The most memory it had at once (`ru_maxrss`), in bytes.
+    /// Peak resident memory (`ru_maxrss`), in bytes.
     pub peak_rss_bytes: u64,
-    /// Pages it was given without reading a disk (`ru_minflt`).
+    /// Page faults served without reading a disk (`ru_minflt`).
     pub page_faults: u64,
 }
 
 impl Usage {
-    /// The counters now; zeros where the system keeps none.
+    /// The current counters; zeros if the system provides none.
     pub fn now() -> Self {
         let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
         // SAFETY: a place for one rusage, valid as zeros if the call fails.

@@ -1,6 +1,6 @@
-//! The numbers of a step: of one rank, of all ranks in three, and with what they have in common.
+//! The numbers of a step: of one rank, aggregated over all ranks, and those common to all.
 //!
-//! Must not know: how the numbers came about, how they are written.
+//! Must not know: the origin of the numbers, their formatting.
 
 /// A number of a [`RankStep`]: its column in the step log.
 #[derive(Debug, Clone, Copy)]
@@ -9,11 +9,11 @@ pub struct Measure {
     pub name: &'static str,
     /// Unit.
     pub unit: &'static str,
-    /// What it means.
+    /// Its definition.
     pub definition: &'static str,
 }
 
-/// The struct, its array and the description of its numbers, from one list.
+/// The struct, its array and the descriptions of its fields, from one list.
 macro_rules! measures {
     ($($name:ident: $unit:literal, $definition:literal;)+) => {
         /// Numbers of one rank and one step that may differ between ranks. f64 throughout, so that one
@@ -45,37 +45,37 @@ macro_rules! measures {
 }
 
 measures! {
-    step_ms: "ms", "time of the step on the host's monotonic clock, evaluation and checkpoint apart";
+    step_ms: "ms", "time of the step on the host's monotonic clock, without evaluation and checkpoint";
     data_ms: "ms", "reading token files into micro-batches";
-    forward_ms: "ms", "forward compute; waiting for collectives is not in it";
-    backward_ms: "ms", "backward compute, recomputation included; waiting for collectives is not in it";
+    forward_ms: "ms", "forward compute; without waiting for collectives";
+    backward_ms: "ms", "backward compute, recomputation included, without waiting for collectives";
     optimizer_ms: "ms",
-        "gradient norm, clipping and update of the local slices; waiting for collectives is not in it";
+        "gradient norm, clipping and update of the local slices; without waiting for collectives";
     checkpoint_ms: "ms",
-        "writing a checkpoint after this step; 0 where none was written; not part of step_ms";
+        "writing a checkpoint after this step; 0 if none was written; not part of step_ms";
     exposed_comm_ms: "ms", "waiting for collectives while no compute ran";
     all_gather_bytes: "bytes",
-        "payload a rank received in all-gathers of parameters in this step, evaluation apart";
+        "payload a rank received in all-gathers of parameters in this step, without evaluation";
     reduce_scatter_bytes: "bytes", "payload a rank received in reductions of gradients in this step";
-    live_peak_bytes: "bytes", "most bytes of the memory ledger held together at one moment of the step";
+    live_peak_bytes: "bytes", "peak of the memory ledger's total during the step";
     resident_bytes: "bytes",
         "model state held after the step: slices of parameters, master weights, gradients, optimizer state";
-    peak_rss_bytes: "bytes", "most memory the process has had since its start, as the system counts it";
-    page_faults: "pages", "pages the system gave the process since the row before";
+    peak_rss_bytes: "bytes", "peak resident memory of the process since its start";
+    page_faults: "pages", "page faults of the process since the previous row";
 }
 
-/// All ranks' [`RankStep`]s in three.
+/// [`RankStep`]s aggregated over all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct RankStats {
     /// Mean over ranks.
     pub mean: RankStep,
-    /// Smallest of each.
+    /// Minimum of each.
     pub min: RankStep,
-    /// Largest of each.
+    /// Maximum of each.
     pub max: RankStep,
 }
 
-/// Mean, smallest and largest of every number, each on its own.
+/// Mean, minimum and maximum of every number.
 pub fn combine(ranks: &[RankStep]) -> RankStats {
     assert!(!ranks.is_empty(), "numbers of 0 ranks");
     let arrays: Vec<[f64; MEASURES.len()]> = ranks.iter().map(RankStep::to_array).collect();
@@ -103,9 +103,9 @@ pub struct StepRow {
     pub grad_norm: f64,
     /// Learning rate of this step.
     pub lr: f64,
-    /// Model FLOPs utilisation in [0, 1], where the peak is known.
+    /// Model FLOPs utilization in [0, 1], if the peak is known.
     pub mfu: Option<f64>,
-    /// What differs between ranks.
+    /// Numbers that differ between ranks.
     pub ranks: RankStats,
 }
 

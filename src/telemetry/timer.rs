@@ -1,12 +1,12 @@
-//! Where the time of a step goes. Every nanosecond belongs to exactly one phase.
+//! Breakdown of the time of a step. Every nanosecond belongs to exactly one phase.
 //!
-//! A phase that begins inside another stops the outer one's clock until it ends: a wait for a collective
-//! during the forward pass counts as exposed communication, not as forward. So the phases add up to the
-//! elapsed time, and what nobody claimed is [`Phase::Other`]. One timer belongs to one thread.
+//! A phase that starts inside another suspends the outer one until it ends: a wait for a collective during
+//! the forward pass counts as exposed communication, not as forward. So the phases add up to the elapsed
+//! time, and the unclaimed rest is [`Phase::Other`]. One timer belongs to one thread.
 //!
-//! Time is that of a [`Clock`]: of the host where work is done when a call returns, of a device's queue where
-//! the host runs ahead; then a phase costs what the queue spent on it, and what the host does beside a busy
-//! queue costs nothing. Must not know: what the phases do.
+//! Time is that of a [`Clock`]: of the host if work is done when a call returns, or of a device's queue if
+//! the host runs ahead; then a phase costs the time the queue spent on it, and host work while the queue is
+//! busy costs nothing. Must not know: what the phases do.
 
 use crate::error::Result;
 use std::cell::{Cell, RefCell};
@@ -14,11 +14,11 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-/// What a rank's main thread is busy with.
+/// Activity of a rank's main thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
-    /// Whatever no scope claims.
+    /// Everything outside other phases.
     Other,
     /// Reading token files into a micro-batch.
     Data,
@@ -86,17 +86,17 @@ impl PhaseTimes {
         self.ns(phase) as f64 / 1e6
     }
 
-    /// Time of the step in ms: everything but checkpoint and evaluation.
+    /// Time of the step in ms: everything except checkpoint and evaluation.
     pub fn step_ms(&self) -> f64 {
         Phase::ALL.iter().filter(|p| p.is_in_step()).map(|&p| self.ns(p)).sum::<u64>() as f64 / 1e6
     }
 
-    /// Time of all phases in ns: what elapsed.
+    /// Time of all phases in ns: the elapsed time.
     pub fn total_ns(&self) -> u64 {
         self.ns.iter().sum()
     }
 
-    /// Adds the times of another stretch.
+    /// Adds the times of another interval.
     pub fn add(&mut self, other: &PhaseTimes) {
         for (a, b) in self.ns.iter_mut().zip(other.ns) {
             *a += b;
@@ -104,28 +104,28 @@ impl PhaseTimes {
     }
 }
 
-/// Marks moments whose time may be known later only.
+/// Marks moments whose time may only be known later.
 pub trait Clock {
     /// A moment.
     type Mark;
 
-    /// Now, as the clock sees it: after all work so far.
+    /// Now, on this clock: after all work so far.
     fn mark(&self) -> Self::Mark;
-    /// When that was; waits until it is past.
+    /// The time of a mark; waits until it has passed.
     ///
     /// # Errors
-    /// What was waited for failed.
+    /// The operation waited for failed.
     fn when(&self, mark: &Self::Mark) -> Result<Instant>;
 }
 
 /// A stopwatch that always runs for exactly one phase. No lock, and no allocation once a step is as long as
-/// the ones before.
+/// previous ones.
 pub struct PhaseTimer<C: Clock> {
     clock: C,
     running: Cell<Phase>,
-    /// Where the stretches that nobody has taken begin.
+    /// Start of the intervals not taken yet.
     since: RefCell<C::Mark>,
-    /// Which phase ended when, in order.
+    /// Phases with their end marks, in order.
     ended: RefCell<Vec<(Phase, C::Mark)>>,
 }
 
@@ -136,8 +136,7 @@ impl<C: Clock> PhaseTimer<C> {
         PhaseTimer { clock, running: Cell::new(Phase::Other), since, ended: RefCell::default() }
     }
 
-    /// Charges the time so far to the running phase, lets `phase` run from now on, and returns the phase that
-    /// ran.
+    /// Charges the time so far to the running phase, switches to `phase`, and returns the previous one.
     pub fn switch(&self, phase: Phase) -> Phase {
         if phase != self.running.get() {
             self.charge();
@@ -150,7 +149,7 @@ impl<C: Clock> PhaseTimer<C> {
         self.ended.borrow_mut().push((self.running.get(), self.clock.mark()));
     }
 
-    /// Lets `phase` run until the scope is dropped, then the phase that ran before.
+    /// Switches to `phase` until the scope is dropped, then back.
     #[must_use = "the phase ends when the scope is dropped"]
     pub fn scope(&self, phase: Phase) -> PhaseScope<'_, C> {
         PhaseScope { timer: self, outer: self.switch(phase) }
@@ -162,8 +161,8 @@ impl<C: Clock> PhaseTimer<C> {
         f()
     }
 
-    /// The times since the last call (or the start), which begin anew. The running phase goes on. Waits for
-    /// the clock to come to now.
+    /// The times since the last call (or the start), which are reset. The running phase continues. Waits for
+    /// the clock to reach the present.
     ///
     /// # Errors
     /// As for [`Clock::when`].
@@ -181,7 +180,7 @@ impl<C: Clock> PhaseTimer<C> {
     }
 }
 
-/// Ends its phase when dropped, also by a panic or an early return.
+/// Ends its phase when dropped, also on a panic or an early return.
 pub struct PhaseScope<'a, C: Clock> {
     timer: &'a PhaseTimer<C>,
     outer: Phase,

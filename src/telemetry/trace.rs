@@ -1,5 +1,5 @@
-//! What happened when, for chosen steps: spans of compute, collectives and waits, and the live bytes, written
-//! in the Chrome trace format that Perfetto and chrome://tracing open.
+//! A timeline of selected steps: spans of compute, collectives and waits, and the live bytes, in the Chrome
+//! trace format, which Perfetto and chrome://tracing open.
 //!
 //! Each rank is a process, each queue a thread. Ranks stamp their own clocks; the writer shifts them by
 //! measured offsets. Must not know: MPI, units' meaning.
@@ -13,7 +13,7 @@ use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 
-/// The line a span is drawn on.
+/// The track of a span.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Track {
     /// Kernels, and waits for what they need.
@@ -24,10 +24,10 @@ pub enum Track {
     Reduce,
 }
 
-/// One span, moment or count.
+/// One span, instant or counter.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Event<'a> {
-    /// Its line.
+    /// Its track.
     pub track: Track,
     /// E.g. `forward`, `all_gather`, `wait`.
     pub what: &'a str,
@@ -35,7 +35,7 @@ pub struct Event<'a> {
     pub unit: Option<usize>,
     /// Start, ns since the epoch of the rank's clock.
     pub start_ns: u64,
-    /// Length in ns; 0 for a moment.
+    /// Duration in ns; 0 for an instant.
     pub ns: u64,
     /// Payload of a collective, or bytes released.
     pub bytes: u64,
@@ -45,7 +45,7 @@ pub struct Event<'a> {
     pub step: u64,
 }
 
-/// Records events while it is on. Off, it costs one branch per instruction.
+/// Records events while enabled. Disabled, it costs one branch per instruction.
 #[derive(Debug)]
 pub struct Trace {
     /// Monotonic and calendar time of the same moment.
@@ -63,7 +63,7 @@ impl Default for Trace {
 }
 
 impl Trace {
-    /// Records from now on as part of `step`, or stops.
+    /// Starts recording as part of `step`, or stops.
     pub fn set_step(&mut self, step: Option<u64>) {
         self.step = step;
     }
@@ -73,7 +73,7 @@ impl Trace {
         self.step.is_some()
     }
 
-    /// A moment of the monotonic clock in ns of the calendar clock.
+    /// A point of the monotonic clock in ns of the calendar clock.
     pub fn ns_of(&self, at: Instant) -> u64 {
         let (instant, ns) = self.epoch;
         match at.checked_duration_since(instant) {
@@ -99,7 +99,7 @@ impl Trace {
         self.events.push(Event { track, what, unit, start_ns, ns, bytes, live_bytes, step });
     }
 
-    /// Whether anything was recorded that nobody has taken.
+    /// Whether there are recorded events not taken yet.
     pub fn holds_events(&self) -> bool {
         !self.events.is_empty()
     }
@@ -110,7 +110,7 @@ impl Trace {
     }
 }
 
-/// Writes `trace.json`: `ranks[r]` are rank r's events, `offsets_ns[r]` what its clock is ahead of rank 0's,
+/// Writes `trace.json`: `ranks[r]` are rank r's events, `offsets_ns[r]` the offset of its clock to rank 0's,
 /// `hosts[r]` its node, `units` the names of units.
 pub fn write(
     run_dir: &Path,
@@ -127,10 +127,14 @@ pub fn write(
     let begin = begin.unwrap_or(0);
     let mut events = Vec::new();
     for (rank, (own, &offset)) in ranks.iter().zip(offsets_ns).enumerate() {
-        // A thread's number is no process's and no other thread's: Perfetto takes thread 0, and a thread with
-        // its process's number, for the process itself, and would draw a rank's queues on one line.
+        // A thread's number must differ from every process's and other thread's: Perfetto treats thread 0,
+        // and a thread with its process's number, as the process itself, and would draw a rank's queues on
+        // one track.
         let tid = |track: Track| ranks.len() * (1 + track as usize) + rank;
-        let meta = |name: &str, tid: usize, value: String| json!({"ph": "M", "name": name, "pid": rank, "tid": tid, "args": {"name": value}});
+        let meta = |name: &str, tid: usize, value: String| {
+            let args = json!({"name": value});
+            json!({"ph": "M", "name": name, "pid": rank, "tid": tid, "args": args})
+        };
         events.push(meta("process_name", tid(Track::Compute), format!("rank {rank} on {}", hosts[rank])));
         for (track, name) in
             [(Track::Compute, "compute"), (Track::Gather, "gather queue"), (Track::Reduce, "reduce queue")]
@@ -151,15 +155,22 @@ pub fn write(
             }
             let (name, tid) = (name.trim(), tid(e.track));
             events.push(if end == ts {
-                json!({"ph": "i", "name": name, "cat": e.what, "pid": rank, "tid": tid, "ts": ts, "s": "t", "args": args})
+                json!({
+                    "ph": "i", "name": name, "cat": e.what, "pid": rank, "tid": tid, "ts": ts, "s": "t",
+                    "args": args
+                })
             } else {
                 let dur = end - ts;
-                json!({"ph": "X", "name": name, "cat": e.what, "pid": rank, "tid": tid, "ts": ts, "dur": dur, "args": args})
+                json!({
+                    "ph": "X", "name": name, "cat": e.what, "pid": rank, "tid": tid, "ts": ts, "dur": dur,
+                    "args": args
+                })
             });
             if e.track == Track::Compute {
-                events.push(
-                    json!({"ph": "C", "name": "live bytes", "pid": rank, "ts": end, "args": {"bytes": e.live_bytes}}),
-                );
+                events.push(json!({
+                    "ph": "C", "name": "live bytes", "pid": rank, "ts": end,
+                    "args": {"bytes": e.live_bytes}
+                }));
             }
         }
     }
@@ -170,9 +181,9 @@ pub fn write(
     })
 }
 
-/// A time in the format's unit, in steps of 1/8 µs. These are exact in binary, sums too: Perfetto turns a
-/// time into whole nanoseconds by cutting off, and drops a span that begins a nanosecond before the one ahead
-/// of it has ended.
+/// A time in the format's unit, in multiples of 1/8 µs. These and their sums are exact in binary: Perfetto
+/// truncates a time to whole nanoseconds, and drops a span that starts a nanosecond before the previous one
+/// has ended.
 fn microseconds(ns: u64) -> f64 {
     ns.saturating_add(62).div_euclid(125) as f64 / 8.0
 }

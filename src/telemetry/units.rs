@@ -1,4 +1,4 @@
-//! Per unit, over a whole run: how long its collectives took, how much of that compute had to wait for, and
+//! Per unit, over a whole run: the duration of its collectives, the time compute had to wait for them, and
 //! whether its parameters outlived their use. Always on: a few additions per instruction.
 //!
 //! Must not know: what a unit is.
@@ -12,20 +12,20 @@ pub struct UnitTimes {
     pub gather_ms: f64,
     /// Time compute waited for them.
     pub gather_wait_ms: f64,
-    /// Payload they brought.
+    /// Payload received.
     pub gather_bytes: f64,
     /// Time its gradient reductions ran.
     pub reduce_ms: f64,
     /// Time compute waited for them.
     pub reduce_wait_ms: f64,
-    /// Payload they brought.
+    /// Payload received.
     pub reduce_bytes: f64,
-    /// Gathered bytes times the ms they were kept after their last use.
+    /// Gathered bytes times the ms they were held after their last use.
     pub late_byte_ms: f64,
 }
 
 impl UnitTimes {
-    /// The mean of each figure; zeros of none.
+    /// The mean of each figure; zeros for an empty input.
     pub fn mean<'a>(ranks: impl ExactSizeIterator<Item = &'a UnitTimes>) -> Self {
         let n = ranks.len().max(1) as f64;
         ranks.fold(UnitTimes::default(), |sum, r| UnitTimes {
@@ -39,7 +39,7 @@ impl UnitTimes {
         })
     }
 
-    /// Share of the communication time that compute did not wait for, 0 to 1; None where there was none.
+    /// Fraction of the communication time that compute did not wait for, 0 to 1; None without communication.
     pub fn hidden(comm_ms: f64, wait_ms: f64) -> Option<f64> {
         (comm_ms > 0.0).then(|| (1.0 - wait_ms / comm_ms).clamp(0.0, 1.0))
     }

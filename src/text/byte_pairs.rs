@@ -1,5 +1,5 @@
-//! GPT-2's tokenizer and those of `tokenizer.json` files. The pairs and the regular expressions are other
-//! people's, from crates.
+//! GPT-2's tokenizer and those of `tokenizer.json` files. Byte pairs and regular expressions are those of
+//! third-party crates.
 //!
 //! Must not know: where a `tokenizer.json` came from, what a document is.
 
@@ -10,11 +10,10 @@ use std::path::Path;
 use tiktoken_rs::CoreBPE;
 use tokenizers::Tokenizer as HuggingFace;
 
-/// Runs of white space longer than this are refused for GPT-2: its regular expression would run out of its
-/// stack of 10^6.
+/// Longer runs of white space are rejected for GPT-2: its regular expression would exceed its stack of 10^6.
 pub(super) const MAX_BLANKS: usize = 500_000;
 
-/// End-of-document tokens by their usual names, as looked for in a `tokenizer.json`.
+/// Usual names of the document token, as looked for in a `tokenizer.json`.
 const END_NAMES: [&str; 5] = ["<|endoftext|>", "<|end_of_text|>", "<|begin_of_text|>", "</s>", "<eos>"];
 
 const GPT2_END: (&str, u32) = ("<|endoftext|>", 50256);
@@ -40,7 +39,7 @@ pub(super) fn gpt2() -> Result<Loaded> {
 pub(super) fn of_file(path: &Path, bytes: &[u8]) -> Result<Loaded> {
     let parse = || {
         let mut file = HuggingFace::from_bytes(without_bom(bytes)).map_err(|e| e.to_string())?;
-        // What is cut or filled up for a model's inputs is not the text.
+        // Truncation and padding for a model's inputs do not apply to the text.
         file.with_truncation(None).map_err(|e| e.to_string())?;
         file.with_padding(None);
         Ok(file)
@@ -137,7 +136,7 @@ fn check_blanks(text: &str) -> std::result::Result<(), TextFault> {
         if run > MAX_BLANKS {
             return Err(TextFault {
                 offset: from,
-                what: format!("more than {MAX_BLANKS} characters of white space in a row; take some out"),
+                what: format!("more than {MAX_BLANKS} consecutive white space characters; remove some"),
             });
         }
     }

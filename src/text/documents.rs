@@ -1,6 +1,6 @@
-//! Documents out of text files that may be larger than memory, in pieces of bounded size.
+//! Documents from text files that may be larger than memory, in pieces of bounded size.
 //!
-//! Must not know: tokens, where they go. Where a document may be cut is asked of the caller.
+//! Must not know: tokens, where they go. The caller supplies the positions at which a document may be split.
 
 use std::io::{BufRead, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -14,34 +14,34 @@ use crate::error::{Error, Result};
 use crate::files;
 use crate::foreign::{START_BYTES, without_bom};
 
-/// Bytes after which a document is cut, where it may be.
+/// Size after which a document is split, if possible.
 pub const PIECE_BYTES: usize = 1 << 20;
-/// Longest piece that is ever held: a document, or a part of one, without a place to cut.
+/// Maximum size of a piece: a document, or a part of one, without a position to split.
 pub const MAX_PIECE_BYTES: usize = 256 << 20;
 
-/// Endings of files that are JSON lines whatever was said.
+/// Extensions of files that are always JSON lines.
 pub const JSON_LINES: [&str; 2] = ["jsonl", "ndjson"];
 
-/// What a document is.
+/// The definition of a document.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Layout {
     /// A file.
     Whole,
-    /// What lies between two of these.
+    /// The text between two separators.
     Separated(String),
     /// The text under this key of each line's JSON object.
     JsonLines(String),
 }
 
-/// How far the reading has come; a reader that starts here goes on with the next piece.
+/// Position of the reader; a reader that starts here continues with the next piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Cursor {
     /// Index of the file.
     pub file: usize,
     /// Byte in the file.
     pub offset: u64,
-    /// Hash of the document that the byte lies within; none between documents.
+    /// Hash of the document that contains the byte; none between documents.
     pub within: Option<u64>,
 }
 
@@ -52,21 +52,21 @@ pub struct Piece {
     pub text: Vec<u8>,
     /// Index of the file.
     pub file: usize,
-    /// Byte in the file where it begins.
+    /// Byte in the file where it starts.
     pub offset: u64,
-    /// Whether offsets in the text are offsets in the file too; not so in JSON.
+    /// Whether offsets in the text equal offsets in the file; not for JSON.
     pub is_verbatim: bool,
-    /// It begins its document.
+    /// Whether it starts its document.
     pub begins: bool,
-    /// It ends its document.
+    /// Whether it ends its document.
     pub ends: bool,
     /// XXH3-64 of the whole document.
     pub hash: u64,
-    /// Where reading goes on after it.
+    /// Position of the reader after it.
     pub next: Cursor,
 }
 
-/// Asked for the last place in a text where it may be cut.
+/// Returns the last position in a text where it may be split.
 pub type LastCut<'a> = &'a dyn Fn(&[u8]) -> Option<usize>;
 
 /// Reads documents, file by file. `-` is standard input.
@@ -74,21 +74,20 @@ pub struct Documents<'a> {
     paths: &'a [PathBuf],
     layouts: Vec<Layout>,
     last_cut: LastCut<'a>,
-    /// Documents need a hash before their first piece goes out.
+    /// Whether documents need a hash before their first piece is returned.
     hashes: bool,
     at: Cursor,
     open: Option<Box<dyn Read + Send>>,
-    /// Bytes read; those before `start` have been given out, and byte `start` is byte `at.offset` of the
-    /// file.
+    /// Bytes read; those before `start` have been returned, and byte `start` is byte `at.offset` of the file.
     window: Vec<u8>,
     start: usize,
-    /// The file ends with the window.
+    /// Whether the file ends with the window.
     is_end: bool,
-    /// Line ends since the open file was opened.
+    /// Newlines since the open file was opened.
     n_line_ends: u64,
 }
 
-/// Where the document at the start of a window ends, and where the next begins.
+/// End of the document at the start of a window, and start of the next.
 struct End {
     text: usize,
     next: usize,
@@ -127,11 +126,11 @@ impl<'a> Documents<'a> {
         }
     }
 
-    /// The next piece; none after the last file. Empty documents are passed over.
+    /// The next piece; none after the last file. Empty documents are skipped.
     ///
     /// # Errors
-    /// A file cannot be read, a line is no JSON object with that text, or a piece would be longer than
-    /// [`MAX_PIECE_BYTES`]: named with file and offset.
+    /// A file is unreadable, a line is not a JSON object with that text, or a piece would be longer than
+    /// [`MAX_PIECE_BYTES`]; the error has file and offset.
     pub fn next_piece(&mut self) -> Result<Option<Piece>> {
         while self.at.file < self.paths.len() {
             if self.open.is_none() {
@@ -153,7 +152,7 @@ impl<'a> Documents<'a> {
         Ok(None)
     }
 
-    /// Looks at the first bytes of the open file: what is not text is refused, a byte order mark passed over.
+    /// Checks the first bytes of the open file: anything but text is rejected, a byte order mark skipped.
     fn begin_file(&mut self) -> Result<()> {
         self.fill(START_BYTES)?;
         if let Some(why) = not_text_by_start(&self.window) {
@@ -170,8 +169,7 @@ impl<'a> Documents<'a> {
         loop {
             let rest = &self.window[self.start..];
             if rest.is_empty() && self.is_end {
-                // A part was the last: its document ends with the file, and whoever waits for its end must
-                // hear of it.
+                // The last part ends its document, which the caller must learn.
                 return Ok(self.at.within.map(|hash| self.give(0, 0, false, true, hash)));
             }
             if let Some(end) = find_end(&layout, rest, self.is_end) {
@@ -193,7 +191,7 @@ impl<'a> Documents<'a> {
                 self.fill(wanted)?;
                 continue;
             }
-            // The bytes at the end of the window may be the beginning of a separator.
+            // The bytes at the end of the window may be the start of a separator.
             let safe = match &layout {
                 Layout::Whole => rest.len(),
                 Layout::Separated(separator) => rest.len().saturating_sub(separator.len() - 1),
@@ -209,9 +207,8 @@ impl<'a> Documents<'a> {
             }
             if wanted >= MAX_PIECE_BYTES {
                 return Err(Error::Input(format!(
-                    "{}: from byte offset {} on there are {MAX_PIECE_BYTES} bytes without a place to cut; \
-                     shorter documents would do: name what separates them with --separator, or write them as \
-                     JSON lines",
+                    "{}: from byte offset {} on there are {MAX_PIECE_BYTES} bytes without a position to \
+                     split; use shorter documents: specify their --separator, or write them as JSON lines",
                     self.paths[self.at.file].display(),
                     self.at.offset
                 )));
@@ -220,7 +217,7 @@ impl<'a> Documents<'a> {
         }
     }
 
-    /// Reads until `wanted` bytes wait in the window or the file ends.
+    /// Reads until the window has `wanted` bytes or the file ends.
     fn fill(&mut self, wanted: usize) -> Result<()> {
         self.window.drain(..self.start);
         self.start = 0;
@@ -240,7 +237,7 @@ impl<'a> Documents<'a> {
         self.at.offset += n as u64;
     }
 
-    /// Gives out the first `text` bytes of the window and goes on at `next`.
+    /// Returns the first `text` bytes of the window and continues at `next`.
     fn give(&mut self, text: usize, next: usize, begins: bool, ends: bool, hash: u64) -> Piece {
         let (file, offset) = (self.at.file, self.at.offset);
         let bytes = self.window[self.start..self.start + text].to_vec();
@@ -249,7 +246,7 @@ impl<'a> Documents<'a> {
         Piece { text: bytes, file, offset, is_verbatim: true, begins, ends, hash, next: self.at }
     }
 
-    /// The text in the line at the start of the window; none where it is empty.
+    /// The text in the line at the start of the window; none if it is empty.
     fn json_document(&mut self, end: End, key: &str) -> Result<Option<Piece>> {
         let line = &self.window[self.start..self.start + end.text];
         let path = self.paths[self.at.file].display();
@@ -266,7 +263,7 @@ impl<'a> Documents<'a> {
             false => {
                 let wanted = || format!("a line must be a JSON object with a text under {key:?}");
                 let mut value: serde_json::Value = serde_json::from_str(line).map_err(|e| {
-                    // Columns count from 1, but where the end was met too early.
+                    // Columns count from 1, except at a premature end.
                     let at = if e.is_eof() { line.len() } else { e.column().saturating_sub(1) };
                     let why = e.to_string();
                     let why = why.rsplit_once(" at line ").map_or(why.as_str(), |(why, _)| why);
@@ -284,8 +281,8 @@ impl<'a> Documents<'a> {
         Ok(Some(piece).filter(|piece| !piece.text.is_empty()))
     }
 
-    /// The number of the line at the start of the window, from 1: of a file that was opened in its midst the
-    /// lines before are counted.
+    /// The number of the line at the start of the window, from 1: in a file opened at an offset, the
+    /// preceding lines are counted.
     fn line_number(&self) -> u64 {
         let path = &self.paths[self.at.file];
         let mut before = 0;
@@ -305,7 +302,7 @@ impl<'a> Documents<'a> {
         self.n_line_ends + 1
     }
 
-    /// The hash of the document that begins with the window, read a second time to its end.
+    /// The hash of the document at the start of the window, read once more to its end.
     fn hash_ahead(&self, layout: &Layout) -> Result<u64> {
         if !self.hashes {
             return Ok(0);
@@ -314,7 +311,7 @@ impl<'a> Documents<'a> {
         if path == Path::new("-") {
             return Err(Error::Input(format!(
                 "standard input: the document at byte offset {} is longer than {PIECE_BYTES} bytes, and a \
-                 split by its hash has to read it twice; put it into a file",
+                 split by its hash must read it twice; write it to a file",
                 self.at.offset
             )));
         }

@@ -9,7 +9,7 @@
 //! | [`tokenize_job`] | what is to be made of what, and what of it is there already |
 //! | [`tokenize`](mod@tokenize) | the whole way: read, encode on all cores, split, write, go on after a kill |
 //!
-//! Must not know: MPI, models; of decks only the word that names a tokenizer.
+//! Must not know: MPI, models; of decks only the name of a tokenizer.
 
 #[cfg(feature = "text")]
 mod byte_pairs;

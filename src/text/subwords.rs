@@ -2,12 +2,12 @@
 //!
 //! Must not know: which tokenizers there are.
 
-/// What is wrong with a text, and at which byte of it.
+/// An error in a text, and its byte offset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TextFault {
     /// Byte offset in the text.
     pub offset: usize,
-    /// What is there.
+    /// Description.
     pub what: String,
 }
 

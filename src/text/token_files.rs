@@ -1,8 +1,7 @@
-//! Token files as they are being made: one, or as many as it takes, each a valid file of its own under its
-//! final name.
+//! Token files being written: one, or as many as necessary, each a valid file under its final name.
 //!
-//! A file is written as `NAME.partial`, and gets its name when it is whole and durable. What
-//! [`TokenFiles::save`] returns is enough to go on after a kill. Must not know: text, documents.
+//! A file is written as `NAME.partial`, and renamed when it is complete and durable. What
+//! [`TokenFiles::save`] returns is enough to resume after a kill. Must not know: text, documents.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Seek, SeekFrom, Write};
@@ -15,20 +14,21 @@ use crate::data::{TokenFormat, llmc};
 use crate::error::{Error, Result};
 use crate::files;
 
-/// How far the writing has come, durably.
+/// Durable progress of the writer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Written {
-    /// Files that are whole.
+    /// Number of complete files.
     pub shards: u64,
     /// Tokens in the file after them.
     pub tokens: u64,
-    /// Tokens in all.
+    /// Total number of tokens.
     pub total: u64,
 }
 
-/// Writes tokens one after another into files of at most `shard_tokens`.
+/// Writes tokens sequentially into files of at most `shard_tokens`.
 pub struct TokenFiles {
-    /// The name of all, where `shard_tokens` is none; else shard `i` gets `_00000i` before the ending.
+    /// The name of the file, if `shard_tokens` is none; otherwise shard `i` gets `_00000i` before the
+    /// extension.
     path: PathBuf,
     format: TokenFormat,
     shard_tokens: Option<u64>,
@@ -38,7 +38,7 @@ pub struct TokenFiles {
 }
 
 impl TokenFiles {
-    /// Goes on at `at`; the default is a new start.
+    /// Resumes at `at`; the default is a new start.
     pub fn new(path: &Path, format: TokenFormat, shard_tokens: Option<u64>, at: Written) -> Result<Self> {
         let path = path.to_path_buf();
         let mut files = TokenFiles { path, format, shard_tokens, at, file: None, bytes: Vec::new() };
@@ -52,7 +52,7 @@ impl TokenFiles {
         shard_path(&self.path, self.shard_tokens, i)
     }
 
-    /// How far the writing has come.
+    /// The current progress.
     pub fn written(&self) -> Written {
         self.at
     }
@@ -77,7 +77,7 @@ impl TokenFiles {
         Ok(())
     }
 
-    /// Makes durable what has been written.
+    /// Makes everything written durable.
     pub fn save(&mut self) -> Result<Written> {
         let path = self.partial();
         if let Some(file) = &mut self.file {
@@ -88,7 +88,7 @@ impl TokenFiles {
         Ok(self.at)
     }
 
-    /// Finishes the last file: then all files are whole; there are none where there was no token.
+    /// Finishes the last file: then all files are complete; there are none if there were no tokens.
     pub fn finish(mut self) -> Result<Written> {
         if self.file.is_some() {
             self.finish_shard()?;
@@ -96,7 +96,7 @@ impl TokenFiles {
         Ok(self.at)
     }
 
-    /// Removes the file that is not whole, if there is one.
+    /// Removes the incomplete file, if there is one.
     pub fn discard(self) {
         if self.file.is_some() {
             fs::remove_file(self.partial()).ok();
@@ -116,16 +116,16 @@ impl TokenFiles {
             files::open_own(&path, files::NEW_FILE_MODE).and_then(|file| file.set_len(0).map(|()| file));
         let file = file.map_err(|e| Error::io("create", &path, &e))?;
         let mut file = BufWriter::with_capacity(1 << 20, file);
-        // The header is written last: a file that is not whole has no magic number.
+        // The header is written last: an incomplete file has no magic number.
         file.write_all(&vec![0; self.format.header_bytes()]).map_err(|e| Error::io("write", &path, &e))?;
         self.file = Some(file);
         Ok(())
     }
 
-    /// Opens the file that a killed process was at and cuts off what came after the last save.
+    /// Opens the incomplete file of a killed process and truncates it to the last save.
     fn reopen(&mut self) -> Result<()> {
         let (path, whole) = (self.partial(), self.shard_path(self.at.shards));
-        // It may have become whole between the save and the kill.
+        // It may have been completed between the save and the kill.
         if !path.exists() && whole.exists() {
             files::rename(&whole, &path)?;
         }
@@ -133,7 +133,7 @@ impl TokenFiles {
         let opened = files::open_own(&path, files::NEW_FILE_MODE).and_then(|mut file| {
             let found = file.metadata()?.len();
             if found < n_bytes {
-                return Err(std::io::Error::other(format!("it has {found} bytes and had {n_bytes}")));
+                return Err(std::io::Error::other(format!("it has {found} bytes instead of {n_bytes}")));
             }
             file.set_len(n_bytes)?;
             file.write_all_at(&vec![0; self.format.header_bytes()], 0)?;
@@ -141,7 +141,7 @@ impl TokenFiles {
             Ok(file)
         });
         let file = opened.map_err(|e| {
-            Error::Input(format!("cannot go on with {}: {e}; start over with --overwrite", path.display()))
+            Error::Input(format!("cannot resume with {}: {e}; start over with --overwrite", path.display()))
         })?;
         self.file = Some(BufWriter::with_capacity(1 << 20, file));
         Ok(())
@@ -162,8 +162,8 @@ impl TokenFiles {
         let n = tokens.len() as u64;
         if self.format.header_bytes() > 0 && self.at.tokens + n > llmc::MAX_TOKENS {
             return Err(Error::Input(format!(
-                "{}: an llm.c token file counts to {} tokens, and there are more; say --shard-tokens, e.g. \
-                 100000000",
+                "{}: an llm.c token file has at most {} tokens, but there are more; pass --shard-tokens, \
+                 e.g. 100000000",
                 path.display(),
                 llmc::MAX_TOKENS
             )));
@@ -199,7 +199,7 @@ fn narrow<T: TryFrom<u32>>(token: u32) -> T {
         .unwrap_or_else(|| panic!("token {token} in a file of {} bytes each", size_of::<T>()))
 }
 
-/// The name of file `i`: `path` itself where there is one file only.
+/// The name of file `i`: `path` itself if there is only one file.
 pub fn shard_path(path: &Path, shard_tokens: Option<u64>, i: u64) -> PathBuf {
     match shard_tokens {
         None => path.to_path_buf(),

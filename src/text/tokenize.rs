@@ -1,4 +1,4 @@
-//! Text files to token files: read in order, encode on all cores, write in order, go on after a kill.
+//! Text files to token files: read in order, encode on all cores, write in order, resume after a kill.
 //!
 //! What is there already, and how far an earlier process has come, is `tokenize_job.rs`' care (\[Note:
 //! restart\] there).
@@ -23,27 +23,27 @@ use crate::error::{Error, Result};
 use crate::human;
 use crate::test_hooks::fault_point;
 
-/// Bytes of text in memory at once, about.
+/// Approximate bytes of text in memory at once.
 const BATCH_BYTES: usize = 16 << 20;
-/// Time between two saves, at least.
+/// Minimum time between two saves.
 const SAVE_EVERY: Duration = Duration::from_secs(2);
 
-/// What was made.
+/// The result.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Made {
     /// Files, training and validation.
     pub files: [Vec<PathBuf>; 2],
     /// The finished state.
     pub state: State,
-    /// It was done before.
+    /// Whether the job was already complete.
     pub was_finished: bool,
 }
 
-/// Does the job, or what is left of it. `progress` is told the bytes of input that are done.
+/// Does the job, or the rest of it. `progress` receives the bytes of input that are done.
 ///
 /// # Errors
-/// Bad text, with file and offset; an input that changed since an earlier process read it; an output that is
-/// something else's; another process at the same output; failures of the file system.
+/// Bad text, with file and offset; an input that changed since an earlier process read it; a foreign output;
+/// another process at the same output; failures of the file system.
 pub fn tokenize(job: &Job<'_>, progress: ScanProgress) -> Result<Made> {
     threads::start_shared_pool()?;
     tokenize_by(job, progress, BATCH_BYTES, SAVE_EVERY)
@@ -74,7 +74,7 @@ fn make(job: &Job<'_>, progress: ScanProgress, batch_bytes: usize, save_every: D
         return Ok(Made { files: files_of(&job.out, &state), state, was_finished: true });
     }
 
-    // From here on what lies at the output is known to be ours.
+    // From here on existing files at the output belong to this job.
     write_state(&state, &job.out)?;
     let before: Vec<u64> =
         state.inputs.iter().scan(0, |sum, i| Some(std::mem::replace(sum, *sum + i.bytes))).collect();
@@ -101,7 +101,7 @@ fn make(job: &Job<'_>, progress: ScanProgress, batch_bytes: usize, save_every: D
     }
     if files.iter().all(|f| f.written().total == 0) {
         fs::remove_file(state_path(&job.out)).ok();
-        return Err(Error::Input("the inputs hold no text; name files that do".into()));
+        return Err(Error::Input("the inputs contain no text".into()));
     }
     let totals: Vec<u64> = files.iter().map(|f| f.written().total).collect();
     if options.val_fraction > 0.0 && totals.contains(&0) {
@@ -115,9 +115,9 @@ fn make(job: &Job<'_>, progress: ScanProgress, batch_bytes: usize, save_every: D
             _ => ("validation", "training"),
         };
         return Err(Error::Input(format!(
-            "--val-fraction {}: the split is by document, and all {} went to {all}, none to {side}; more \
-             documents would do (--separator says what is between them in a file), another fraction, or \
-             data.val_fraction in the deck, which takes the end of the tokens",
+            "--val-fraction {}: the split is by document, and all {} went to {all}, none to {side}; use more \
+             documents (--separator splits files), another fraction, or data.val_fraction in the deck, which \
+             uses the end of the tokens",
             options.val_fraction,
             human::counted(state.documents.iter().sum::<u64>() as usize, "document"),
         )));
@@ -131,7 +131,7 @@ fn make(job: &Job<'_>, progress: ScanProgress, batch_bytes: usize, save_every: D
     Ok(Made { files: files_of(&job.out, &state), state, was_finished: false })
 }
 
-/// Which side of the split a document is on: a function of its text alone.
+/// The split of a document: a function of its text alone.
 fn is_validation(hash: u64, val_fraction: f64) -> bool {
     // The upper 53 bits are a number in [0, 1).
     ((hash >> 11) as f64) / ((1u64 << 53) as f64) < val_fraction
@@ -141,7 +141,7 @@ fn next_batch(documents: &mut Documents<'_>, batch_bytes: usize) -> Result<Vec<P
     let (mut batch, mut n_bytes) = (Vec::new(), 0);
     while n_bytes < batch_bytes {
         let Some(piece) = documents.next_piece()? else { break };
-        // Many empty lines must end a batch too.
+        // Many empty lines must end a batch, too.
         n_bytes += piece.text.len().max(16);
         batch.push(piece);
     }
@@ -263,14 +263,20 @@ mod tests {
             }
             if want.iter().any(|side| side.is_empty()) {
                 let why = made.unwrap_err().to_string();
-                prop_assert!(why.starts_with("--val-fraction 0.3: the split is by document, and all "), "{}", why);
+                prop_assert!(
+                    why.starts_with("--val-fraction 0.3: the split is by document, and all "),
+                    "{}",
+                    why
+                );
                 prop_assert_eq!(fs::read_dir(dir.path()).unwrap().count(), inputs.len(), "nothing is left");
                 return Ok(());
             }
             let made = made.unwrap();
             prop_assert_eq!(tokens(&made.files[0]), &want[0][..]);
             prop_assert_eq!(tokens(&made.files[1]), &want[1][..]);
-            prop_assert!(made.files[0].iter().rev().skip(1).all(|f| fs::metadata(f).unwrap().len() == 1024 + 100));
+            prop_assert!(
+                made.files[0].iter().rev().skip(1).all(|f| fs::metadata(f).unwrap().len() == 1024 + 100)
+            );
             let again = tokenize_by(&job(&gpt2, dir.path(), &inputs), &|_| {}, 100, Duration::ZERO).unwrap();
             prop_assert!(again.was_finished && again.files == made.files);
         }
@@ -326,7 +332,7 @@ mod tests {
         fs::write(&input, "some other text").unwrap();
         assert!(message(&job).contains("in.txt has changed since"));
         job.options.val_fraction = 0.0;
-        assert!(message(&job).contains("begun in another way"));
+        assert!(message(&job).contains("started with different options"));
         job.overwrite = true;
         assert_eq!(tokenize(&job, &|_| {}).unwrap().state.written[0].total, 15);
         job.overwrite = false;

@@ -1,9 +1,9 @@
-//! What is to be made of what, where it lies, and what of it is there already.
+//! A tokenization job: its inputs, its outputs, and how much of it is already done.
 //!
-//! \[Note: restart\] Beside the output lies `OUT.tokenize.json`: what is being made of what, and how far it
-//! has come, durably. A process that finds it goes on from there; what the tokens are does not depend on
-//! where a process ended, nor on the number of threads. When all is done the file stays, and says which
-//! tokenizer the tokens are of. Nothing else that lies at an output is written over.
+//! \[Note: restart\] Next to the output is `OUT.tokenize.json`: the job's options and inputs, and its durable
+//! progress. A process that finds it resumes from there; the tokens do not depend on where a process ended,
+//! nor on the number of threads. The file remains when the job is done, and records the tokenizer. Nothing
+//! else at an output is overwritten.
 //!
 //! Must not know: how text becomes tokens, the command line.
 
@@ -25,7 +25,7 @@ use crate::data::{TokenFormat, not_text_by_name};
 use crate::error::{Error, Result};
 use crate::files::{self, MAX_RECORD_BYTES};
 
-/// Where a document's token stands.
+/// Position of the document token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DocumentToken {
@@ -37,28 +37,28 @@ pub enum DocumentToken {
     None,
 }
 
-/// What decides the tokens and the files they lie in.
+/// Everything that determines the tokens and the files.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Options {
     /// Deck name of the tokenizer.
     pub tokenizer: String,
     /// Digest of its file, if it has one.
     pub tokenizer_digest: String,
-    /// The token that separates documents; none where `document_token` is.
+    /// The document token; none if `document_token` is.
     pub separator_id: Option<u32>,
-    /// Where it stands.
+    /// Its position.
     pub document_token: DocumentToken,
-    /// What a document is.
+    /// The definition of a document.
     pub layout: Layout,
-    /// Share of the documents that go to the validation files, by hash, in [0, 1).
+    /// Fraction of the documents for the validation files, by hash, in [0, 1).
     pub val_fraction: f64,
-    /// How the tokens lie in the files.
+    /// Encoding of the tokens in the files.
     pub format: TokenFormat,
-    /// Tokens of one file; none for one file.
+    /// Tokens per file; none for a single file.
     pub shard_tokens: Option<u64>,
 }
 
-/// One file that is read.
+/// An input file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Input {
     /// As given.
@@ -66,7 +66,7 @@ pub struct Input {
     pub path: PathBuf,
     /// Its size.
     pub bytes: u64,
-    /// When it was last changed, in nanoseconds since 1970.
+    /// Time of its last change, in nanoseconds since 1970.
     pub modified_ns: u64,
 }
 
@@ -75,45 +75,45 @@ pub struct Input {
 pub struct State {
     /// Version of this file.
     pub version: u32,
-    /// What decides the tokens.
+    /// Everything that determines the tokens.
     pub options: Options,
     /// One more than the largest token of the tokenizer.
     pub vocab_size: usize,
-    /// What is read, in order.
+    /// The inputs, in order.
     pub inputs: Vec<Input>,
-    /// How far.
+    /// Progress.
     pub at: Cursor,
-    /// Documents read to their ends: training, validation.
+    /// Completed documents: training, validation.
     pub documents: [u64; 2],
     /// Tokens written: training, validation.
     pub written: [Written; 2],
-    /// All is done.
+    /// Whether the job is done.
     pub is_finished: bool,
 }
 
-/// What there is to do.
+/// A job.
 pub struct Job<'a> {
     /// The tokenizer of `options`.
     pub tokenizer: &'a TextTokenizer,
-    /// What decides the tokens.
+    /// Everything that determines the tokens.
     pub options: Options,
     /// Text files in order; `-` is standard input.
     pub inputs: Vec<PathBuf>,
-    /// The token file, or what the names of several are made of.
+    /// The token file, or the pattern of several names.
     pub out: PathBuf,
-    /// Start over, whatever is there.
+    /// Start over, whatever exists.
     pub overwrite: bool,
 }
 
-/// End of the name of a state, after that of its output.
+/// Suffix of a state's name, after that of its output.
 const STATE_END: &str = ".tokenize.json";
 
-/// Where the state lies of what is made at `out`.
+/// Path of the state of the output `out`.
 pub fn state_path(out: &Path) -> PathBuf {
     with_end(out, STATE_END)
 }
 
-/// The state beside `file` that speaks of it; none where no job made it there.
+/// The state next to `file` that describes it; none if no job made it there.
 pub fn state_of(file: &Path) -> Option<State> {
     let states = states_in(dir_of(file));
     states.into_iter().find_map(|(names, state)| names.contains(file.file_name()?).then_some(state))
@@ -123,7 +123,7 @@ fn dir_of(file: &Path) -> &Path {
     file.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// The states in a directory, and the names of the files that each speaks of.
+/// The states in a directory, and the names of the files each describes.
 fn states_in(dir: &Path) -> Vec<(BTreeSet<OsString>, State)> {
     let beside = fs::read_dir(dir).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
     let mut paths: Vec<PathBuf> = beside.filter(|p| without_end(p, STATE_END).is_some()).collect();
@@ -138,11 +138,11 @@ fn states_in(dir: &Path) -> Vec<(BTreeSet<OsString>, State)> {
     paths.into_iter().filter_map(read).collect()
 }
 
-/// What `data tokenize` wrote beside token files about their tokenizer, where it is another one than `named`
-/// is today; none where all is as it was, or nothing is known.
+/// The recorded tokenizer of token files, if it differs from the current `named`; none if it is the same, or
+/// nothing is recorded.
 ///
 /// # Errors
-/// The file of `named` cannot be read.
+/// The file of `named` is unreadable.
 pub fn other_tokenizer(files: &[PathBuf], named: &Tokenizer) -> Result<Option<String>> {
     let today = match named {
         Tokenizer::None => return Ok(None),
@@ -163,11 +163,11 @@ pub fn other_tokenizer(files: &[PathBuf], named: &Tokenizer) -> Result<Option<St
             continue;
         };
         let Options { tokenizer, tokenizer_digest: then, .. } = &state.options;
-        // A file may have moved; what is in it has not changed then.
+        // A file may have moved without changing its content.
         if *then != today || then.is_empty() && *tokenizer != *name {
             return Ok(Some(format!(
-                "the tokens of {} were made with {}, and the tokenizer is {} today: they mean something \
-                 else; go back to the one they were made with, or make them again",
+                "the tokens of {} were made with {}, but the tokenizer is now {}: they would be decoded \
+                 wrongly; restore the original tokenizer, or tokenize again",
                 file.display(),
                 with_digest(tokenizer, then),
                 with_digest(name, &today)
@@ -197,7 +197,7 @@ pub(super) fn outputs(out: &Path, options: &Options) -> [PathBuf; 2] {
     }
 }
 
-/// The whole files that a state at `out` speaks of: training, validation.
+/// The complete files of a state at `out`: training, validation.
 pub fn files_of(out: &Path, state: &State) -> [Vec<PathBuf>; 2] {
     let paths = |name: &Path, written: Written| -> Vec<PathBuf> {
         (0..written.shards).map(|i| shard_path(name, state.options.shard_tokens, i)).collect()
@@ -214,7 +214,7 @@ pub(super) fn write_state(state: &State, out: &Path) -> Result<()> {
     })
 }
 
-/// The state that an earlier process left, or a new one.
+/// The state of an earlier process, or a new one.
 pub(super) fn start(job: &Job<'_>) -> Result<State> {
     let inputs = job.inputs.iter().map(|path| input(path)).collect::<Result<Vec<_>>>()?;
     let fresh = State {
@@ -233,7 +233,7 @@ pub(super) fn start(job: &Job<'_>) -> Result<State> {
         remove_earlier(job, &path);
         return Ok(fresh);
     }
-    let over = "; go back to what it was, say --overwrite to start over, or name another output";
+    let over = "; restore it, pass --overwrite to start over, or name another output";
     let found = match files::read(&path, MAX_RECORD_BYTES) {
         Ok(bytes) => bytes,
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Error::io("read", &path, &e)),
@@ -243,12 +243,12 @@ pub(super) fn start(job: &Job<'_>) -> Result<State> {
         }
     };
     let found: State = serde_json::from_slice(&found).map_err(|e| {
-        Error::Input(format!("{} cannot be read: {e}; say --overwrite to start over", path.display()))
+        Error::Input(format!("{} cannot be read: {e}; pass --overwrite to start over", path.display()))
     })?;
     if found.options != fresh.options || found.version != fresh.version {
         let show = |options: &Options| serde_json::to_string(options).expect("plain data");
         return Err(Error::Input(format!(
-            "{} was begun in another way, {}, and not {}{over}",
+            "{} was started with different options, {} instead of {}{over}",
             job.out.display(),
             show(&found.options),
             show(&fresh.options)
@@ -259,20 +259,20 @@ pub(super) fn start(job: &Job<'_>) -> Result<State> {
         let what = match changed {
             Some((a, b)) if a.path == b.path => format!("{} has changed since", a.path.display()),
             _ => format!(
-                "it was begun with {} files, and not these {}",
+                "it was started with {} files instead of these {}",
                 found.inputs.len(),
                 fresh.inputs.len()
             ),
         };
         return Err(Error::Input(format!("{}: {what}{over}", job.out.display())));
     }
-    // Standard input cannot be gone on with.
+    // Standard input cannot be resumed.
     let is_stream = job.inputs.iter().any(|path| path == Path::new("-"));
     Ok(if is_stream && !found.is_finished { fresh } else { found })
 }
 
-/// Whether a file of this path may be written: one of the outputs, or with shards one numbered as they are,
-/// whole or not.
+/// Whether a file of this path may be written: one of the outputs, or with shards a numbered one, complete or
+/// not.
 fn is_output(job: &Job<'_>, path: &Path) -> bool {
     let found = without_end(path, ".partial").unwrap_or(path).as_os_str().as_bytes();
     outputs(&job.out, &job.options).iter().any(|name| match job.options.shard_tokens {
@@ -289,7 +289,7 @@ fn is_output(job: &Job<'_>, path: &Path) -> bool {
     })
 }
 
-/// Nothing here is ours yet, so nothing that would be written over may be there.
+/// No output exists yet, so none that would be overwritten may exist.
 fn refuse_others_files(job: &Job<'_>, over: &str) -> Result<()> {
     let dir = job.out.parent().unwrap_or(Path::new(""));
     let listed = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
@@ -302,11 +302,11 @@ fn refuse_others_files(job: &Job<'_>, over: &str) -> Result<()> {
     found.sort();
     match found.first() {
         None => Ok(()),
-        Some(first) => Err(Error::Input(format!("{} is there already{over}", first.display()))),
+        Some(first) => Err(Error::Input(format!("{} already exists{over}", first.display()))),
     }
 }
 
-/// What is read is not written over, whatever was asked for.
+/// Inputs are never overwritten, whatever the options.
 fn refuse_inputs_as_outputs(job: &Job<'_>) -> Result<()> {
     let whole = |path: &Path| fs::canonicalize(path).ok();
     let dir = job.out.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -319,13 +319,13 @@ fn refuse_inputs_as_outputs(job: &Job<'_>) -> Result<()> {
     match job.inputs.iter().find(as_output) {
         None => Ok(()),
         Some(input) => Err(Error::Input(format!(
-            "{} is read, and would be written over; name another output",
+            "{} is an input and would be overwritten; name another output",
             input.display()
         ))),
     }
 }
 
-/// Removes what an earlier process made here, so that none of its shards is taken for one of the new ones.
+/// Removes the output of an earlier process, so that none of its shards is mistaken for a new one.
 fn remove_earlier(job: &Job<'_>, state_path: &Path) {
     let earlier = files::read(state_path, MAX_RECORD_BYTES)
         .ok()
@@ -335,7 +335,7 @@ fn remove_earlier(job: &Job<'_>, state_path: &Path) {
     }
 }
 
-/// Removes the files that `state` speaks of, and the state itself.
+/// Removes the files of `state`, and the state itself.
 pub(super) fn remove_made(out: &Path, state: &State) {
     for (name, at) in outputs(out, &state.options).iter().zip(state.written) {
         for i in 0..=at.shards {
@@ -356,7 +356,7 @@ fn input(path: &Path) -> Result<Input> {
     }
     if !meta.is_file() {
         return Err(Error::Input(format!(
-            "{} is not a regular file; name files, or - for standard input",
+            "{} is not a regular file; pass files, or - for standard input",
             path.display()
         )));
     }
@@ -364,22 +364,22 @@ fn input(path: &Path) -> Result<Input> {
     Ok(Input { path: path.into(), bytes: meta.len(), modified_ns: since.as_nanos() as u64 })
 }
 
-/// The file that [`lock`] holds.
+/// The file locked by [`lock`].
 pub(super) fn lock_path(out: &Path) -> PathBuf {
     with_end(out, ".tokenize.lock")
 }
 
-/// Held while a process is at this output.
+/// Held while a process works on this output.
 pub(super) fn lock(out: &Path) -> Result<File> {
     let path = lock_path(out);
     let file = files::open_own(&path, files::NEW_FILE_MODE).map_err(|e| Error::io("create", &path, &e))?;
     match file.try_lock() {
         Ok(()) => Ok(file),
         Err(fs::TryLockError::WouldBlock) => Err(Error::Input(format!(
-            "another process is making {}; wait for it, or name another output",
+            "another process is writing {}; wait for it, or name another output",
             out.display()
         ))),
-        // A file system without locks: two at once are the person's own care.
+        // On a file system without locks, avoiding two processes is the user's responsibility.
         Err(fs::TryLockError::Error(_)) => Ok(file),
     }
 }

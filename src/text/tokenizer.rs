@@ -1,6 +1,6 @@
 //! Text to tokens and back, by one of three tokenizers: bytes, GPT-2's, or that of a `tokenizer.json`.
 //!
-//! Must not know: files of text or tokens, what a document is.
+//! Must not know: files of text or tokens, the definition of a document.
 
 use std::path::Path;
 
@@ -11,10 +11,10 @@ use crate::config::Tokenizer as Named;
 use crate::error::{Error, Result};
 use crate::files;
 
-/// No longer tokenizer.json is read.
+/// Maximum size of a tokenizer.json.
 const MAX_TOKENIZER_BYTES: u64 = 1 << 30;
 
-/// A tokenizer that is ready for work; encoding takes any number of threads.
+/// A loaded tokenizer; encoding may use any number of threads.
 pub struct TextTokenizer {
     kind: Kind,
     name: String,
@@ -29,17 +29,17 @@ enum Kind {
 }
 
 impl TextTokenizer {
-    /// Loads a tokenizer by its deck name. `token` names the token that separates documents, where the usual
-    /// ones would not do.
+    /// Loads a tokenizer by its deck name. `token` names the document token, if it is not one of the usual
+    /// ones.
     ///
     /// # Errors
-    /// The file is missing or is no `tokenizer.json`; there is no such token.
+    /// The file is missing or not a `tokenizer.json`; it has no such token.
     pub fn load(named: &Named, token: Option<&str>) -> Result<Self> {
         let name = named.name().to_string();
         let loaded = match named {
             Named::None => {
                 return Err(Error::Input(
-                    "tokenizer none: say bytes, gpt2 or the path of a tokenizer.json".into(),
+                    "tokenizer none: use bytes, gpt2 or the path of a tokenizer.json".into(),
                 ));
             }
             Named::Bytes => None,
@@ -76,7 +76,7 @@ impl TextTokenizer {
         &self.name
     }
 
-    /// XXH3-64 of its file, in hex; empty for one that has none.
+    /// XXH3-64 of its file, in hex; empty without a file.
     pub fn digest(&self) -> &str {
         &self.digest
     }
@@ -86,7 +86,7 @@ impl TextTokenizer {
         self.vocab_size
     }
 
-    /// The token that separates documents, if there is one.
+    /// The document token, if there is one.
     pub fn document_token(&self) -> Option<u32> {
         self.document_token
     }
@@ -96,7 +96,7 @@ impl TextTokenizer {
     /// add_special_tokens=False)`).
     ///
     /// # Errors
-    /// It is no text of this tokenizer: what is wrong, and at which byte.
+    /// It is not a valid text for this tokenizer; the error has the byte offset.
     pub fn encode(&self, text: &[u8], out: &mut Vec<u32>) -> std::result::Result<(), TextFault> {
         match &self.kind {
             Kind::Bytes => out.extend(text.iter().map(|&b| u32::from(b))),
@@ -105,8 +105,8 @@ impl TextTokenizer {
         Ok(())
     }
 
-    /// The bytes that tokens stand for; `bytes` and `gpt2` give back exactly what was encoded. Tokens outside
-    /// the vocabulary (padding of a model's vocabulary) show as U+FFFD.
+    /// The bytes that tokens represent; `bytes` and `gpt2` return exactly what was encoded. Tokens outside
+    /// the vocabulary (padding of a model's vocabulary) become U+FFFD.
     pub fn decode(&self, tokens: &[u32]) -> Vec<u8> {
         match &self.kind {
             Kind::Bytes => tokens
@@ -117,13 +117,13 @@ impl TextTokenizer {
         }
     }
 
-    /// The last place at or before the end of `text` where it may be cut so that the parts encode to what the
-    /// whole does, whatever follows; none where no such place is known.
+    /// The last position at or before the end of `text` where it may be split so that the parts encode like
+    /// the whole, whatever follows; none if no such position is known.
     ///
-    /// \[Note: cuts\] GPT-2's expression makes no word that goes on from something else into white space, and
-    /// looks ahead only from within white space. So a text may be cut before white space that follows
-    /// something else. Nothing of the kind is known of a `tokenizer.json`, whose normalizer and model may see
-    /// the whole text.
+    /// \[Note: cuts\] GPT-2's expression matches no word that extends from other characters into white space,
+    /// and looks ahead only from within white space. So a text may be split before white space that follows
+    /// other characters. Nothing similar is known of a `tokenizer.json`, whose normalizer and model may
+    /// depend on the whole text.
     pub fn last_cut(&self, text: &[u8]) -> Option<usize> {
         match &self.kind {
             Kind::Bytes => Some(text.len()).filter(|&n| n > 0),
@@ -135,7 +135,7 @@ impl TextTokenizer {
 fn bytes_of(path: &Path) -> Result<Vec<u8>> {
     let no = |why: String| Error::Input(format!("{}: {why}", path.display()));
     if !path.is_file() {
-        return Err(no("no such file; the tokenizer.json of a model would do".into()));
+        return Err(no("no such file; expected the tokenizer.json of a model".into()));
     }
     files::read(path, MAX_TOKENIZER_BYTES).map_err(|e| no(format!("cannot be read: {e}")))
 }
@@ -144,10 +144,10 @@ fn hex_digest(bytes: &[u8]) -> String {
     format!("{:016x}", xxhash_rust::xxh3::xxh3_64(bytes))
 }
 
-/// [`TextTokenizer::digest`] of a `tokenizer.json`, without reading what it says.
+/// [`TextTokenizer::digest`] of a `tokenizer.json`, without parsing it.
 ///
 /// # Errors
-/// It cannot be read.
+/// It is unreadable.
 pub fn digest_of(path: &Path) -> Result<String> {
     bytes_of(path).map(|bytes| hex_digest(&bytes))
 }
@@ -155,8 +155,8 @@ pub fn digest_of(path: &Path) -> Result<String> {
 /// `has_others`: a name of one that it has would do.
 fn no_token(name: &str, token: &str, has_others: bool) -> Error {
     Error::Input(match has_others {
-        true => format!("{name} has no token {token:?}; name one that it has"),
-        false => format!("the tokenizer {name} has no token {token:?}; leave it out"),
+        true => format!("{name} has no token {token:?}; name an existing one"),
+        false => format!("the tokenizer {name} has no token {token:?}; omit the option"),
     })
 }
 

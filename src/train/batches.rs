@@ -21,7 +21,7 @@ pub struct MicroBatch {
     pub targets: Vec<u32>,
 }
 
-/// Training and validation samples, and what rank 0 computed from them at the start.
+/// Training and validation samples, and properties that rank 0 computed at the start.
 pub struct Batches {
     dataset: Dataset,
     /// Digest of all data, 32 hex digits.
@@ -31,7 +31,7 @@ pub struct Batches {
     seq_len: usize,
 }
 
-/// The keys of a deck that decide what a sample is.
+/// The keys of a deck that determine the samples.
 pub fn data_config(deck: &Deck) -> DataConfig {
     let d = &deck.data;
     DataConfig {
@@ -52,7 +52,7 @@ pub fn data_config(deck: &Deck) -> DataConfig {
 impl Batches {
     /// Rank 0 expands the globs and reads every token once; all ranks open the same files. Collective.
     ///
-    /// # Errors
+    /// The data are rejected, with the same error on every rank; ranks see different files.
     /// The data are refused, the same on every rank; ranks see different files.
     pub fn open<C: Comm>(comm: &C, deck: &Deck, is_terminal: bool, flight: &FlightRecorder) -> Result<Self> {
         flight.at(0, "data", None);
@@ -66,20 +66,20 @@ impl Batches {
         let sizes = all_or_none(comm, opened.map(|d| (d.n_bytes(), dataset.insert(d).train().n_tokens())))?;
         if let Some((rank, other)) = sizes.iter().enumerate().find(|(_, s)| **s != sizes[0]) {
             return Err(Error::Input(format!(
-                "rank {rank} sees {} bytes of data and rank 0 sees {}: the file system has not settled, or \
-                 the ranks see different files",
+                "rank {rank} sees {} bytes of data and rank 0 sees {}: the file system is not yet \
+                 consistent, or the ranks see different files",
                 other.0, sizes[0].0
             )));
         }
         let dataset = dataset.expect("no rank failed");
-        // Rank 0 is there when it has read everything: until then the others wait for it.
+        // Rank 0 reaches this point when it has read everything: until then the others wait for it.
         let arrived = || flight.at(0, "verdict on the data", None);
         if comm.rank() != 0 {
             arrived();
         }
         let (digest, unigram_entropy) = decided_by_rank_0(comm, || {
             let all = [files.train.clone(), files.val.clone()].concat();
-            // Whether the tokenizer is needed, and is there, is for those to say who use it.
+            // Whether the tokenizer is required and present is checked where it is used.
             let of_tokenizer = other_tokenizer(&all, &deck.data.tokenizer).unwrap_or_default();
             dataset.warnings().iter().chain(&of_tokenizer).for_each(|w| log::warn!("{w}"));
             let bar = BytesBar::new("reading data", dataset.n_bytes(), is_terminal);
@@ -122,7 +122,8 @@ impl Batches {
         self.fill(self.dataset.train(), step_base, j, micro_batch_size, into);
     }
 
-    /// Validation micro-batch `i` of `train.eval_batches`: its windows lie evenly over the whole of the data.
+    /// Validation micro-batch `i` of `train.eval_batches`: its windows are spread evenly over all of the
+    /// data.
     pub fn validation_micro_batch(&self, i: usize, micro_batch_size: usize, into: &mut MicroBatch) {
         let val =
             self.dataset.val().expect("eval_every needs validation data, which the deck's check saw to");

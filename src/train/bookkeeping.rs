@@ -1,6 +1,5 @@
-//! What happens at the beginning and the end of every instruction, whatever it is: planned buffers are taken
-//! and given back, and what the rank does is recorded: flight recorder, ledger, phases, bytes received,
-//! spans.
+//! The beginning and the end of every instruction: planned buffers are taken and returned, and the
+//! instruction is recorded in the flight recorder, the ledger, phases, bytes received and spans.
 //!
 //! Must not know: what an instruction does (`moves.rs`).
 

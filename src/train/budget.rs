@@ -1,7 +1,7 @@
-//! A device-memory budget: a plan that needs more is refused before start, with the smallest change that
-//! would fit.
+//! The device-memory budget: a plan that exceeds it is rejected before the start, with the smallest change
+//! that would fit.
 //!
-//! Pure: it plans the deck again with one knob turned at a time.
+//! Pure: plans the deck again with one setting changed at a time.
 
 use super::node_memory::NodeMemory;
 use super::planning;
@@ -20,7 +20,7 @@ struct Change {
 }
 
 impl Change {
-    /// As a deck has it.
+    /// In the deck's syntax.
     fn words(&self) -> String {
         format!("{} = {}", self.key, self.value)
     }
@@ -42,18 +42,17 @@ pub fn check<D: Device>(deck: &Deck, plan: &Plan) -> Result<()> {
     Err(Error::Deck(vec![Fault {
         key: "run.memory_budget_bytes".into(),
         value: budget.to_string(),
-        wants: format!("the plan needs {needed} bytes on each of {}; {remedy}", human::counted(n, "rank")),
+        wants: format!("the plan requires {needed} bytes on each of {}; {remedy}", human::counted(n, "rank")),
     }]))
 }
 
-/// What would fit `budget` bytes on each of `n` ranks, in words: one change of the deck, several, or more
-/// ranks.
+/// What would fit `budget` bytes on each of `n` ranks: one change of the deck, several, or more ranks.
 pub fn what_fits<D: Device>(deck: &Deck, n: usize, budget: u64) -> String {
     remedy(deck, n, budget, &needs::<D>)
 }
 
-/// Whether `n_here` ranks of a node with `node` memory can hold `plan`, made from `deck`: an error where they
-/// cannot, a warning where other processes use some of it now.
+/// Whether `n_here` ranks of a node with memory `node` can hold `plan`, made from `deck`: an error if they
+/// cannot, a warning if other processes currently use part of it.
 pub fn check_node<D: Device>(
     deck: &Deck,
     plan: &Plan,
@@ -64,39 +63,38 @@ pub fn check_node<D: Device>(
     let together = each.saturating_mul(n_here as u64);
     let ranks = human::counted(n_here, "rank");
     let needed = format!(
-        "the plan needs {each} bytes for model and activations on each rank, {together} for the {ranks} of \
-         this node"
+        "the plan requires {each} bytes for model and activations on each rank, {together} for the {ranks} \
+         of this node"
     );
     if together > node.limit_bytes {
         let has = node.limit_bytes;
         let remedy = remedy(deck, plan.world_size, has / n_here as u64, &needs::<D>);
         return Err(Error::Input(format!(
-            "{needed}, which has {has}; {remedy}, as would fewer ranks on a node (`zero3 plan` shows what \
-             each needs)"
+            "{needed}, which has {has}; {remedy}, as would fewer ranks per node (`zero3 plan` shows the \
+             memory of a rank)"
         )));
     }
     let free = node.available_bytes;
-    Ok((together > free).then(|| {
-        format!("{needed}; only {free} of its memory are free now, and the system may kill the job")
-    }))
+    Ok((together > free)
+        .then(|| format!("{needed}; only {free} are free now, so the system may kill the job")))
 }
 
-/// Bytes that each of `n` ranks would hold of a deck's plan.
+/// Bytes of a deck's plan on each of `n` ranks.
 fn needs<D: Device>(deck: &Deck, n: usize) -> Option<u64> {
     planning::of_deck::<D>(deck, n).ok().map(|(_, plan)| plan.arena_bytes as u64 + plan.outside_bytes())
 }
 
-/// Fails where the device of this rank has less free memory than `plan`, made from `deck`, needs; names the
-/// kinds that need it.
+/// Fails if the device of this rank has less free memory than `plan`, made from `deck`, requires; lists the
+/// requirement by kind.
 pub fn check_free<D: Device>(deck: &Deck, plan: &Plan, free_bytes: Option<u64>) -> Result<()> {
     let (needed, n) = (plan.arena_bytes as u64, plan.world_size);
     let Some(free) = free_bytes.filter(|&free| free < needed) else { return Ok(()) };
     let by_kind = plan.training_peaks().by_kind;
-    // Pinned memory and the copy for asynchronous saves lie elsewhere.
+    // Pinned memory and the copy for asynchronous saves are in host memory.
     let rows = by_kind.iter().filter(|(kind, bytes)| *bytes > 0 && *kind != MemKind::Staging);
     let rows: Vec<String> = rows.map(|(kind, bytes)| format!("  {kind:<20} {bytes:>16}")).collect();
     Err(Error::Comm(format!(
-        "the plan needs {needed} bytes on each of {}, the device has {free} left; peaks by kind, in \
+        "the plan requires {needed} bytes on each of {}, {free} are free on the device; peaks by kind, in \
          bytes:\n{}\n{}",
         human::counted(n, "rank"),
         rows.join("\n"),
@@ -104,12 +102,12 @@ pub fn check_free<D: Device>(deck: &Deck, plan: &Plan, free_bytes: Option<u64>) 
     )))
 }
 
-/// Bytes of the arena of each of `n` ranks; none where the deck cannot be planned.
+/// Arena bytes on each of `n` ranks; none if the deck cannot be planned.
 fn arena_bytes<D: Device>(deck: &Deck, n: usize) -> Option<u64> {
     planning::of_deck::<D>(deck, n).ok().map(|(_, plan)| plan.arena_bytes as u64)
 }
 
-/// The first single change that fits, else several that are all needed, else more ranks.
+/// The first single change that fits, otherwise several that are all required, otherwise more ranks.
 fn remedy(deck: &Deck, n: usize, budget: u64, needs: &dyn Fn(&Deck, usize) -> Option<u64>) -> String {
     let fits = |changes: &[Change], n: usize| needs(&with(deck, changes), n).filter(|&bytes| bytes <= budget);
     for change in changes(deck) {
@@ -131,7 +129,7 @@ fn remedy(deck: &Deck, n: usize, budget: u64, needs: &dyn Fn(&Deck, usize) -> Op
         if fits(&applied, m).is_none() {
             continue;
         }
-        // What does not help is dropped again, the most expensive first.
+        // Changes that are not required are dropped again, the most expensive first.
         for i in (0..applied.len()).rev() {
             let change = applied.remove(i);
             if fits(&applied, m).is_none() {
@@ -146,7 +144,7 @@ fn remedy(deck: &Deck, n: usize, budget: u64, needs: &dyn Fn(&Deck, usize) -> Op
             (false, false) => format!("{m} ranks with {words} would fit, with {bytes} on each"),
         };
     }
-    "no knob makes it fit: a smaller model or sequence would".into()
+    "no setting makes it fit: reduce the model or the sequence length".into()
 }
 
 fn with(deck: &Deck, changes: &[Change]) -> Deck {
@@ -155,8 +153,8 @@ fn with(deck: &Deck, changes: &[Change]) -> Deck {
     deck
 }
 
-/// What can still be changed, the cheapest first: staging, then what costs communication, then recomputation,
-/// then the micro-batch size.
+/// The remaining changes, the cheapest first: staging, then those that cost communication, then
+/// recomputation, then the micro-batch size.
 fn changes(deck: &Deck) -> Vec<Change> {
     let (zero, train) = (&deck.zero, &deck.train);
     let mut changes = Vec::new();
@@ -243,7 +241,8 @@ mod tests {
             format!("2 ranks with {recompute}, train.micro_batch_size = 1 would fit, with 32 on each")
         );
         assert!(
-            needs(&deck, 1) == Some(100) && self::remedy(&deck, 1, 0, &|_, _| Some(1)).starts_with("no knob")
+            needs(&deck, 1) == Some(100)
+                && self::remedy(&deck, 1, 0, &|_, _| Some(1)).starts_with("no setting")
         );
     }
 }

@@ -1,4 +1,4 @@
-//! What a deck that differs from the checkpoint's means for a resume: each key is free to change, changes the
+//! The effect on a resume of a deck that differs from the checkpoint's: a key may change freely, changes the
 //! course of the run, or does not fit the checkpoint.
 //!
 //! Must not know: checkpoint files. It compares two decks.
@@ -6,30 +6,30 @@
 use crate::config::{Deck, KEYS};
 use std::fmt;
 
-/// What a change of a key does to a run that goes on.
+/// The effect of a changed key on a resumed run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// Nothing: the same bits (paths, logs, checkpoints, threads, memory).
+    /// None: the same bits (paths, logs, checkpoints, threads, memory).
     Free,
-    /// The run goes on from the same state to other bits (learning rate, batch, length, validation).
+    /// The run continues from the same state to different results (learning rate, batch, length, validation).
     Course,
-    /// Another sequence of samples, so that the position in it has no meaning. `data.allow_changed` permits
-    /// it.
+    /// A different sequence of samples, so that the position in it has no meaning. `data.allow_changed`
+    /// permits it.
     Data,
-    /// Another model: refused.
+    /// A different model: rejected.
     Model,
 }
 
-/// One key whose value differs.
+/// A key whose value differs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
     /// Dotted key.
     pub key: String,
-    /// The value in the checkpoint, in deck words.
+    /// The value in the checkpoint, in the deck's syntax.
     pub before: String,
-    /// The value now.
+    /// The new value.
     pub now: String,
-    /// What that means.
+    /// Its effect.
     pub verdict: Verdict,
 }
 
@@ -39,15 +39,15 @@ impl fmt::Display for Change {
     }
 }
 
-/// What a change of `key` means. A key that is not named here changes the course.
+/// The effect of a change of `key`. A key that is not listed changes the course.
 fn verdict(key: &str) -> Verdict {
     match key {
-        // The weights are the checkpoint's; what a preset stands for is in the size keys.
+        // The weights come from the checkpoint; the size keys hold what a preset stands for.
         "model.init_seed" | "model.init_from" | "model.preset" => Verdict::Free,
         _ if key.starts_with("model.") => Verdict::Model,
         // The contents of the files have a digest; their paths do not matter.
         "data.train" | "data.allow_changed" => Verdict::Free,
-        // How tokens are printed; the tokens are in the files.
+        // Determines how tokens are printed; the files contain the tokens.
         "data.tokenizer" => Verdict::Free,
         "data.val" => Verdict::Course,
         "data.val_stride" => Verdict::Free,
@@ -64,9 +64,9 @@ fn verdict(key: &str) -> Verdict {
     }
 }
 
-/// The keys whose values differ between the deck in a checkpoint (TOML text) and the deck of this run, in the
-/// deck's order. A key that the checkpoint's program did not have counts as its default, or as derived from
-/// the others.
+/// The keys whose values differ between a checkpoint's deck (TOML text) and the deck of this run, in the
+/// deck's order. A key unknown to the checkpoint's program counts as its default, or as derived from the
+/// others.
 pub fn changes(saved: &str, deck: &Deck) -> Vec<Change> {
     let parse = |text: &str| text.parse::<toml::Table>().unwrap_or_default();
     let (old, new) = (parse(saved), parse(&deck.to_toml()));

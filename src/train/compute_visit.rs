@@ -1,4 +1,5 @@
-//! One visit of a unit: the planned buffers go in by role, the model computes, the buffers come back.
+//! One visit of a unit: the planned buffers are passed in by role, the model computes, the buffers are
+//! returned.
 //!
 //! Must not know: ranks, collectives, when a unit is visited.
 

@@ -1,5 +1,4 @@
-//! Planning for a kind of backend, where there is neither a device nor a job: `zero3 plan`, dry runs,
-//! figures.
+//! Planning for a kind of backend without a device or a job: `zero3 plan`, dry runs, figures.
 //!
 //! Pure. Must not know: whether such a device is installed here.
 
@@ -11,10 +10,10 @@ use crate::error::{Error, Fault, Result};
 use crate::model::Model;
 use crate::plan::Plan;
 
-/// The model of a deck and its plan on `n_ranks` ranks, whatever memory it needs.
+/// The model of a deck and its plan on `n_ranks` ranks, whatever memory it requires.
 ///
 /// # Errors
-/// The kernels of this kind cannot compute the model; a cap in the deck cannot be kept.
+/// The kernels of this kind cannot compute the model; a cap in the deck cannot be met.
 pub fn plan(kind: BackendKind, deck: &Deck, n_ranks: usize) -> Result<(Model, Plan)> {
     check_kernels(kind, deck)?;
     on_kind(kind, Planned { deck, n_ranks })
@@ -33,10 +32,10 @@ impl OnKind for Planned<'_> {
     }
 }
 
-/// Refuses a plan that needs more than the deck's own budget; `plan` was made from `deck`.
+/// Rejects a plan that exceeds the deck's own budget; `plan` was made from `deck`.
 ///
 /// # Errors
-/// `run.memory_budget_bytes` is too small: says what would fit.
+/// `run.memory_budget_bytes` is too small; the message names a change that would fit.
 pub fn check_budget(kind: BackendKind, deck: &Deck, plan: &Plan) -> Result<()> {
     on_kind(kind, BudgetOf { deck, plan })
 }
@@ -54,7 +53,7 @@ impl OnKind for BudgetOf<'_> {
     }
 }
 
-/// What would fit `bytes` on each of `n_ranks` ranks, in words.
+/// What would fit `bytes` on each of `n_ranks` ranks, as text.
 pub fn what_fits(kind: BackendKind, deck: &Deck, n_ranks: usize, bytes: u64) -> String {
     on_kind(kind, WhatFits { deck, n_ranks, bytes })
 }
@@ -73,7 +72,7 @@ impl OnKind for WhatFits<'_> {
     }
 }
 
-/// Refuses a deck whose model the kernels of this kind cannot compute.
+/// Rejects a deck whose model the kernels of this kind cannot compute.
 pub fn check_kernels(kind: BackendKind, deck: &Deck) -> Result<()> {
     on_kind(kind, Kernels { deck })
 }
@@ -87,16 +86,24 @@ impl OnKind for Kernels<'_> {
 
     fn on<B: Backend>(self) -> Result<()> {
         let model = &self.deck.model;
-        let d_head = model.d_model / model.n_head;
+        let d_head = model.head_dim;
         let Some(most) = B::Device::max_d_head().filter(|&most| d_head > most) else { return Ok(()) };
-        Err(Error::Deck(vec![Fault {
-            key: "model.n_head".into(),
-            value: model.n_head.to_string(),
-            wants: format!(
-                "at least {}: heads of {d_head} channels are too wide for the attention kernels on GPUs, \
-                 which take {most}",
-                model.d_model.div_ceil(most)
-            ),
+        let why = format!(
+            "heads of {d_head} channels are too wide for the attention kernels on GPUs, which take {most}"
+        );
+        let follows_width = d_head == model.d_model / model.n_head;
+        Err(Error::Deck(vec![if follows_width {
+            Fault {
+                key: "model.n_head".into(),
+                value: model.n_head.to_string(),
+                wants: format!("at least {}: {why}", model.d_model.div_ceil(most)),
+            }
+        } else {
+            Fault {
+                key: "model.head_dim".into(),
+                value: d_head.to_string(),
+                wants: format!("at most {most}: {why}"),
+            }
         }]))
     }
 }
@@ -108,12 +115,19 @@ mod tests {
     #[test]
     fn heads_that_the_kernels_cannot_take_are_refused_with_what_would_do() {
         let mut deck = Deck::default();
-        (deck.model.d_model, deck.model.n_head) = (384, 3);
+        (deck.model.d_model, deck.model.n_head, deck.model.head_dim) = (384, 3, 128);
         assert!(check_kernels(BackendKind::Cuda, &deck).is_ok());
-        deck.model.n_head = 2;
+        (deck.model.n_head, deck.model.head_dim) = (2, 192);
         let refusal = check_kernels(BackendKind::Cuda, &deck).unwrap_err().to_string();
         assert!(refusal.contains("model.n_head = 2: at least 3: heads of 192 channels"), "{refusal}");
         assert!(check_kernels(BackendKind::Cpu, &deck).is_ok());
         assert!(check_kernels(BackendKind::Auto, &deck).is_ok());
+
+        // Heads of a width of their own: the model's width says nothing of them.
+        (deck.model.n_head, deck.model.head_dim) = (16, 256);
+        let refusal = check_kernels(BackendKind::Cuda, &deck).unwrap_err().to_string();
+        assert!(refusal.contains("model.head_dim = 256: at most 128: heads of 256 channels"), "{refusal}");
+        (deck.model.n_head, deck.model.head_dim) = (2, 64);
+        assert!(check_kernels(BackendKind::Cuda, &deck).is_ok(), "two heads of 64 in a width of 384");
     }
 }

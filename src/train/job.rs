@@ -1,4 +1,4 @@
-//! What a run is given, and how it ended.
+//! The inputs of a run, and how it ended.
 //!
 //! Must not know: what happens in between.
 
@@ -10,10 +10,10 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// Ranks that a hint says to go on with: another number than most runs begin with.
+/// Rank count in hints: a different one from that of most runs.
 pub const HINTED_RANKS: usize = 3;
 
-/// Everything a run needs besides its backend.
+/// The inputs of a run apart from its backend.
 pub struct Job {
     /// The resolved deck, the same on every rank.
     pub deck: Deck,
@@ -23,7 +23,7 @@ pub struct Job {
     pub versions: BTreeMap<String, String>,
     /// The command line that would start this run again, without a launcher, for hints.
     pub relaunch: String,
-    /// What starts [`HINTED_RANKS`] ranks of it as this process was started.
+    /// The launch command for [`HINTED_RANKS`] ranks, in the way this process was started.
     pub launcher: String,
     /// Standard error is a terminal: draw a progress bar.
     pub is_terminal: bool,
@@ -35,7 +35,7 @@ pub struct Job {
     pub started: Instant,
     /// Ends the job on every rank, from any thread.
     pub abort: fn(Exit),
-    /// Without banner, progress and last words.
+    /// Without banner, progress and closing message.
     pub quiet: bool,
     /// Called on every rank after each step that was made.
     pub on_step: Option<Box<StepObserver>>,
@@ -46,11 +46,11 @@ pub type StepObserver = dyn Fn(&StepRow, &[RankStep]);
 
 /// How a run ended, and where.
 pub struct Ending {
-    /// How far it came.
+    /// Its progress.
     pub position: Position,
     /// The last complete checkpoint.
     pub last_checkpoint: Option<PathBuf>,
-    /// Why, as code and in words.
+    /// The reason, as exit code and text.
     pub verdict: Verdict,
 }
 
@@ -58,6 +58,6 @@ pub struct Ending {
 pub struct Verdict {
     /// Exit code.
     pub exit: Exit,
-    /// In words.
+    /// As text.
     pub reason: String,
 }

@@ -1,4 +1,4 @@
-//! A training run, from its deck to its exit code: nine stations, and where each of them is.
+//! A training run, from its deck to its exit code, in nine stations.
 //!
 //! Reading order: [`step`] (the algorithm), then [`run`] here, `train_loop.rs`, `state.rs` (restore) and
 //! `save.rs`.
@@ -55,8 +55,8 @@ use train_loop::TrainLoop;
 pub use job::{Ending, HINTED_RANKS, Job, StepObserver, Verdict};
 
 /// Runs a job to its end on the shard group `comm`. Errors of the deck, the data or a checkpoint are the same
-/// on every rank; any other error is this rank's own, and the caller has to abort the job. The recorder comes
-/// back, where there is one, to watch over the end of MPI.
+/// on every rank; any other error is local to this rank, and the caller must abort the job. Returns the
+/// recorder, if any, to monitor the end of MPI.
 pub fn run<B: Backend>(
     device: &B::Device,
     comm: &B::Comm,
@@ -66,18 +66,18 @@ pub fn run<B: Backend>(
     // 1. Plan every instruction and every byte, the same on every rank.
     start_watch::at(StartPlace::Plan);
     let planned = run.plan()?;
-    // 2. Check that the memory is there. What is quickly found comes before what takes a while to read.
+    // 2. Check that the memory is available. Quick checks come before slow ones.
     let hosts = run.check(&planned.plan)?;
     // 3. Lock the run directory, if it exists.
     start_watch::at(StartPlace::RunDir);
     let mut run_dir = RunDir::lock(comm, &job.deck.run, &job.host)?;
-    // 4. Find the checkpoint to start from, or that no step is left.
+    // 4. Find the checkpoint to start from, or that no step remains.
     let found = run.find()?;
     if let Some(end) = &found.finished {
         run.say_finished(end);
         return Ok((Exit::Finished, None));
     }
-    // 5. Open the data, watched by the other ranks; the run directory is created once they are known to be
+    // 5. Open the data, monitored by the other ranks; the run directory is created once they are known to be
     //    good.
     let Opened { flight, batches } = run.open_data(&planned.model, hosts, &mut run_dir)?;
     // 6. Allocate the arena.
@@ -86,25 +86,25 @@ pub fn run<B: Backend>(
     let restored = run.restore(&mut stepper, &batches, &found)?;
     // 8. Train.
     let Trained { ending, report } = run.train(&mut stepper, &batches, &restored)?;
-    // 9. Close: the summary, the last words.
+    // 9. Close: the summary and the closing message.
     let exit = report.finish(job, &stepper, ending)?;
     Ok((exit, Some(stepper.flight)))
 }
 
-/// A job on this rank; its methods are the stations of [`run`], collective all of them.
+/// A job on this rank; its methods are the stations of [`run`], all collective.
 struct Run<'r, B: Backend> {
     device: &'r B::Device,
     comm: &'r B::Comm,
     job: &'r Job,
 }
 
-/// Station 1: what is going to be executed.
+/// Station 1: the model and its plan.
 struct Planned {
     model: Model,
     plan: Plan,
 }
 
-/// Station 4: what the run directory says of a start.
+/// Station 4: the start according to the run directory.
 #[derive(Serialize, Deserialize)]
 struct Found {
     /// The checkpoint to restore.
@@ -119,18 +119,18 @@ struct Opened {
     batches: Batches,
 }
 
-/// Station 7: where the run goes on from.
+/// Station 7: where training resumes.
 struct Restored {
     position: Position,
     /// The checkpoint that was read.
     from: Option<PathBuf>,
-    /// How long that took.
+    /// The duration.
     seconds: f64,
-    /// The step that the records in the run directory go on from.
+    /// The step at which the records in the run directory resume.
     resumed: Option<u64>,
 }
 
-/// Station 8: how training ended, and what is still to be reported.
+/// Station 8: how training ended, and the data of the final report.
 struct Trained {
     ending: Ending,
     report: RunReport,
@@ -146,8 +146,8 @@ impl<'r, B: Backend> Run<'r, B> {
         Ok(Planned { model, plan })
     }
 
-    /// Refuses or warns where the ranks of a node would hold more than it has; the node of each rank. A
-    /// device with memory of its own is asked when the arena is allocated.
+    /// Rejects the job, or warns, if the ranks of a node would exceed its memory; returns the node of each
+    /// rank. A device with separate memory is queried when the arena is allocated.
     fn check(&self, plan: &Plan) -> Result<Vec<String>> {
         let Run { device, comm, job } = self;
         let hosts = all_or_none(*comm, Ok(job.host.clone()))?;
@@ -267,7 +267,7 @@ impl<'r, B: Backend> Run<'r, B> {
             job.started.elapsed().as_secs_f64(),
             restored.seconds,
         );
-        // What an earlier job left says nothing about the end of this one.
+        // The end files of an earlier job do not apply to this one.
         report.timing.write(true);
         let ending = TrainLoop::new(stepper, job, batches, at, log, &mut report)?.run()?;
         Ok(Trained { ending, report })

@@ -1,6 +1,6 @@
-//! The moves of a pass: what each instruction of a program does with the planned buffers.
+//! The moves of a pass: the effect of each instruction of a program on the planned buffers.
 //!
-//! Must not know: in what order they come ([`super::step`]), what is recorded of them (`bookkeeping.rs`).
+//! Must not know: their order ([`super::step`]), how they are recorded (`bookkeeping.rs`).
 
 use super::compute_visit::travelling_ids;
 use super::pass::{PassState, Visitor};
@@ -21,7 +21,7 @@ impl<B: Backend> Stepper<'_, B> {
         gathers.start(g, &pass.program.schedule.gathers[g], self.comm, after, &mut self.shards, outs);
     }
 
-    /// Waits until gather `g` has brought whole parameters.
+    /// Waits until gather `g` has delivered whole parameters.
     pub(super) fn land_gather(&mut self, pass: &mut PassState<'_, B>, g: GatherId) -> Result<()> {
         let PassLists { live, gathers, landed, .. } = &mut pass.lists;
         let whole = gathers.wait(g, &pass.program.schedule.gathers[g], &mut self.shards, landed)?;
@@ -32,7 +32,7 @@ impl<B: Backend> Stepper<'_, B> {
         Ok(())
     }
 
-    /// Lets a visitor compute one visit of a unit; a rank without a micro-batch has none.
+    /// Has a visitor compute one visit of a unit; a rank without a micro-batch has none.
     pub(super) fn visit_unit<V: Visitor<B>>(
         &mut self,
         pass: &mut PassState<'_, B>,
@@ -44,12 +44,12 @@ impl<B: Backend> Stepper<'_, B> {
         visitor.map_or(Ok(()), |visitor| visitor.visit(self, visit, pass))
     }
 
-    /// The parameters of gather `g` are used no more in this pass.
+    /// The parameters of gather `g` are not used again in this pass.
     pub(super) fn release(&self, pass: &mut PassState<'_, B>, g: GatherId) {
         pass.lists.gathers.release(g);
     }
 
-    /// Adds this micro-step's full gradients to those held from earlier ones (`reduce = last_micro_step`).
+    /// Adds this micro-step's full gradients to those of earlier ones (`reduce = last_micro_step`).
     pub(super) fn hold_gradients(&mut self, pass: &mut PassState<'_, B>, r: ReduceId) {
         let first = pass.purpose.is_first_micro_step();
         for &p in pass.program.schedule.reduces[r].params.iter().filter(|_| pass.has_batch) {
@@ -57,7 +57,7 @@ impl<B: Backend> Stepper<'_, B> {
         }
     }
 
-    /// Rounds full gradients that are sums of parts to the type they travel in.
+    /// Rounds full gradients that are sums of parts to the type of the reduction.
     pub(super) fn round_gradients(&mut self, pass: &mut PassState<'_, B>, r: ReduceId) {
         let PassState { program, has_batch, .. } = *pass;
         let live = &mut pass.lists.live;

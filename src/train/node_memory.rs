@@ -1,7 +1,7 @@
-//! Whether what the ranks of a node will hold together fits into it, before it is allocated: memory is handed
-//! out on credit, and a job that uses more than there is is killed without a word.
+//! Whether the ranks of a node together fit into its memory, before it is allocated: memory is overcommitted,
+//! and a job that exceeds it is killed without a message.
 //!
-//! Must not know: what the memory is for.
+//! Must not know: the purpose of the memory.
 
 use crate::limits;
 use std::fs;
@@ -9,14 +9,14 @@ use std::fs;
 /// Memory of a node, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodeMemory {
-    /// The most that this job can ever have: physical memory and swap, or the limit of its control group.
+    /// The maximum available to this job: physical memory and swap, or the limit of its control group.
     pub limit_bytes: u64,
-    /// What is not in use by others now.
+    /// The part that other processes do not use now.
     pub available_bytes: u64,
 }
 
 impl NodeMemory {
-    /// This node's; None where the system does not say.
+    /// This node's; None if the system does not report it.
     pub fn here() -> Option<Self> {
         let meminfo = fs::read_to_string("/proc/meminfo").ok()?;
         let files =

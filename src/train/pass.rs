@@ -1,6 +1,6 @@
-//! One pass over a program while it runs: what it is for, who computes in it, and where it stands.
+//! One pass over a program while it runs: its purpose, the visitor that computes, and its position.
 //!
-//! Must not know: what an instruction does (`moves.rs`), in what order they come ([`super::step`]).
+//! Must not know: what an instruction does (`moves.rs`), their order ([`super::step`]).
 
 use super::scratch::{PassLists, get_mut};
 use super::stepper::Stepper;
@@ -11,14 +11,14 @@ use crate::plan::schedule::{Instr, Pass, Visit};
 use crate::telemetry::{CommClass, Phase};
 use crate::zero::reduce::Contributions;
 
-/// What a pass over a program is for.
+/// The purpose of a pass over a program.
 #[derive(Clone, Copy)]
 pub enum Purpose {
     /// A micro-step of training.
     Train {
         /// 1 / tokens of the global batch.
         dlogits_scale: f32,
-        /// Whose gradients are added up.
+        /// The contributions whose gradients are added up.
         contributions: Contributions,
         /// First micro-step of the step.
         first: bool,
@@ -28,13 +28,13 @@ pub enum Purpose {
 }
 
 impl Purpose {
-    /// Whether the pass counts for the figures of training.
+    /// Whether the pass counts in the figures of training.
     pub(super) fn trains(self) -> bool {
         matches!(self, Purpose::Train { .. })
     }
 
-    /// The phase that `instr` is timed as; none for one that takes no time of its own. The head's one visit
-    /// counts as backward: two thirds of its work are.
+    /// The phase that `instr` is timed as; none if it takes no time. The head's single visit counts as
+    /// backward, which is two thirds of its work.
     pub(super) fn phase_of(self, instr: Instr) -> Option<Phase> {
         match (self, instr) {
             (Purpose::Train { .. }, Instr::Wait(_) | Instr::ReduceWait(_)) => Some(Phase::ExposedComm),
@@ -49,19 +49,19 @@ impl Purpose {
         }
     }
 
-    /// Whether gradients begin with this micro-step.
+    /// Whether gradients start with this micro-step.
     pub(super) fn is_first_micro_step(self) -> bool {
         let Purpose::Train { first, .. } = self else { panic!("an evaluation has no gradients") };
         first
     }
 
-    /// Whose gradients the reductions add up.
+    /// The contributions that the reductions add up.
     pub(super) fn contributions(self) -> Contributions {
         let Purpose::Train { contributions, .. } = self else { panic!("an evaluation reduces nothing") };
         contributions
     }
 
-    /// The counter that the bytes of an all-gather belong to.
+    /// The counter that the bytes of an all-gather are added to.
     pub(super) fn gather_class(self) -> CommClass {
         match self {
             Purpose::Train { .. } => CommClass::TrainAllGather,
@@ -70,36 +70,36 @@ impl Purpose {
     }
 }
 
-/// What a pass computes on this rank. Training, validation, the loss of a file and generation differ in this
-/// alone.
+/// The computation of a pass on this rank. Training, validation, the loss of a file and generation differ
+/// only in this.
 pub(super) trait Visitor<B: Backend> {
     /// Uploads tokens and targets, before the first visit.
     fn upload(&mut self, stepper: &Stepper<'_, B>, pass: &mut PassState<'_, B>) -> Result<()>;
 
-    /// Computes one visit of a unit whose parameters are there.
+    /// Computes one visit of a unit whose parameters have been gathered.
     fn visit(&mut self, stepper: &Stepper<'_, B>, visit: Visit, pass: &mut PassState<'_, B>) -> Result<()>;
 }
 
-/// Where a pass over a program stands.
+/// Position in a pass over a program.
 pub(super) struct PassState<'p, B: Backend> {
-    /// What is executed.
+    /// The program.
     pub program: &'p Program,
-    /// What it is for.
+    /// Its purpose.
     pub purpose: Purpose,
-    /// This rank has a micro-batch; without one it joins the collectives and computes nothing.
+    /// Whether this rank has a micro-batch; without one it joins the collectives and computes nothing.
     pub has_batch: bool,
-    /// Index of the instruction under way.
+    /// Index of the current instruction.
     pub at: usize,
-    /// When it began.
+    /// When it started.
     pub began: MarkOf<B>,
-    /// The phase to time again after it.
+    /// The phase that timing returns to after it.
     pub outer_phase: Option<Phase>,
     /// Buffers and collectives.
     pub lists: PassLists<B>,
 }
 
 impl<B: Backend> PassState<'_, B> {
-    /// The instruction under way.
+    /// The current instruction.
     pub fn instr(&self) -> Instr {
         self.program.schedule.instrs[self.at]
     }

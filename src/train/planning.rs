@@ -1,6 +1,6 @@
-//! From a deck to the model and the plan of a run: what `zero3 plan` prints and what a run executes.
+//! From a deck to the model and the plan of a run: what `zero3 plan` prints and a run executes.
 //!
-//! Pure. Must not know: whether the device it plans for is there.
+//! Pure. Must not know: whether the planned device exists.
 
 use super::infer::generate::Decoders;
 use super::save;
@@ -13,7 +13,7 @@ use crate::plan::{Knobs, MicroBatches, Plan};
 /// The model of a deck and its plan on `n_ranks` ranks, for devices of type `D`.
 ///
 /// # Errors
-/// A cap in the deck cannot be kept.
+/// A cap in the deck cannot be met.
 pub fn of_deck<D: Device>(deck: &Deck, n_ranks: usize) -> Result<(Model, Plan)> {
     let model = Model::of_deck::<D>(deck);
     let mut plan = Plan::new(&model.spec, n_ranks, &Knobs::from_deck(deck))?;
@@ -25,7 +25,7 @@ pub fn of_deck<D: Device>(deck: &Deck, n_ranks: usize) -> Result<(Model, Plan)> 
     Ok((model, plan))
 }
 
-/// Sums of losses that may be pending at once: one for each micro-step of a step or of a validation.
+/// Number of pending sums of losses: one for each micro-step of a step or of a validation.
 pub fn n_sums(deck: &Deck, n_ranks: usize) -> usize {
     let train = &deck.train;
     let n_eval = if train.eval_every > 0 { train.eval_batches as usize } else { 0 };

@@ -1,7 +1,7 @@
-//! The run directory of a job: checked, locked and created by rank 0, and cleared of what an earlier run left
-//! beyond the step to start from.
+//! The run directory of a job: checked, locked and created by rank 0, with the files of an earlier run beyond
+//! the starting step archived.
 //!
-//! Must not know: what a checkpoint holds, what a run writes.
+//! Must not know: the contents of a checkpoint, what a run writes.
 
 use super::run_lock::{Holder, RunLock};
 use super::state::RecordedStep;
@@ -22,10 +22,10 @@ pub struct RunDir {
 }
 
 impl RunDir {
-    /// Locks the directory, where it exists already, for this process on `host`. Collective.
+    /// Locks the directory, if it exists, for this process on `host`. Collective.
     ///
     /// # Errors
-    /// It cannot be written, or another job has it.
+    /// It is not writable, or another job holds it.
     pub fn lock<C: Comm>(comm: &C, run: &RunSection, host: &str) -> Result<Self> {
         let (path, holder) = (PathBuf::from(&run.dir), Holder::this(host));
         let mut dir = RunDir { path, locking: run.locking, holder, lock: None };
@@ -36,7 +36,7 @@ impl RunDir {
         Ok(dir)
     }
 
-    /// Creates the directory and locks it, where that has not been done. Collective.
+    /// Creates and locks the directory, unless already locked. Collective.
     ///
     /// # Errors
     /// As of [`RunDir::lock`].
@@ -53,14 +53,14 @@ impl RunDir {
     }
 }
 
-/// Whether the run directory can be written, before anything that takes time. Creates nothing that stays.
+/// Whether the run directory is writable, before anything slow. Leaves nothing behind.
 ///
 /// # Errors
-/// It cannot be written, or something that is not a directory stands in its way.
+/// It is not writable, or a file that is not a directory is in its place.
 pub fn check(run_dir: &Path) -> Result<()> {
     let checkpoints = checkpoint::checkpoints_dir(run_dir);
-    let wanted = "set run.dir to a directory, there already or not, that can be written";
-    // The first of checkpoints, run directory, its parent, ... that is there.
+    let wanted = "set run.dir to a writable directory, existing or new";
+    // The first of checkpoints, run directory, its parent, ... that exists.
     let there = checkpoints
         .ancestors()
         .find(|p| std::fs::symlink_metadata(p).is_ok())
@@ -76,18 +76,21 @@ pub fn check(run_dir: &Path) -> Result<()> {
     }
 }
 
-/// Removes saves that died, and moves what an earlier run left beyond the step to start from to
-/// `RUN/previous_K`, so that its checkpoints are never taken for this run's. No complete checkpoint is
-/// deleted. Returns the step that the records in the run directory go on from: none where the checkpoint is
-/// another run's, or there is none.
+/// Removes interrupted saves, and moves the files of an earlier run beyond the starting step to
+/// `RUN/previous_K`, so that its checkpoints are never mistaken for this run's. No complete checkpoint is
+/// deleted. Returns the step at which the records in the run directory resume: none if there is no
+/// checkpoint, or it is another run's.
 pub fn make_room(run_dir: &Path, checkpoint: Option<&RecordedStep>) -> Result<Option<u64>> {
     let resumed = checkpoint.filter(|found| is_of_run(run_dir, &found.path)).map(|found| found.step);
     for why in checkpoint::clean_up(run_dir)? {
-        log::warn!("what an earlier save left cannot be removed yet; the next save tries again: {why}");
+        log::warn!(
+            "the files of an interrupted save cannot be removed yet; the next save will try again: \
+                    {why}"
+        );
     }
     if let Some(place) = checkpoint::set_aside(run_dir, resumed)? {
         log::warn!(
-            "what an earlier run left beyond step {} is now in {}",
+            "files of an earlier run beyond step {} were moved to {}",
             resumed.unwrap_or(0),
             place.display()
         );
@@ -95,7 +98,7 @@ pub fn make_room(run_dir: &Path, checkpoint: Option<&RecordedStep>) -> Result<Op
     Ok(resumed)
 }
 
-/// Whether a step directory is one of the run directory's own checkpoints, by whatever path it was named.
+/// Whether a step directory is one of the run directory's own checkpoints, under any path.
 fn is_of_run(run_dir: &Path, step_dir: &Path) -> bool {
     let own = checkpoint::checkpoints_dir(run_dir).canonicalize();
     own.is_ok_and(|own| step_dir.canonicalize().is_ok_and(|dir| dir.parent() == Some(own.as_path())))

@@ -1,8 +1,8 @@
-//! One job at a time in a run directory: rank 0 holds a lock on `RUN/job.lock` as long as it lives.
+//! One job per run directory: rank 0 holds a lock on `RUN/job.lock` for its lifetime.
 //!
-//! The kernel lets go of the lock when its holder dies, however it dies, so that a file that is still there
-//! says nothing by itself: only the lock counts. The file names the holder for whoever is refused. It is gone
-//! after an orderly end.
+//! The kernel releases the lock when its holder ends, however it ends, so the existence of the file means
+//! nothing: only the lock counts. The file names the holder for the error message of a rejected job. It is
+//! removed on an orderly exit.
 //!
 //! Must not know: MPI, checkpoints.
 
@@ -24,18 +24,18 @@ use std::time::Duration;
 /// Name of the file under the run directory.
 pub const LOCK_FILE: &str = "job.lock";
 
-/// How long a job that comes back under the id of the holder waits for its former self to be gone: a
-/// scheduler may put a job back before a file server has noticed that the node it ran on is down.
+/// How long a job that is restarted under the holder's job id waits for its predecessor to end: a scheduler
+/// may requeue a job before a file server has noticed that its node is down.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Whose lock it is.
+/// The holder of a lock.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Holder {
     /// Node of rank 0.
     pub host: String,
     /// Process id of rank 0.
     pub pid: u32,
-    /// The scheduler's id of the job, where there is one.
+    /// The scheduler's job id, if any.
     pub job: Option<String>,
 }
 
@@ -58,13 +58,13 @@ impl std::fmt::Display for Holder {
 #[derive(Debug)]
 pub struct RunLock {
     path: PathBuf,
-    /// None where the deck wants no lock or the file system has none.
+    /// None if the deck disables locking or the file system does not support it.
     file: Option<File>,
 }
 
 impl RunLock {
-    /// Locks a run directory that is there for `me`. Errors: another job holds it; or locks are demanded, and
-    /// the file system has none.
+    /// Locks an existing run directory for `me`. Errors: another job holds it; or locks are required, and the
+    /// file system does not support them.
     pub fn hold(run_dir: &Path, locking: Locking, me: &Holder) -> Result<Self> {
         let path = run_dir.join(LOCK_FILE);
         if locking == Locking::Off {
@@ -98,16 +98,16 @@ impl RunLock {
             Some(lock) => Ok(lock),
             None => match try_once(false)? {
                 Some(lock) => Ok(lock),
-                None => Err(Error::Io(format!(
-                    "{} was replaced again and again while it was locked",
-                    path.display()
-                ))),
+                None => {
+                    Err(Error::Io(format!("{} was repeatedly replaced while being locked", path.display())))
+                }
             },
         }
     }
 }
 
-/// The lock file, for its owner alone: who can open a file can lock it. A link at its place is not followed.
+/// The lock file, accessible to its owner only: anyone who can open a file can lock it. A symbolic link in
+/// its place is not followed.
 fn open(path: &Path) -> Result<File> {
     let file = files::open_own(path, 0o600).map_err(|e| match e.kind() {
         ErrorKind::InvalidInput => Error::Input(format!("{}: {e}: remove it", path.display())),
@@ -115,13 +115,13 @@ fn open(path: &Path) -> Result<File> {
     })?;
     let mode = file.metadata().map_or(0o600, |meta| meta.permissions().mode() & 0o777);
     if mode != 0o600 {
-        // Earlier versions let others read it. Of another user's file the mode stays as it is.
+        // Earlier versions made it readable for others. The mode of another user's file is left alone.
         file.set_permissions(std::fs::Permissions::from_mode(0o600)).ok();
     }
     Ok(file)
 }
 
-/// The same job holds the lock, which may be a former self that is about to be gone. Says so once.
+/// The same job holds the lock, possibly a predecessor that is about to end. Logged once.
 ///
 /// # Errors
 /// A signal asks for a stop.
@@ -129,26 +129,27 @@ fn wait_a_moment(run_dir: &Path, holder: &Holder, said: bool) -> Result<()> {
     let dir = run_dir.display();
     if !said {
         log::warn!(
-            "run.dir = {dir} is in use by {holder}, of this very job: waiting up to {} s for its end",
+            "run.dir = {dir} is in use by {holder}, an earlier process of this job: waiting up to {} s for \
+             it to end",
             PATIENCE.as_secs()
         );
     }
     start_watch::tick();
     match Stop::from_code(signals::stop_code()) {
         Some(stop) => Err(Error::Stopped(format!(
-            "stopped early: {stop} while this job waited for {holder} to leave run.dir = {dir}; nothing was \
-             begun, the same command goes on"
+            "stopped early: {stop} while this job waited for {holder} to release run.dir = {dir}; nothing \
+             was started, run the same command again"
         ))),
         None => Ok(()),
     }
 }
 
-/// Who is known about a lock that this process does not get.
+/// What is known of the holder of a lock.
 struct Others<'a> {
     me: &'a Holder,
-    /// Whom the file names.
+    /// The holder named in the file.
     named: Option<&'a Holder>,
-    /// Who holds it by the system's own list.
+    /// The holder according to the system's list of locks.
     holding: &'a [Process],
 }
 
@@ -156,7 +157,7 @@ struct Others<'a> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Process {
     pid: u32,
-    /// Its program and user, in words.
+    /// Its program and user, as text.
     is: String,
 }
 
@@ -188,13 +189,14 @@ fn pids_in(locks: &str, major: u32, minor: u32, inode: u64) -> Vec<u32> {
 impl Drop for RunLock {
     fn drop(&mut self) {
         if self.file.is_some() {
-            // The name goes before the lock does: nobody can take a lock on a file that is about to vanish.
+            // The name is removed before the lock is released: no process can lock a file that is about to
+            // vanish.
             std::fs::remove_file(&self.path).ok();
         }
     }
 }
 
-/// Whether the lock is held now; false where the deck can live without it.
+/// Whether the lock is held now; false if the deck does not require it.
 fn decide(
     outcome: std::result::Result<(), TryLockError>,
     run_dir: &Path,
@@ -215,11 +217,11 @@ fn decide(
             if let Some(gone) = holder.filter(is_gone) {
                 let who = match other {
                     Some(other) => format!("process {} ({})", other.pid, other.is),
-                    None => "another process, which this node does not show,".into(),
+                    None => "another process, not visible on this node,".into(),
                 };
                 return Err(Error::Input(format!(
-                    "run.dir = {dir}: {gone} has ended, but {who} has a lock on its {LOCK_FILE}: \
-                     end that process, or remove the file"
+                    "run.dir = {dir}: {gone} has ended, but {who} holds a lock on its {LOCK_FILE}: end that \
+                     process, or remove the file"
                 )));
             }
             let who = match (holder, other) {
@@ -228,13 +230,12 @@ fn decide(
                 (None, None) => "another job".into(),
             };
             Err(Error::Input(format!(
-                "run.dir = {dir} is in use by {who}: wait for its end, stop it, or set another run.dir"
+                "run.dir = {dir} is in use by {who}: wait for it to end, stop it, or set a different run.dir"
             )))
         }
         Err(TryLockError::Error(e)) if locking == Locking::BestEffort => {
-            let who = holder
-                .map_or(String::new(), |holder| format!("; the last one that was, or still is, is {holder}"));
-            log::warn!("{dir} cannot be locked ({e}): see to it that no other job runs there{who}");
+            let who = holder.map_or(String::new(), |holder| format!("; the last known holder is {holder}"));
+            log::warn!("{dir} cannot be locked ({e}): make sure that no other job runs there{who}");
             Ok(false)
         }
         Err(TryLockError::Error(e)) => Err(Error::Io(format!(
@@ -278,7 +279,10 @@ mod tests {
         let elsewhere = Holder { host: "n2".into(), ..holder(8, Some("42")) };
         let refused = RunLock::hold(dir.path(), Locking::On, &elsewhere).unwrap_err();
         let text = refused.to_string();
-        assert!(text.contains("process 7 on n1 (job 41)") && text.contains("set another run.dir"), "{text}");
+        assert!(
+            text.contains("process 7 on n1 (job 41)") && text.contains("set a different run.dir"),
+            "{text}"
+        );
         assert_eq!(refused.exit().code(), 2);
         assert!(RunLock::hold(dir.path(), Locking::Off, &holder(9, None)).unwrap().file.is_none());
         drop(first);
@@ -350,7 +354,7 @@ mod tests {
         let text = RunLock::hold(dir.path(), Locking::On, &holder(8, None)).unwrap_err().to_string();
         let own = format!("process {} (", std::process::id());
         for part in
-            ["process 4294967295 on n1 has ended", &own, "has a lock on its job.lock", "remove the file"]
+            ["process 4294967295 on n1 has ended", &own, "holds a lock on its job.lock", "remove the file"]
         {
             assert!(text.contains(part), "{part:?} is not in {text}");
         }

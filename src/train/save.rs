@@ -1,9 +1,9 @@
-//! Saving: in place while training waits, or from a copy while training goes on.
+//! Saving: synchronously, or asynchronously from a copy.
 //!
 //! A save has three stages: every rank writes its file; the log row of its step reaches the disk; rank 0
 //! commits. With `checkpoint.async_save` the first and the last run on a thread, and the ranks agree after
-//! each step whether all are done, so every rank takes each stage at the same step boundary. The stall is
-//! then the copy. A save that comes before the last one is done waits for it.
+//! each step whether all are done, so every rank enters each stage at the same step boundary. Training then
+//! stalls only for the copy. A save that starts before the previous one is done waits for it.
 //!
 //! Must not know: HDF5, what a step computes.
 
@@ -28,7 +28,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Plans the host memory of asynchronous saves, where the deck asks for them.
+/// Plans the host memory of asynchronous saves, if the deck enables them.
 pub fn plan_staging(plan: &mut Plan, deck: &Deck) {
     if deck.checkpoint.async_save && deck.checkpoint.every > 0 {
         plan.stage_saves();
@@ -39,11 +39,11 @@ pub fn plan_staging(plan: &mut Plan, deck: &Deck) {
 pub struct Saver<'a> {
     deck: &'a Deck,
     batches: &'a Batches,
-    /// Room for a copy of this rank's state; empty without asynchronous saves, and while a writer has it.
+    /// Buffer for a copy of this rank's state; empty without asynchronous saves, and while a writer uses it.
     staging: Vec<f32>,
     pending: Option<(Position, Stage)>,
     began: Instant,
-    /// How long the save took that has ended since somebody asked.
+    /// Duration of the save that ended since the last query.
     took: Option<Duration>,
     last: Option<PathBuf>,
     newest_failure: Option<String>,
@@ -90,18 +90,18 @@ impl DataLook {
     }
 }
 
-/// How far a save has come, the same on every rank.
+/// Stage of a save, the same on every rank.
 enum Stage {
-    /// The files are being written from the copies, which come back with the record.
+    /// The files are being written from the copies, which are returned with the record.
     Writing(Work<(Vec<f32>, Result<FileRecord>)>),
     /// All files are written and durable; rank 0 has their records.
     Written(Vec<FileRecord>),
-    /// Rank 0 is at it; the other ranks have nothing to do.
+    /// Rank 0 is committing; the other ranks have nothing to do.
     Committing(Option<Work<Result<PathBuf>>>),
 }
 
 impl Stage {
-    /// In words, for ranks that wait.
+    /// As text, for ranks that wait.
     fn name(&self) -> &'static str {
         match self {
             Stage::Writing(_) => "files of the save",
@@ -112,7 +112,7 @@ impl Stage {
 }
 
 impl<'a> Saver<'a> {
-    /// Ready to save; asynchronous saves take their memory here, once.
+    /// Ready to save; asynchronous saves allocate their memory here, once.
     pub fn new<B: Backend>(stepper: &Stepper<'_, B>, deck: &'a Deck, batches: &'a Batches) -> Self {
         let mut staging = Vec::new();
         let bytes = stepper.plan.host_staging_bytes;
@@ -120,11 +120,11 @@ impl<'a> Saver<'a> {
             stepper.memory.count_outside(MemKind::Staging, bytes);
             if stepper.comm.rank() == 0 {
                 log::info!(
-                    "checkpoints are written beside training, from {} of host staging",
+                    "checkpoints are written asynchronously, from {} of host staging",
                     human::bytes(bytes)
                 );
             }
-            // Not zeros: the pages are to be there before the first save.
+            // Not zeros: the pages must be resident before the first save.
             staging = vec![1.0; bytes as usize / size_of::<f32>()];
         }
         Saver {
@@ -145,17 +145,17 @@ impl<'a> Saver<'a> {
         self.last
     }
 
-    /// Why the newest save left no checkpoint, where it did not.
+    /// Why the newest save produced no checkpoint, if it failed.
     pub fn newest_failure(&self) -> Option<&str> {
         self.newest_failure.as_deref()
     }
 
-    /// From its begin to its commit, of a save that has ended since the last call.
+    /// Duration from start to commit of a save that has ended since the last call.
     pub fn take_seconds(&mut self) -> Option<f64> {
         self.took.take().map(|took| took.as_secs_f64())
     }
 
-    /// Starts the save of the state as it is now; the log row of this step comes next. Collective.
+    /// Starts the save of the current state; the log row of this step comes next. Collective.
     pub fn begin<B: Backend>(
         &mut self,
         stepper: &Stepper<'_, B>,
@@ -181,12 +181,12 @@ impl<'a> Saver<'a> {
         outcome
     }
 
-    /// Takes a save as far as it goes without waiting for a thread, after each step. Collective.
+    /// Advances a save as far as possible without waiting for a thread, after each step. Collective.
     pub fn advance<B: Backend>(&mut self, stepper: &Stepper<'_, B>, log: Option<&mut StepLog>) -> Result<()> {
         self.proceed(stepper, log, false)
     }
 
-    /// Ends a save that is under way. Collective.
+    /// Completes a save in progress. Collective.
     pub fn drain<B: Backend>(&mut self, stepper: &Stepper<'_, B>, log: Option<&mut StepLog>) -> Result<()> {
         self.proceed(stepper, log, true)
     }
@@ -208,7 +208,7 @@ impl<'a> Saver<'a> {
 
         let owned = state::owned(stepper)?;
         let locking = self.deck.checkpoint.locking;
-        // A run that saves only because it is told to stop has planned no staging.
+        // A run that saves only when stopped has planned no staging.
         if stepper.plan.host_staging_bytes == 0 {
             let values: Vec<Stored<&[f32]>> =
                 owned.iter().map(|stored| stored.each_ref().map(|v| &**v)).collect();
@@ -228,8 +228,7 @@ impl<'a> Saver<'a> {
                 place
             }));
         }
-        // The staging has room for padding too, and the last ranks' slices have less of it, or nothing at
-        // all.
+        // The staging buffer includes padding; the last ranks' slices are smaller, or empty.
         assert!(end <= staging.len(), "{end} values of this rank, staging for {}", staging.len());
         let (step, params) = (at.step, spec.params.clone());
         let writer = Work::start("checkpoint writer", move || {
@@ -293,7 +292,7 @@ impl<'a> Saver<'a> {
         outcome
     }
 
-    /// The rows so far reach the disk, then rank 0 commits: here, or on a thread.
+    /// Flushes the rows so far, then rank 0 commits: here, or on a thread.
     fn begin_commit<B: Backend>(
         &mut self,
         stepper: &Stepper<'_, B>,
@@ -314,30 +313,30 @@ impl<'a> Saver<'a> {
         Ok(Some(Stage::Committing(Some(Work::start("checkpoint commit", commit)))))
     }
 
-    /// A save that could not be made: it is cleared away, and the deck says what that means. Collective.
+    /// A failed save: it is cleaned up, and the deck decides whether the run ends. Collective.
     fn failed<B: Backend>(&mut self, stepper: &Stepper<'_, B>, at: Position, error: Error) -> Result<()> {
-        // Every rank has learnt of it; what one rank alone met is no matter of the disk.
+        // Every rank knows of it; an error of a single rank is not necessarily one of the disk.
         let (rank, error) = match error {
             Error::Agreed { rank, error } if matches!(*error, Error::Io(_) | Error::Checkpoint(_)) => {
                 (rank, error)
             }
             other => return Err(other),
         };
-        // No rank writes any more, and none ends the job before the room is free again.
+        // No rank is still writing, and none ends the job before the space is free again.
         let cleared = decided_by_rank_0(stepper.comm, || {
             Ok(checkpoint::clean_up(Path::new(&self.deck.run.dir)).is_ok_and(|left| left.is_empty()))
         })?;
         let why = format!("the checkpoint of step {} failed: {error}", at.step);
         if self.deck.checkpoint.on_error == OnSaveError::Stop {
             let why = format!(
-                "{why}; the checkpoints before it are whole (checkpoint.on_error=continue would let the run \
-                 go on)"
+                "{why}; earlier checkpoints are intact (with checkpoint.on_error=continue the run would \
+                 continue)"
             );
             return Err(Error::Agreed { rank, error: Box::new(Error::Io(why)) });
         }
         if stepper.comm.rank() == 0 {
-            let left = if cleared { "" } else { "; what it left could not be cleared away yet" };
-            log::error!("{why}; the run goes on, and the checkpoints before it are whole{left}");
+            let left = if cleared { "" } else { "; its files could not be removed yet" };
+            log::error!("{why}; the run continues, and earlier checkpoints are intact{left}");
         }
         self.newest_failure = Some(error.to_string());
         Ok(())
@@ -353,8 +352,8 @@ fn write(target: &Target<'_>, slices: &[Slice<'_>], values: &[Stored<&[f32]>]) -
     record
 }
 
-/// Rank 0's part: the master file, the commit, the clearing away of old ones, which is no failure of the save
-/// where it fails.
+/// Rank 0's part: the master file, the commit, and the removal of old checkpoints, whose failure does not
+/// fail the save.
 fn commit(run_dir: &Path, manifest: Manifest, keep_last: usize, keep_every: u64) -> Result<PathBuf> {
     let dir = checkpoint::master::finish(run_dir, manifest)?;
     let left = match checkpoint::retain(run_dir, keep_last, keep_every) {
@@ -362,12 +361,12 @@ fn commit(run_dir: &Path, manifest: Manifest, keep_last: usize, keep_every: u64)
         Err(why) => vec![why.to_string()],
     };
     for why in left {
-        log::warn!("an old checkpoint cannot be removed yet; the next save tries again: {why}");
+        log::warn!("an old checkpoint cannot be removed yet; the next save will try again: {why}");
     }
     Ok(dir)
 }
 
-/// All ranks are ready; every rank learns the same answer. Collective.
+/// All ranks are ready; every rank receives the same answer. Collective.
 fn all_ready<B: Backend>(stepper: &Stepper<'_, B>, own: bool) -> Result<bool> {
     Ok(stepper.comm.control().all_gather_f64(&[f64::from(u8::from(own))])?.iter().all(|&ready| ready == 1.0))
 }

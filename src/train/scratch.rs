@@ -1,7 +1,7 @@
-//! Lists that a rank reuses from one pass over a program to the next, so that a steady step asks the heap for
-//! nothing.
+//! Lists that a rank reuses from one pass over a program to the next, so that a steady-state step makes no
+//! heap allocations.
 //!
-//! Must not know: what is done with them.
+//! Must not know: their use.
 
 use super::batches::MicroBatch;
 use crate::backend::{Backend, Buf, MarkOf, RecordOf, SumOf};
@@ -15,12 +15,11 @@ use crate::zero::{Gathers, Reductions};
 pub struct Scratch<B: Backend> {
     /// The micro-batch that was loaded last.
     pub(super) batch: MicroBatch,
-    /// Lists of the pass that runs.
+    /// Lists of the current pass.
     pub(super) pass: PassLists<B>,
-    /// Sum of the losses of this rank's micro-batch in each micro-step so far; none where it had no
-    /// micro-batch.
+    /// Sum of the losses of this rank's micro-batch in each micro-step so far; none if it had no micro-batch.
     pub(super) losses: Vec<Option<SumOf<B>>>,
-    /// The same as numbers, and a word that travels with them.
+    /// The same as numbers, and the flag sent with them.
     pub(super) own: Vec<f64>,
     /// `own` of every rank, in rank order.
     pub(super) all: Vec<f64>,
@@ -36,9 +35,9 @@ impl<B: Backend> Default for Scratch<B> {
     }
 }
 
-/// Where the buffers and the collectives of one pass over a program are.
+/// Locations of the buffers and the collectives of a pass over a program.
 pub(super) struct PassLists<B: Backend> {
-    /// Buffers that no collective has, by slot.
+    /// Buffers not in use by a collective, by slot.
     pub live: Live,
     /// Gathers.
     pub gathers: Gathers<B::Comm>,
@@ -46,7 +45,7 @@ pub(super) struct PassLists<B: Backend> {
     pub reductions: Reductions<B::Comm>,
     /// When the parameters of each gather were last used.
     pub last_use: Vec<Option<MarkOf<B>>>,
-    /// The collectives that the instruction under way has waited for.
+    /// The collectives that the current instruction has waited for.
     pub landed: PerTensor<RecordOf<B::Comm>>,
 }
 
@@ -70,7 +69,7 @@ impl<B: Backend> PassLists<B> {
     }
 }
 
-/// Buffers that no collective has, by slot.
+/// Buffers not in use by a collective, by slot.
 pub(super) type Live = Vec<Option<Buf>>;
 
 pub(super) fn get(live: &Live, id: SlotId) -> &Buf {

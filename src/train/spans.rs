@@ -1,6 +1,6 @@
-//! Spans of a step whose times are read at its end: a device may not have reached their marks before.
+//! Spans of a step whose times are read at its end, because a device may not have reached their marks before.
 //!
-//! Must not know: who measures what (`bookkeeping.rs`), where the times go (`tracing.rs`).
+//! Must not know: what is measured (`bookkeeping.rs`), where the times go (`tracing.rs`).
 
 use crate::params::UnitId;
 use crate::telemetry::Track;
@@ -11,11 +11,11 @@ pub struct PendingSpan<M> {
     pub(super) unit: UnitId,
     pub(super) start: M,
     pub(super) end: M,
-    /// It belongs to training: it counts for its unit.
+    /// Whether it belongs to training and counts for its unit.
     pub(super) counts: bool,
 }
 
-/// What a [`PendingSpan`] is the time of.
+/// The subject of a [`PendingSpan`].
 pub(super) enum SpanKind {
     /// A collective on its queue.
     Collective { track: Track, bytes: u64, live_bytes: u64 },
@@ -23,6 +23,6 @@ pub(super) enum SpanKind {
     Wait { on: Track },
     /// Gathered parameters between their last use and their release.
     UnusedParams { bytes: u64 },
-    /// An instruction; in traced steps alone.
+    /// An instruction; in traced steps only.
     Instr { what: &'static str, bytes: u64, live_bytes: u64 },
 }

@@ -1,5 +1,5 @@
-//! The state of a run: fresh or restored, and what a checkpoint says of it (`save.rs` writes one). Slices go
-//! between the arena and `checkpoint/`; ranks agree on each stage.
+//! The state of a run: fresh or restored, and how a checkpoint represents it (`save.rs` writes one). Slices
+//! move between the arena and `checkpoint/`; ranks agree on each stage.
 
 use super::batches::Batches;
 use super::changes::{Verdict, changes};
@@ -29,13 +29,13 @@ use std::path::{Path, PathBuf};
 pub enum Start {
     /// The newest complete checkpoint of the run directory, or from scratch.
     Auto,
-    /// From scratch; what the run directory holds is set aside.
+    /// From scratch; existing files of the run directory are archived.
     Scratch,
     /// A run or step directory.
     Path(PathBuf),
 }
 
-/// How far a run has come.
+/// Progress of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Position {
     /// Optimizer updates made.
@@ -48,12 +48,12 @@ pub struct Position {
     pub tokens: u64,
 }
 
-/// What a checkpoint of this run holds of each parameter.
+/// The states of each parameter in a checkpoint of this run.
 pub(super) fn stored(plan: &Plan) -> Vec<Kind> {
     Kind::all(plan.knobs.optim_states)
 }
 
-/// Where a rank keeps what a checkpoint calls `kind`: weights are the fp32 masters where there are any.
+/// Where a rank stores a checkpoint's `kind`: weights are the fp32 masters if there are any.
 fn state_of(kind: Kind, shards: &Shards, param: ParamId) -> State {
     match kind {
         Kind::Weight if shards.exists(param, State::Master) => State::Master,
@@ -104,7 +104,8 @@ fn fill<B: Backend>(stepper: &mut Stepper<'_, B>, param: ParamId, kind: Kind, va
     Ok(())
 }
 
-/// Makes whole what is kept whole, after the owned elements of every state have been filled. Collective.
+/// Completes what every rank holds whole, after the owned elements of every state have been filled.
+/// Collective.
 fn make_whole<B: Backend>(stepper: &mut Stepper<'_, B>) -> Result<()> {
     State::ALL
         .into_iter()
@@ -118,7 +119,7 @@ pub struct RecordedStep {
     /// The step directory of a checkpoint, or a file.
     #[serde(with = "crate::foreign::paths::exact")]
     pub path: PathBuf,
-    /// Optimizer updates made by then.
+    /// Optimizer updates made so far.
     pub step: u64,
 }
 
@@ -139,11 +140,11 @@ pub fn find(run_dir: &Path, start: &Start) -> Result<Option<RecordedStep>> {
     .transpose()
 }
 
-/// What the run would start from is there and fits, for a dry run.
+/// Checks, for a dry run, that the checkpoint to start from exists and fits.
 ///
 /// # Errors
-/// There is nothing where it says, it is damaged, or it is of another model, other data or another sequence
-/// of samples.
+/// It does not exist, is damaged, or is of a different model, different data or a different sequence of
+/// samples.
 pub fn check_start(deck: &Deck, start: &Start, spec: &ModelSpec, data_digest: &str) -> Result<()> {
     match find(Path::new(&deck.run.dir), start)? {
         Some(found) if found.step >= deck.train.steps => Ok(()),
@@ -155,12 +156,12 @@ pub fn check_start(deck: &Deck, start: &Start, spec: &ModelSpec, data_digest: &s
     }
 }
 
-/// Where initial weights come from, if not from the generator.
+/// The source of initial weights, other than the generator.
 enum Weights {
-    /// Somebody's HDF5 file.
+    /// An HDF5 file of another program.
     File(WeightsFile),
-    /// A checkpoint, of which values of one kind are read: weights, unless its `model.h5` was named with
-    /// another group.
+    /// A checkpoint, and the kind of values to read: weights, unless another group of its `model.h5` was
+    /// named.
     Checkpoint(Box<Reader>, Kind),
 }
 
@@ -184,7 +185,7 @@ fn open_weights(from: &str, spec: &ModelSpec) -> Result<Weights> {
         return match faults.is_empty() {
             true => Ok(Weights::Checkpoint(Box::new(reader), kind)),
             false => Err(Error::Input(format!(
-                "model.init_from = {from}: another model:\n  {}",
+                "model.init_from = {from}: different model:\n  {}",
                 faults.join("\n  ")
             ))),
         };
@@ -196,7 +197,7 @@ fn open_weights(from: &str, spec: &ModelSpec) -> Result<Weights> {
 /// Fills the slices with initial weights: from `model.init_from`, or from the generator.
 ///
 /// # Errors
-/// `model.init_from` is not there, damaged, or of another model: the same on every rank.
+/// `model.init_from` does not exist, is damaged, or is of a different model: the same on every rank.
 pub fn initialise<B: Backend>(stepper: &mut Stepper<'_, B>, deck: &Deck) -> Result<()> {
     let spec = &stepper.model.spec;
     let from = &deck.model.init_from;
@@ -221,7 +222,7 @@ pub fn initialise<B: Backend>(stepper: &mut Stepper<'_, B>, deck: &Deck) -> Resu
 /// Reads this rank's slices from a checkpoint of any rank count.
 ///
 /// # Errors
-/// As of [`check_start`], and what is found damaged while values are read: the same on every rank.
+/// Those of [`check_start`], and damage found while values are read: the same on every rank.
 pub fn restore<B: Backend>(
     stepper: &mut Stepper<'_, B>,
     deck: &Deck,
@@ -246,7 +247,7 @@ pub fn restore<B: Backend>(
         let other_data = manifest.data_digest != batches.digest && !is_imported;
         if other_data {
             log::warn!(
-                "the data are not those the checkpoint was trained on; data.allow_changed lets the run go on"
+                "the data differ from those the checkpoint was trained on; allowed by data.allow_changed"
             );
         }
         log::info!(
@@ -259,18 +260,18 @@ pub fn restore<B: Backend>(
         );
         for change in changes(&manifest.deck, deck).into_iter().filter(|_| !is_imported) {
             match change.verdict {
-                // Where the files lie says nothing, but other files are there.
+                // Paths do not matter, but the files have changed.
                 Verdict::Free if other_data && change.key == "data.train" => {
-                    log::warn!("deck changed since then, as data.allow_changed lets it: {change}")
+                    log::warn!("deck changed since the checkpoint, allowed by data.allow_changed: {change}")
                 }
                 Verdict::Free => {
-                    log::info!("deck changed since then, with no effect on the result: {change}")
+                    log::info!("deck changed since the checkpoint, with no effect on the result: {change}")
                 }
                 Verdict::Course => {
-                    log::info!("deck changed since then, the run goes on the new way: {change}")
+                    log::info!("deck changed since the checkpoint, the new value applies: {change}")
                 }
                 Verdict::Data | Verdict::Model => {
-                    log::warn!("deck changed since then, as data.allow_changed lets it: {change}")
+                    log::warn!("deck changed since the checkpoint, allowed by data.allow_changed: {change}")
                 }
             }
         }
@@ -280,7 +281,7 @@ pub fn restore<B: Backend>(
     Ok(Position { step, attempts, samples, tokens })
 }
 
-/// A state that the checkpoint does not hold stays zero, as before the first update.
+/// A state missing from the checkpoint remains zero, as before the first update.
 fn restore_slices<B: Backend>(stepper: &mut Stepper<'_, B>, reader: &mut Reader) -> Result<()> {
     let held = reader.manifest().kinds();
     let kinds: Vec<Kind> = stored(stepper.plan).into_iter().filter(|kind| held.contains(kind)).collect();
@@ -289,7 +290,7 @@ fn restore_slices<B: Backend>(stepper: &mut Stepper<'_, B>, reader: &mut Reader)
     })
 }
 
-/// Weights that no run of this program has trained yet: \[Note: imported\] in hf/import.rs.
+/// Weights not trained by this program yet: \[Note: imported\] in hf/import.rs.
 fn is_imported(manifest: &Manifest) -> bool {
     manifest.step == 0 && manifest.data_digest.is_empty()
 }
@@ -305,11 +306,11 @@ fn check_fits(
     let mut faults = unlike(manifest, spec);
     let is_imported = is_imported(manifest);
     let (kind, theirs) = (deck.optim.kind, &manifest.optimizer.name);
-    // What no run has trained has no state to lose.
+    // Untrained weights have no state to lose.
     if kind.name() != theirs && !is_imported {
         faults.push(format!(
-            "optim.kind is {kind}, the checkpoint has the optimizer state of {theirs}: set \
-             optim.kind={theirs}, or begin a run of {kind} with its weights: another run.dir and \
+            "optim.kind is {kind}, but the checkpoint has the optimizer state of {theirs}: set \
+             optim.kind={theirs}, or start a new run of {kind} from its weights with a different run.dir and \
              model.init_from={}",
             dir.display()
         ));
@@ -326,10 +327,10 @@ fn check_fits(
             Verdict::Free | Verdict::Course => {}
             Verdict::Data if deck.data.allow_changed || is_imported => {}
             Verdict::Data => faults.push(format!(
-                "{change}: another sequence of samples; set it back, or set data.allow_changed=true"
+                "{change}: different sequence of samples; restore the value, or set data.allow_changed=true"
             )),
             Verdict::Model => {
-                faults.push(format!("{change}: another model; set it back, or start a run of its own"))
+                faults.push(format!("{change}: different model; restore the value, or start a new run"))
             }
         }
     }
@@ -337,14 +338,14 @@ fn check_fits(
         return Ok(());
     }
     Err(Error::Checkpoint(format!(
-        "{} does not fit this run:\n  {}\nset another run.dir, go back to the deck it was made with, or \
+        "{} does not fit this run:\n  {}\nset a different run.dir, restore the deck of the checkpoint, or \
          start over with --resume none",
         dir.display(),
         faults.join("\n  ")
     )))
 }
 
-/// Parameters that the checkpoint and the model do not have alike.
+/// Parameters that differ between the checkpoint and the model.
 pub(super) fn unlike(manifest: &Manifest, spec: &ModelSpec) -> Vec<String> {
     let mut faults = Vec::new();
     for param in &spec.params {
@@ -371,7 +372,7 @@ pub fn saved_bytes(plan: &Plan, rank: usize) -> u64 {
     plan.partitions.iter().map(|p| (bytes * p.shard_range(rank).len()) as u64).sum()
 }
 
-/// What a checkpoint holds of this rank, by parameter: borrowed where the host can see it.
+/// This rank's part of a checkpoint, by parameter: borrowed if the host can access it.
 pub(super) fn owned<'a, B: Backend>(stepper: &'a Stepper<'_, B>) -> Result<Vec<Stored<Cow<'a, [f32]>>>> {
     let kinds = stored(stepper.plan);
     let read = |p, kind| stepper.device.read(stepper.shards.owned(p, state_of(kind, &stepper.shards, p)));
@@ -379,8 +380,8 @@ pub(super) fn owned<'a, B: Backend>(stepper: &'a Stepper<'_, B>) -> Result<Vec<S
     params.map(|p| Stored::of(&kinds, |kind| read(p, kind)).transposed()).collect()
 }
 
-/// How a step of this deck adds gradient contributions on `world_size` ranks. A rank that has one micro-batch
-/// at most has nothing to add up of its own.
+/// How a step of this deck adds gradient contributions on `world_size` ranks. A rank with at most one
+/// micro-batch has nothing to add up locally.
 fn reduction_order(deck: &Deck, world_size: usize) -> &'static str {
     let n_micro = deck.train.n_micro();
     let ranks_first = deck.zero.reduce == ReduceWhen::LastMicroStep && world_size < n_micro;
@@ -393,7 +394,7 @@ fn reduction_order(deck: &Deck, world_size: usize) -> &'static str {
     }
 }
 
-/// All of a checkpoint but its values.
+/// Everything in a checkpoint except its values.
 pub(super) fn manifest(
     spec: &ModelSpec,
     world_size: usize,

@@ -44,13 +44,13 @@ pub struct StepOutcome {
     pub loss: f64,
     /// Global gradient norm before clipping.
     pub grad_norm: f64,
-    /// Learning rate that was used (or would have been).
+    /// Learning rate of the step, even if it was skipped.
     pub lr: f64,
-    /// The update was made; false where the loss or the norm was not finite.
+    /// Whether the update was made; false if the loss or the norm was not finite.
     pub updated: bool,
-    /// Some rank asks for a stop after this step.
+    /// Whether some rank requests a stop after this step.
     pub stop: Option<Stop>,
-    /// The first unit in the order of backward, and its parameter, with a gradient that is not finite.
+    /// The first unit in backward order with a non-finite gradient, and its parameter.
     pub not_finite: Option<(UnitId, ParamId)>,
 }
 
@@ -70,14 +70,15 @@ impl<B: Backend> Stepper<'_, B> {
         self.step_now = update;
         self.flight.at(update, "begin", None);
 
-        // 1. Every micro-batch forward and backward; owners add the gradients of their slices up.
+        // 1. Every micro-batch forward and backward; owners add up the gradients of their slices.
         self.shards.begin_step(self.device, &mut self.memory, &plan.step);
         for a in 0..order.micro_steps() {
             self.micro_step(a, order, n_tokens, &mut load)?;
         }
         self.shards.end_step(self.device, &mut self.memory, &plan.step);
 
-        // 2. The loss of the global batch. What ranks ask for travels with it: all stop after the same step.
+        // 2. The loss of the global batch. Stop requests of ranks travel with it: all stop after the same
+        //    step.
         let (sum, stop) = self.sum_losses(order, signals::stop_code())?;
         let loss = sum / n_tokens as f64;
 
@@ -92,7 +93,7 @@ impl<B: Backend> Stepper<'_, B> {
             false => optim::first_non_finite(self.device, self.comm, &self.shards, spec)?,
         };
 
-        // 4. Each rank updates the slices it owns; what the stage holds whole becomes whole again.
+        // 4. Each rank updates the slices it owns; parameters that the stage holds whole are completed.
         let lr = lr_at(update, o);
         let refreshed = plan.refreshed_state();
         if refreshed == Some(State::Grad) {
@@ -110,8 +111,8 @@ impl<B: Backend> Stepper<'_, B> {
         Ok(StepOutcome { loss, grad_norm, lr, updated, stop: Stop::from_code(stop), not_finite })
     }
 
-    /// Micro-step `a`. In the last one some ranks may have no micro-batch: they join the collectives and add
-    /// nothing.
+    /// Micro-step `a`. In the last one some ranks may have no micro-batch: they join the collectives and
+    /// contribute nothing.
     fn micro_step(
         &mut self,
         a: usize,
@@ -134,7 +135,7 @@ impl<B: Backend> Stepper<'_, B> {
         self.run_micro_batch(plan.micro_step(a, order.micro_steps()), purpose, j.is_some())
     }
 
-    /// Mean loss of `n_batches` evaluation micro-batches, distributed and summed as those of a step.
+    /// Mean loss of `n_batches` evaluation micro-batches, distributed and summed like those of a step.
     pub fn evaluate(
         &mut self,
         n_batches: usize,
@@ -155,8 +156,7 @@ impl<B: Backend> Stepper<'_, B> {
         Ok(loss)
     }
 
-    /// Executes `program` on the micro-batch that was loaded, where this rank has one, and starts the sum of
-    /// its losses.
+    /// Executes `program` on the loaded micro-batch, if this rank has one, and starts the sum of its losses.
     fn run_micro_batch(&mut self, program: &Program, purpose: Purpose, has_batch: bool) -> Result<()> {
         let mut loss = LossOfBatch { sum: None };
         self.execute(program, purpose, has_batch.then_some(&mut loss))?;
@@ -191,7 +191,7 @@ impl<B: Backend> Stepper<'_, B> {
         Ok(())
     }
 
-    /// All-gathers what this rank holds whole of `state` from the slices of their owners.
+    /// All-gathers from their owners the parts of `state` that this rank holds whole.
     pub fn refresh(&mut self, state: State, class: CommClass) -> Result<()> {
         let outer = self.timer.switch(Phase::ExposedComm);
         let Stepper { device, comm, plan, memory, shards, volume, flight, step_now, scratch, .. } = self;
@@ -221,9 +221,9 @@ impl<B: Backend> Stepper<'_, B> {
     }
 }
 
-/// Training and validation: the units of the run's own model, on the micro-batch that was loaded.
+/// Training and validation: the units of the run's model, on the loaded micro-batch.
 struct LossOfBatch<B: Backend> {
-    /// Sum of the losses of its tokens, once the head was visited.
+    /// Sum of the losses of its tokens, once the head has been visited.
     sum: Option<SumOf<B>>,
 }
 

@@ -1,6 +1,6 @@
-//! One rank's executor: what it holds, and how it gets its memory.
+//! One rank's executor: its state, and how it allocates memory.
 //!
-//! Must not know: what it does with that ([`super::step`], [`super::infer`]).
+//! Must not know: how it is used ([`super::step`], [`super::infer`]).
 
 use super::scratch::Scratch;
 use super::spans::PendingSpan;
@@ -20,15 +20,15 @@ pub struct Stepper<'a, B: Backend> {
     pub device: &'a B::Device,
     /// The shard group.
     pub comm: &'a B::Comm,
-    /// What is computed.
+    /// The model.
     pub model: &'a Model,
-    /// What is executed.
+    /// The plan.
     pub plan: &'a Plan,
     /// The arena and its ledger.
     pub memory: Memory<B::Device>,
-    /// What this rank owns.
+    /// The slices this rank owns.
     pub shards: Shards,
-    /// Time by phase since it was last read.
+    /// Time by phase since the last read.
     pub timer: PhaseTimer<QueueClock<'a, B::Device>>,
     /// Bytes by collective since the start.
     pub volume: CommVolume,
@@ -36,39 +36,39 @@ pub struct Stepper<'a, B: Backend> {
     pub trace: Trace,
     /// Times of each unit's collectives in training since the start.
     pub units: Vec<UnitTimes>,
-    /// Spans of the step under way, for `units` and `trace`.
+    /// Spans of the current step, for `units` and `trace`.
     pub spans: Vec<PendingSpan<MarkOf<B>>>,
     /// Reused lists.
     pub scratch: Scratch<B>,
     /// What this rank is doing, for ranks that wait for it.
     pub flight: FlightRecorder,
-    /// The step under way.
+    /// The current step.
     pub step_now: u64,
 }
 
-/// What a [`Stepper`] is made of.
+/// The parts a [`Stepper`] is made of.
 pub struct Parts<'a, B: Backend> {
     /// Where kernels run.
     pub device: &'a B::Device,
     /// The shard group.
     pub comm: &'a B::Comm,
-    /// What is computed.
+    /// The model.
     pub model: &'a Model,
-    /// What is executed.
+    /// The plan.
     pub plan: &'a Plan,
     /// What this rank is doing, for ranks that wait for it.
     pub flight: FlightRecorder,
-    /// Sums of losses that may be pending at once.
+    /// Maximum number of pending sums of losses.
     pub n_sums: usize,
     /// Fill released buffers with NaN.
     pub poison: bool,
 }
 
 impl<'a, B: Backend> Stepper<'a, B> {
-    /// Takes the memory of the plan, filled with zeros: on every rank or on none. Collective.
+    /// Allocates the memory of the plan, filled with zeros: on every rank or on none. Collective.
     ///
     /// # Errors
-    /// Some rank has not enough memory.
+    /// A rank has too little memory.
     pub fn allocate(parts: Parts<'a, B>) -> Result<Self> {
         let Parts { device, comm, model, plan, flight, n_sums, poison } = parts;
         let mut arena = None;

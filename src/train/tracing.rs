@@ -1,5 +1,5 @@
-//! What a step shows of itself: times of its collectives, the answer to SIGUSR2, the trace of chosen steps
-//! (recorded by every rank, put on one clock, written by rank 0).
+//! Observability of a step: times of its collectives, the answer to SIGUSR2, the trace of selected steps
+//! (recorded by every rank, aligned to one clock, written by rank 0).
 //!
 //! Must not know: when a span is measured (`bookkeeping.rs`).
 
@@ -37,15 +37,13 @@ pub fn write<B: Backend>(stepper: &mut Stepper<'_, B>, run_dir: &Path, host: &st
     })?;
     if stepper.comm.rank() == 0 {
         let apart = offsets_ns.iter().map(|o| o.unsigned_abs()).max().unwrap_or(0) as f64 / 1e3;
-        log::info!(
-            "trace.json is written; clocks of ranks were up to {apart:.1} us from rank 0's and are corrected"
-        );
+        log::info!("trace.json is written; clock offsets of up to {apart:.1} us to rank 0 were corrected");
     }
     Ok(())
 }
 
-/// How far each rank's clock is ahead of rank 0's, in ns: the median over rounds of what ranks read when they
-/// leave a barrier. Exact to the time that ranks take to leave one.
+/// How far each rank's clock is ahead of rank 0's, in ns: the median over rounds of the clock read when
+/// leaving a barrier. Accurate to the time that ranks take to leave it.
 fn clock_offsets_ns<B: Backend>(stepper: &Stepper<'_, B>) -> Result<Vec<i64>> {
     let n = stepper.comm.size();
     let mut rounds: Vec<Vec<i64>> = Vec::with_capacity(ROUNDS);
@@ -104,7 +102,7 @@ impl<B: Backend> Stepper<'_, B> {
         Ok(())
     }
 
-    /// Logs where this rank is and what it holds: the answer to SIGUSR2.
+    /// Logs the position of this rank and what it holds: the answer to SIGUSR2.
     pub(super) fn answer(&self, pass: &PassState<'_, B>) {
         let (spec, schedule) = (&self.model.spec, &pass.program.schedule);
         let names = |ids: Vec<GatherId>| -> String {
@@ -115,7 +113,7 @@ impl<B: Backend> Stepper<'_, B> {
         let (what, unit) = pass.program.describe(pass.instr());
         let (live, gathering) = pass.lists.gathers.now();
         log::warn!(
-            "rank {} is at instruction {} of {}: {what} {}\nwhole now: {}; on their way: {}\n{}\npeak at {}",
+            "rank {} is at instruction {} of {}: {what} {}\ngathered: {}; in flight: {}\n{}\npeak at {}",
             self.comm.rank(),
             pass.at,
             schedule.instrs.len(),

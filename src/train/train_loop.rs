@@ -1,7 +1,7 @@
-//! The loop over steps: attempt one; skip it, or sample, validate, save and log it; until the steps are done
-//! or there is no sense in going on.
+//! The loop over steps: attempt one; skip it, or sample, validate, save and log; until the steps are done or
+//! training cannot continue.
 //!
-//! Must not know: how a step is made, how a checkpoint is written.
+//! Must not know: how a step is computed, how a checkpoint is written.
 
 use super::batches::Batches;
 use super::infer::Sampler;
@@ -22,7 +22,7 @@ use crate::test_hooks::{self, fault_point};
 use std::path::Path;
 use std::time::Instant;
 
-/// What the loop works with.
+/// The state of the loop.
 pub(super) struct TrainLoop<'r, 's, B: Backend> {
     stepper: &'r mut Stepper<'s, B>,
     job: &'r Job,
@@ -65,7 +65,7 @@ impl<'r, 's, B: Backend> TrainLoop<'r, 's, B> {
         })
     }
 
-    /// Runs to the end, and after it a save that is still under way. Collective.
+    /// Runs to the end, including a save still in progress. Collective.
     pub fn run(mut self) -> Result<Ending> {
         let mut verdict = self.run_steps()?;
         if self.stepper.trace.holds_events() {
@@ -78,8 +78,11 @@ impl<'r, 's, B: Backend> TrainLoop<'r, 's, B> {
         }
         if let (Exit::Finished | Exit::StoppedEarly, Some(why)) = (verdict.exit, self.saver.newest_failure())
         {
-            let reason =
-                format!("{} steps are done, but their checkpoint could not be saved: {why}", self.at.step);
+            let reason = format!(
+                "all {} steps are done, but their checkpoint could not be saved: \
+                         {why}",
+                self.at.step
+            );
             verdict = Verdict { exit: Exit::CommFailure, reason };
         }
         Ok(Ending { position: self.at, last_checkpoint: self.saver.into_last(), verdict })
@@ -102,7 +105,7 @@ impl<'r, 's, B: Backend> TrainLoop<'r, 's, B> {
         Ok(Verdict { exit: Exit::Finished, reason: format!("finished: all {steps} steps are done") })
     }
 
-    /// Tries the next step.
+    /// Attempts the next step.
     fn attempt(&mut self) -> Result<StepOutcome> {
         let TrainLoop { stepper, job, batches, at, report, .. } = self;
         let (deck, t) = (&job.deck, &job.deck.train);
@@ -122,7 +125,7 @@ impl<'r, 's, B: Backend> TrainLoop<'r, 's, B> {
         Ok(outcome)
     }
 
-    /// After a step that was not finite and changed nothing.
+    /// After a non-finite step, which changed nothing.
     fn skip(&mut self, outcome: &StepOutcome) -> Result<Option<Verdict>> {
         self.skipped_in_a_row += 1;
         let in_a_row = self.skipped_in_a_row;
@@ -131,8 +134,8 @@ impl<'r, 's, B: Backend> TrainLoop<'r, 's, B> {
             return Ok(None);
         }
         let reason = format!(
-            "{in_a_row} steps in a row were not finite (loss {}, gradient norm {}{}); weights are those of \
-             step {}; {}",
+            "{in_a_row} steps in a row were not finite (loss {}, gradient norm {}{}); the weights are those \
+             of step {}; {}",
             outcome.loss,
             outcome.grad_norm,
             run_report::origin(&self.stepper.model.spec, outcome),
@@ -148,19 +151,19 @@ impl<'r, 's, B: Backend> TrainLoop<'r, 's, B> {
         Ok(match bad {
             // No update of this process has touched them.
             None if self.at.step == self.first_step => {
-                "not one step was: the weights that it began with are too \
-                                                        large to compute with, so start from others"
+                "no step was finite: the initial weights are too large to compute with, so start from \
+                 different ones"
                     .into()
             }
             None => "lower optim.lr, or raise train.max_skipped_steps".into(),
             Some(p) => format!(
-                "{} holds values that are not finite, which no training mends: start from weights that are",
+                "{} has non-finite values, which training cannot repair: start from finite weights",
                 model.spec.params[p].name
             ),
         })
     }
 
-    /// After a step that was made: samples, validates, saves and logs what is due.
+    /// After a completed step: samples, validates, saves and logs as due.
     fn complete(&mut self, outcome: &StepOutcome) -> Result<Option<Verdict>> {
         self.skipped_in_a_row = 0;
         self.at.step += 1;
@@ -238,7 +241,7 @@ impl<'r, 's, B: Backend> TrainLoop<'r, 's, B> {
     fn stopped(&self, stop: Stop) -> Verdict {
         let (step, steps) = (self.at.step, self.job.deck.train.steps);
         let reason =
-            format!("stopped early: {stop}; step {step} of {steps} is saved, the same command goes on");
+            format!("stopped early: {stop}; step {step} of {steps} is saved, run the same command to resume");
         Verdict { exit: Exit::StoppedEarly, reason }
     }
 }

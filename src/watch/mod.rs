@@ -1,4 +1,4 @@
-//! `zero3 watch RUN`: a run as it goes on, or as it ended, from its own records.
+//! `zero3 watch RUN`: a run, live or finished, from its records.
 //!
 //! `run_files.rs` reads the files (`tail.rs` those that grow), `view.rs` makes of them what is shown,
 //! `terminal_view.rs` draws it on the terminal of `terminal.rs`, `plain_view.rs` writes it as plain lines.
@@ -24,10 +24,10 @@ use run_files::RunFiles;
 use std::path::Path;
 use view::{Status, View};
 
-/// Shows `run_dir` on the terminal until somebody leaves, also while there is no run yet.
+/// Shows `run_dir` on the terminal until the user quits, even before there is a run.
 ///
 /// # Errors
-/// `run_dir` is no directory; the terminal cannot be drawn on.
+/// `run_dir` is not a directory; the terminal cannot be drawn on.
 pub fn live(run_dir: &Path) -> Result<()> {
     check(run_dir)?;
     #[cfg(feature = "watch")]
@@ -41,14 +41,14 @@ pub fn live(run_dir: &Path) -> Result<()> {
     Err(crate::features::Feature::Watch.missing("zero3 watch without --once"))
 }
 
-/// The run as it is now, in plain lines.
+/// The current state of the run, as plain lines.
 ///
 /// # Errors
 /// There is no run.
 pub fn once(run_dir: &Path) -> Result<String> {
     check(run_dir)?;
     let mut records = RunFiles::new(run_dir);
-    // More ranks than one look reads.
+    // More ranks than a single pass reads.
     let now = unix_now();
     records.look(now);
     while records.has_unread_signs() {
@@ -57,8 +57,8 @@ pub fn once(run_dir: &Path) -> Result<String> {
     let view = View::of(&records, now);
     if view.status == Status::Nothing {
         return Err(Error::Input(format!(
-            "{}: no records of a run; a run.dir would do (on a terminal, without --once, `zero3 watch` waits \
-             for a run to begin)",
+            "{}: no records of a run; expected a run.dir (on a terminal, without --once, `zero3 watch` waits \
+             for a run to start)",
             run_dir.display()
         )));
     }
@@ -67,9 +67,11 @@ pub fn once(run_dir: &Path) -> Result<String> {
 
 fn check(run_dir: &Path) -> Result<()> {
     match std::fs::metadata(run_dir) {
-        Ok(meta) if !meta.is_dir() => {
-            Err(Error::Input(format!("{} is no directory; the run.dir of a run would do", run_dir.display())))
-        }
+        Ok(meta) if !meta.is_dir() => Err(Error::Input(format!(
+            "{} is not a directory; expected the run.dir of a \
+                                      run",
+            run_dir.display()
+        ))),
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             Err(Error::io("look at", run_dir, &error))
         }

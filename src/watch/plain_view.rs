@@ -6,7 +6,7 @@ use crate::human;
 use crate::liveness::heartbeat::Held;
 use std::fmt::Write as _;
 
-/// Ranks and events that are listed; of more there is a count.
+/// Number of ranks and events listed; the rest is counted.
 const N_LISTED: usize = 8;
 
 /// The whole view, without colours.
@@ -61,7 +61,7 @@ fn more(line: &mut impl FnMut(&str, &str), n: usize, what: &str) {
     }
 }
 
-/// Ranks, and whose job it is.
+/// Rank count and job id.
 pub fn headline(view: &View<'_>) -> String {
     let ranks = match view.world_size {
         0 => "no rank seen yet".into(),
@@ -89,19 +89,19 @@ pub fn speed(view: &View<'_>) -> String {
     words
 }
 
-/// Which columns of memory there is room for.
+/// Which columns of memory fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(not(feature = "watch"), allow(dead_code))]
 pub enum Columns {
-    /// What is held now, was held at most, may be.
+    /// Current, peak and planned bytes.
     All,
     /// Without the peak.
     NowAndPlanned,
-    /// Without what is held now.
+    /// Without the current bytes.
     PeakAndPlanned,
 }
 
-/// The columns of one line.
+/// The columns of a line.
 fn columns(which: Columns, [now, peak, planned]: [&str; 3]) -> String {
     match which {
         Columns::All => format!("{now:>10} {peak:>10} {planned:>10}"),
@@ -110,13 +110,13 @@ fn columns(which: Columns, [now, peak, planned]: [&str; 3]) -> String {
     }
 }
 
-/// What the columns of memory are.
+/// The header of the columns of memory.
 pub fn memory_head(memory: &Memory, which: Columns) -> String {
     let now = if memory.is_live { "now" } else { "" };
     format!("{:<18}{}", "fullest rank", columns(which, [now, "peak", "planned"]))
 }
 
-/// Name, columns, and whether it is more than planned: of each kind, and of all.
+/// Name, columns, and whether it exceeds the plan: of each kind, and in total.
 pub fn memory_rows(memory: &Memory, which: Columns) -> Vec<(String, String, bool)> {
     let row = |name: &str, held: &Held| {
         let now = if memory.is_live { human::bytes(held.now) } else { String::new() };
@@ -125,10 +125,10 @@ pub fn memory_rows(memory: &Memory, which: Columns) -> Vec<(String, String, bool
         (name.to_string(), text + if is_over { " OVER" } else { "" }, is_over)
     };
     let kinds = memory.kinds.iter().map(|(kind, held)| row(kind.name(), held));
-    kinds.chain([row("all at once", &memory.total)]).collect()
+    kinds.chain([row("total", &memory.total)]).collect()
 }
 
-/// Names of units, of many the first ones.
+/// Names of units, truncated to the first ones.
 pub fn few(units: &[String]) -> String {
     const N_NAMED: usize = 4;
     match units.len() {
@@ -138,12 +138,12 @@ pub fn few(units: &[String]) -> String {
     }
 }
 
-/// One rank: where it is, and what it has gathered.
+/// One rank: its position, and its gathered units.
 pub fn rank_in_words(rank: &RankLine) -> String {
     match rank.is_live {
-        None => format!("{:>4}  has not been seen", rank.rank),
+        None => format!("{:>4}  not seen yet", rank.rank),
         Some(false) => format!(
-            "{:>4}  no sign of life for {}: on {}, last at `{}` of step {}",
+            "{:>4}  no heartbeat for {}: on {}, last at `{}` of step {}",
             rank.rank,
             human::seconds(rank.age),
             rank.host,
@@ -157,7 +157,7 @@ pub fn rank_in_words(rank: &RankLine) -> String {
                 String::new()
             };
             format!(
-                "{:>4}  step {} {}{stands}; whole now: {}; on their way: {}",
+                "{:>4}  step {} {}{stands}; gathered: {}; in flight: {}",
                 rank.rank,
                 rank.step,
                 rank.what,

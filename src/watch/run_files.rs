@@ -1,6 +1,6 @@
-//! A run's records as they are on the disk now: each look reads what is new.
+//! A run's records on disk: each pass reads what is new.
 //!
-//! Nothing is ever written or locked. Must not know: what is shown of it, and how.
+//! Never writes or locks a file. Must not know: what is shown, and how.
 
 use super::tail::Tail;
 use crate::files;
@@ -16,21 +16,21 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Ranks whose signs of life one look reads: a file system serves more than one who watches.
+/// Maximum number of ranks whose heartbeats a pass reads: a file system serves more than one viewer.
 const SIGNS_PER_LOOK: usize = 128;
 
-/// The newest sign of a rank.
+/// The newest heartbeat of a rank.
 #[derive(Debug, Clone)]
 pub struct Sign {
-    /// What it said.
+    /// Its content.
     pub said: Heartbeat,
-    /// When it was last seen to change; None while it is as it was found.
+    /// When it was last seen to change; None if it has not changed since it was first read.
     changed: Option<Instant>,
-    /// Whether it gave signs of life when it was last read.
+    /// Whether the rank was alive when it was last read.
     pub is_live: bool,
 }
 
-/// Everything that is known of a run.
+/// Everything known of a run.
 #[derive(Debug)]
 pub struct RunFiles {
     run_dir: PathBuf,
@@ -39,21 +39,21 @@ pub struct RunFiles {
     /// Rows in the order of the file.
     pub rows: Vec<LoggedStep>,
     events: Tail,
-    /// What happened besides steps.
+    /// Events other than steps.
     pub happened: Vec<Line>,
     /// By rank.
     pub signs: BTreeMap<usize, Sign>,
-    /// The rank whose sign is read next.
+    /// The rank whose heartbeat is read next.
     next_sign: usize,
     has_unread_signs: bool,
     timing: Whole<timing_file::Record>,
     summary: Whole<Summary>,
-    /// What cannot be read, and why: one line a file.
+    /// Unreadable files, and why: one line per file.
     pub faults: Vec<String>,
 }
 
 impl RunFiles {
-    /// Of a run directory that need not be there yet.
+    /// For a run directory that need not exist yet.
     pub fn new(run_dir: &Path) -> Self {
         RunFiles {
             run_dir: run_dir.into(),
@@ -71,12 +71,12 @@ impl RunFiles {
         }
     }
 
-    /// Whether there are ranks whose sign has never been read.
+    /// Whether there are ranks whose heartbeat has never been read.
     pub fn has_unread_signs(&self) -> bool {
         self.has_unread_signs
     }
 
-    /// Where they are.
+    /// Their directory.
     pub fn run_dir(&self) -> &Path {
         &self.run_dir
     }
@@ -86,7 +86,7 @@ impl RunFiles {
         self.timing.value.as_ref()
     }
 
-    /// The closing words of the newest process that had some.
+    /// The newest summary.
     pub fn summary(&self) -> Option<&Summary> {
         self.summary.value.as_ref()
     }
@@ -125,7 +125,7 @@ impl RunFiles {
             }
         }
         if n_bad > 0 {
-            self.faults.push(format!("{STEPS_FILE}: {n_bad} new lines are no rows"));
+            self.faults.push(format!("{STEPS_FILE}: {n_bad} malformed rows"));
         }
     }
 
@@ -146,7 +146,7 @@ impl RunFiles {
         }
     }
 
-    /// Reads the signs of some ranks, in turn.
+    /// Reads the heartbeats of some ranks, in turn.
     fn read_signs(&mut self, now_unix: f64) {
         let dir = self.run_dir.join(FLIGHT_DIR);
         let mut ranks: Vec<usize> = std::fs::read_dir(&dir)
@@ -161,7 +161,7 @@ impl RunFiles {
         self.signs.retain(|rank, _| ranks.binary_search(rank).is_ok());
         let first = ranks.partition_point(|&rank| rank < self.next_sign);
         ranks.rotate_left(first);
-        // Those never read come first.
+        // Ranks never read come first.
         ranks.sort_by_key(|rank| self.signs.contains_key(rank));
         let n_unread = ranks.iter().filter(|rank| !self.signs.contains_key(rank)).count();
         self.has_unread_signs = n_unread > SIGNS_PER_LOOK;
@@ -175,7 +175,7 @@ impl RunFiles {
                 }
                 other => other.and_then(|sign| sign.changed),
             };
-            // Clocks of two nodes may differ: whoever is seen to change lives, whatever its clock says.
+            // Clocks of two nodes may differ: a rank whose file changes is alive, whatever its clock.
             let patience = said.patience_seconds();
             let seen = changed.is_some_and(|at| at.elapsed() < Duration::from_secs_f64(patience));
             let is_live = seen || now_unix - said.updated_unix <= patience;
@@ -193,7 +193,7 @@ fn lines(text: &[u8]) -> impl Iterator<Item = String> + '_ {
         .map(|line| String::from_utf8_lossy(line).into_owned())
 }
 
-/// A JSON file that is replaced in one piece.
+/// A JSON file that is replaced atomically.
 #[derive(Debug)]
 struct Whole<T> {
     path: PathBuf,
@@ -208,7 +208,7 @@ impl<T: DeserializeOwned> Whole<T> {
         Whole { path, seen: None, value: None, fault: None }
     }
 
-    /// Reads the file where it has changed; what is wrong with it, if anything.
+    /// Reads the file if it has changed; records an error, if any.
     fn look(&mut self) -> Option<String> {
         let meta = std::fs::metadata(&self.path).ok();
         let seen = meta.map(|m| (m.dev(), m.ino(), m.mtime(), m.mtime_nsec(), m.len()));
@@ -258,7 +258,7 @@ mod tests {
         let found: Vec<(u64, bool, Option<f64>, f64)> =
             records.rows.iter().map(|r| (r.step, r.loss.is_nan(), r.val_loss, r.step_ms_max)).collect();
         assert_eq!(found, [(1, false, None, 20.0), (2, true, Some(4.5), 30.0)]);
-        assert_eq!(records.faults, ["steps.csv: 1 new lines are no rows"]);
+        assert_eq!(records.faults, ["steps.csv: 1 malformed rows"]);
         // A resumed job leaves another file, with fewer rows.
         std::fs::write(dir.path().join("new"), "step,loss,val_loss,step_ms_max\n1,5.5,,20\n").unwrap();
         std::fs::rename(dir.path().join("new"), &path).unwrap();

@@ -1,4 +1,4 @@
-//! A file that another process appends to, or replaces: what is new in it, in whole lines.
+//! A file that another process appends to, or replaces: its new complete lines.
 //!
 //! Must not know: what the lines say.
 
@@ -8,19 +8,19 @@ use std::io::{ErrorKind, Read, Result, Seek, SeekFrom};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
-/// Most bytes that one look reads.
+/// Maximum bytes per pass.
 const CHUNK_BYTES: usize = 4 << 20;
-/// Bytes before the place that was reached, by which a file is known again.
+/// Number of bytes before the current position that identify a file.
 const GUARD_BYTES: usize = 256;
 
-/// A reader that remembers how far it came.
+/// A reader that remembers its position.
 #[derive(Debug)]
 pub struct Tail {
     path: PathBuf,
     place: Option<Place>,
 }
 
-/// How far a file was read.
+/// Position in a file.
 #[derive(Debug, Default)]
 struct Place {
     /// Device and inode.
@@ -30,25 +30,24 @@ struct Place {
     guard: Vec<u8>,
 }
 
-/// What a look found.
+/// Result of a pass.
 #[derive(Debug, PartialEq, Eq)]
 pub struct News {
-    /// The file is another one than before, or its beginning was written anew: what was read of it counts no
-    /// more.
+    /// The file is a different one, or its beginning was rewritten: what was read of it is obsolete.
     pub anew: bool,
-    /// Whole lines with their ends; a torn last line is left for later.
+    /// Complete lines with their newlines; an incomplete last line is left for later.
     pub text: Vec<u8>,
-    /// There is more to read at once.
+    /// There is more to read immediately.
     pub more: bool,
 }
 
 impl Tail {
-    /// Of a file that need not be there yet.
+    /// For a file that need not exist yet.
     pub fn new(path: PathBuf) -> Self {
         Tail { path, place: None }
     }
 
-    /// Reads on. A file that is gone is one without lines.
+    /// Reads on. A missing file counts as empty.
     ///
     /// # Errors
     /// The file cannot be read.
@@ -78,7 +77,7 @@ impl Tail {
         let is_full = text.len() == CHUNK_BYTES;
         match text.iter().rposition(|&b| b == b'\n') {
             Some(end) => text.truncate(end + 1),
-            // No log has such a line: nobody waits for its end.
+            // No log has such a line: its end is not waited for.
             None if is_full => {}
             None => text.clear(),
         }
@@ -96,13 +95,13 @@ impl Place {
     }
 }
 
-/// Whether what stands before the place is what was read there.
+/// Whether the bytes before the position are those read there.
 fn is_known(file: &mut File, place: &Place) -> Result<bool> {
     let mut found = vec![0; place.guard.len()];
     file.seek(SeekFrom::Start(place.offset - place.guard.len() as u64))?;
     match file.read_exact(&mut found) {
         Ok(()) => Ok(found == place.guard),
-        // It has shrunk since it was asked for its length.
+        // It has shrunk since its length was queried.
         Err(error) if error.kind() == ErrorKind::UnexpectedEof => Ok(false),
         Err(error) => Err(error),
     }

@@ -1,5 +1,4 @@
-//! The terminal: taken over, drawn on, asked for keys, and given back as it was, also after a panic or a
-//! signal.
+//! The terminal: set up, drawn on, polled for keys, and restored, also after a panic or a signal.
 
 use super::run_files::RunFiles;
 use super::terminal_view::{Colors, draw};
@@ -12,20 +11,20 @@ use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers
 use std::io::Result;
 use std::time::{Duration, Instant};
 
-/// Between two looks at the records.
+/// Interval between passes over the records.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Between two looks at the keyboard, signals included.
+/// Interval between polls of the keyboard, which also detect signals.
 const LISTEN: Duration = Duration::from_millis(100);
 /// Signals that end a view; a raw terminal sends none for Ctrl-C.
 const ENDING: [libc::c_int; 4] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT];
 
-/// Shows the run until somebody wants to leave.
+/// Shows the run until the user quits.
 ///
 /// # Errors
-/// Standard output is no terminal that can be drawn on.
+/// Standard output is not a usable terminal.
 pub fn show(records: &mut RunFiles) -> Result<()> {
     signals::listen(&ENDING);
-    // Its panic hook gives the terminal back before the message is printed.
+    // Its panic hook restores the terminal before the message is printed.
     let mut terminal = ratatui::try_init()?;
     let outcome = until_left(&mut terminal, records);
     let restored = ratatui::try_restore();

@@ -1,4 +1,4 @@
-//! A view on a terminal of any size.
+//! Draws a view on a terminal of any size.
 //!
 //! Must not know: files, keys.
 
@@ -14,12 +14,12 @@ use ratatui::symbols::Marker;
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Axis, Block, Chart, Dataset, GraphType, Paragraph, Sparkline};
 
-/// Below this size lines alone are shown.
+/// Below this size only lines are shown.
 const SMALLEST: (u16, u16) = (72, 20);
-/// From this width on there is room for all columns of memory.
+/// From this width on all columns of memory fit.
 const WIDE: u16 = 110;
 
-/// Whether colours may be used; see <https://no-color.org>.
+/// Whether colors may be used; see <https://no-color.org>.
 #[derive(Debug, Clone, Copy)]
 pub struct Colors(pub bool);
 
@@ -28,7 +28,7 @@ impl Colors {
         if self.0 { Style::default().fg(color) } else { Style::default() }
     }
 
-    /// Moods differ in weight too, not in colour alone.
+    /// Moods also differ in weight, not in color alone.
     fn of(self, mood: Mood) -> Style {
         match mood {
             Mood::Good => self.fg(Color::Green),
@@ -63,7 +63,7 @@ pub fn draw(frame: &mut Frame<'_>, view: &View<'_>, colors: Colors) {
     draw_memory(frame, view, colors, memory);
     let mut lines: Vec<Line<'_>> = view.ranks.iter().map(|rank| rank_line(rank, colors)).collect();
     if lines.is_empty() {
-        lines.push(Line::raw("none gives a sign of life"));
+        lines.push(Line::raw("none has a heartbeat"));
     }
     panel(frame, &format!("ranks ({}): last operation, units gathered", view.world_size), lines, ranks);
     let faults = view.faults.iter().map(|fault| plain(fault, colors.of(Mood::Odd)));
@@ -78,7 +78,7 @@ fn panel(frame: &mut Frame<'_>, title: &str, lines: Vec<Line<'_>>, area: Rect) {
     );
 }
 
-/// A line of text that others may have had a part in.
+/// A line of text that may contain external input.
 fn plain(text: &str, style: Style) -> Line<'static> {
     Line::styled(on_a_line(text).into_owned(), style)
 }
@@ -96,9 +96,9 @@ fn head_lines<'v>(view: &'v View<'_>, colors: Colors) -> Vec<Line<'v>> {
         Some(total) => {
             let done = (view.step as f64 / total as f64).min(1.0);
             let bar = "=".repeat((done * 40.0) as usize);
-            Line::raw(format!("[{bar:<40}] {:.1} %    q leaves", 100.0 * done))
+            Line::raw(format!("[{bar:<40}] {:.1} %    q quits", 100.0 * done))
         }
-        None => Line::raw("q leaves"),
+        None => Line::raw("q quits"),
     };
     let time = match view.time_in_words() {
         Some((words, mood)) => {
@@ -109,7 +109,7 @@ fn head_lines<'v>(view: &'v View<'_>, colors: Colors) -> Vec<Line<'v>> {
     vec![first, second, Line::raw(speed(view)), time]
 }
 
-/// The loss of all steps, a point for each column; validation as dots.
+/// The loss of all steps, a point per column; validation as dots.
 fn draw_loss(frame: &mut Frame<'_>, view: &View<'_>, colors: Colors, area: Rect) {
     let last = view.rows.last().map_or("no step yet".into(), |row| format!("{:.4}", row.loss));
     let val = view.val_loss.map_or(String::new(), |(_, loss)| format!(", validation (dots) {loss:.4}"));
@@ -148,7 +148,7 @@ fn draw_loss(frame: &mut Frame<'_>, view: &View<'_>, colors: Colors, area: Rect)
     frame.render_widget(chart, area);
 }
 
-/// Tokens per second, and beside it where there is room step time; the newest at the right.
+/// Tokens per second, and step time if it fits; the newest at the right.
 fn draw_pace(frame: &mut Frame<'_>, view: &View<'_>, colors: Colors, area: Rect) {
     let areas = Layout::horizontal([Constraint::Fill(1); 2]).split(area);
     let (rate, time) = if area.width < 60 { (area, None) } else { (areas[0], Some(areas[1])) };
@@ -184,9 +184,9 @@ fn draw_line(
 
 fn draw_memory(frame: &mut Frame<'_>, view: &View<'_>, colors: Colors, area: Rect) {
     if view.memory.kinds.is_empty() {
-        return panel(frame, "memory by kind", vec![Line::raw("none of it is known yet")], area);
+        return panel(frame, "memory by kind", vec![Line::raw("not known yet")], area);
     }
-    // Peaks are left out where there is no room for them, but for a run that is over.
+    // Peaks are omitted if they do not fit, except for a finished run.
     let columns = match (area.width > 50, view.memory.is_live) {
         (true, _) => Columns::All,
         (false, true) => Columns::NowAndPlanned,
@@ -197,7 +197,7 @@ fn draw_memory(frame: &mut Frame<'_>, view: &View<'_>, colors: Colors, area: Rec
         let style = if is_over { colors.of(Mood::Bad) } else { Style::default() };
         Line::styled(format!("{name:<18}{held}"), style)
     });
-    // The total comes first: of few lines it is the one that counts.
+    // The total comes first: it matters most if only few lines fit.
     let mut rows: Vec<Line<'_>> = rows.collect();
     rows.rotate_right(1);
     panel(frame, "memory by kind", std::iter::once(head).chain(rows).collect(), area);
@@ -214,7 +214,7 @@ fn event_lines<'v>(view: &'v View<'_>) -> impl Iterator<Item = Line<'v>> {
     })
 }
 
-/// What counts most, for a small terminal: a line each, cut off at its edge.
+/// The most important facts, for a small terminal: a line each, truncated at its edge.
 fn few_lines<'v>(view: &'v View<'_>, colors: Colors) -> Vec<Line<'v>> {
     let (status, mood) = view.status_in_words();
     let mut lines = vec![plain(&status, colors.of(mood))];
@@ -243,7 +243,7 @@ fn few_lines<'v>(view: &'v View<'_>, colors: Colors) -> Vec<Line<'v>> {
     lines
 }
 
-/// At most `n_columns` points: the mean of each stretch of steps, points that are no numbers left out.
+/// At most `n_columns` points: the mean of each group of steps; non-numeric points are omitted.
 fn thinned(points: impl Iterator<Item = (f64, f64)>, n_points: usize, n_columns: usize) -> Vec<(f64, f64)> {
     let stretch = n_points.div_ceil(n_columns).max(1);
     let finite: Vec<(f64, f64)> = points.filter(|p| p.1.is_finite()).collect();
@@ -254,7 +254,7 @@ fn thinned(points: impl Iterator<Item = (f64, f64)>, n_points: usize, n_columns:
     finite.chunks(stretch).map(mean).collect()
 }
 
-/// Smallest and largest, apart from each other; 0 to 1 of none.
+/// Minimum and maximum, made distinct; 0 to 1 if empty.
 fn range(values: impl Iterator<Item = f64>) -> (f64, f64) {
     let (min, max) =
         values.fold((f64::INFINITY, f64::NEG_INFINITY), |(min, max), x| (min.min(x), max.max(x)));

@@ -175,7 +175,7 @@ fn a_screen_of_usual_size_shows_everything() {
         "params at rest",
         "activations",
         "planned",
-        "whole now: h.1; on their way: h.2",
+        "gathered: h.1; in flight: h.2",
         "1 restore, 1 skipped step, stragglers: 1 chronic, 0 one-off",
         "straggler, chronic: rank 1 on node1",
     ] {
@@ -285,11 +285,8 @@ fn a_snapshot_names_silent_ranks_first_and_memory_over_plan() {
     let made = Made::new().started(3, None).rows(1..=3).sign(0, 3, 0.0).sign(1, 3, 0.0).sign(2, 3, 40.0);
     let text = made.see(snapshot);
     let ranks = text.lines().find(|line| line.starts_with("ranks")).unwrap();
-    assert!(
-        ranks.contains("2  no sign of life for 40s: on node2, last at `forward h.1` of step 121"),
-        "{text}"
-    );
-    assert!(text.contains("1 of 3 ranks gives no sign of life; step 3"), "{text}");
+    assert!(ranks.contains("2  no heartbeat for 40s: on node2, last at `forward h.1` of step 121"), "{text}");
+    assert!(text.contains("1 of 3 ranks has no heartbeat; step 3"), "{text}");
     let made = Made::new().started(4, None).rows(1..=3);
     let over = (0..4).fold(made, |made, rank| made.sign(rank, 4, 0.0)).see(snapshot);
     let line = over.lines().find(|line| line.contains("activations")).unwrap();

@@ -1,4 +1,4 @@
-//! What is shown of a run at one moment: how it is, and the figures, from its records alone.
+//! The view of a run at one moment: its status and figures, from its records alone.
 //!
 //! Must not know: files, terminals.
 
@@ -12,32 +12,33 @@ use crate::records::run_records::{Line, RunEvent};
 use crate::records::step_reader::LoggedStep;
 use crate::telemetry::ledger::MemKind;
 
-/// Steps whose median and p95 are shown.
+/// Number of steps for median and p95.
 const N_RECENT: usize = 100;
-/// A rank stands still that is so long at one operation: signs of life of the same moment differ by a few.
+/// A rank that is at one operation for this long counts as not progressing: heartbeats of the same moment
+/// differ by a few seconds.
 const STANDS_SECONDS: f64 = 5.0;
 
-/// How a run is.
+/// Status of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Status {
     /// There are no records.
     Nothing,
-    /// Ranks live and have not made a step yet.
+    /// Ranks are alive but have not completed a step.
     Starting,
-    /// Ranks live and train.
+    /// Ranks are alive and training.
     Running,
-    /// Some ranks live, and so many give no sign of life.
+    /// Some ranks are alive, and this number has no heartbeat.
     Silent(usize),
-    /// No rank gives a sign of life, the last one so many seconds ago.
+    /// No rank has a heartbeat; seconds since the last one.
     Dead(f64),
-    /// It said why it ended.
+    /// It recorded why it ended.
     Ended {
         /// Its exit code.
         exit_code: i32,
-        /// Why, in words.
+        /// The reason, as text.
         reason: String,
     },
-    /// It has records, no living rank, and no word about its end.
+    /// It has records, no live rank, and no record of its end.
     Lost,
 }
 
@@ -46,102 +47,102 @@ pub enum Status {
 pub enum Mood {
     /// Nothing to do.
     Good,
-    /// Worth a look.
+    /// Worth attention.
     Odd,
-    /// Somebody has to act.
+    /// Action is required.
     Bad,
 }
 
-/// One rank in a line.
+/// One rank.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RankLine {
-    /// Which rank.
+    /// The rank.
     pub rank: usize,
     /// Its node.
     pub host: String,
-    /// Whether it gives signs of life; None where it has never been seen.
+    /// Whether it is alive; None if it has never been seen.
     pub is_live: Option<bool>,
-    /// The step under way.
+    /// The current step.
     pub step: u64,
     /// Its last operation ...
     pub what: String,
-    /// ... and for how long, at its last sign.
+    /// ... and its duration at the last heartbeat.
     pub seconds: f64,
-    /// Seconds since its last sign.
+    /// Seconds since its last heartbeat.
     pub age: f64,
-    /// Units whole now.
+    /// Gathered units.
     pub gathered: Vec<String>,
-    /// Units on their way.
+    /// Units in flight.
     pub gathering: Vec<String>,
 }
 
-/// Bytes by kind, the fullest rank's of each.
+/// Bytes by kind, the maximum over ranks.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Memory {
-    /// Kinds that are ever held.
+    /// Kinds in use.
     pub kinds: Vec<(MemKind, Held)>,
-    /// All kinds together.
+    /// Total.
     pub total: Held,
-    /// Whether `now` is known: a run that is over holds nothing.
+    /// Whether `now` is known: a finished run holds nothing.
     pub is_live: bool,
 }
 
-/// How often what happened so far, over all jobs of the run.
+/// Counts of events, over all jobs of the run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counts {
-    /// Starts from a checkpoint.
+    /// Restores.
     pub restores: usize,
-    /// Attempts at a step that were not finite.
+    /// Non-finite attempts.
     pub skipped: usize,
-    /// Stragglers that are slow again and again.
+    /// Chronic stragglers.
     pub chronic: usize,
-    /// Stragglers of a single step.
+    /// One-off stragglers.
     pub one_off: usize,
 }
 
-/// Everything that is shown.
+/// Everything shown.
 #[derive(Debug)]
 pub struct View<'a> {
     /// The run directory.
     pub run: String,
-    /// How the run is.
+    /// Its status.
     pub status: Status,
-    /// Ranks, 0 where unknown.
+    /// Ranks, 0 if unknown.
     pub world_size: usize,
     /// Step reached.
     pub step: u64,
-    /// Steps of the whole run, where known.
+    /// Steps of the whole run, if known.
     pub total_steps: Option<u64>,
     /// Rows of the step log.
     pub rows: &'a [LoggedStep],
     /// The newest validation: step and loss.
     pub val_loss: Option<(u64, f64)>,
-    /// Slowest rank's step in ms, of recent steps: median and p95.
+    /// Step time of the slowest rank in ms, of recent steps: median and p95.
     pub step_ms: Option<(f64, f64)>,
-    /// Share of recent step time that the mean rank waited for collectives.
+    /// Fraction of recent step time spent waiting for collectives, mean over ranks.
     pub exposed: Option<f64>,
-    /// Seconds to the end of the job, and who says so.
+    /// Seconds to the end of the job, and the source of that limit.
     pub limit: Option<(f64, &'a str)>,
     /// Seconds to the last step.
     pub eta_seconds: Option<f64>,
-    /// Useful share of wall time, over all jobs of the run.
+    /// Goodput: useful fraction of wall time, over all jobs of the run.
     pub goodput: Option<f64>,
     /// The batch system's job id.
     pub job_id: Option<&'a str>,
-    /// Memory against plan.
+    /// Memory and plan.
     pub memory: Memory,
     /// Every rank, the worst news first.
     pub ranks: Vec<RankLine>,
-    /// How often what happened.
+    /// Counts of events.
     pub counts: Counts,
-    /// What happened, newest first: seconds ago, words.
+    /// Events, newest first: seconds ago, text.
     pub happened: Vec<(f64, String)>,
-    /// What cannot be read.
+    /// Unreadable records.
     pub faults: &'a [String],
 }
 
 impl<'a> View<'a> {
-    /// Of the records at `now_unix`.
+    /// From the records at `now_unix`.
     pub fn of(records: &'a RunFiles, now_unix: f64) -> Self {
         let newest =
             records.signs.values().max_by(|a, b| a.said.started_unix.total_cmp(&b.said.started_unix));
@@ -150,7 +151,7 @@ impl<'a> View<'a> {
             RunEvent::Start { ranks, .. } => Some(ranks as usize),
             _ => None,
         });
-        // Files of ranks that a smaller job no longer has say nothing.
+        // Files of ranks beyond the size of a smaller job are obsolete.
         let signs: Vec<&Sign> =
             records.signs.values().filter(|sign| Some(sign.said.rank) < world_size).collect();
         let summary = records.summary();
@@ -158,7 +159,7 @@ impl<'a> View<'a> {
         let world_size = world_size.unwrap_or(0);
         let status = status(records, &signs, world_size, now_unix);
         let goes_on = matches!(status, Status::Starting | Status::Running | Status::Silent(_));
-        // What an earlier job wrote says nothing of this one's limit.
+        // The time limit of an earlier job does not apply to this one.
         let began = newest.map_or(f64::INFINITY, |sign| sign.said.started_unix);
         let timing = records.timing();
         let current = timing.filter(|t| goes_on && t.updated_unix >= began);
@@ -201,7 +202,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// How the run is, in words, and how good that is.
+    /// The status of the run as text, and how good it is.
     pub fn status_in_words(&self) -> (String, Mood) {
         let steps = self.total_steps.map_or(String::new(), |n| format!(" of {n}"));
         match &self.status {
@@ -209,17 +210,17 @@ impl<'a> View<'a> {
             Status::Starting => ("starting".into(), Mood::Good),
             Status::Running => (format!("running, step {}{steps}", self.step), Mood::Good),
             Status::Silent(n) => {
-                let give = if *n == 1 { "gives" } else { "give" };
+                let have = if *n == 1 { "has" } else { "have" };
                 let world_size = self.world_size;
                 (
-                    format!("{n} of {world_size} ranks {give} no sign of life; step {}{steps}", self.step),
+                    format!("{n} of {world_size} ranks {have} no heartbeat; step {}{steps}", self.step),
                     Mood::Bad,
                 )
             }
             Status::Dead(seconds) => {
                 let since = human::seconds(*seconds);
                 (
-                    format!("dead: no rank has given a sign of life for {since}; step {}{steps}", self.step),
+                    format!("dead: no rank has had a heartbeat for {since}; step {}{steps}", self.step),
                     Mood::Bad,
                 )
             }
@@ -232,13 +233,17 @@ impl<'a> View<'a> {
                 (format!("{reason} (exit code {exit_code})"), mood)
             }
             Status::Lost => (
-                format!("over at step {}{steps} without a word: killed, or its node is gone", self.step),
+                format!(
+                    "over at step {}{steps} without a record of the end: killed, or its node is \
+                         down",
+                    self.step
+                ),
                 Mood::Bad,
             ),
         }
     }
 
-    /// Time to the end of the job beside the time the run still needs; None where neither is known.
+    /// Time to the end of the job and the estimated time remaining; None if neither is known.
     pub fn time_in_words(&self) -> Option<(String, Mood)> {
         let eta = self.eta_seconds.map(|eta| format!("{} to the last step", human::seconds(eta)));
         let limit = self.limit.map(|(left, from)| match left > 0.0 {
@@ -253,11 +258,11 @@ impl<'a> View<'a> {
         match (words.is_empty(), fits) {
             (true, _) => None,
             (false, true) => Some((words, Mood::Good)),
-            (false, false) => Some((words + ": it will stop early and go on in another job", Mood::Odd)),
+            (false, false) => Some((words + ": it will stop early and resume in another job", Mood::Odd)),
         }
     }
 
-    /// Restores, skipped steps and stragglers in words.
+    /// Restores, skipped steps and stragglers as text.
     pub fn counts_in_words(&self) -> String {
         let Counts { restores, skipped, chronic, one_off } = self.counts;
         let (restores, skipped) =
@@ -278,11 +283,11 @@ fn status(records: &RunFiles, signs: &[&Sign], world_size: usize, now_unix: f64)
     };
     if n_live > 0 {
         let has_begun = last.is_some_and(|line| line.unix >= began);
-        // At the start ranks appear one after another.
+        // Ranks appear one after another at the start.
         return match world_size.saturating_sub(n_live) {
             _ if !has_begun => Status::Starting,
             0 => Status::Running,
-            // At the end they leave one after another.
+            // Ranks leave one after another at the end.
             n => ended.unwrap_or(Status::Silent(n)),
         };
     }
@@ -305,7 +310,7 @@ fn status(records: &RunFiles, signs: &[&Sign], world_size: usize, now_unix: f64)
     }
 }
 
-/// The fullest rank's bytes of each kind; of a run that is over what its summary says.
+/// The maximum over ranks for each kind; for a finished run from its summary.
 fn memory(records: &RunFiles, signs: &[&Sign]) -> Memory {
     let fullest = |a: Held, b: Held| Held {
         now: a.now.max(b.now),
@@ -330,8 +335,7 @@ fn memory(records: &RunFiles, signs: &[&Sign]) -> Memory {
     }
 }
 
-/// Ranks that are not seen or silent first, then those that stand still behind others; else in the order of
-/// ranks, which is easy to read.
+/// Unseen and silent ranks first, then those behind the others; otherwise in rank order.
 fn rank_lines(signs: &[&Sign], world_size: usize, now_unix: f64) -> Vec<RankLine> {
     if signs.is_empty() {
         return Vec::new();
@@ -366,7 +370,7 @@ fn rank_lines(signs: &[&Sign], world_size: usize, now_unix: f64) -> Vec<RankLine
             },
         ),
     };
-    // All ranks run the same list of operations: whoever is at a later one is further.
+    // All ranks run the same list of operations: a rank at a later one is ahead.
     let mut lines: Vec<(u64, RankLine)> = (0..world_size).map(line).collect();
     let furthest = lines.iter().map(|(ordinal, _)| *ordinal).max().unwrap_or(0);
     let lags = |ordinal: u64, line: &RankLine| line.seconds > STANDS_SECONDS && ordinal < furthest;
@@ -401,8 +405,8 @@ fn in_words(event: &RunEvent) -> String {
             let number = |x: &Option<f64>| x.map_or("not finite".into(), |x| format!("{x:.4}"));
             let (loss, norm) = (number(loss), number(grad_norm));
             format!(
-                "attempt {attempts} skipped: loss {loss}, gradient norm {norm}; step {step} stands, \
-                 {in_a_row} in a row"
+                "attempt {attempts} skipped: loss {loss}, gradient norm {norm}; the state is that of step \
+                 {step}, {in_a_row} skipped in a row"
             )
         }
         RunEvent::Straggler(straggler) => straggler.to_string(),

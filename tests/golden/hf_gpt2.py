@@ -13,7 +13,9 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 out = Path(__file__).parent / "hf_gpt2"
 torch.manual_seed(5)
-config = GPT2Config(vocab_size=37, n_positions=12, n_embd=20, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
+config = GPT2Config(
+    vocab_size=37, n_positions=12, n_embd=20, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
+)
 model = GPT2LMHeadModel(config)
 with torch.no_grad():
     for parameter in model.parameters():  # no bias is 0, no two layers are alike

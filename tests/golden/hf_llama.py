@@ -13,9 +13,19 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 out = Path(__file__).parent / "hf_llama"
 torch.manual_seed(6)
-config = LlamaConfig(vocab_size=37, max_position_embeddings=12, hidden_size=24, intermediate_size=40, num_hidden_layers=2,
-                     num_attention_heads=6, num_key_value_heads=2, rms_norm_eps=1e-5, bos_token_id=0, eos_token_id=0,
-                     tie_word_embeddings=False)
+config = LlamaConfig(
+    vocab_size=37,
+    max_position_embeddings=12,
+    hidden_size=24,
+    intermediate_size=40,
+    num_hidden_layers=2,
+    num_attention_heads=6,
+    num_key_value_heads=2,
+    rms_norm_eps=1e-5,
+    bos_token_id=0,
+    eos_token_id=0,
+    tie_word_embeddings=False,
+)
 model = LlamaForCausalLM(config)
 with torch.no_grad():
     for parameter in model.parameters():  # no norm is 1, no two layers are alike

@@ -3,12 +3,14 @@
 
 python qwen3.py    (CPU PyTorch, transformers, h5py; the same numbers every time)
 
-qwen3.h5 has the layout and the conventions of golden.h5 (golden.py), in a group `qwen3` under the names of transformers: five
-AdamW steps of a model whose heads are wider than d_model / n_head and whose head is the token embedding. The model is written
-out below; before anything is written it is held against transformers' Qwen3ForCausalLM.
+qwen3.h5 has the layout and the conventions of golden.h5 (golden.py), in a group `qwen3` with the names of
+transformers: five AdamW steps of a model whose heads are wider than d_model / n_head and whose head is tied
+to the token embedding. The model is implemented below and first compared with transformers' Qwen3ForCausalLM.
 
-hf_qwen3/ is another Qwen3, with a head of its own, as transformers saves it; logits.json is as that of hf_gpt2.py.
+hf_qwen3/ is another Qwen3, with an untied head, as transformers saves it; logits.json is like that of
+hf_gpt2.py.
 """
+
 import json
 import math
 from pathlib import Path
@@ -32,12 +34,22 @@ def initial(generator):
 
     weights = {"embed_tokens.weight": normal(V, C)}
     for layer in range(L):
-        weights |= {f"layers.{layer}.{name}.weight": value for name, value in {
-            "input_layernorm": 1 + normal(C), "self_attn.q_proj": normal(H * D, C), "self_attn.k_proj": normal(HKV * D, C),
-            "self_attn.v_proj": normal(HKV * D, C), "self_attn.q_norm": 1 + normal(D, std=0.3),
-            "self_attn.k_norm": 1 + normal(D, std=0.3), "self_attn.o_proj": normal(C, H * D),
-            "post_attention_layernorm": 1 + normal(C), "mlp.gate_proj": normal(FF, C), "mlp.up_proj": normal(FF, C),
-            "mlp.down_proj": normal(C, FF)}.items()}
+        weights |= {
+            f"layers.{layer}.{name}.weight": value
+            for name, value in {
+                "input_layernorm": 1 + normal(C),
+                "self_attn.q_proj": normal(H * D, C),
+                "self_attn.k_proj": normal(HKV * D, C),
+                "self_attn.v_proj": normal(HKV * D, C),
+                "self_attn.q_norm": 1 + normal(D, std=0.3),
+                "self_attn.k_norm": 1 + normal(D, std=0.3),
+                "self_attn.o_proj": normal(C, H * D),
+                "post_attention_layernorm": 1 + normal(C),
+                "mlp.gate_proj": normal(FF, C),
+                "mlp.up_proj": normal(FF, C),
+                "mlp.down_proj": normal(C, FF),
+            }.items()
+        }
     return weights | {"norm.weight": 1 + normal(C)}
 
 
@@ -47,7 +59,9 @@ def rms(x, weight):
 
 def rope(x):
     """Channels i and i + D / 2 turn together; angles in float64."""
-    angles = torch.arange(x.shape[-2], dtype=torch.float64)[:, None] * THETA ** (-torch.arange(0, D, 2, dtype=torch.float64) / D)
+    angles = torch.arange(x.shape[-2], dtype=torch.float64)[:, None] * THETA ** (
+        -torch.arange(0, D, 2, dtype=torch.float64) / D
+    )
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     a, b = x[..., : D // 2], x[..., D // 2:]
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
@@ -77,17 +91,35 @@ def logits(weights, tokens):
 
 
 def config(**sizes):
-    return Qwen3Config(vocab_size=V, hidden_size=C, intermediate_size=FF, num_hidden_layers=L, num_attention_heads=H,
-                       num_key_value_heads=HKV, head_dim=D, max_position_embeddings=T, rms_norm_eps=EPS, bos_token_id=0,
-                       eos_token_id=0, rope_parameters={"rope_type": "default", "rope_theta": THETA}, **sizes)
+    return Qwen3Config(
+        vocab_size=V,
+        hidden_size=C,
+        intermediate_size=FF,
+        num_hidden_layers=L,
+        num_attention_heads=H,
+        num_key_value_heads=HKV,
+        head_dim=D,
+        max_position_embeddings=T,
+        rms_norm_eps=EPS,
+        bos_token_id=0,
+        eos_token_id=0,
+        rope_parameters={"rope_type": "default", "rope_theta": THETA},
+        **sizes,
+    )
 
 
 def train(initial_weights, inputs, targets, dtype):
     weights = {name: nn.Parameter(value.to(dtype).clone()) for name, value in initial_weights.items()}
     decay = [p for p in weights.values() if p.dim() >= 2]
     rest = [p for p in weights.values() if p.dim() < 2]
-    adamw = torch.optim.AdamW([dict(params=decay, weight_decay=0.1), dict(params=rest, weight_decay=0.0)], lr=1e-3,
-                              betas=(0.9, 0.95), eps=1e-8, foreach=False, fused=False)
+    adamw = torch.optim.AdamW(
+        [dict(params=decay, weight_decay=0.1), dict(params=rest, weight_decay=0.0)],
+        lr=1e-3,
+        betas=(0.9, 0.95),
+        eps=1e-8,
+        foreach=False,
+        fused=False,
+    )
     losses, norms, first = [], [], None
     for step in range(STEPS):
         adamw.zero_grad()
@@ -109,11 +141,21 @@ inputs, targets = tokens[..., :-1], tokens[..., 1:]
 theirs = Qwen3ForCausalLM(config(tie_word_embeddings=True)).double().eval()
 missing = theirs.model.load_state_dict({name: value.double() for name, value in start.items()}, strict=True)
 with torch.no_grad():
-    apart = (theirs(inputs[0]).logits - logits({name: value.double() for name, value in start.items()}, inputs[0])).abs().max()
+    apart = (
+        (
+            theirs(inputs[0]).logits
+            - logits({name: value.double() for name, value in start.items()}, inputs[0])
+        )
+        .abs()
+        .max()
+    )
 assert apart < 1e-5, f"transformers computes other logits: {apart} apart"
 print(f"transformers' logits are {float(apart):.1e} away")
 
-runs = {tag: train(start, inputs, targets, dtype) for tag, dtype in (("f64", torch.float64), ("f32", torch.float32))}
+runs = {
+    tag: train(start, inputs, targets, dtype)
+    for tag, dtype in (("f64", torch.float64), ("f32", torch.float32))
+}
 with h5py.File(HERE / "qwen3.h5", "w", track_order=True) as file:
     group = file.create_group("qwen3")
     file.attrs["torch"] = str(torch.__version__)

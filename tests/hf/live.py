@@ -2,10 +2,10 @@
 
 For a GPT-2, a Llama with grouped heads, one with a tied head, and a Qwen3 with wide heads:
 
-1. A model that zero3 trained, exported in f32, in bf16 and in shards, loads in transformers without a complaint, and its loss on the
-   validation windows is the one that zero3 reported.
-2. A model that transformers saved, imported and exported again, is the same tensors to the bit; zero3's first loss from it is
-   transformers' own, and the logits of the re-export are those of the original to the bit.
+1. A model trained by zero3, exported in f32, in bf16 and in shards, loads in transformers without a warning,
+   and its loss on the validation windows is the one that zero3 reported.
+2. A model saved by transformers, imported and exported again, has bitwise identical tensors; zero3's first
+   loss from it is that of transformers, and the logits of the re-export are bitwise those of the original.
 """
 
 import csv
@@ -16,8 +16,15 @@ import sys
 import tempfile
 
 import torch
-from transformers import (AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen3Config,
-                          Qwen3ForCausalLM)
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 ZERO3 = str(pathlib.Path(sys.argv[1]).resolve())
 torch.set_num_threads(1)
@@ -56,21 +63,49 @@ T, B, L, H, C, KV, F, D = 24, 2, 3, 4, 48, 2, 80, 20
 
 
 def gpt2():
-    return GPT2LMHeadModel(GPT2Config(vocab_size=256, n_positions=T, n_embd=C, n_layer=L, n_head=H, bos_token_id=None,
-                                      eos_token_id=None))
+    return GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=256, n_positions=T, n_embd=C, n_layer=L, n_head=H, bos_token_id=None, eos_token_id=None
+        )
+    )
 
 
 def llama(tied):
-    return LlamaForCausalLM(LlamaConfig(vocab_size=256, max_position_embeddings=T, hidden_size=C, intermediate_size=F,
-                                        num_hidden_layers=L, num_attention_heads=H, num_key_value_heads=KV, rms_norm_eps=1e-5,
-                                        tie_word_embeddings=tied, bos_token_id=None, eos_token_id=None))
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=256,
+            max_position_embeddings=T,
+            hidden_size=C,
+            intermediate_size=F,
+            num_hidden_layers=L,
+            num_attention_heads=H,
+            num_key_value_heads=KV,
+            rms_norm_eps=1e-5,
+            tie_word_embeddings=tied,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+    )
 
 
 def qwen3():
-    return Qwen3ForCausalLM(Qwen3Config(vocab_size=256, max_position_embeddings=T, hidden_size=C, intermediate_size=F, head_dim=D,
-                                        num_hidden_layers=L, num_attention_heads=H, num_key_value_heads=KV, rms_norm_eps=1e-6,
-                                        tie_word_embeddings=True, bos_token_id=None, eos_token_id=None,
-                                        rope_parameters={"rope_type": "default", "rope_theta": 1e6}))
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=256,
+            max_position_embeddings=T,
+            hidden_size=C,
+            intermediate_size=F,
+            head_dim=D,
+            num_hidden_layers=L,
+            num_attention_heads=H,
+            num_key_value_heads=KV,
+            rms_norm_eps=1e-6,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=None,
+            rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+        )
+    )
 
 
 GROUPED = ["model.family=llama", f"model.n_kv_head={KV}", f"model.d_ff={F}"]
@@ -85,14 +120,34 @@ FAMILIES = {
 def both_ways(dir, theirs, family_words):
     text = ("the quick brown fox jumps over the lazy dog; " * 400).encode()
     (dir / "text.txt").write_bytes(text)
-    sizes = [f"model.seq_len={T}", f"model.n_layer={L}", f"model.n_head={H}", f"model.d_model={C}", "zero.stage=3", *family_words]
-    sizes += [f"data.train={dir}/text.txt", "data.val_fraction=0.2", f"train.micro_batch_size={B}", "checkpoint.every=10"]
+    sizes = [
+        f"model.seq_len={T}",
+        f"model.n_layer={L}",
+        f"model.n_head={H}",
+        f"model.d_model={C}",
+        "zero.stage=3",
+        *family_words,
+    ]
+    sizes += [
+        f"data.train={dir}/text.txt",
+        "data.val_fraction=0.2",
+        f"train.micro_batch_size={B}",
+        "checkpoint.every=10",
+    ]
     (dir / "deck.toml").write_text("")
     deck = [dir / "deck.toml", *sizes, "log.every=0"]
 
     # 1. zero3 -> transformers
-    zero3("train", *deck, f"run.dir={dir}/run", "train.steps=10", "train.eval_every=10", "train.eval_batches=4", "optim.lr=3e-3",
-          "optim.warmup_steps=1")
+    zero3(
+        "train",
+        *deck,
+        f"run.dir={dir}/run",
+        "train.steps=10",
+        "train.eval_every=10",
+        "train.eval_batches=4",
+        "optim.lr=3e-3",
+        "optim.warmup_steps=1",
+    )
     n_val = int(len(text) * 0.2)
     tail = torch.tensor(list(text[len(text) - n_val:]))
     windows = torch.stack([tail[i * T:i * T + T + 1] for i in range(4 * B)])
@@ -101,7 +156,12 @@ def both_ways(dir, theirs, family_words):
         zero3("ckpt", "export", "--format", "safetensors", *words, dir / "run", dir / out)
         model = load(dir / out, dtype=torch.float32)
         # bf16 weights are off by up to 2^-9 of themselves.
-        same(f"validation loss of the {out} export", val_loss, mean_loss(model, windows), 5e-3 if out == "bf16" else 2e-6)
+        same(
+            f"validation loss of the {out} export",
+            val_loss,
+            mean_loss(model, windows),
+            5e-3 if out == "bf16" else 2e-6,
+        )
     assert len(list((dir / "shards").glob("*.safetensors"))) > 3
 
     # 2. transformers -> zero3

@@ -8,7 +8,8 @@ cd "$(dirname "$0")/../.."
 if [ -z "${HF_PYTHON:-}" ]; then
     venv=target/hf-venv
     [ -x "$venv/bin/python" ] || python3 -m venv "$venv"
-    "$venv/bin/python" -c 'import torch, transformers' 2>/dev/null || "$venv/bin/pip" install -q torch transformers
+    "$venv/bin/python" -c 'import torch, transformers' 2>/dev/null ||
+        "$venv/bin/pip" install -q torch transformers
     HF_PYTHON=$venv/bin/python
 fi
 "$HF_PYTHON" tests/hf/live.py "$1"

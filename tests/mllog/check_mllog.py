@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Asks the parser of mlperf_logging about an mllog.txt of zero3: is every line read, and is every metric there?
+"""Checks with mlperf_logging's parser that every line of an mllog.txt parses and no metric is missing.
 
     check_mllog.py MLLOG REPORT_JSON
 

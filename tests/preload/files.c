@@ -1,14 +1,14 @@
-/* A file system with faults, for tests: preloaded into zero3 (LD_PRELOAD), it counts what the process does to files and lets some of it
- * fail. tests/common/mod.rs compiles it and says how.
+/* A file system with faults, for tests: preloaded into zero3 (LD_PRELOAD), it counts what the process does to
+ * files and lets some of it fail. tests/common/mod.rs compiles it and says how.
  *
  *   FS_UNDER=DIR        only what lies under DIR counts and fails (default: nothing does)
- *   FS_FAIL=N:ERRNO     the N-th operation, counted from 1, fails with this errno (a name such as EIO), and every later one where
- *                       N is followed by `+`
- *   FS_COUNT=FILE       the number of operations is written to FILE when a process with any ends
- *   FS_NO=WORD,...      what the file system has not: symlink, dirsync (EINVAL), dirsync_bad (EBADF), lock
- *   FS_RANK=R           only rank R of an Open MPI job
+ *   FS_FAIL=N:ERRNO     the N-th operation, counted from 1, fails with this errno (a name such as EIO), and
+ * every later one where N is followed by `+` FS_COUNT=FILE       the number of operations is written to FILE
+ * when a process with any ends FS_NO=WORD,...      what the file system has not: symlink, dirsync (EINVAL),
+ * dirsync_bad (EBADF), lock FS_RANK=R           only rank R of an Open MPI job
  *
- * Operations: opening for writing, write, pwrite, writev, ftruncate, fsync, fdatasync, rename, mkdir, unlink, rmdir, symlink, link, chmod of an open file.
+ * Operations: opening for writing, write, pwrite, writev, ftruncate, fsync, fdatasync, rename, mkdir, unlink,
+ * rmdir, symlink, link, chmod of an open file.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -115,10 +115,26 @@ int open64(const char *path, int flags, ...) { OPEN(open64, path); }
 int openat(int dir, const char *path, int flags, ...) { OPEN(openat, dir, path); }
 int openat64(int dir, const char *path, int flags, ...) { OPEN(openat64, dir, path); }
 
-ssize_t write(int fd, const void *data, size_t n) { if (fd > 2 && fails_fd(fd)) return -1; REAL(write); return real(fd, data, n); }
-ssize_t pwrite(int fd, const void *data, size_t n, off_t at) { if (fails_fd(fd)) return -1; REAL(pwrite); return real(fd, data, n, at); }
-ssize_t pwrite64(int fd, const void *data, size_t n, off64_t at) { if (fails_fd(fd)) return -1; REAL(pwrite64); return real(fd, data, n, at); }
-ssize_t writev(int fd, const struct iovec *data, int n) { if (fd > 2 && fails_fd(fd)) return -1; REAL(writev); return real(fd, data, n); }
+ssize_t write(int fd, const void* data, size_t n) {
+    if (fd > 2 && fails_fd(fd)) return -1;
+    REAL(write);
+    return real(fd, data, n);
+}
+ssize_t pwrite(int fd, const void* data, size_t n, off_t at) {
+    if (fails_fd(fd)) return -1;
+    REAL(pwrite);
+    return real(fd, data, n, at);
+}
+ssize_t pwrite64(int fd, const void* data, size_t n, off64_t at) {
+    if (fails_fd(fd)) return -1;
+    REAL(pwrite64);
+    return real(fd, data, n, at);
+}
+ssize_t writev(int fd, const struct iovec* data, int n) {
+    if (fd > 2 && fails_fd(fd)) return -1;
+    REAL(writev);
+    return real(fd, data, n);
+}
 int ftruncate(int fd, off_t n) { if (fails_fd(fd)) return -1; REAL(ftruncate); return real(fd, n); }
 int ftruncate64(int fd, off64_t n) { if (fails_fd(fd)) return -1; REAL(ftruncate64); return real(fd, n); }
 int fchmod(int fd, mode_t mode) { if (fails_fd(fd)) return -1; REAL(fchmod); return real(fd, mode); }
@@ -132,7 +148,11 @@ int fsync(int fd) {
     if (fails_fd(fd)) return -1;
     REAL(fsync); return real(fd);
 }
-int rename(const char *from, const char *to) { if (fails(to)) return -1; REAL(rename); return real(from, to); }
+int rename(const char* from, const char* to) {
+    if (fails(to)) return -1;
+    REAL(rename);
+    return real(from, to);
+}
 int mkdir(const char *path, mode_t mode) { if (fails(path)) return -1; REAL(mkdir); return real(path, mode); }
 int unlink(const char *path) { if (fails(path)) return -1; REAL(unlink); return real(path); }
 int rmdir(const char *path) { if (fails(path)) return -1; REAL(rmdir); return real(path); }
@@ -148,4 +168,11 @@ int unlinkat(int dir, const char *path, int flags) {
     if (fails(*path == '/' || dir == AT_FDCWD ? path : whole)) return -1;
     REAL(unlinkat); return real(dir, path, flags);
 }
-int flock(int fd, int how) { if (has_no("lock")) { errno = ENOLCK; return -1; } REAL(flock); return real(fd, how); }
+int flock(int fd, int how) {
+    if (has_no("lock")) {
+        errno = ENOLCK;
+        return -1;
+    }
+    REAL(flock);
+    return real(fd, how);
+}

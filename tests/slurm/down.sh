@@ -25,7 +25,8 @@ steps() {
         esac
     done
 }
-end_all() { # SIGNAL LIST: a signal to every process that LIST prints, and up to five seconds until none is left
+# end_all SIGNAL LIST: signals every process that LIST prints, and waits up to five seconds for all to end.
+end_all() {
     local pids
     for _ in {1..50}; do
         mapfile -t pids < <("$2")

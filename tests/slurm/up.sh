@@ -139,8 +139,9 @@ printf '127.0.0.1 localhost %s\n' "$(hostname)" >"$root/hosts"
 for ((i = 1; i <= n_nodes; i++)); do
     echo "127.0.0.1 n$i" >>"$root/hosts"
     mkdir -p "$root/n$i"/{spool,tmp}
-    # More cores than the machine may have: it is tests that run here, not work.
-    echo "NodeName=n$i NodeAddr=127.0.0.1 Port=$((first_port + i)) CPUs=8 RealMemory=1000 $gres State=UNKNOWN" >>"$SLURM_CONF"
+    # More cores than the machine may have: only tests run here.
+    echo "NodeName=n$i NodeAddr=127.0.0.1 Port=$((first_port + i)) CPUs=8 RealMemory=1000" \
+        "$gres State=UNKNOWN" >>"$SLURM_CONF"
 done
 echo "PartitionName=main Nodes=n[1-$n_nodes] Default=YES MaxTime=60 State=UP" >>"$SLURM_CONF"
 

@@ -38,7 +38,8 @@ limited_metrics! {
     MEMORY: Device, "device.memory.slowest", limits.memory_gb_per_s;
     ALL_GATHER: Collectives, "collectives.all_gather.busbw", limits.all_gather_busbw;
     REDUCE_SCATTER: Collectives, "collectives.reduce_scatter.busbw", limits.reduce_scatter_busbw;
-    LIBRARY_REDUCE_SCATTER: Collectives, "collectives.library_reduce_scatter.busbw", limits.library_reduce_scatter_busbw;
+    LIBRARY_REDUCE_SCATTER: Collectives, "collectives.library_reduce_scatter.busbw",
+        limits.library_reduce_scatter_busbw;
     ALL_REDUCE: Collectives, "collectives.all_reduce.busbw", limits.all_reduce_busbw;
     BROADCAST: Collectives, "collectives.broadcast.busbw", limits.broadcast_busbw;
     POINT_TO_POINT: Collectives, "collectives.point_to_point.busbw", limits.point_to_point_busbw;

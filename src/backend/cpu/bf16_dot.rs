@@ -180,7 +180,13 @@ fn pack<const W: usize, T: Element>(device: &CpuDevice, mat: Mat<'_, T>, words: 
 
 simd! {
     /// Packs a panel whose rows are consecutive in memory.
-    fn pack_rows<const W: usize, T: Element>(words: &mut [u32], data: &[T], rows: usize, cols: usize, row_stride: usize) {
+    fn pack_rows<const W: usize, T: Element>(
+        words: &mut [u32],
+        data: &[T],
+        rows: usize,
+        cols: usize,
+        row_stride: usize,
+    ) {
         for (pair, words) in words.as_chunks_mut::<W>().0.iter_mut().enumerate() {
             let even = &data[2 * pair * row_stride..][..cols];
             if 2 * pair + 1 == rows {
@@ -201,7 +207,13 @@ simd! {
 
 simd! {
     /// Packs a panel whose columns are consecutive in memory.
-    fn pack_columns<const W: usize, T: Element>(words: &mut [u32], data: &[T], rows: usize, cols: usize, col_stride: usize) {
+    fn pack_columns<const W: usize, T: Element>(
+        words: &mut [u32],
+        data: &[T],
+        rows: usize,
+        cols: usize,
+        col_stride: usize,
+    ) {
         for column in 0..cols {
             let (pairs, odd) = data[column * col_stride..][..rows].as_chunks::<2>();
             for (word, &[x, y]) in words[column..].iter_mut().step_by(W).zip(pairs) {

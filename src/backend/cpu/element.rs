@@ -1,5 +1,5 @@
-//! [`Element`]: what a kernel may be given as numbers, f32 or bf16. Kernels are compiled for both, load to f32,
-//! compute in f32 and round once on store.
+//! [`Element`]: the types a kernel may take as numbers, f32 or bf16. Kernels are compiled for both, load to
+//! f32, compute in f32 and round once on store.
 //!
 //! Must not know: views, operations.
 

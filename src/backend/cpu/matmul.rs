@@ -1,5 +1,4 @@
-//! Matrix products by the f32 kernels of crate `gemm` (crate `gemm-f32`), through strides: nothing is copied or
-//! transposed.
+//! Matrix products by crate `gemm-f32`, through strides: nothing is copied or transposed.
 //!
 //! [Note: k chunks] `gemm` splits the inner dimension by the size of the L1 cache once it is longer than 512,
 //! and the split decides how sums round. It is split here instead, by shape alone: chunks of at most 512,

@@ -211,15 +211,15 @@ fn path_without_a_checkpoint_is_an_error_that_says_what_would_do() {
     assert_eq!(newest(run.path()).unwrap(), None);
     assert_eq!(complete_checkpoints(run.path()).unwrap(), []);
     let why = message(resolve(run.path()));
-    assert!(why.contains("holds no complete checkpoint"), "{why}");
+    assert!(why.contains("no complete checkpoint"), "{why}");
     assert!(why.contains("run directory"), "{why}");
     let why = message(resolve(&run.path().join("gone")));
     assert!(why.contains("gone") && why.contains("no such directory"), "{why}");
     fs::write(run.path().join("file"), b"").unwrap();
     assert!(message(resolve(&run.path().join("file"))).contains("not a directory"));
     let partial = prepare(run.path(), 3).unwrap();
-    assert!(message(resolve(&partial)).contains("did not finish"));
-    assert!(message(resolve(run.path())).contains("holds no complete checkpoint"));
+    assert!(message(resolve(&partial)).contains("an unfinished save"));
+    assert!(message(resolve(run.path())).contains("no complete checkpoint"));
 }
 
 #[test]
@@ -242,7 +242,7 @@ fn step_directory_under_another_step_s_name_is_refused() {
     let run = run_with_step_100();
     let other = step_dir(run.path(), 300);
     fs::rename(step_dir(run.path(), 100), &other).unwrap();
-    assert!(message(check_complete(&other)).contains("holds step 100"));
+    assert!(message(check_complete(&other)).contains("contains step 100"));
 }
 
 #[test]

@@ -126,7 +126,10 @@ proptest! {
     /// what it says.
     #[test]
     fn an_edited_rank_file_header_is_an_error(
-        edits in prop::collection::vec((any::<prop::sample::Index>(), prop::collection::vec(any::<u8>(), 1..9)), 1..4),
+        edits in prop::collection::vec(
+            (any::<prop::sample::Index>(), prop::collection::vec(any::<u8>(), 1..9)),
+            1..4,
+        ),
     ) {
         let (_run, dir, path) = checkpoint();
         let mut bytes = fs::read(&path).unwrap();
@@ -142,7 +145,8 @@ proptest! {
                 })
                 .collect()
         };
-        let structure: Vec<usize> = (0..bytes.len()).filter(|at| !values.iter().any(|v| v.contains(at))).collect();
+        let structure: Vec<usize> =
+            (0..bytes.len()).filter(|at| !values.iter().any(|v| v.contains(at))).collect();
         for (place, new) in &edits {
             let at = structure[place.index(structure.len())];
             let n = new.len().min(bytes.len() - at);
@@ -152,7 +156,9 @@ proptest! {
         fs::write(&path, &bytes).unwrap();
         match read_all_ways(&dir) {
             Ok(()) => prop_assert!(!is_changed),
-            Err(Error::Checkpoint(why)) => prop_assert!(why.contains("structure does not match its digest"), "{}", why),
+            Err(Error::Checkpoint(why)) => {
+                prop_assert!(why.contains("structure does not match its digest"), "{}", why)
+            }
             Err(other) => prop_assert!(false, "{other:?}"),
         }
         seal(&dir, |m| drop(m["files"][1].as_object_mut().unwrap().remove("structure")));

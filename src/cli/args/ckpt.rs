@@ -1,4 +1,4 @@
-//! `zero3 ckpt ...`: checkpoints as files.
+//! `zero3 ckpt ...`: commands on checkpoint files.
 
 use super::counts::{MAX_RANKS, count};
 use crate::dtype::DType;
@@ -9,7 +9,7 @@ Examples:
   zero3 ckpt inspect runs/tiny
   zero3 ckpt inspect runs/tiny/checkpoints/step_00000300 --json
 
-Exit codes: 0 finished; 2 no checkpoint there, or a damaged one; 70 internal error.";
+Exit codes: 0 success; 2 checkpoint missing or damaged; 70 internal error.";
 
 const CKPT_VERIFY_HELP: &str = "\
 Examples:
@@ -17,7 +17,8 @@ Examples:
       the newest checkpoint of a run
   zero3 ckpt verify runs/tiny/checkpoints/step_00000300 --json
 
-Exit codes: 0 all as written; 2 no checkpoint there, or damage: which file, dataset and elements; 70 internal error.";
+Exit codes: 0 intact; 2 checkpoint missing or damaged (the file, dataset and elements are named);
+70 internal error.";
 
 const CKPT_DIFF_HELP: &str = "\
 Examples:
@@ -25,17 +26,17 @@ Examples:
       the newest checkpoints of two runs, whatever their rank counts
   zero3 ckpt diff runs/tiny/checkpoints/step_00000200 runs/tiny/checkpoints/step_00000300 --json
 
-Exit codes: 0 equal, bit for bit; 1 they differ: which parameter, how far; 2 no checkpoint there, or a damaged \
-one; 70 internal error.";
+Exit codes: 0 bitwise equal; 1 different (each parameter and its largest difference are listed);
+2 checkpoint missing or damaged; 70 internal error.";
 
 const CKPT_RESHARD_HELP: &str = "\
 Examples:
   zero3 ckpt reshard runs/tiny runs/tiny-on-8 --ranks 8
   zero3 ckpt reshard runs/tiny/checkpoints/step_00000300 /scratch/archive --ranks 1
-      then, if you like:  mpirun -n 1 zero3 train inputs/tiny.toml --resume /scratch/archive
+      then, for example:  mpirun -n 1 zero3 train inputs/tiny.toml --resume /scratch/archive
 
-Exit codes: 0 finished; 2 no checkpoint there, a damaged one, or the destination has one already; 5 it could not be \
-written; 70 internal error.";
+Exit codes: 0 success; 2 checkpoint missing or damaged, or the destination already has one;
+5 write failed; 70 internal error.";
 
 const CKPT_EXPORT_HELP: &str = "\
 Examples:
@@ -43,20 +44,21 @@ Examples:
       then, in Python:  AutoModelForCausalLM.from_pretrained(\"tiny-hf\")
   zero3 ckpt export --dtype bf16 --max-shard-size 500MB runs/tiny/checkpoints/step_00000300 tiny-hf
 
-Exit codes: 0 finished; 2 no checkpoint there, a damaged one, or the directory is not empty; 5 it could not be \
-written; 70 internal error.";
+Exit codes: 0 success; 2 checkpoint missing or damaged, or the directory is not empty;
+5 write failed; 70 internal error.";
 
 const CKPT_IMPORT_HELP: &str = "\
 Examples:
   zero3 ckpt import gpt2 runs/gpt2 --ranks 4
-      of a directory with config.json and model.safetensors (or its index)
+      from a directory with config.json and model.safetensors (or its index)
   mpirun -n 2 zero3 train my.toml --resume runs/gpt2
-      trains on from it at step 0; so does model.init_from=runs/gpt2 (a deck as inputs/tiny.toml, of the same sizes)
+      starts from it at step 0, as does model.init_from=runs/gpt2; the deck (see inputs/tiny.toml) must
+      have the model's sizes
 
-Exit codes: 0 finished; 2 no such model, tensors amiss, or the destination has a checkpoint already; 5 it could not be \
-written; 70 internal error.";
+Exit codes: 0 success; 2 model not found, tensors missing, unexpected or of a wrong shape, or the
+destination already has a checkpoint; 5 write failed; 70 internal error.";
 
-/// Look at checkpoints, cut them anew, exchange weights with other programs.
+/// Inspect, verify, compare and reshard checkpoints; export and import weights.
 #[derive(clap::Subcommand, Debug, Clone, PartialEq, Eq)]
 #[command(after_help = CKPT_HELP)]
 pub enum CkptCommand {
@@ -68,10 +70,10 @@ pub enum CkptCommand {
     Import(CkptImportArgs),
 }
 
-/// Say what a checkpoint holds.
+/// Show what a checkpoint contains.
 ///
-/// Prints step, ranks, model, parameters and the deck it was made with, and checks that all its files are
-/// there. Needs no MPI.
+/// Prints the step, rank count, model, parameters and the deck of the run, and checks that all files are
+/// present. Needs no MPI.
 #[derive(clap::Args, Debug, Clone, PartialEq, Eq)]
 #[command(after_help = CKPT_HELP)]
 pub struct CkptInspectArgs {
@@ -84,8 +86,8 @@ pub struct CkptInspectArgs {
 
 /// Read every byte of a checkpoint and compare it with its digests.
 ///
-/// Names each damage: the file, the dataset, the elements. A restore checks what it reads too; this checks
-/// all of it, files side by side, without a job. Needs no MPI.
+/// Reports each damaged file, dataset and range of elements. A restore verifies what it reads; this verifies
+/// everything, files in parallel, without a job. Needs no MPI.
 #[derive(clap::Args, Debug, Clone, PartialEq, Eq)]
 #[command(after_help = CKPT_VERIFY_HELP)]
 pub struct CkptVerifyArgs {
@@ -98,72 +100,72 @@ pub struct CkptVerifyArgs {
 
 /// Compare the weights and optimizer states of two checkpoints, bit for bit.
 ///
-/// The rank counts need not be the same. Says which parameters differ, in how many elements and how far.
-/// Needs no MPI.
+/// The rank counts may differ. Lists the parameters that differ, the number of differing elements and the
+/// largest difference. Needs no MPI.
 #[derive(clap::Args, Debug, Clone, PartialEq, Eq)]
 #[command(after_help = CKPT_DIFF_HELP)]
 pub struct CkptDiffArgs {
     /// A run directory (its newest complete checkpoint) or a step directory.
     pub a: PathBuf,
-    /// Another one.
+    /// The run or step directory to compare it with.
     pub b: PathBuf,
     /// Print JSON.
     #[arg(long)]
     pub json: bool,
 }
 
-/// Write a checkpoint anew for another rank count, without a job.
+/// Rewrite a checkpoint for another rank count, without a job.
 ///
-/// A restore does not need this: it takes any rank count. Use it for fewer or more files, or to copy a
-/// checkpoint with every digest checked. Takes little memory, whatever the model's size. Needs no MPI.
+/// Not required before a restore, which accepts any rank count. Use it to change the number of files, or to
+/// copy a checkpoint with every digest verified. Memory use does not grow with the model. Needs no MPI.
 #[derive(clap::Args, Debug, Clone, PartialEq, Eq)]
 #[command(after_help = CKPT_RESHARD_HELP)]
 pub struct CkptReshardArgs {
     /// A run directory (its newest complete checkpoint) or a step directory.
     pub source: PathBuf,
-    /// The run directory to write to; it may not hold a checkpoint yet.
+    /// The run directory to write to; it must not contain a checkpoint.
     pub run_dir: PathBuf,
-    /// Ranks to cut for.
+    /// Rank count of the new checkpoint.
     #[arg(long = "ranks", value_name = "M", value_parser = count(1..=MAX_RANKS))]
     pub n_ranks: usize,
 }
 
-/// Write a checkpoint's weights as other programs have them.
+/// Export a checkpoint's weights for use by other programs.
 ///
-/// safetensors files with the names, shapes and config.json of Hugging Face's transformers; the tied head
-/// once. Holds one parameter in memory at a time. Needs no MPI.
+/// Writes safetensors files with the names, shapes and config.json of Hugging Face transformers; a tied head
+/// is written once. Holds one parameter in memory at a time. Needs no MPI.
 #[derive(clap::Args, Debug, Clone, PartialEq, Eq)]
 #[command(after_help = CKPT_EXPORT_HELP)]
 pub struct CkptExportArgs {
     /// A run directory (its newest complete checkpoint) or a step directory.
     pub source: PathBuf,
-    /// The directory to write: empty, or not there.
+    /// The directory to write to; it must be empty or not exist.
     pub out_dir: PathBuf,
-    /// The format.
+    /// Output format.
     #[arg(long, value_name = "safetensors", default_value = "safetensors", value_parser = ["safetensors"])]
     format: String,
-    /// f32 (the master weights as they are) or bf16 (rounded to nearest even).
+    /// f32 (the master weights, unchanged) or bf16 (rounded to nearest even).
     #[arg(long, value_name = "f32|bf16", default_value = "f32", value_parser = parse_dtype)]
     pub dtype: DType,
-    /// Values in one file, about: bytes, or KB, MB, GB (powers of 1000), KiB, MiB, GiB (of 1024).
+    /// Approximate size of a file: bytes, or KB, MB, GB (powers of 1000), KiB, MiB, GiB (of 1024).
     #[arg(long = "max-shard-size", value_name = "SIZE", default_value = "5GB", value_parser = parse_size)]
     pub max_shard_bytes: u64,
 }
 
-/// Make a checkpoint of other programs' weights.
+/// Create a checkpoint from another program's weights.
 ///
-/// Reads safetensors files (f32, bf16, f16, f64) with the names and shapes of Hugging Face's transformers, a
-/// single one or what an index lists, and writes a checkpoint of step 0. All tensors that are missing, too
-/// many or misshapen are named. Takes little memory, whatever the model's size. Needs no MPI.
+/// Reads safetensors files (f32, bf16, f16, f64) with the names and shapes of Hugging Face transformers,
+/// either one file or those an index lists, and writes a checkpoint of step 0. All tensors that are missing,
+/// unexpected or of a wrong shape are reported. Memory use does not grow with the model. Needs no MPI.
 #[derive(clap::Args, Debug, Clone, PartialEq, Eq)]
 #[command(after_help = CKPT_IMPORT_HELP)]
 pub struct CkptImportArgs {
-    /// A directory with config.json and model.safetensors (or its index), or such a file beside its
+    /// A directory with config.json and model.safetensors (or its index), or such a file next to its
     /// config.json.
     pub source: PathBuf,
-    /// The run directory to write to; it may not hold a checkpoint yet.
+    /// The run directory to write to; it must not contain a checkpoint.
     pub run_dir: PathBuf,
-    /// Ranks to cut for. A restore takes any number of ranks, whatever this one is.
+    /// Rank count of the checkpoint. A restore accepts any rank count.
     #[arg(long = "ranks", value_name = "N", default_value = "1", value_parser = count(1..=MAX_RANKS))]
     pub n_ranks: usize,
 }

@@ -1,4 +1,4 @@
-//! `zero3 data ...`: token files made and looked at.
+//! `zero3 data ...`: commands that create and inspect token files.
 
 use super::words::{DeckArgs, Words};
 use crate::config::{DataFormat, Tokenizer};
@@ -14,34 +14,35 @@ Examples:
   zero3 data tokenize --tokenizer gpt2 data/books.bin 'books/a.txt' books/b.txt
   zero3 data info data/books.bin
 
-Exit codes: 0 finished; 2 bad deck or data; 5 it could not be written; 70 internal error.";
+Exit codes: 0 success; 2 bad deck or data; 5 write failed; 70 internal error.";
 
 const DATA_INFO_HELP: &str = "\
 Examples:
   zero3 data info inputs/tiny.toml data.val=other.txt
-      what a run would read, and what it would refuse
+      the files a run would read, and any it would reject
   zero3 data info data/books.bin
-      a token file; the tokenizer is known where zero3 made it
+      a token file; its tokenizer is known if zero3 wrote it
   zero3 data info --tokenizer gpt2 --format llmc fineweb_val_000000.bin
 
-Exit codes: 0 finished; 2 bad deck or data; 70 internal error.";
+Exit codes: 0 success; 2 bad deck or data; 70 internal error.";
 
 const DATA_TOKENIZE_HELP: &str = "\
-What a document is: each file; with --separator STR what lies between two STR; of a .jsonl or .ndjson file, or with --json-key, each \
-line's text. Its token (GPT-2: <|endoftext|>, 50256) goes before it, as llm.c has it.
+A document is a file; with --separator STR, the text between two occurrences of STR; in a .jsonl or
+.ndjson file, or with --json-key, the text of a line. The document token (GPT-2: <|endoftext|>, 50256)
+precedes each document, as in llm.c.
 
 Examples:
   zero3 data tokenize --tokenizer gpt2 data/shakespeare.bin input.txt --val-fraction 0.1
-      makes data/shakespeare_train.bin and data/shakespeare_val.bin, tokens as nanoGPT writes them
+      writes data/shakespeare_train.bin and data/shakespeare_val.bin in nanoGPT's format
   zero3 data tokenize --tokenizer gpt2 --format llmc --shard-tokens 100000000 web.bin web/*.jsonl
-      makes web_000000.bin, web_000001.bin, ... as llm.c writes them
+      writes web_000000.bin, web_000001.bin, ... in llm.c's format
   zero3 data tokenize --tokenizer llama/tokenizer.json --separator $'\\n\\n' notes.u32 - < notes.txt
       then, in a deck such as inputs/tiny.toml:  data.train = [\"notes.u32\"]
 
-Killed anywhere, the same line goes on where it was, and makes the same bytes.
-Exit codes: 0 finished; 2 bad text, tokenizer or command line; 5 it could not be written; 70 internal error.";
+After a kill, the same command resumes and produces the same bytes.
+Exit codes: 0 success; 2 bad text, tokenizer or command line; 5 write failed; 70 internal error.";
 
-/// Make token files, and look at data.
+/// Create token files and inspect data.
 #[derive(clap::Subcommand, Debug, Clone, PartialEq)]
 #[command(after_help = DATA_HELP)]
 pub enum DataCommand {
@@ -49,32 +50,32 @@ pub enum DataCommand {
     Tokenize(TokenizeArgs),
 }
 
-/// What `zero3 data info` is asked about.
+/// The subject of `zero3 data info`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DataInfoArgs {
     /// A deck's data.
     Deck(DeckArgs),
-    /// Token files by themselves.
+    /// Token files without a deck.
     Files(DataFilesArgs),
 }
 
-/// Token files to look at.
+/// Token files to inspect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DataFilesArgs {
     /// The files.
     pub paths: Vec<PathBuf>,
     /// A `data.format`.
     pub format: DataFormat,
-    /// What the tokens mean.
+    /// The tokenizer that made the files.
     pub tokenizer: Option<Tokenizer>,
 }
 
-/// Say what a deck's data files hold, or token files by themselves.
+/// Show the contents of a deck's data files, or of token files.
 ///
-/// Of a deck (*.toml): expands the globs, reads every file a run would read, and prints files, tokens, the
-/// split into training and validation, and the digest that checkpoints keep; finds what a run would refuse.
-/// Of token files: their size, how much of the vocabulary they use, and the first tokens as text. Needs no
-/// MPI.
+/// For a deck (*.toml): expands the globs, reads every file a run would read, and prints files, tokens, the
+/// split into training and validation, and the digest that checkpoints record; reports everything a run
+/// would reject. For token files: their size, their share of the vocabulary, and the first tokens as text.
+/// Needs no MPI.
 #[derive(clap::Args, Debug)]
 #[command(
     override_usage = "zero3 data info DECK.toml [KEY=VALUE ...]\n       zero3 data info FILE ... [--format \
@@ -84,10 +85,10 @@ pub struct DataFilesArgs {
 struct InfoLine {
     #[command(flatten)]
     words: Words,
-    /// Of token files: text, raw_u16, raw_u32, llmc, or auto = by name and header.
+    /// Format of token files: text, raw_u16, raw_u32, llmc, or auto = by name and header.
     #[arg(long, value_name = "FORMAT", value_parser = parse_format)]
     format: Option<DataFormat>,
-    /// Of token files: what the tokens mean. Known where zero3 made the file.
+    /// Tokenizer of token files. Not required if zero3 wrote the file.
     #[arg(long, value_name = "gpt2|bytes|FILE", value_parser = parse_tokenizer)]
     tokenizer: Option<Tokenizer>,
 }
@@ -110,7 +111,7 @@ impl FromArgMatches for DataInfoArgs {
             return Ok(DataInfoArgs::Files(DataFilesArgs { paths: words.into_files()?, format, tokenizer }));
         }
         if format.is_some() || tokenizer.is_some() {
-            let message = "--format and --tokenizer are for token files; set data.format=... for a deck";
+            let message = "--format and --tokenizer apply to token files; for a deck set data.format=...";
             return Err(clap::Error::raw(ErrorKind::ArgumentConflict, message));
         }
         Ok(DataInfoArgs::Deck(words.into_deck()?))
@@ -122,46 +123,44 @@ impl FromArgMatches for DataInfoArgs {
     }
 }
 
-/// Turn text into token files.
+/// Tokenize text into token files.
 ///
 /// Reads text files of any size in bounded memory, encodes them on all cores, and writes token files that
-/// training maps and reads as they are. Killed anywhere, the same command goes on and makes the same bytes.
-/// Needs no MPI.
+/// training memory-maps. After a kill, the same command resumes and produces the same bytes. Needs no MPI.
 #[derive(clap::Args, Debug, Clone, PartialEq)]
 #[command(after_help = DATA_TOKENIZE_HELP)]
 pub struct TokenizeArgs {
-    /// What makes tokens: GPT-2's byte pairs, single bytes, or a Hugging Face tokenizer.json.
+    /// Tokenizer: GPT-2 byte pairs, single bytes, or a Hugging Face tokenizer.json.
     #[arg(long, value_name = "gpt2|bytes|FILE", value_parser = parse_tokenizer)]
     pub tokenizer: Tokenizer,
-    /// The token file. With --val-fraction its name gets _train and _val before the ending, with
-    /// --shard-tokens the number of the shard.
+    /// The token file. --val-fraction inserts _train and _val before the extension, --shard-tokens the shard
+    /// number.
     #[arg(value_name = "OUT")]
     pub out: PathBuf,
-    /// Text files (*.jsonl: JSON lines); - is standard input.
+    /// Text files (*.jsonl: JSON lines); - reads standard input.
     #[arg(value_name = "FILE", required = true, num_args = 1..)]
     pub inputs: Vec<PathBuf>,
-    /// raw_u16, raw_u32 or llmc; auto = by the ending of OUT: .u16 and .bin raw_u16, .u32 raw_u32. llmc takes
-    /// 16 or 32 bits as the vocabulary needs.
+    /// raw_u16, raw_u32 or llmc; auto = by the extension of OUT: .u16 and .bin raw_u16, .u32 raw_u32. llmc
+    /// uses 16 or 32 bits, depending on the vocabulary.
     #[arg(long, value_name = "FORMAT", default_value = "auto", value_parser = parse_format)]
     pub format: DataFormat,
-    /// Tokens of one file; without it, all go into one.
+    /// Tokens per file; by default, one file holds all.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub shard_tokens: Option<u64>,
-    /// Share of the documents that go to a validation file of their own. Which ones is decided by a hash of
-    /// their text.
+    /// Fraction of the documents to write to a separate validation file, selected by a hash of their text.
     #[arg(long, value_name = "F", default_value = "0", value_parser = parse_fraction)]
     pub val_fraction: f64,
-    /// What separates documents within a file; without it, a file is one document.
+    /// Separator between documents in a file; by default, a file is one document.
     #[arg(long, value_name = "STR", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub separator: Option<String>,
-    /// Read all files as lines of JSON objects, with the text under this key. (*.jsonl files are read so,
-    /// under "text".)
+    /// Read all files as lines of JSON objects with the text under this key. (*.jsonl files always are, by
+    /// default under "text".)
     #[arg(long, value_name = "KEY", conflicts_with = "separator")]
     pub json_key: Option<String>,
-    /// Where the token that marks a document stands; bytes have none.
+    /// Position of the document token; the bytes tokenizer has none.
     #[arg(long, value_name = "before|after|none", value_parser = parse_document_token)]
     pub document_token: Option<DocumentToken>,
-    /// The name of that token in a tokenizer.json; without it, the first found of `<|endoftext|>`,
+    /// Name of that token in a tokenizer.json; by default, the first found of `<|endoftext|>`,
     /// `<|end_of_text|>`, `<|begin_of_text|>`, `</s>`, `<eos>`.
     #[arg(long, value_name = "TOKEN")]
     pub document_token_name: Option<String>,

@@ -1,7 +1,6 @@
-//! What can be typed after `zero3`, and what `--help` teaches: a file for each kind of command.
+//! The command line and its `--help`: a file for each kind of command.
 //!
-//! Must not know: how anything is run. Under MPI every rank parses the same arguments and comes to the same
-//! result.
+//! Must not know: how a command runs. Under MPI every rank parses the same arguments to the same result.
 
 mod ckpt;
 mod counts;
@@ -26,36 +25,35 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::ffi::OsString;
 
 const PROGRAM_HELP: &str = "\
-Start it like any MPI program; one rank alone needs no launcher:
+Start it like any MPI program; a single rank needs no launcher:
   mpirun -n 2 zero3 train inputs/tiny.toml
   srun -n 16 zero3 train my.toml run.dir=runs/a optim.lr=6e-4
   zero3 train inputs/tiny.toml --dry-run
 
 Exit codes:
-   0  finished
-   1  two things that were compared differ
-   2  bad deck, input or checkpoint (or a wrong command line)
-   3  acceptance not met
+   0  success
+   1  a comparison found a difference
+   2  bad deck, input, checkpoint or command line
+   3  not accepted
    4  training became non-finite
    5  communication, device or I/O failure
   70  internal error
-  75  stopped early with a checkpoint saved: start the same command again";
+  75  stopped early with a checkpoint saved: run the same command again";
 
 /// Trains GPT-2 and Llama models with ZeRO-3 over MPI.
 ///
-/// Parameters, gradients and optimizer state are cut into one slice per rank; each layer's parameters are
-/// gathered just before they are needed and released right after. The result is the same bits on any number
-/// of ranks.
+/// Parameters, gradients and optimizer state are sharded over the ranks; each layer's parameters are gathered
+/// just before use and released right after. Results are bitwise identical on any number of ranks.
 #[derive(Parser, Debug)]
 #[command(name = "zero3", bin_name = "zero3", version)]
-#[command(after_long_help = PROGRAM_HELP, after_help = "`zero3 --help` says more.")]
+#[command(after_long_help = PROGRAM_HELP, after_help = "See `zero3 --help` for more.")]
 #[command(subcommand_required = true, arg_required_else_help = false)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
 }
 
-/// Everything the program can be asked to do; the arguments' own comments are what `--help` says.
+/// The commands; `--help` prints the doc comments of their arguments.
 #[derive(Subcommand, Debug, Clone, PartialEq)]
 pub enum Command {
     Train(TrainArgs),
@@ -241,10 +239,10 @@ mod tests {
             ("plan --model gpt3 --ranks 2", "gpt2-1.5b"),
             ("plan --params many --ranks 2", "7.5B"),
             ("plan --params 1B --model llama-1b --ranks 2", "cannot be used"),
-            ("plan a.toml --params 1B --ranks 2", "a deck says which model"),
+            ("plan a.toml --params 1B --ranks 2", "cannot be combined"),
             ("plan a.toml --ranks 2 --csv x", "--sweep"),
             ("plan a.toml --sweep ranks=1..2", "--hardware"),
-            ("plan a.toml --hardware h100 --sweep ranks=2..1", "does not go from a count up"),
+            ("plan a.toml --hardware h100 --sweep ranks=2..1", "is not an ascending range of counts"),
             ("plan a.toml --ranks 2 --out x", "--calibrate"),
             ("data", "Usage"),
             ("data info", "DECK"),

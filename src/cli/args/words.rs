@@ -1,4 +1,4 @@
-//! Words that are no flags: paths of decks and files, and `section.key=value`, in any order.
+//! Positional arguments: paths of decks and files, and `section.key=value`, in any order.
 
 use crate::config::Preset;
 use crate::plan::forecast::model_size::parse_count;
@@ -8,7 +8,7 @@ use clap::{ArgMatches, FromArgMatches};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-/// A deck and what the command line changes in it.
+/// A deck and the overrides of the command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeckArgs {
     /// The TOML file.
@@ -20,8 +20,8 @@ pub struct DeckArgs {
 /// A deck and overrides, in any order.
 #[derive(clap::Args, Debug)]
 pub(super) struct Words {
-    /// The deck, and any number of keys to set in it, e.g. optim.lr=1e-3 data.train=a.txt,b.txt. What has a
-    /// `=` after a plain key is an override; write ./a=b.toml for a deck of such a name.
+    /// The deck, and any number of overrides, e.g. optim.lr=1e-3 data.train=a.txt,b.txt. An argument with a
+    /// `=` and no `/` before it is an override; write ./a=b.toml for a deck of that name.
     #[arg(value_name = "DECK|KEY=VALUE", required = true, num_args = 1..)]
     #[arg(value_parser = OsStringValueParser::new().try_map(parse_word))]
     words: Vec<Word>,
@@ -54,46 +54,46 @@ impl FromArgMatches for DeckArgs {
     }
 }
 
-/// A deck, or what stands in its place, and what the command line changes.
+/// A deck, or its substitute, and the overrides of the command line.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PlanSubject {
-    /// What is planned.
+    /// The subject.
     pub of: PlanOf,
     /// `section.key` and text, in the order given.
     pub overrides: Vec<(String, String)>,
 }
 
-/// What is planned.
+/// The subject of a plan.
 #[derive(Debug, Clone, PartialEq)]
 pub enum PlanOf {
     /// A deck.
     Deck(PathBuf),
     /// A published model.
     Model(Preset),
-    /// A model of so many parameters.
+    /// A model with this many parameters.
     Params(u64),
-    /// Nothing: this machine is measured.
+    /// This machine, to be measured.
     Machine,
 }
 
-/// The words and flags that [`PlanSubject`] comes from.
+/// The arguments and flags [`PlanSubject`] is parsed from.
 #[derive(clap::Args, Debug)]
 struct PlanWords {
-    /// A deck, and any number of keys to set in it or in the hardware file, e.g. zero.stage=2
+    /// A deck, and any number of overrides of it or of the hardware file, e.g. zero.stage=2
     /// network.gb_per_s=25.
     #[arg(value_name = "DECK|KEY=VALUE", num_args = 0..)]
     #[arg(value_parser = OsStringValueParser::new().try_map(parse_word))]
     words: Vec<Word>,
-    /// A published model instead of a deck; keys set the rest.
+    /// A published model instead of a deck; overrides set the rest.
     #[arg(long, value_name = "NAME", conflicts_with = "params")]
     #[arg(value_parser = clap::builder::PossibleValuesParser::new(&Preset::NAMES[1..]))]
     model: Option<String>,
-    /// A model of about so many parameters instead of a deck, such as 7.5B; bytes are also said for exactly
-    /// that many.
+    /// A model of about this many parameters instead of a deck, such as 7.5B; memory is also shown for
+    /// exactly this many.
     #[arg(long, value_name = "COUNT", value_parser = parse_count)]
     params: Option<u64>,
-    /// Measure this machine, write its hardware file, and hold predictions against short runs on it. Under
-    /// mpirun on all its ranks.
+    /// Measure this machine, write its hardware file, and compare predictions with short runs on it; under
+    /// mpirun, on all ranks.
     #[arg(long, conflicts_with_all = ["model", "params"])]
     calibrate: bool,
 }
@@ -124,7 +124,7 @@ impl FromArgMatches for PlanSubject {
             let DeckArgs { path, overrides } =
                 Words { words }.into_deck().map_err(|error| match error.kind() {
                     ErrorKind::MissingRequiredArgument => {
-                        let message = "no deck: give the path of a TOML file, e.g. inputs/gpt2-124m.toml, or \
+                        let message = "no deck: pass the path of a TOML file, e.g. inputs/gpt2-124m.toml, or \
                                    --model NAME, or --params COUNT";
                         clap::Error::raw(ErrorKind::MissingRequiredArgument, message)
                     }
@@ -138,7 +138,7 @@ impl FromArgMatches for PlanSubject {
                 Word::Override(key, value) => overrides.push((key, value)),
                 Word::Deck(path) => {
                     let message = format!(
-                        "{} beside --model, --params or --calibrate: a deck says which model it is",
+                        "{}: a deck cannot be combined with --model, --params or --calibrate",
                         path.display()
                     );
                     return Err(clap::Error::raw(ErrorKind::ArgumentConflict, message));
@@ -155,7 +155,7 @@ impl FromArgMatches for PlanSubject {
 }
 
 impl Words {
-    /// Whether the words name token files and no deck.
+    /// Whether the arguments name token files and no deck.
     pub(super) fn are_files(&self) -> bool {
         let is_deck = |word: &Word| match word {
             Word::Deck(path) => path.extension().is_some_and(|e| e == "toml"),
@@ -164,19 +164,20 @@ impl Words {
         self.words.iter().any(|word| matches!(word, Word::Deck(_))) && !self.words.iter().any(is_deck)
     }
 
-    /// The paths among the words, which may hold nothing else.
+    /// The arguments as paths; an override is an error.
     pub(super) fn into_files(self) -> Result<Vec<PathBuf>, clap::Error> {
         let path = |word| match word {
             Word::Deck(path) => Ok(path),
             Word::Override(key, value) => {
-                let message = format!("{key}={value} sets a key of a deck, and no deck (*.toml) is named");
+                let message =
+                    format!("{key}={value} overrides a key of a deck, but no deck (*.toml) was given");
                 Err(clap::Error::raw(ErrorKind::UnknownArgument, message))
             }
         };
         self.words.into_iter().map(path).collect()
     }
 
-    /// The one deck among the words.
+    /// The deck among the arguments, and the overrides.
     pub(super) fn into_deck(self) -> Result<DeckArgs, clap::Error> {
         let mut decks = Vec::new();
         let mut overrides = Vec::new();
@@ -189,26 +190,26 @@ impl Words {
         match <[PathBuf; 1]>::try_from(decks) {
             Ok([path]) => Ok(DeckArgs { path, overrides }),
             Err(decks) if decks.is_empty() => {
-                let message = "no deck: give the path of a TOML file, e.g. inputs/tiny.toml";
+                let message = "no deck: pass the path of a TOML file, e.g. inputs/tiny.toml";
                 Err(clap::Error::raw(ErrorKind::MissingRequiredArgument, message))
             }
             Err(decks) => {
                 let names: Vec<String> = decks.iter().map(|d| d.display().to_string()).collect();
                 let message =
-                    format!("more than one deck: {}; a key is set with section.key=value", names.join(", "));
+                    format!("more than one deck: {}; use section.key=value to set a key", names.join(", "));
                 Err(clap::Error::raw(ErrorKind::TooManyValues, message))
             }
         }
     }
 }
 
-/// A word is an override if it has a `=` and no `/` before it; everything else is the path of a deck.
+/// An argument is an override if it has a `=` and no `/` before it, and otherwise the path of a deck.
 fn parse_word(word: OsString) -> Result<Word, String> {
     let bytes = word.as_encoded_bytes();
     let is_override = bytes.iter().position(|b| *b == b'=').is_some_and(|at| !bytes[..at].contains(&b'/'));
     if !is_override {
         return if word.is_empty() {
-            Err("the empty word is no deck".into())
+            Err("an empty argument is not a deck".into())
         } else {
             Ok(Word::Deck(word.into()))
         };
@@ -224,7 +225,7 @@ pub(super) fn parse_override(word: OsString) -> Result<(String, String), String>
     match parse_word(word)? {
         Word::Override(key, value) => Ok((key, value)),
         Word::Deck(path) => {
-            Err(format!("{} is no KEY=VALUE; the deck is the checkpoint's own", path.display()))
+            Err(format!("{} is not KEY=VALUE; the deck is the one stored in the checkpoint", path.display()))
         }
     }
 }

@@ -1,11 +1,10 @@
-//! What there is to say of a family: sizes of presets, defaults and refusals, and what several families
-//! share.
+//! What a family defines: sizes of presets, defaults and rejected keys; and rules shared by several families.
 //!
-//! Must not know: which families there are.
+//! Must not know: which families exist.
 
 use crate::config::resolve::{Resolver, near_divisors};
 
-/// The sizes a preset stands for.
+/// The sizes of a preset.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PresetSizes {
     /// Transformer blocks (L).
@@ -30,27 +29,27 @@ pub struct PresetSizes {
     pub tied: bool,
 }
 
-/// What a family says of the keys of `[model]`.
+/// The rules of a family for the keys of `[model]`.
 pub(in crate::config) struct FamilyRules {
-    /// Width of the hidden layer for a width.
+    /// Width of the hidden layer for a given width.
     pub d_ff: fn(i64) -> i64,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
-    /// Added in norms.
+    /// The epsilon of its norms.
     pub norm_eps: f64,
     /// The head is the token embedding.
     pub tied: bool,
-    /// The head of another name may have channels of its own number: `model.head_dim` is free.
+    /// The width of a head is independent of d_model and n_head: `model.head_dim` is free.
     pub free_head_dim: bool,
-    /// Parameters of a model, about: to see that no product overflows.
+    /// Approximate parameter count, to check for overflow.
     pub numel: fn(&Numbers) -> u128,
-    /// Elements of a row of the widest hidden tensor, and what they are in words.
+    /// Row width of the widest hidden tensor, and its description.
     pub widest: fn(&Numbers) -> (u128, &'static str),
-    /// Refuses what the family does not have.
+    /// Rejects keys the family does not support.
     pub check: fn(&mut Resolver),
 }
 
-/// Sizes that products are checked with.
+/// Sizes for overflow checks.
 pub(in crate::config) struct Numbers {
     /// Blocks.
     pub layers: u128,
@@ -66,7 +65,7 @@ pub(in crate::config) struct Numbers {
     pub v: u128,
 }
 
-/// What families ask whose heads share keys and values and are rotated.
+/// Requirements of families with shared key/value heads and rotary positions.
 pub(super) fn check_rotated(deck: &mut Resolver) {
     let n_head = deck.integer("model.n_head");
     if let (Some(n_head), Some(n)) = (n_head, deck.integer("model.n_kv_head"))
@@ -78,8 +77,8 @@ pub(super) fn check_rotated(deck: &mut Resolver) {
     if let Some(head_dim) = deck.integer("model.head_dim")
         && head_dim % 2 != 0
     {
-        let wants =
-            "an even number of channels, which are rotated in pairs; by default model.d_model / model.n_head";
+        let wants = "an even number of channels, because they are rotated in pairs; by default model.d_model \
+                     / model.n_head";
         deck.refuse("model.head_dim", wants.into());
     }
     if deck.float("model.rope_theta") == Some(0.0) {
@@ -88,8 +87,7 @@ pub(super) fn check_rotated(deck: &mut Resolver) {
     }
 }
 
-/// Parameters of a model with a gated hidden layer, with as many key/value heads as it has heads and a head
-/// of its own.
+/// Parameters of a model with a gated hidden layer, as many key/value heads as heads, and an untied head.
 pub(super) fn gated_numel(n: &Numbers) -> u128 {
     n.layers * (4 * n.heads + 3 * n.f) * n.c + 2 * n.v * n.c
 }

@@ -1,9 +1,9 @@
-//! GPT-2: what follows from its sizes, and what it does not have.
+//! GPT-2: derived sizes, and keys it does not support.
 
 use super::family_rules::{FamilyRules, PresetSizes};
 use crate::config::resolve::Resolver;
 
-/// What it adds in its norms.
+/// The epsilon of its norms.
 const NORM_EPS: f64 = 1e-5;
 
 pub(super) const RULES: FamilyRules = FamilyRules {
@@ -39,24 +39,24 @@ fn check(deck: &mut Resolver) {
     if let (Some(n_head), Some(n)) = (n_head, deck.integer("model.n_kv_head"))
         && n != n_head
     {
-        let wants = format!("model.n_head = {n_head}, GPT-2 shares no key/value heads; {or_llama}");
+        let wants = format!(
+            "model.n_head = {n_head}, because GPT-2 does not share key/value heads; \
+                             {or_llama}"
+        );
         deck.refuse("model.n_kv_head", wants);
     }
     if let (Some(d_model), Some(n)) = (d_model, deck.integer("model.d_ff"))
         && n != 4 * d_model
     {
-        deck.refuse(
-            "model.d_ff",
-            format!("4 * model.d_model = {}, as GPT-2 has it; {or_llama}", 4 * d_model),
-        );
+        deck.refuse("model.d_ff", format!("4 * model.d_model = {}, as in GPT-2; {or_llama}", 4 * d_model));
     }
     if deck.float("model.rope_theta").is_some_and(|theta| theta != 0.0) {
-        deck.refuse("model.rope_theta", format!("0, GPT-2 learns its positions; {or_llama}"));
+        deck.refuse("model.rope_theta", format!("0, because GPT-2 learns its positions; {or_llama}"));
     }
     if deck.float("model.norm_eps").is_some_and(|eps| eps != NORM_EPS) {
-        deck.refuse("model.norm_eps", format!("{NORM_EPS:?}, as GPT-2 has it; {or_llama}"));
+        deck.refuse("model.norm_eps", format!("{NORM_EPS:?}, as in GPT-2; {or_llama}"));
     }
     if deck.choice::<bool>("model.tied") == Some(false) {
-        deck.refuse("model.tied", format!("true, GPT-2's head is its embedding; {or_llama}"));
+        deck.refuse("model.tied", format!("true, because GPT-2's head is its embedding; {or_llama}"));
     }
 }

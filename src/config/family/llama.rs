@@ -1,4 +1,4 @@
-//! Llama: presets, and what follows from its sizes.
+//! Llama: presets and derived sizes.
 
 use super::family_rules::{FamilyRules, PresetSizes, check_rotated, gated_numel, gated_widest};
 

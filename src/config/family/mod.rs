@@ -1,5 +1,5 @@
-//! The families of models as the deck knows them: names, presets, what a family says of keys that nobody
-//! wrote, and what it does not have. A file per family; what a family computes is in `model/`.
+//! The families of models in the deck: names, presets, defaults, and keys a family does not support. A file
+//! per family; `model/` has what a family computes.
 //!
 //! Must not know: the keys of other sections.
 
@@ -22,7 +22,7 @@ choice! {
         Gpt2 = "gpt2",
         /// Llama: RMSNorm, rotary positions, SwiGLU, grouped key/value heads, no biases.
         Llama = "llama",
-        /// Qwen3, dense: a Llama whose query and key heads are normed, and have a width of their own.
+        /// Qwen3, dense: a Llama with normalized query and key heads of independent width.
         Qwen3 = "qwen3",
     }
 }
@@ -30,7 +30,7 @@ choice! {
 choice! {
     /// A published model size: `model.preset`.
     Preset {
-        /// Free sizes: the size keys say everything.
+        /// No preset: the size keys determine the model.
         None = "none",
         /// 12 layers, 12 heads, width 768.
         Gpt2_124m = "gpt2-124m",
@@ -40,7 +40,7 @@ choice! {
         Gpt2_774m = "gpt2-774m",
         /// 48 layers, 25 heads, width 1600.
         Gpt2_1_5b = "gpt2-1.5b",
-        /// A small Llama of this program's own, for a CPU: 4 layers, 8 heads on 4, width 128.
+        /// A small Llama for CPUs: 4 layers, 8 heads on 4, width 128.
         LlamaTiny = "llama-tiny",
         /// The sizes of Llama 3.2 1B, without its scaled rotary frequencies: 16 layers, 32 heads on 8, width
         /// 2048.

@@ -1,4 +1,4 @@
-//! Qwen3: presets, and what follows from its sizes.
+//! Qwen3: presets and derived sizes.
 
 use super::family_rules::{FamilyRules, PresetSizes};
 use super::llama::RULES as LLAMA;

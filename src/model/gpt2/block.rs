@@ -44,7 +44,10 @@ scratch! {
         /// (B * T, C): what a branch adds to the residual stream.
         branch: (block.rows() * block.c(), precision.activation),
         /// Of attention.
-        attention_work: (D::attention_forward_work_numel(block.attention.shape(), precision.activation), DType::F32),
+        attention_work: (
+            D::attention_forward_work_numel(block.attention.shape(), precision.activation),
+            DType::F32
+        ),
         /// Of products.
         linear_work: (linear_forward_work::<D>(&block.products(), precision), DType::F32),
     }
@@ -58,7 +61,10 @@ scratch! {
         /// (B * T, C): the gradient of normed rows and of attention's output.
         dnarrow: (block.rows() * block.c(), precision.activation),
         /// Of attention.
-        attention_work: (D::attention_backward_work_numel(block.attention.shape(), precision.activation), DType::F32),
+        attention_work: (
+            D::attention_backward_work_numel(block.attention.shape(), precision.activation),
+            DType::F32
+        ),
         /// Of norms.
         layer_norm_work: (block.ln_1.work_numel::<D>(), DType::F32),
         /// Of products.
@@ -122,8 +128,7 @@ impl Block {
     pub fn differentiate<D: Ops>(&self, dev: &D, pieces: &[Piece], params: &[View<'_>], io: BackwardIo<'_>) {
         let Backward { ln_1, c_attn, attention, attn_proj, sum, ln_2, c_fc, mlp_proj } =
             &mut self.backward(params, io.saved, io.grads);
-        let BackwardWork { mut dwide, mut dnarrow, mut attention_work, mut layer_norm_work, mut linear_work } =
-            BackwardWork::of(io.work);
+        let mut work = BackwardWork::of(io.work);
         let x = Rows::input(io.input.expect("a block has an input"));
         let mut dres = io.dresidual;
         let dqkv = 0..self.rows() * self.attention.shape().qkv_row();
@@ -132,36 +137,58 @@ impl Block {
                 // The residual path keeps dres.
                 Piece::Leave => {}
                 Piece::Mlp => {
-                    mlp_proj.backward_weight(dev, dres.as_view(), c_fc.out(), linear_work.reborrow());
-                    let (dfc, dout) = (dwide.reborrow(), dres.as_view());
-                    mlp_proj.backward_gelu_input(dev, dfc, dout, c_fc, linear_work.reborrow());
-                    c_fc.backward_weight(dev, dwide.as_view(), ln_2.out(), linear_work.reborrow());
-                    c_fc.backward_input(dev, dnarrow.reborrow(), dwide.as_view(), linear_work.reborrow());
+                    mlp_proj.backward_weight(dev, dres.as_view(), c_fc.out(), work.linear_work.reborrow());
+                    let (dfc, dout) = (work.dwide.reborrow(), dres.as_view());
+                    mlp_proj.backward_gelu_input(dev, dfc, dout, c_fc, work.linear_work.reborrow());
+                    c_fc.backward_weight(dev, work.dwide.as_view(), ln_2.out(), work.linear_work.reborrow());
+                    c_fc.backward_input(
+                        dev,
+                        work.dnarrow.reborrow(),
+                        work.dwide.as_view(),
+                        work.linear_work.reborrow(),
+                    );
                 }
                 Piece::Middle => {
                     ln_2.backward(
                         dev,
                         dres.reborrow(),
-                        dnarrow.as_view(),
+                        work.dnarrow.as_view(),
                         sum.out(),
-                        layer_norm_work.reborrow(),
+                        work.layer_norm_work.reborrow(),
                     );
                 }
                 Piece::Out => {
-                    attn_proj.backward_weight(dev, dres.as_view(), attention.out(), linear_work.reborrow());
-                    attn_proj.backward_input(dev, dnarrow.reborrow(), dres.as_view(), linear_work.reborrow());
+                    attn_proj.backward_weight(
+                        dev,
+                        dres.as_view(),
+                        attention.out(),
+                        work.linear_work.reborrow(),
+                    );
+                    attn_proj.backward_input(
+                        dev,
+                        work.dnarrow.reborrow(),
+                        dres.as_view(),
+                        work.linear_work.reborrow(),
+                    );
                 }
                 Piece::Attend => {
-                    let (dqkv, work) = (dwide.reborrow().range(dqkv.clone()), attention_work.reborrow());
-                    attention.backward(dev, dqkv, dnarrow.as_view(), c_attn.out(), work);
+                    let dqkv = work.dwide.reborrow().range(dqkv.clone());
+                    let attention_work = work.attention_work.reborrow();
+                    attention.backward(dev, dqkv, work.dnarrow.as_view(), c_attn.out(), attention_work);
                 }
                 Piece::Project => {
-                    let dqkv = dwide.as_view().range(dqkv.clone());
-                    c_attn.backward_weight(dev, dqkv, ln_1.out(), linear_work.reborrow());
-                    c_attn.backward_input(dev, dnarrow.reborrow(), dqkv, linear_work.reborrow());
+                    let dqkv = work.dwide.as_view().range(dqkv.clone());
+                    c_attn.backward_weight(dev, dqkv, ln_1.out(), work.linear_work.reborrow());
+                    c_attn.backward_input(dev, work.dnarrow.reborrow(), dqkv, work.linear_work.reborrow());
                 }
                 Piece::Enter => {
-                    ln_1.backward(dev, dres.reborrow(), dnarrow.as_view(), x, layer_norm_work.reborrow());
+                    ln_1.backward(
+                        dev,
+                        dres.reborrow(),
+                        work.dnarrow.as_view(),
+                        x,
+                        work.layer_norm_work.reborrow(),
+                    );
                 }
             }
         }

@@ -56,7 +56,10 @@ scratch! {
         /// Of the rotation.
         rope_work: (D::rope_work_numel(block.attention.shape()), DType::F32),
         /// Of attention.
-        attention_work: (D::attention_forward_work_numel(block.attention.shape(), precision.activation), DType::F32),
+        attention_work: (
+            D::attention_forward_work_numel(block.attention.shape(), precision.activation),
+            DType::F32
+        ),
         /// Of products.
         linear_work: (linear_forward_work::<D>(&block.products(), precision), DType::F32),
     }
@@ -82,10 +85,17 @@ scratch! {
         /// Of the rotation.
         rope_work: (D::rope_work_numel(block.attention.shape()), DType::F32),
         /// Of attention.
-        attention_work: (D::attention_backward_work_numel(block.attention.shape(), precision.activation), DType::F32),
+        attention_work: (
+            D::attention_backward_work_numel(block.attention.shape(), precision.activation),
+            DType::F32
+        ),
         /// Of norms.
         rms_norm_work: (
-            block.norm_1.work_numel::<D>().max(block.q_norm.work_numel::<D>()).max(block.k_norm.work_numel::<D>()),
+            block
+                .norm_1
+                .work_numel::<D>()
+                .max(block.q_norm.work_numel::<D>())
+                .max(block.k_norm.work_numel::<D>()),
             DType::F32
         ),
         /// Of products.

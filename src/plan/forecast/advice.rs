@@ -1,7 +1,7 @@
-//! Which knob to turn first: the plan again with one changed at a time, and what each would give.
+//! Which setting to change first: the plan repeated with one changed at a time, and the gain of each.
 //!
-//! What does not fit the memory is listed apart, with the smallest further change that would make it fit.
-//! Pure: how a changed deck is planned is the caller's.
+//! Changes that do not fit into the memory are listed separately, with the smallest further change that would
+//! make them fit. Pure: the caller plans a changed deck.
 
 use super::Forecast;
 use crate::config::{ActivationCheckpointing, Deck, ReduceWhen};
@@ -9,55 +9,55 @@ use crate::dtype::DType;
 use crate::error::Result;
 use serde::Serialize;
 
-/// Keys and values as an override has them.
+/// Keys and values, as in an override.
 pub type Overrides = Vec<(String, String)>;
 
 /// Predicts the deck with some keys changed.
 pub type Predict<'a> = dyn Fn(&[(String, String)]) -> Result<Forecast> + 'a;
 
-/// Gains that are nothing but rounding.
+/// Smaller gains are rounding.
 const SMALLEST_GAIN: f64 = 5e-4;
 
 /// A change that was tried.
 #[derive(Debug, Clone, Serialize)]
 pub struct Turn {
-    /// As it would be written on the command line.
+    /// As written on the command line.
     pub change: String,
-    /// What else it changes than time and memory; empty: nothing, the bits of the run stay.
+    /// Its side effects other than time and memory; empty: none, the results are bitwise the same.
     pub costs: &'static str,
-    /// Tokens per second over those without it, less 1.
+    /// Relative change of tokens per second, minus 1.
     pub gain: f64,
-    /// With it.
+    /// The forecast with it.
     pub forecast: Forecast,
-    /// Where it does not fit: what would make it fit, and the gain of both.
+    /// If it does not fit: what would make it fit, and the gain of both.
     pub remedy: Option<Remedy>,
 }
 
-/// What makes a change fit.
+/// A further change that makes a change fit.
 #[derive(Debug, Clone, Serialize)]
 pub struct Remedy {
-    /// As it would be written on the command line.
+    /// As written on the command line.
     pub change: String,
-    /// Of both changes together.
+    /// Gain of both changes together.
     pub gain: f64,
-    /// Bytes of a rank.
+    /// Bytes per rank.
     pub memory_bytes: u64,
 }
 
-/// What was tried.
+/// The changes that were tried.
 #[derive(Debug, Clone, Serialize, Default)]
 pub struct Advice {
-    /// What fits, the largest gain first.
+    /// Those that fit, the largest gain first.
     pub fits: Vec<Turn>,
-    /// What would be faster and does not fit, the largest gain first.
+    /// Those that would be faster but do not fit, the largest gain first.
     pub too_large: Vec<Turn>,
 }
 
-/// Tries every knob of `deck` on `n_ranks` ranks; `base` is the deck as it is.
+/// Tries every setting of `deck` on `n_ranks` ranks; `base` is the deck's forecast.
 pub fn advise(deck: &Deck, n_ranks: usize, base: &Forecast, predict: &Predict<'_>) -> Advice {
     let mut advice = Advice::default();
     for Candidate { overrides, costs } in candidates(deck, n_ranks) {
-        // A deck that its own rules refuse is no advice.
+        // A deck that its own rules reject is not advice.
         let Ok(forecast) = predict(&overrides) else { continue };
         let gain = gain(&forecast, base);
         let mut turn = Turn { change: in_words(&overrides), costs, gain, remedy: None, forecast };
@@ -68,7 +68,7 @@ pub fn advise(deck: &Deck, n_ranks: usize, base: &Forecast, predict: &Predict<'_
             advice.too_large.push(turn);
         }
     }
-    // Of equal ones the one that changes the least else.
+    // Of equal ones, the one with the fewest side effects.
     let order = |a: &Turn, b: &Turn| {
         b.gain.total_cmp(&a.gain).then_with(|| a.forecast.memory_bytes.cmp(&b.forecast.memory_bytes))
     };
@@ -78,8 +78,8 @@ pub fn advise(deck: &Deck, n_ranks: usize, base: &Forecast, predict: &Predict<'_
 }
 
 impl Advice {
-    /// The first knob to turn, if any gives something: one that leaves the bits of the run alone before one
-    /// that does not.
+    /// The setting to change first, if any helps: one that keeps the results bitwise the same before one that
+    /// does not.
     pub fn first(&self) -> Option<&Turn> {
         let gives = |turn: &&Turn| turn.gain > SMALLEST_GAIN;
         self.fits
@@ -89,8 +89,8 @@ impl Advice {
             .or_else(|| self.fits.iter().find(gives))
     }
 
-    /// A change that does not fit by itself and what makes it fit, where both together give more than the
-    /// first knob.
+    /// A change that does not fit alone together with one that makes it fit, if both give more than the first
+    /// setting.
     pub fn pair(&self) -> Option<(&Turn, &Remedy)> {
         let least = self.first().map_or(0.0, |turn| turn.gain) + SMALLEST_GAIN;
         let pairs = self.too_large.iter().filter_map(|turn| Some((turn, turn.remedy.as_ref()?)));
@@ -112,7 +112,7 @@ struct Candidate {
     costs: &'static str,
 }
 
-/// One knob each, at the values worth a try.
+/// One setting each, at values worth trying.
 fn candidates(deck: &Deck, n_ranks: usize) -> Vec<Candidate> {
     const OTHER_BITS: &str = "other rounding";
     const OTHER_BATCH: &str = "a larger batch";
@@ -137,7 +137,7 @@ fn candidates(deck: &Deck, n_ranks: usize) -> Vec<Candidate> {
     }
     let b = train.micro_batch_size;
     let whole = |micro: usize| micro > 0 && micro != b && train.global_batch_size.is_multiple_of(micro);
-    // Not so large that ranks would have nothing to do.
+    // Not so large that ranks would be idle.
     let busy = |micro: usize| train.global_batch_size / micro >= n_ranks || micro < b;
     for micro in [4 * b, 2 * b, b / 2].into_iter().filter(|&micro| whole(micro) && busy(micro)) {
         add(OTHER_BITS, &[("train.micro_batch_size", micro.to_string())]);
@@ -183,7 +183,7 @@ fn candidates(deck: &Deck, n_ranks: usize) -> Vec<Candidate> {
     all
 }
 
-/// The first further change, in the order of what it costs, with which `overrides` fit.
+/// The first further change, in order of cost, with which `overrides` fit.
 fn remedy(
     deck: &Deck,
     overrides: &[(String, String)],

@@ -1,8 +1,8 @@
-//! Seconds of kernels and collectives on some hardware: the formulas of docs/planning.md.
+//! Times of kernels and collectives on given hardware: the formulas of docs/planning.md.
 //!
 //! A kernel takes `launch + flops / rate + bytes / rate`, measured or from a data sheet's peaks and the
-//! assumed share of them; a collective takes a latency, one more for each step or peer, and its bytes over
-//! the slower of the links within and between nodes. Must not know: schedules.
+//! assumed fraction of them; a collective takes a latency, another one for each step or peer, and its bytes
+//! over the slower of the links within and between nodes. Must not know: schedules.
 
 use super::simulate::Sharing;
 use super::traffic::{self, Layout, Traffic};
@@ -12,12 +12,12 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::work::{Kernel, Work};
 
-/// A machine of some hardware with ranks on it.
+/// Hardware with ranks placed on it.
 #[derive(Debug, Clone)]
 pub struct Machine<'a> {
     /// Its figures.
     pub hardware: &'a Hardware,
-    /// Where ranks are.
+    /// Placement of the ranks.
     pub layout: Layout,
     /// By kernel, f32 and bf16.
     rates: Vec<[Rate; 2]>,
@@ -29,13 +29,13 @@ impl<'a> Machine<'a> {
     /// `layout` on this hardware.
     ///
     /// # Errors
-    /// A node of it does not hold so many ranks.
+    /// Its nodes do not have enough devices.
     pub fn new(hardware: &'a Hardware, layout: Layout, tf32: bool) -> Result<Self> {
         let devices = hardware.node.devices;
         if hardware.hardware.kind == DeviceKind::Gpu && layout.per_node > devices {
             return Err(Error::Input(format!(
-                "{} ranks on a node: one of {} has {devices} devices (node.devices), so --ranks-per-node \
-                 {devices} at most",
+                "{} ranks per node, but a node of {} has {devices} devices (node.devices): --ranks-per-node \
+                 must be at most {devices}",
                 layout.per_node, hardware.hardware.name
             )));
         }
@@ -45,7 +45,7 @@ impl<'a> Machine<'a> {
         Ok(machine)
     }
 
-    /// FLOP/s that products of `dtype` cannot pass.
+    /// Upper limit of the FLOP/s of products of `dtype`.
     pub fn peak_flops(&self, dtype: DType) -> f64 {
         let device = &self.hardware.device;
         let tflops = match dtype {
@@ -56,7 +56,7 @@ impl<'a> Machine<'a> {
         tflops * 1e12
     }
 
-    /// As measured, or from the data sheet.
+    /// Measured, or from the data sheet.
     fn rate(&self, kernel: Kernel, dtype: DType) -> Rate {
         if let Some(measured) = self.hardware.measured(kernel, dtype) {
             return measured;
@@ -83,7 +83,7 @@ impl<'a> Machine<'a> {
         rate.launch_s + work.flops * rate.s_per_flop + work.bytes * rate.s_per_byte
     }
 
-    /// A copy, addition or cast that moves so many bytes.
+    /// A copy, addition or cast that moves this many bytes.
     pub fn stream_s(&self, bytes: u64) -> f64 {
         if bytes == 0 {
             return 0.0;
@@ -104,8 +104,8 @@ impl<'a> Machine<'a> {
         own_s + self.latency_s() + self.steps_s(rings) + self.links_s(&traffic, self.hardware.node.gb_per_s)
     }
 
-    /// A reduction of `contributors` gradients to slices of `slice_numel` elements that travel as `dtype`, in
-    /// `n_calls` exchanges or rings.
+    /// A reduction of `contributors` gradients to slices of `slice_numel` elements, communicated as `dtype`,
+    /// in `n_calls` exchanges or rings.
     pub fn reduce_s(
         &self,
         slice_numel: u64,
@@ -115,7 +115,7 @@ impl<'a> Machine<'a> {
         n_calls: usize,
     ) -> f64 {
         let slice_bytes = slice_numel * dtype.bytes() as u64;
-        // The own contribution is read and added to f32 sums.
+        // The local contribution is read and added to f32 sums.
         let own_s = self.stream_s(slice_bytes + 2 * 4 * slice_numel);
         if self.layout.n == 1 {
             return own_s;
@@ -127,7 +127,7 @@ impl<'a> Machine<'a> {
         let arrivals = if exchange { traffic.received() } else { slice_bytes };
         let added = arrivals / dtype.bytes() as u64;
         let sum_s = if is_measured { 0.0 } else { self.stream_s(arrivals + 2 * 4 * added) };
-        // Ranks of one node that read each other's memory do so without staging: buckets cost them nothing.
+        // Ranks of one node that read each other's memory need no staging: buckets cost them nothing.
         let n_calls = match self.hardware.hardware.kind {
             DeviceKind::Cpu if self.layout.outside() == 0 => 1,
             _ => n_calls,
@@ -146,8 +146,8 @@ impl<'a> Machine<'a> {
         self.hardware.node.latency_us.max(far) / 1e6
     }
 
-    /// What the number of ranks adds: a step of a ring from each rank to the next, or a message from each
-    /// peer.
+    /// Latency that grows with the rank count: a step of a ring from each rank to the next, or a message from
+    /// each peer.
     fn steps_s(&self, rings: bool) -> f64 {
         let Layout { n, per_node } = self.layout;
         let (near, far) = match rings {
@@ -157,7 +157,7 @@ impl<'a> Machine<'a> {
         (near as f64 * self.hardware.node.message_us + far as f64 * self.hardware.network.message_us) / 1e6
     }
 
-    /// The slower of the links within and between nodes. A node's adapters share what leaves it.
+    /// The slower of the links within and between nodes. A node's ranks share its adapters.
     fn links_s(&self, traffic: &Traffic, node_gb_per_s: f64) -> f64 {
         let reached = self.hardware.assumed.links * 1e9;
         let within = traffic.from_node.max(traffic.to_node) as f64 / (node_gb_per_s * reached);

@@ -1,11 +1,11 @@
-//! A forecast as people read it. Must not know: how it came about.
+//! A forecast as text. Must not know: how it was computed.
 
 use super::Forecast;
 use super::advice::{Advice, Turn};
 use crate::human;
 use std::fmt;
 
-/// Changes listed, at most.
+/// Maximum number of changes listed.
 const MAX_LISTED: usize = 12;
 
 impl fmt::Display for Forecast {
@@ -27,12 +27,12 @@ impl fmt::Display for Forecast {
         if self.idle_ranks > 0 {
             writeln!(
                 f,
-                "  {} without a micro-batch in the last micro-step: a larger train.global_batch_size, or \
+                "  {} without a micro-batch in the last micro-step: raise train.global_batch_size, or use \
                  fewer ranks",
                 human::counted(self.idle_ranks, "rank")
             )?;
         }
-        writeln!(f, "\nmemory of one rank")?;
+        writeln!(f, "\nmemory per rank")?;
         let verdict = if self.fits { "fits" } else { "DOES NOT FIT" };
         writeln!(
             f,
@@ -41,7 +41,7 @@ impl fmt::Display for Forecast {
             human::bytes(self.memory_bytes),
             human::bytes(self.memory_limit_bytes)
         )?;
-        writeln!(f, "\nbytes of one step          received by a rank            leaving a node")?;
+        writeln!(f, "\nbytes per step             received by a rank            leaving a node")?;
         for (name, received, leaving) in [
             ("all-gather", self.all_gather_bytes, self.leaving_node_all_gather_bytes),
             ("reduce-scatter", self.reduce_scatter_bytes, self.leaving_node_reduce_scatter_bytes),
@@ -49,18 +49,18 @@ impl fmt::Display for Forecast {
             let (r, l) = (human::bytes(received), human::bytes(leaving));
             writeln!(f, "  {name:<14} {received:>16} {r:>10}  {leaving:>16} {l:>10}")?;
         }
-        writeln!(f, "\ntime of one step")?;
+        writeln!(f, "\ntime per step")?;
         let mut row = |name: &str, seconds: f64, words: &str| {
             let share = 100.0 * seconds / self.step_s;
             writeln!(f, "  {name:<20} {:>12.3} ms {share:>6.1} %  {words}", seconds * 1e3)
         };
-        row("compute", self.compute_s, "forward and backward by themselves")?;
+        row("compute", self.compute_s, "forward and backward alone")?;
         if self.recompute_s > 0.0 {
             row("  of it recomputed", self.recompute_s, "zero.activation_checkpointing")?;
         }
-        row("all-gathers", self.gather_s, "by themselves")?;
-        row("reductions", self.reduce_s, "by themselves")?;
-        row("optimizer", self.optimizer_s, "norm, update, and what is made whole after it")?;
+        row("all-gathers", self.gather_s, "alone")?;
+        row("reductions", self.reduce_s, "alone")?;
+        row("optimizer", self.optimizer_s, "norm, update, and refresh of whole parameters")?;
         row("exposed", self.exposed_comm_s, "compute waits for collectives")?;
         row("step", self.step_s, "")?;
         write!(
@@ -74,7 +74,7 @@ impl fmt::Display for Forecast {
     }
 }
 
-/// `+12.3 %`, and what it takes.
+/// `+12.3 %`, and its side effects.
 fn row(f: &mut fmt::Formatter<'_>, turn: &Turn, width: usize) -> fmt::Result {
     let Turn { change, costs, gain, forecast, remedy } = turn;
     write!(
@@ -104,16 +104,16 @@ impl fmt::Display for Advice {
         match self.first() {
             Some(turn) => writeln!(
                 f,
-                "turn first: {}, for {:+.1} % tokens/s{}",
+                "change first: {}, for {:+.1} % tokens/s{}",
                 turn.change,
                 100.0 * turn.gain,
-                if turn.costs.is_empty() { "; the bits of the run stay" } else { "" }
+                if turn.costs.is_empty() { "; the results are bitwise the same" } else { "" }
             )?,
-            None => writeln!(f, "no single knob that fits makes it faster")?,
+            None => writeln!(f, "no single change that fits makes it faster")?,
         }
         if let Some((turn, remedy)) = self.pair() {
             let gain = 100.0 * remedy.gain;
-            writeln!(f, "or two together: {} {}, for {gain:+.1} % tokens/s", turn.change, remedy.change)?;
+            writeln!(f, "or both of: {} {}, for {gain:+.1} % tokens/s", turn.change, remedy.change)?;
         }
         writeln!(
             f,
@@ -125,10 +125,10 @@ impl fmt::Display for Advice {
         }
         if self.fits.len() > MAX_LISTED {
             let rest = self.fits.len() - MAX_LISTED;
-            writeln!(f, "  and {rest} that give no more: --json has them all")?;
+            writeln!(f, "  and {rest} with no further gain: --json lists all")?;
         }
         if !large.is_empty() {
-            writeln!(f, "faster, and too large for the memory")?;
+            writeln!(f, "faster, but too large for the memory")?;
             for turn in large {
                 row(f, turn, width)?;
             }

@@ -1,5 +1,5 @@
-//! Bytes of exactly so many parameters by the published formulas, without padding: at rest for every stage
-//! (arXiv:1910.02054, figure 1), and moved in a step.
+//! Bytes for an exact parameter count by the published formulas, without padding: at rest for every stage
+//! (arXiv:1910.02054, figure 1), and communicated in a step.
 
 use crate::human;
 use crate::plan::Knobs;
@@ -7,7 +7,7 @@ use crate::plan::placement::bytes_per_param;
 use serde::Serialize;
 use std::fmt;
 
-/// The formulas' figures.
+/// The results of the formulas.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Formula {
     /// Parameters (Psi).
@@ -18,14 +18,14 @@ pub struct Formula {
     pub at_rest_bytes: [f64; 4],
     /// `(whole, cut)` of each stage.
     pub bytes_per_param: [(usize, usize); 4],
-    /// Bytes a rank receives in a step of the deck's stage, of `(N - 1) / N` of all parameters each.
+    /// Bytes a rank receives in a step of the deck's stage, in units of `(N - 1) / N` of all parameters.
     pub moved_bytes: f64,
-    /// All-gathers and reductions of everything in that.
+    /// Number of full all-gathers and reductions included.
     pub gathers_and_reductions: (usize, usize),
 }
 
 impl Formula {
-    /// Of `n_params` on `world_size` ranks; a step has `all_gathers` and `reductions` of everything.
+    /// For `n_params` on `world_size` ranks; a step has `all_gathers` and `reductions` of all parameters.
     pub fn new(
         n_params: u64,
         world_size: usize,

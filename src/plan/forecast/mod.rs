@@ -1,12 +1,11 @@
-//! What a step will cost on some hardware before it runs: time, exposed communication, utilisation, bytes
-//! that leave a node.
+//! The predicted cost of a step on given hardware: time, exposed communication, utilization, bytes that leave
+//! a node.
 //!
 //! Reading order: [`Forecast::new`] here, `simulate.rs` (the run), `cost.rs` (seconds), `traffic.rs` (bytes);
 //! then `advice.rs` (which knob to turn), `sweep.rs` (many plans), `model_size.rs` (a model of a number of
 //! parameters), `forecast_table.rs` (text).
 //!
-//! The instructions are those that the executor runs, in their order. Pure. Must not know: MPI, devices, the
-//! clock.
+//! The instructions are those of the executor, in their order. Pure. Must not know: MPI, devices, the clock.
 
 pub mod advice;
 pub mod cost;
@@ -35,7 +34,7 @@ use serde::Serialize;
 use simulate::{CommQueue, Outcome, Task};
 use traffic::Layout;
 
-/// What is predicted: a plan, its work and where it runs.
+/// The subject of a prediction: a plan, its work and its placement.
 #[derive(Debug, Clone, Copy)]
 pub struct Subject<'a> {
     /// The model as data.
@@ -52,12 +51,13 @@ pub struct Subject<'a> {
     pub tf32: bool,
 }
 
-/// The prediction of one step. Times are those of rank 0, which has a micro-batch longest.
+/// The prediction of one step. Times are those of rank 0, which has a micro-batch in every micro-step.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Forecast {
     /// Name of the hardware.
     pub hardware: String,
-    /// Its figures were measured on such a machine; else they are of data sheets and assumed.
+    /// Whether its figures were measured on such a machine; otherwise they are from data sheets and
+    /// assumptions.
     pub measured: bool,
     /// Ranks.
     pub world_size: usize,
@@ -71,15 +71,15 @@ pub struct Forecast {
     pub micro_steps: usize,
     /// Tokens of a step.
     pub tokens_per_step: u64,
-    /// Arena and host memory beside it, of one rank.
+    /// Arena and host memory outside it, of one rank.
     pub memory_bytes: u64,
-    /// What the hardware has for one rank.
+    /// Memory available to one rank.
     pub memory_limit_bytes: u64,
-    /// The one keeps to the other.
+    /// Whether it fits.
     pub fits: bool,
-    /// Received in a step by rank 0: all-gathers.
+    /// Received by rank 0 in a step: all-gathers.
     pub all_gather_bytes: u64,
-    /// Received in a step by rank 0: reductions.
+    /// Received by rank 0 in a step: reductions.
     pub reduce_scatter_bytes: u64,
     /// Sent to other nodes in a step by all ranks of the first node: all-gathers.
     pub leaving_node_all_gather_bytes: u64,
@@ -87,24 +87,23 @@ pub struct Forecast {
     pub leaving_node_reduce_scatter_bytes: u64,
     /// One step.
     pub step_s: f64,
-    /// Kernels by themselves: forward and backward, what is computed again included.
+    /// Kernels alone: forward and backward, recomputation included.
     pub compute_s: f64,
-    /// Of that, what is computed again.
+    /// Recomputation in that time.
     pub recompute_s: f64,
-    /// All-gathers by themselves.
+    /// All-gathers alone.
     pub gather_s: f64,
-    /// Reductions by themselves.
+    /// Reductions alone.
     pub reduce_s: f64,
-    /// Norm, update, and what is made whole after it.
+    /// Norm, update, and the refresh of whole parameters after it.
     pub optimizer_s: f64,
-    /// Compute waits for collectives.
+    /// Exposed communication: compute waits for collectives.
     pub exposed_comm_s: f64,
     /// Tokens of all ranks per second.
     pub tokens_per_s: f64,
-    /// `flops_per_token * tokens_per_s / (N * peak)`, as a run's `mfu` is.
+    /// `flops_per_token * tokens_per_s / (N * peak)`, as the `mfu` of a run.
     pub mfu: f64,
-    /// FLOPs that are computed (what is computed again included, attention's causal half alone) over the
-    /// peak.
+    /// Computed FLOPs (recomputation included, only the causal half of attention) divided by the peak.
     pub hfu: f64,
 }
 
@@ -120,7 +119,7 @@ impl Forecast {
         let mut sums = Sums::default();
         let order = MicroBatches::new(n_micro, n);
         let a = order.micro_steps();
-        // All micro-steps but the last are alike.
+        // All micro-steps except the last are alike.
         for (a_i, times) in [(0, a - 1), (a - 1, 1)].into_iter().filter(|(_, times)| *times > 0) {
             let (active, contributors) = (order.contributors(a_i), plan.contributors(n_micro, a_i));
             sums.add_micro_step(
@@ -172,7 +171,7 @@ impl Forecast {
     }
 }
 
-/// Times of a step while they add up.
+/// Accumulated times of a step.
 #[derive(Debug, Default)]
 struct Sums {
     step_s: f64,
@@ -182,7 +181,7 @@ struct Sums {
     reduce_s: f64,
     optimizer_s: f64,
     exposed_s: f64,
-    /// Of rank 0.
+    /// For rank 0.
     flops: f64,
 }
 
@@ -208,7 +207,7 @@ impl Sums {
         self.flops += times * timed.flops;
     }
 
-    /// What comes after the last micro-step: sums at rest, losses, norm, update, refresh.
+    /// The end of a step: sums at rest, losses, norm, update, refresh.
     fn add_update(&mut self, subject: &Subject<'_>, machine: &Machine<'_>) {
         let plan = subject.plan;
         let capacity = machine.sharing(plan.world_size).capacity;
@@ -251,7 +250,7 @@ pub struct TimedProgram {
 }
 
 impl TimedProgram {
-    /// Gives every instruction its time on rank 0.
+    /// Assigns every instruction its time on rank 0.
     pub fn new(subject: &Subject<'_>, machine: &Machine<'_>, program: &Program, contributors: usize) -> Self {
         let Schedule { instrs, gathers, reduces } = &program.schedule;
         let mut timed = TimedProgram {
@@ -347,12 +346,12 @@ fn reduction_s(subject: &Subject<'_>, machine: &Machine<'_>, reduce: &Reduce, co
     machine.reduce_s(numel, knobs.reduce_dtype, contributors, knobs.deterministic, n_calls)
 }
 
-/// Bytes that all ranks of the first node send to others in a step: all-gathers and reductions.
+/// Bytes that all ranks of the first node send to other nodes in a step: all-gathers and reductions.
 fn leaving_node(subject: &Subject<'_>, machine: &Machine<'_>) -> (u64, u64) {
     let Subject { plan, n_micro, .. } = *subject;
     let (layout, route, knobs) = (machine.layout, machine.hardware.network.gather, &plan.knobs);
     let gathered = |slice_bytes: u64| traffic::all_gather(layout, route, slice_bytes).leaving_node;
-    // Bytes are proportional to slices, so that all of a step can go through at once.
+    // Bytes are proportional to slices, so those of a step can be computed at once.
     let slices =
         plan.step_volume(0, n_micro).all_gather_bytes.checked_div(plan.world_size as u64 - 1).unwrap_or(0);
     let slice_bytes = plan.reduce_slice_bytes();

@@ -1,6 +1,7 @@
-//! A model of about a number of parameters, for what depends on shapes: activations, time, padding.
+//! A model of about a given parameter count, for everything that depends on shapes: activations, time,
+//! padding.
 //!
-//! What depends on the number alone (bytes at rest, bytes moved) is said for exactly that number beside it.
+//! What depends on the count alone (bytes at rest, bytes communicated) is reported for the exact count.
 
 use crate::error::{Error, Result};
 use serde::Serialize;
@@ -9,7 +10,7 @@ use serde::Serialize;
 const D_HEAD: usize = 64;
 /// Width over depth, about that of GPT-3 from 6.7 to 175 billion parameters (arXiv:2005.14165, table 2.1).
 const ASPECT: f64 = 128.0;
-/// Deepest model of the rule.
+/// Maximum depth.
 const MAX_LAYERS: usize = 4096;
 
 /// Sizes of a GPT-2.
@@ -23,9 +24,9 @@ pub struct Shape {
     pub d_model: usize,
 }
 
-/// The rule in words.
-pub const RULE: &str = "GPT-2's build with heads of 64: the depth whose width would be 128 times it, then \
-                        the width that comes nearest";
+/// The rule, as text.
+pub const RULE: &str = "GPT-2's architecture with heads of 64: the depth at which the width would be 128 \
+                        times the depth, then the nearest width";
 
 /// Parameters of a GPT-2 with a tied head.
 pub fn numel(shape: Shape, vocab_size: usize, seq_len: usize) -> u64 {
@@ -45,11 +46,11 @@ pub fn of_count(count: u64, vocab_size: usize, seq_len: usize) -> Result<Shape> 
     let smallest = numel(1);
     if count * 2 < smallest {
         return Err(Error::Input(format!(
-            "--params {count}: the smallest model of {vocab_size} tokens has {smallest}; a smaller \
-             model.vocab_size or model.seq_len makes room for fewer"
+            "--params {count}: the smallest model of {vocab_size} tokens has {smallest}; lower \
+             model.vocab_size or model.seq_len for fewer"
         )));
     }
-    // The number of heads from which on there are too many; it or the one before is the nearest.
+    // The number of heads at which the count is exceeded; it or its predecessor is the nearest.
     let (mut fits, mut passes) = (1, 2);
     while numel(passes) <= count {
         (fits, passes) = (passes, passes * 2);
@@ -65,7 +66,7 @@ pub fn of_count(count: u64, vocab_size: usize, seq_len: usize) -> Result<Shape> 
 /// `7.5B`, `124M`, `1.5e9` or `1557611200` parameters.
 ///
 /// # Errors
-/// In words: what a count is.
+/// As text: the syntax of a count.
 pub fn parse_count(text: &str) -> std::result::Result<u64, String> {
     let text = text.trim().replace('_', "");
     let (digits, factor) = match text.to_ascii_uppercase().chars().last() {
@@ -115,7 +116,8 @@ mod tests {
         fn shapes_come_within_half_a_step_of_width(exponent in 8.0f64..13.0) {
             let count = 10f64.powf(exponent) as u64;
             let shape = of_count(count, 50257, 1024).unwrap();
-            let of_heads = |n_head: usize| numel(Shape { n_head, d_model: 64 * n_head, ..shape }, 50257, 1024);
+            let of_heads =
+                |n_head: usize| numel(Shape { n_head, d_model: 64 * n_head, ..shape }, 50257, 1024);
             let error = of_heads(shape.n_head).abs_diff(count);
             prop_assert!(error <= of_heads(shape.n_head + 1).abs_diff(count));
             prop_assert!(shape.n_head == 1 || error <= of_heads(shape.n_head - 1).abs_diff(count));

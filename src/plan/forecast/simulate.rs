@@ -1,14 +1,14 @@
-//! A discrete-event run of one program: the executor's instructions from top to bottom, collectives on queues
-//! of their own.
+//! A discrete-event simulation of one program: the executor's instructions from top to bottom, collectives on
+//! separate queues.
 //!
-//! As in `train/step.rs`, the host runs the list in order; a collective starts when its queue has come to it,
-//! and not before what was computed ahead of it; a wait holds the compute queue. What runs at the same time
-//! shares the device and the links, so the run is one of rates: from each event to the next everything under
-//! way advances at a fixed speed. Pure.
+//! As in `train/step.rs`, the host runs the list in order; a collective starts when its queue reaches it, and
+//! not before the compute ahead of it is done; a wait blocks the compute queue. Concurrent work shares the
+//! device and the links, so the simulation advances all of it at fixed rates from each event to the next.
+//! Pure.
 
 use std::collections::VecDeque;
 
-/// The queues that collectives run on.
+/// The queues of collectives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CommQueue {
     /// All-gathers.
@@ -20,27 +20,27 @@ pub enum CommQueue {
 /// One entry of the compute queue.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Task {
-    /// Kernels that take so many seconds by themselves.
+    /// Kernels that take this many seconds alone.
     Compute(f64),
-    /// Puts a collective, which takes so many seconds by itself, on its queue.
+    /// Enqueues a collective that takes this many seconds alone.
     Start {
         /// Name for [`Task::Wait`]; each is started once.
         job: usize,
-        /// Where.
+        /// The queue.
         queue: CommQueue,
-        /// How long.
+        /// Its duration.
         seconds: f64,
     },
-    /// Goes on when the collective is done.
+    /// Continues when the collective is done.
     Wait(usize),
 }
 
-/// What is shared by what runs at the same time.
+/// Resources shared by concurrent work.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sharing {
-    /// Devices that kernels of one rank have: 1, or less where ranks share cores.
+    /// Devices available to the kernels of one rank: 1, or less if ranks share cores.
     pub capacity: f64,
-    /// Share of a device that a collective takes.
+    /// Fraction of a device that a collective uses.
     pub contention: f64,
 }
 
@@ -50,16 +50,16 @@ impl Default for Sharing {
     }
 }
 
-/// What came out.
+/// The result.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Outcome {
     /// From the first task to the last.
     pub seconds: f64,
-    /// Time with kernels under way.
+    /// Time with kernels running.
     pub compute_s: f64,
-    /// Time with a collective of each queue under way.
+    /// Time with a collective of each queue running.
     pub comm_s: [f64; 2],
-    /// Time in which compute waited for a collective.
+    /// Time compute waited for a collective.
     pub exposed_s: f64,
     /// Jobs in the order they ended.
     pub ended: Vec<usize>,
@@ -92,7 +92,7 @@ pub fn run(tasks: &[Task], sharing: Sharing) -> Outcome {
         }
         let demand = f64::from(u8::from(computing.is_some())) + sharing.contention * n_comm;
         let device_speed = (sharing.capacity / demand.max(f64::MIN_POSITIVE)).min(1.0);
-        // Where collectives take nothing of the device, it is no matter to them how busy it is.
+        // If collectives do not use the device, its load does not affect them.
         let comm_speed = if sharing.contention > 0.0 { device_speed } else { 1.0 }.min(1.0 / n_comm.max(1.0));
         let heads = queues.iter().filter_map(|queue| queue.front()).map(|(_, left)| left / comm_speed);
         let next_s = heads.chain(computing.map(|left| left / device_speed)).fold(f64::INFINITY, f64::min);
@@ -101,7 +101,7 @@ pub fn run(tasks: &[Task], sharing: Sharing) -> Outcome {
         match &mut computing {
             Some(left) => {
                 outcome.compute_s += next_s;
-                // What is over now is over whatever rounding says.
+                // What ends now has ended, regardless of rounding.
                 let ends = *left / device_speed <= next_s;
                 *left -= next_s * device_speed;
                 if ends {
@@ -163,7 +163,8 @@ mod tests {
     prop_compose! {
         /// Visits with gathers some way ahead and one reduction in flight, as schedules are.
         fn any_tasks()(
-            visits in prop::collection::vec((0.0f64..5.0, 0.0f64..5.0, 0.0f64..5.0, any::<bool>()), 1..20), ahead in 0usize..4
+            visits in prop::collection::vec((0.0f64..5.0, 0.0f64..5.0, 0.0f64..5.0, any::<bool>()), 1..20),
+            ahead in 0usize..4
         ) -> Vec<Task> {
             let n = visits.len();
             let mut tasks = Vec::new();
@@ -277,7 +278,9 @@ mod tests {
         }
 
         #[test]
-        fn without_prefetching_every_gather_is_exposed(gathers in prop::collection::vec((0.0f64..5.0, 0.0f64..5.0), 1..20)) {
+        fn without_prefetching_every_gather_is_exposed(
+            gathers in prop::collection::vec((0.0f64..5.0, 0.0f64..5.0), 1..20)
+        ) {
             let mut tasks = Vec::new();
             for (i, &(gather, compute)) in gathers.iter().enumerate() {
                 tasks.extend([start(i, CommQueue::Gather, gather), Task::Wait(i), Task::Compute(compute)]);

@@ -1,4 +1,4 @@
-//! One key over many values: a forecast each, as a table and as CSV.
+//! One key over several values: a forecast for each, as a table and as CSV.
 //!
 //! Must not know: how a value is planned.
 
@@ -9,15 +9,15 @@ use crate::human;
 use serde::Serialize;
 use std::fmt;
 
-/// Values of one sweep, at most.
+/// Maximum number of values of a sweep.
 const MAX_VALUES: usize = 256;
 
-/// What is varied.
+/// The varied key and its values.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sweep {
     /// `ranks`, `ranks_per_node`, or a dotted key of the deck or of the hardware.
     pub key: String,
-    /// Its values, as an override has them.
+    /// Its values, as in an override.
     pub values: Vec<String>,
 }
 
@@ -30,9 +30,8 @@ impl std::str::FromStr for Sweep {
             "KEY=FROM..TO (doubling) or KEY=A,B,C, such as ranks=8..4096 or zero.prefetch_units=0,1,2";
         let (key, values) = text.split_once('=').ok_or(wants)?;
         let values = match values.split_once("..") {
-            Some((first, last)) => {
-                doubling(first, last).ok_or(format!("{values} does not go from a count up: {wants}"))?
-            }
+            Some((first, last)) => doubling(first, last)
+                .ok_or(format!("{values} is not an ascending range of counts: {wants}"))?,
             None => values.split(',').map(|value| value.trim().to_owned()).collect(),
         };
         if values.iter().any(String::is_empty) || values.len() > MAX_VALUES {
@@ -45,7 +44,7 @@ impl std::str::FromStr for Sweep {
     }
 }
 
-/// `8..4096` is 8, 16 ... 4096; an end that doubling does not meet is the last value.
+/// `8..4096` is 8, 16 ... 4096; an end that is not reached by doubling is the last value.
 fn doubling(first: &str, last: &str) -> Option<Vec<String>> {
     let (first, last): (u64, u64) =
         (first.trim().parse().ok()?, last.trim().trim_start_matches('=').parse().ok()?);
@@ -56,7 +55,7 @@ fn doubling(first: &str, last: &str) -> Option<Vec<String>> {
     Some(below.chain([last]).map(|n| n.to_string()).collect())
 }
 
-/// A key as decks have it: the section may be left out where one section alone has such a key.
+/// A key in the deck's form: the section may be omitted if only one section has such a key.
 fn full_key(key: &str) -> std::result::Result<String, String> {
     if ["ranks", "ranks_per_node"].contains(&key) {
         return Ok(key.into());
@@ -70,21 +69,21 @@ fn full_key(key: &str) -> std::result::Result<String, String> {
     }
 }
 
-/// One value's outcome.
+/// Result for one value.
 #[derive(Debug, Clone, Serialize)]
 pub struct Row {
     /// The value.
     pub value: String,
-    /// What came out, or why it cannot be planned.
+    /// The forecast, or why it cannot be planned.
     #[serde(flatten)]
     pub outcome: Outcome,
 }
 
-/// A forecast or a refusal.
+/// A forecast or an error.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// What came out.
+    /// The forecast.
     Forecast(Box<Forecast>),
     /// Why it cannot be planned.
     Refused(String),
@@ -93,7 +92,7 @@ pub enum Outcome {
 /// All rows of a sweep.
 #[derive(Debug, Clone, Serialize)]
 pub struct Table {
-    /// What was varied.
+    /// The varied key.
     pub key: String,
     /// In the order of the values.
     pub rows: Vec<Row>,
@@ -119,11 +118,11 @@ impl Table {
         })
     }
 
-    /// The table for programs: seconds and bytes, one row a value; a value that cannot be planned has its
-    /// reason in the last column.
+    /// The machine-readable table: seconds and bytes, one row per value; a value that cannot be planned has
+    /// the reason in the last column.
     ///
     /// # Errors
-    /// Never but where memory is at an end.
+    /// Only out of memory.
     pub fn to_csv(&self) -> Result<String> {
         let internal = |e: &dyn fmt::Display| Error::Internal(format!("CSV: {e}"));
         let mut writer = csv::Writer::from_writer(Vec::new());
@@ -232,8 +231,8 @@ mod tests {
         assert_eq!(parsed("network.gb_per_s=12.5,25").unwrap().key, "network.gb_per_s");
         for (text, says) in [
             ("ranks", "KEY=FROM..TO"),
-            ("ranks=8..4", "does not go from a count up"),
-            ("ranks=0..4", "does not go from a count up"),
+            ("ranks=8..4", "is not an ascending range of counts"),
+            ("ranks=0..4", "is not an ascending range of counts"),
             ("ranks=1,,2", "none of them empty"),
             ("rank=1,2", "no such key"),
             ("gb_per_s=1,2", "which one, node.gb_per_s or network.gb_per_s?"),

@@ -1,4 +1,4 @@
-//! A sweep as a picture. Must not know: how pictures are drawn.
+//! A sweep as a figure. Must not know: how figures are drawn.
 
 use super::Forecast;
 use super::sweep::Table;
@@ -6,10 +6,10 @@ use crate::error::{Error, Result};
 use crate::figures::{Axis, Chart, Figure, LineFigure, Series};
 
 impl Table {
-    /// Step time and what it is made of, over the values.
+    /// Step time and its parts, over the values.
     ///
     /// # Errors
-    /// The values are no numbers above 0, or none could be planned.
+    /// The values are not positive numbers, or none could be planned.
     pub fn figure(&self, hardware: &str, measured: bool) -> Result<Figure> {
         let planned: Option<Vec<(f64, &Forecast)>> = self
             .planned()
@@ -17,11 +17,11 @@ impl Table {
             .collect();
         let Some(mut points) = planned.filter(|points| !points.is_empty()) else {
             return Err(Error::Input(format!(
-                "--figure: the values of {} that can be planned are not numbers above 0; --csv takes any",
+                "--figure: the values of {} that can be planned are not positive numbers; --csv accepts any",
                 self.key
             )));
         };
-        // A list may name its values in any order.
+        // A list may be in any order.
         points.sort_by(|a, b| a.0.total_cmp(&b.0));
         let over = |ms: fn(&Forecast) -> f64| points.iter().map(|(x, f)| (*x, 1e3 * ms(f))).collect();
         let x = Axis::new(self.key.clone()).log();
@@ -36,8 +36,8 @@ impl Table {
             title: format!("Predicted step over {}, {hardware}", self.key),
             subtitle: format!("milliseconds; hardware figures {basis}"),
             caption: format!(
-                "Kernels and collectives by themselves, what of the collectives compute waits for, and the \
-                 whole step; figures of the hardware are {basis}."
+                "Kernels and collectives alone, the exposed part of the collectives, and the whole step; \
+                 hardware figures are {basis}."
             ),
             chart: Chart {
                 x,

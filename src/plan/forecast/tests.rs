@@ -36,7 +36,8 @@ fn forecast(spec: &ModelSpec, plan: &Plan, n_micro: usize, per_node: usize, hard
 proptest! {
     #[test]
     fn waiting_is_no_more_than_collectives_and_a_step_no_less_than_its_longest_queue(
-        spec in any_model(), n in 1usize..20, per_node in 1usize..9, knobs in any_knobs(), n_micro in 1usize..40
+        spec in any_model(), n in 1usize..20, per_node in 1usize..9, knobs in any_knobs(),
+        n_micro in 1usize..40
     ) {
         let plan = Plan::new(&spec, n, &knobs).unwrap();
         let f = forecast(&spec, &plan, n_micro, per_node, &hardware(&[("assumed.contention", "0".into())]));
@@ -44,17 +45,22 @@ proptest! {
         // Two collectives at once share the links: together they take no longer than one after the other.
         prop_assert!(f.exposed_comm_s <= (f.gather_s + f.reduce_s) * (1.0 + 1e-9) + refreshed, "{f:?}");
         prop_assert!(f.step_s >= f.compute_s.max(f.gather_s + f.reduce_s) * (1.0 - 1e-9), "{f:?}");
-        prop_assert!(f.step_s <= (f.compute_s + f.gather_s + f.reduce_s + f.optimizer_s) * (1.0 + 1e-9), "{f:?}");
+        prop_assert!(
+            f.step_s <= (f.compute_s + f.gather_s + f.reduce_s + f.optimizer_s) * (1.0 + 1e-9),
+            "{f:?}"
+        );
         prop_assert!(f.mfu > 0.0 && f.hfu < 1.0 && f.idle_ranks < n, "{f:?}");
     }
 
     #[test]
     fn more_bandwidth_is_never_slower(
-        spec in any_model(), n in 2usize..20, per_node in 1usize..9, knobs in any_knobs(), times in 1.0f64..8.0
+        spec in any_model(), n in 2usize..20, per_node in 1usize..9, knobs in any_knobs(),
+        times in 1.0f64..8.0
     ) {
         let plan = Plan::new(&spec, n, &knobs).unwrap();
         let at = |times: f64| {
-            let keys = [("node.gb_per_s", 300.0), ("network.gb_per_s", 25.0), ("device.memory_gb_per_s", 2039.0)];
+            let keys =
+                [("node.gb_per_s", 300.0), ("network.gb_per_s", 25.0), ("device.memory_gb_per_s", 2039.0)];
             let keys: Vec<_> = keys.map(|(key, value)| (key, (value * times * 1e-4).to_string())).to_vec();
             forecast(&spec, &plan, 2 * n, per_node, &hardware(&keys)).step_s
         };
@@ -77,7 +83,8 @@ proptest! {
 
     #[test]
     fn bytes_are_those_of_the_plan_and_what_leaves_a_node_of_one_rank_is_what_it_sends(
-        spec in any_model(), n in 1usize..12, per_node in 1usize..5, knobs in any_knobs(), n_micro in 1usize..30
+        spec in any_model(), n in 1usize..12, per_node in 1usize..5, knobs in any_knobs(),
+        n_micro in 1usize..30
     ) {
         let plan = Plan::new(&spec, n, &knobs).unwrap();
         let (layout, a) = (Layout::new(n, per_node), MicroBatches::new(n_micro, n).micro_steps());
@@ -97,7 +104,10 @@ proptest! {
         }
         let volume = plan.step_volume(0, n_micro);
         let refreshed: u64 = plan.refreshed_state().map_or(0, |s| plan.refresh.received_bytes(s, n));
-        prop_assert_eq!((gathered + refreshed, reduced), (volume.all_gather_bytes, volume.reduce_scatter_bytes));
+        prop_assert_eq!(
+            (gathered + refreshed, reduced),
+            (volume.all_gather_bytes, volume.reduce_scatter_bytes)
+        );
         let f = forecast(&spec, &plan, n_micro, per_node, &hardware(&[]));
         prop_assert_eq!((f.all_gather_bytes, f.reduce_scatter_bytes), (gathered + refreshed, reduced));
         let refreshed_leaving = if n > per_node { refreshed } else { 0 };
@@ -105,7 +115,10 @@ proptest! {
         // Every rank on a node of its own: sent by the first in exchanges is what others receive of it.
         let own = forecast(&spec, &plan, n_micro, 1, &hardware(&[]));
         let contributions: u64 = plan.reductions(n_micro).map(|(_, times)| times).sum();
-        prop_assert_eq!(own.leaving_node_reduce_scatter_bytes, contributions * (n as u64 - 1) * plan.reduce_slice_bytes());
+        prop_assert_eq!(
+            own.leaving_node_reduce_scatter_bytes,
+            contributions * (n as u64 - 1) * plan.reduce_slice_bytes()
+        );
     }
 
     #[test]
@@ -114,15 +127,20 @@ proptest! {
     ) {
         let plan = Plan::new(&spec, n, &knobs).unwrap();
         let (works, hardware) = (works(&spec, 1), hardware(&[]));
-        let subject = Subject { spec: &spec, works: &works, plan: &plan, n_micro: n, per_node: n.min(8), tf32: false };
+        let subject =
+            Subject { spec: &spec, works: &works, plan: &plan, n_micro: n, per_node: n.min(8), tf32: false };
         let machine = Machine::new(&hardware, Layout::new(n, n.min(8)), false).unwrap();
         let timed = TimedProgram::new(&subject, &machine, &plan.train, n);
         let mut tasks = timed.tasks.iter();
         let mut jobs = std::collections::HashMap::new();
         for instr in plan.train.schedule.instrs.iter().filter(|i| !matches!(i, Instr::Release(_))) {
             match (*instr, tasks.next().expect("a task for each")) {
-                (Instr::Gather(g), Task::Start { job, queue: CommQueue::Gather, .. }) => _ = jobs.insert((true, g), *job),
-                (Instr::Reduce(r), Task::Start { job, queue: CommQueue::Reduce, .. }) => _ = jobs.insert((false, r), *job),
+                (Instr::Gather(g), Task::Start { job, queue: CommQueue::Gather, .. }) => {
+                    _ = jobs.insert((true, g), *job)
+                }
+                (Instr::Reduce(r), Task::Start { job, queue: CommQueue::Reduce, .. }) => {
+                    _ = jobs.insert((false, r), *job)
+                }
                 (Instr::Wait(g), Task::Wait(job)) => prop_assert_eq!(jobs[&(true, g)], *job),
                 (Instr::ReduceWait(r), Task::Wait(job)) => prop_assert_eq!(jobs[&(false, r)], *job),
                 (Instr::Compute(_) | Instr::Accumulate(_) | Instr::Round(_), Task::Compute(seconds)) => {
@@ -134,7 +152,8 @@ proptest! {
         prop_assert!(tasks.next().is_none());
         // Gathers end in the order they were started.
         let ended = simulate::run(&timed.tasks, machine.sharing(n)).ended;
-        let gathers: Vec<usize> = ended.iter().copied().filter(|job| jobs.iter().any(|(k, v)| k.0 && v == job)).collect();
+        let gathers: Vec<usize> =
+            ended.iter().copied().filter(|job| jobs.iter().any(|(k, v)| k.0 && v == job)).collect();
         prop_assert!(gathers.is_sorted(), "{gathers:?}");
     }
 }

@@ -1,10 +1,10 @@
-//! Bytes of one collective, exactly: what a rank receives and what leaves a node.
+//! Exact bytes of one collective: received by a rank, and leaving a node.
 //!
-//! Must not know: how long anything takes.
+//! Must not know: durations.
 
 use crate::config::GatherRoute;
 
-/// Where ranks are: node by node, each full but perhaps the last.
+/// Placement of the ranks: node by node, all full except possibly the last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
     /// Ranks (N).
@@ -31,8 +31,8 @@ impl Layout {
     }
 }
 
-/// Bytes of one collective, seen from rank 0 and the first node, which have a micro-batch longest and so move
-/// the most.
+/// Bytes of one collective, for rank 0 and the first node, which have the most micro-batches and thus the
+/// most traffic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Traffic {
     /// Received by rank 0 from ranks of its node.
@@ -52,11 +52,11 @@ impl Traffic {
     }
 }
 
-/// Rings: every link carries all slices but one, the link out of each node too.
+/// Rings: every link carries all slices but one, including the link out of each node.
 fn ring(layout: Layout, slice_bytes: u64) -> Traffic {
     let passed = (layout.n as u64 - 1) * slice_bytes;
-    // On one ring among several a rank receives from its node, on others from outside; together as if from
-    // its node.
+    // On one of several rings a rank receives from its node, on others from outside; in total as if from its
+    // node.
     let leaving_node = if layout.outside() > 0 { passed } else { 0 };
     Traffic { from_node: passed, from_outside: 0, to_node: passed, leaving_node }
 }
@@ -76,7 +76,7 @@ pub fn all_gather(layout: Layout, route: GatherRoute, slice_bytes: u64) -> Traff
 }
 
 /// A reduction of the gradients of ranks `0..contributors` into slices of `slice_bytes`: as an exchange,
-/// after which the owners add in one order (rule 8), or on rings that add on the way.
+/// after which the owners add in a fixed order (rule 8), or on rings that add on the way.
 pub fn reduce_scatter(layout: Layout, exchange: bool, contributors: usize, slice_bytes: u64) -> Traffic {
     if !exchange {
         return ring(layout, slice_bytes);

@@ -1,5 +1,5 @@
-//! From a run's records to its figures: the plan made again from the deck, and what the trace and the log say
-//! beside it.
+//! From a run's records to its figures: the plan recomputed from the deck, together with the trace and the
+//! log.
 
 mod owned_units;
 mod planned;
@@ -20,8 +20,8 @@ pub fn draw(run: &RecordedRun) -> Result<(Vec<Figure>, Vec<String>)> {
     match ran::timeline(run, &planned) {
         Some(figure) => figures.push(figure),
         None => missing.push(
-            "timeline: the run has no trace; log.trace = \"10\" in its deck (or on the command line) writes \
-             one of step 10"
+            "timeline: the run has no trace; log.trace = \"10\" in its deck (or on the command line) records \
+             step 10"
                 .into(),
         ),
     }

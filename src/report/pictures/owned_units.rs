@@ -1,18 +1,19 @@
-//! What it would cost to own whole units and broadcast them, for the run's own model, beside what is done.
+//! The cost of owning whole units and broadcasting them, for the run's model, compared with sharding.
 //!
 //! With U units, unit u belonging to rank `u div ceil(U / N)`, `E(r)` elements owned by rank r, and K bytes
 //! of state per parameter (16 for bf16 with bf16 gradients and for fp32):
 //!
-//! - at rest rank r keeps `K * E(r)`; cut inside each parameter every rank keeps `K * sum of ceil(numel /
+//! - at rest rank r holds `K * E(r)`; with every parameter sharded each rank holds `K * sum of ceil(numel /
 //!   N)`;
 //! - the same gathers as planned, each a broadcast from its owner: rank r receives `param bytes * numel` of
 //!   every gathered parameter that it does not own, in every micro-step; a gather of slices brings it `(N -
 //!   1) * ceil(numel / N)` of each;
-//! - gradients travel to the owner of the unit, which receives one contribution of each other rank that has
-//!   one: `reduce bytes * E(r)` each; cut, every rank receives as many of `sum of ceil(numel / N)` elements.
+//! - gradients are sent to the owner of the unit, which receives one contribution of each other rank that has
+//!   one: `reduce bytes * E(r)` each; sharded, every rank receives as many of `sum of ceil(numel / N)`
+//!   elements.
 //!
-//! In sum over ranks both move the same but for padding. What differs is who holds it, and who sends and
-//! receives while others wait.
+//! Summed over ranks both move the same apart from padding. The difference is which rank holds it, and which
+//! ranks send and receive while others wait.
 
 use super::planned::own_params;
 use super::run_plan::RunPlan;
@@ -23,8 +24,7 @@ use crate::plan::MicroBatches;
 use crate::plan::placement::bytes_per_param;
 use crate::plan::{Knobs, Plan};
 
-/// Draws both. A run of another stage is compared as if it were of stage 3, which is what the pictures are
-/// of.
+/// Plots both. A run of another stage is compared as if it were of stage 3, the subject of the figure.
 pub fn figure(planned: &RunPlan) -> Result<Figure> {
     Ok(compare(planned)?.figure())
 }
@@ -60,7 +60,7 @@ fn compare(planned: &RunPlan) -> Result<Ownership> {
             let foreign = gathered.filter(|&&p| owner_of_param[p] != rank);
             foreign.map(|&p| param_bytes * spec.params[p].numel() as u64).sum()
         };
-        // All micro-steps but the last are alike.
+        // All micro-steps except the last are alike.
         let broadcast = foreign(0) * (n_micro_steps as u64 - 1) + foreign(n_micro_steps - 1);
         let contributions: u64 =
             plan.reductions(*n_micro).map(|(k, times)| plan.n_received(rank, k) as u64 * times).sum();

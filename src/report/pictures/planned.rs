@@ -1,5 +1,4 @@
-//! Figures of the plan alone: who keeps what, who computes what, and what other stages and rank counts would
-//! cost.
+//! Figures from the plan alone: storage and compute by rank, and the cost of other stages and rank counts.
 
 use super::run_plan::RunPlan;
 use crate::figures::stages::Point;
@@ -11,10 +10,10 @@ use crate::plan::schedule::{self, Instr, Pass};
 use crate::plan::{Knobs, Plan};
 use crate::telemetry::MemKind;
 
-/// Rank counts of the stages' curves.
+/// Rank counts of the curves by stage.
 const RANK_COUNTS: [usize; 16] = [1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 20, 24, 32, 40, 48, 64];
 
-/// The parameters of each unit; one of several units under the first.
+/// The parameters of each unit; one shared by several units under the first.
 pub fn own_params(spec: &ModelSpec) -> Vec<Vec<usize>> {
     let users = spec.users();
     (0..spec.units.len())
@@ -22,7 +21,7 @@ pub fn own_params(spec: &ModelSpec) -> Vec<Vec<usize>> {
         .collect()
 }
 
-/// Who keeps what.
+/// Storage by rank.
 pub fn storage(planned: &RunPlan) -> Figure {
     let RunPlan { spec, plan, .. } = planned;
     let held = |placement: &Placement| match (placement.param, placement.optim) {
@@ -45,7 +44,7 @@ pub fn storage(planned: &RunPlan) -> Figure {
     storage::figure(&units, plan.world_size)
 }
 
-/// Who computes what.
+/// Compute by rank.
 pub fn compute(planned: &RunPlan) -> Figure {
     let RunPlan { spec, plan, n_micro } = planned;
     let schedule = &plan.train.schedule;
@@ -73,10 +72,10 @@ pub fn compute(planned: &RunPlan) -> Figure {
     compute::Compute { world_size: plan.world_size, n_micro: *n_micro, visits }.figure()
 }
 
-/// What a plan keeps and moves.
+/// Memory and communication of a plan.
 fn point(plan: &Plan, n_micro: usize) -> Point {
     let of = |kind: MemKind| plan.resident.iter().filter(|s| s.kind == kind).map(|s| s.bytes() as u64).sum();
-    // Later ranks receive no less: they have a micro-batch of their own less often.
+    // Later ranks receive no less: they have a micro-batch less often.
     let volume = plan.step_volume(plan.world_size - 1, n_micro);
     Point {
         stage: plan.knobs.stage,
@@ -87,7 +86,7 @@ fn point(plan: &Plan, n_micro: usize) -> Point {
     }
 }
 
-/// What each stage would keep and move. A plan that a cap of the deck forbids is left out.
+/// Memory and communication of each stage. A plan that a cap of the deck forbids is omitted.
 pub fn stages(planned: &RunPlan) -> Figure {
     let RunPlan { spec, plan, n_micro } = planned;
     let of = |stage: u8, n: usize| {

@@ -1,4 +1,4 @@
-//! Figures of what happened: a traced step, the ledger beside the plan, loss and speed of the whole run.
+//! Figures of the execution: a traced step, the ledger and the plan, loss and speed of the whole run.
 
 use super::run_plan::RunPlan;
 use crate::figures::Figure;
@@ -16,12 +16,12 @@ use crate::report::recorded_run::{RecordedRun, TracedEvent};
 use crate::telemetry::MemKind;
 use crate::telemetry::trace::Track;
 
-/// The first attempt at the first traced step, as far as it is this plan's.
+/// The first attempt at the first traced step, as far as it matches this plan.
 struct TracedStep<'a> {
     step: u64,
-    /// When it began on any rank, ms.
+    /// When it started on any rank, ms.
     begin_ms: f64,
-    /// Rank 0's instructions of the first micro-step, where they are the plan's.
+    /// Rank 0's instructions of the first micro-step, if they match the plan.
     first_micro_step: Vec<&'a TracedEvent>,
     /// All events of the attempt.
     events: Vec<&'a TracedEvent>,
@@ -35,7 +35,7 @@ fn traced_step<'a>(run: &'a RecordedRun, planned: &RunPlan) -> Option<TracedStep
     let n_micro_steps = MicroBatches::new(*n_micro, plan.world_size).micro_steps();
     let programs: Vec<&Program> = (0..n_micro_steps).map(|a| plan.micro_step(a, n_micro_steps)).collect();
     let n_instrs: usize = programs.iter().map(|p| p.schedule.instrs.len()).sum();
-    // A step that was skipped is tried again under the same number.
+    // A skipped step is attempted again under the same number.
     let own: Vec<&TracedEvent> = of_step().filter(|e| e.rank == 0 && e.track == Track::Compute).collect();
     let end_ms = own.get(n_instrs).map_or(f64::INFINITY, |next| next.start_ms);
     let first = programs[0];
@@ -92,7 +92,7 @@ fn what(e: &TracedEvent) -> What {
     }
 }
 
-/// Kinds of memory that are drawn as one, from the bottom up.
+/// Kinds of memory plotted as one, from the bottom up.
 const LAYERS: [(&str, &[MemKind]); 7] = [
     ("at rest", &[MemKind::ParamShard, MemKind::Master, MemKind::GradShard, MemKind::OptimState]),
     ("gathered params", &[MemKind::Gathered]),
@@ -120,7 +120,7 @@ pub fn memory(run: &RecordedRun, planned: &RunPlan) -> Figure {
         name: name.into(),
         bytes: (0..instrs.len()).map(|at| held(at, kinds)).collect(),
     });
-    // What ends with an instruction is gone when the ledger is read.
+    // What ends with an instruction has been released when the ledger is read.
     let always: u64 = throughout.iter().map(|s| s.bytes() as u64).sum::<u64>() + plan.outside_bytes();
     let after = |at: usize| -> u64 {
         always
@@ -176,7 +176,7 @@ pub fn loss_curve(run: &RecordedRun) -> Figure {
         RunEvent::Start { step, from: Some(_), .. } => Some(*step),
         _ => None,
     });
-    // After a kill the same attempt is made, and noted, again.
+    // After a kill the same attempt is made, and recorded, again.
     let mut skipped: Vec<(u64, u64)> = run
         .events
         .iter()

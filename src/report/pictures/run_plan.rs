@@ -1,4 +1,4 @@
-//! The plan of a run, computed again from its deck.
+//! The plan of a run, recomputed from its deck.
 
 use crate::error::Result;
 use crate::params::ModelSpec;
@@ -6,7 +6,7 @@ use crate::plan::Plan;
 use crate::report::recorded_run::RecordedRun;
 use crate::train::for_kind;
 
-/// The run's plan, computed again: it is a function of deck, ranks and backend.
+/// The run's plan, recomputed: it is a function of deck, ranks and backend.
 pub struct RunPlan {
     pub(super) spec: ModelSpec,
     pub(super) plan: Plan,

@@ -1,7 +1,8 @@
-//! The loss of a whole file of tokens, by a window that slides: every token but the first is predicted once,
-//! from as many tokens before it as the stride leaves.
+//! The loss of a file of tokens, by a sliding window: every token but the first is predicted once, from as
+//! many preceding tokens as the stride leaves.
 //!
-//! Micro-batches are distributed and summed as those of a step: the same bits on every number of ranks.
+//! Micro-batches are distributed and summed like those of a training step: the same bits on any number of
+//! ranks.
 
 use super::finite::refuse_non_finite;
 use crate::backend::{Backend, Comm, Device};
@@ -15,16 +16,16 @@ use crate::train::scratch::get;
 use crate::train::stepper::Stepper;
 use std::ops::Range;
 
-/// What an evaluation found.
+/// Result of an evaluation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Evaluated {
-    /// Tokens that were predicted.
+    /// Number of predicted tokens.
     pub n_tokens: u64,
     /// Windows.
     pub n_windows: u64,
     /// Mean cross-entropy in nats per token.
     pub loss: f64,
-    /// Bytes of text that the tokens stand for, where that is known.
+    /// Bytes of text the tokens decode to, if known.
     pub n_bytes: Option<u64>,
 }
 
@@ -34,7 +35,7 @@ impl Evaluated {
         libm::exp(self.loss)
     }
 
-    /// Loss in bits for each byte of the text.
+    /// Loss in bits per byte of text.
     pub fn bits_per_byte(&self) -> Option<f64> {
         self.n_bytes.map(|n| self.loss * self.n_tokens as f64 / std::f64::consts::LN_2 / n as f64)
     }
@@ -53,7 +54,7 @@ impl Windows {
         (self.n_tokens - 1 - self.t).div_ceil(self.stride) + 1
     }
 
-    /// Where window `w` begins, and which of its targets no window before it has.
+    /// The start of window `w`, and the targets in it that no earlier window has.
     fn of(self, w: u64) -> (u64, Range<usize>) {
         let begin = |w: u64| (w * self.stride).min(self.n_tokens - 1 - self.t);
         let new = if w == 0 { self.t } else { begin(w) - begin(w - 1) };
@@ -61,7 +62,7 @@ impl Windows {
     }
 }
 
-/// Evaluates all tokens of `space` with windows `stride` apart, at most as many as a window has tokens.
+/// Evaluates all tokens of `space` with windows `stride` apart; `stride` is at most the window length.
 /// Collective.
 pub fn evaluate<B: Backend>(
     stepper: &mut Stepper<'_, B>,
@@ -91,7 +92,7 @@ pub fn evaluate<B: Backend>(
     Ok(Evaluated { n_tokens, n_windows: windows.n(), loss: total / n_tokens as f64, n_bytes })
 }
 
-/// A micro-batch of windows, which of its losses count, and their sum once the head was visited.
+/// A micro-batch of windows, which of its losses count, and their sum after the head.
 struct WindowBatch {
     tokens: Vec<u32>,
     targets: Vec<u32>,
@@ -100,8 +101,8 @@ struct WindowBatch {
 }
 
 impl WindowBatch {
-    /// Windows `of`, in rows of a micro-batch of `numel` tokens; rows without a window hold zeros and count
-    /// nothing.
+    /// The windows `of`, in rows of a micro-batch of `numel` tokens; rows without a window are zero and do
+    /// not count.
     fn read(space: &SampleSpace, windows: Windows, of: Range<u64>, numel: usize) -> Self {
         let t = windows.t as usize;
         let mut batch =
@@ -134,7 +135,7 @@ impl<B: Backend> Visitor<B> for WindowBatch {
     }
 }
 
-/// Bytes of text that all tokens but the first stand for, decoded piece by piece.
+/// Bytes of text that all tokens but the first decode to, piece by piece.
 fn bytes_of(space: &SampleSpace, tokenizer: &TextTokenizer) -> u64 {
     const PIECE: u64 = 1 << 16;
     let n = space.n_tokens();

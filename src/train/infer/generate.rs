@@ -1,8 +1,8 @@
-//! Text from a model, token by token: every rank computes the same, unit by unit as in training, so no token
-//! has to travel.
+//! Text generation, token by token: every rank computes the same, unit by unit as in training, so no token
+//! has to be communicated.
 //!
-//! Blocks cache the projections of the rows so far, so a token costs one row, and one gather of every unit.
-//! When the context is full it starts again with its last half.
+//! Blocks cache the projections of the preceding rows, so a token costs one row of compute, and one gather of
+//! every unit. When the context is full, it restarts with its last half.
 
 use super::finite::refuse_non_finite;
 use crate::backend::ops::{AttentionShape, CachedWork};
@@ -20,15 +20,15 @@ use crate::train::stepper::Stepper;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
-/// Rows of a prompt that are computed at once.
+/// Rows of a prompt per pass.
 const PROMPT_ROWS: usize = 32;
 
-/// How the next token is drawn.
+/// How the next token is sampled.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Choice {
-    /// Divides the logits; 0 takes the largest.
+    /// Divides the logits; 0 selects the largest.
     pub temperature: f64,
-    /// Most probable tokens to draw from; 0 = all.
+    /// Number of most probable tokens to sample from; 0 = all.
     pub top_k: usize,
     /// Draw i is a function of (seed, i).
     pub seed: u64,
@@ -40,11 +40,11 @@ pub struct Decoders {
     t_max: usize,
 }
 
-/// What was generated.
+/// Result of a generation.
 pub struct Generated {
     /// The tokens after the prompt.
     pub tokens: Vec<u32>,
-    /// Which of the plan's programs ran.
+    /// The programs of the plan that ran.
     pub ran: Ran,
 }
 
@@ -98,7 +98,7 @@ pub fn generate<B: Backend>(
         let context = &text[begin..];
         let mut logits = Vec::new();
         while done < context.len() {
-            // The last row is computed alone: its logits are wanted.
+            // The last row is computed separately: its logits are needed.
             let is_prompt = context.len() - 1 - done >= decoders.models.prompt.dims.t;
             let by = if is_prompt { Feed::Prompt } else { Feed::Row };
             let model = &decoders.models[by];
@@ -125,27 +125,27 @@ pub fn generate<B: Backend>(
     Ok(Generated { tokens: text.split_off(prompt.len()), ran })
 }
 
-/// What generation holds from one pass to the next.
+/// The state that generation carries from one pass to the next.
 struct Cache {
-    /// Projections of the rows so far, by block.
+    /// Projections of the preceding rows, by block.
     projections: Vec<Buf>,
-    /// Of attention over them: output, log-sum-exps, the rest.
+    /// Output, log-sum-exps and scratch of attention over them.
     scratch: Vec<Buf>,
 }
 
-/// Some rows of a text at positions `first` on, computed by a model of as many rows.
+/// Some rows of a text, from position `first` on, computed by a model with as many rows.
 struct Rows<'r> {
     model: &'r Model,
     tokens: &'r [u32],
     first: usize,
     cache: &'r mut Cache,
-    /// Of a single row, once the head was visited.
+    /// The logits of a single row, after the head.
     logits: Vec<f32>,
 }
 
 impl<B: Backend> Visitor<B> for Rows<'_> {
     fn upload(&mut self, stepper: &Stepper<'_, B>, pass: &mut PassState<'_, B>) -> Result<()> {
-        // The losses are not read: targets are any tokens.
+        // The losses are not read: targets are arbitrary.
         pass.upload(stepper.device, self.tokens, self.tokens)
     }
 
@@ -167,7 +167,8 @@ impl<B: Backend> Visitor<B> for Rows<'_> {
     }
 }
 
-/// Draws token number `i`. Sums are f64, in the order of the vocabulary; the exponential is a crate's.
+/// Samples token number `i`. Sums are f64, in the order of the vocabulary; the exponential is that of a
+/// crate.
 fn choose(logits: &[f32], choice: Choice, i: usize) -> u32 {
     let by_size = |a: &usize, b: &usize| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b));
     let mut candidates: Vec<usize> = (0..logits.len()).collect();

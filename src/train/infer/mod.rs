@@ -1,6 +1,6 @@
-//! Inference: the loss of a model on a text, and text that it generates.
+//! Inference: the loss of a model on a text, and text generation.
 //!
-//! Ranks hold slices of the parameters alone, and gather unit by unit as in training. Must not know:
+//! Ranks hold only their slices of the parameters, and gather unit by unit as in training. Must not know:
 //! optimizers.
 
 pub mod evaluate;
@@ -33,13 +33,13 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Each token is drawn from so many, the most probable ones.
+    /// Number of most probable tokens that a token is sampled from.
     const TOP_K: usize = 50;
 
     /// For a deck that samples. Collective.
     ///
     /// # Errors
-    /// There is no such tokenizer; the prompt has no tokens, or one that the model does not have.
+    /// The tokenizer does not exist; the prompt has no tokens, or one outside the model's vocabulary.
     pub fn open<B: Backend>(comm: &B::Comm, deck: &Deck) -> Result<Self> {
         let prompt_text = deck.train.sample_prompt.clone();
         let loaded = TextTokenizer::load(&deck.data.tokenizer, None);
@@ -48,7 +48,7 @@ impl Sampler {
         Ok(Sampler { tokenizer, decoders, prompt_text, prompt, n_tokens: deck.train.sample_tokens })
     }
 
-    /// Generates a text and prints it on rank 0; which programs of the plan ran. Collective.
+    /// Generates a text and prints it on rank 0; returns the programs that ran. Collective.
     pub fn sample<B: Backend>(&self, stepper: &mut Stepper<'_, B>, step: u64, quiet: bool) -> Result<Ran> {
         stepper.flight.at(step, "sample", None);
         let outer = stepper.timer.switch(Phase::Evaluation);
@@ -80,10 +80,10 @@ pub fn with_prompt<C: Comm>(
     Ok(both.expect("no rank failed"))
 }
 
-/// The tokens of a prompt; of an empty one the token that begins documents.
+/// The tokens of a prompt; for an empty one, the document token.
 ///
 /// # Errors
-/// It has none, or some that cannot be encoded, or that are not in the model's vocabulary.
+/// There are none, some cannot be encoded, or some are not in the model's vocabulary.
 fn prompt_tokens(tokenizer: &TextTokenizer, prompt: &str, deck: &Deck) -> Result<Vec<u32>> {
     let mut tokens = Vec::new();
     tokenizer
@@ -95,29 +95,29 @@ fn prompt_tokens(tokenizer: &TextTokenizer, prompt: &str, deck: &Deck) -> Result
     let vocab_size = deck.model.vocab_size;
     match tokens.iter().find(|&&token| token as usize >= vocab_size) {
         Some(token) => Err(Error::Input(format!(
-            "the prompt has token {token} of {}, and the model's vocabulary is {vocab_size}: data.tokenizer \
-             is another one",
+            "the prompt has token {token} of {}, but the model's vocabulary is {vocab_size}: data.tokenizer \
+             is not the model's",
             tokenizer.name()
         ))),
         None if tokens.is_empty() => Err(Error::Input(format!(
-            "the prompt is empty, and {} has no token to begin with",
+            "the prompt is empty, and {} has no document token to start with",
             tokenizer.name()
         ))),
         None => Ok(tokens),
     }
 }
 
-/// A flight recorder that writes nothing and watches no rank.
+/// A flight recorder that writes nothing and monitors no rank.
 pub fn silent_flight<C: Comm>(comm: &C) -> Result<FlightRecorder> {
     FlightRecorder::start(Path::new(""), comm.rank(), Vec::new(), Vec::new(), Duration::ZERO, || {})
         .map_err(|e| Error::Internal(format!("a recorder without a file: {e}")))
 }
 
 /// Loads the weights of the step directory `dir` for the model of `deck`, sharded over the ranks of `comm`,
-/// and calls `work`; `decoders` adds memory to generate text. Collective.
+/// and calls `work`; `decoders` adds memory for generation. Collective.
 ///
 /// # Errors
-/// The checkpoint is of another model, or damaged; some rank has not enough memory; errors of `work`.
+/// The checkpoint is of a different model, or damaged; a rank has too little memory; errors of `work`.
 pub fn with_weights<B: Backend, T>(
     device: &B::Device,
     comm: &B::Comm,
@@ -142,13 +142,13 @@ pub fn with_weights<B: Backend, T>(
     work(&mut stepper)
 }
 
-/// This rank's slices of the weights, rounded to what is computed with.
+/// This rank's slices of the weights, rounded to the type of compute.
 fn load<B: Backend>(stepper: &mut Stepper<'_, B>, deck: &Deck, dir: &Path) -> Result<()> {
     let mut reader = Reader::open_with(dir, deck.checkpoint.locking)?;
     let faults = super::state::unlike(reader.manifest(), &stepper.model.spec);
     if !faults.is_empty() {
         return Err(Error::Input(format!(
-            "{} is of another model:\n  {}",
+            "{} is of a different model:\n  {}",
             dir.display(),
             faults.join("\n  ")
         )));

@@ -1,6 +1,6 @@
-//! What a run prints before its first step: ranks, model, data, and the plan in figures.
+//! The output of a run before its first step: ranks, model, data, and the figures of the plan.
 //!
-//! Must not know: what is printed later.
+//! Must not know: later output.
 
 use crate::backend::{Backend, Comm, Device};
 use crate::human;
@@ -10,7 +10,7 @@ use crate::train::job::Job;
 use crate::train::state::Position;
 use crate::train::stepper::Stepper;
 
-/// Logs it. Rank 0 alone.
+/// Logs it. Rank 0 only.
 pub(super) fn banner<B: Backend>(job: &Job, stepper: &Stepper<'_, B>, batches: &Batches, start: Position) {
     let (deck, plan, spec) = (&job.deck, stepper.plan, &stepper.model.spec);
     let n = stepper.comm.size();

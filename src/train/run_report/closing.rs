@@ -1,5 +1,5 @@
-//! How a run closes: the totals of all ranks beside the plan in `summary.json`, its last words, and what the
-//! next process reads of them.
+//! The end of a run: the totals of all ranks and the plan in `summary.json`, the closing message, and what
+//! the next process reads from the summary.
 //!
 //! Must not know: why a run ended.
 
@@ -36,13 +36,13 @@ struct RankTotals {
 }
 
 impl RunReport {
-    /// Gathers the totals, writes `summary.json`, prints the closing words. Collective.
+    /// Gathers the totals, writes `summary.json`, prints the closing message. Collective.
     pub fn finish<B: Backend>(mut self, job: &Job, stepper: &Stepper<'_, B>, ending: Ending) -> Result<Exit> {
         let Stepper { comm, plan, .. } = stepper;
         stepper.flight.at(ending.position.step, "summary", None);
         self.timing.finish(match ending.verdict.exit {
             Exit::Finished => "finished",
-            Exit::StoppedEarly => "stopped early, saved",
+            Exit::StoppedEarly => "stopped early, checkpoint saved",
             _ => "ended: a step or a save failed",
         });
         let counts = stepper.volume.counts();
@@ -63,7 +63,7 @@ impl RunReport {
         let evaluated = self.last_val_loss.is_some();
         let others = [evaluated.then(|| plan.evaluation_peaks()), plan.generation_peaks(self.sampled)];
         let planned = planned_peaks(plan.training_peaks(), others);
-        // What the ledger holds now but for the copy for asynchronous saves: nothing gathered, no full
+        // What the ledger holds now, without the copy for asynchronous saves: nothing gathered, no full
         // gradient.
         let at_rest = stepper.memory.ledger().total_now() - plan.outside_bytes();
         let n_params = stepper.model.spec.numel() as u64;
@@ -159,8 +159,8 @@ fn planned_peaks(mut train: Peaks, others: [Option<Peaks>; 2]) -> Peaks {
     train
 }
 
-/// The last step of a finished run of this very deck without checkpoints, from the summary that it left. A
-/// run that starts over has moved that file away.
+/// The last step of a finished run of this very deck without checkpoints, from the summary it left. A run
+/// that starts over has archived that file.
 pub fn finished_without_checkpoint(deck: &Deck) -> Option<u64> {
     let path = Path::new(&deck.run.dir).join(SUMMARY_FILE);
     let text =
@@ -180,10 +180,11 @@ fn hints(job: &Job, ending: &Ending) -> Vec<String> {
     let program = job.relaunch.split(' ').next().unwrap_or("zero3");
     if let Some(dir) = &ending.last_checkpoint {
         let (step, steps) = (ending.position.step, job.deck.train.steps);
-        // A run that is not over goes on as its deck says: fewer steps would bend its schedule.
+        // An unfinished run resumes with its deck as it is: fewer steps would change its schedule.
         let more = if step < steps { steps } else { step + (steps / 3).max(1) };
         hints.push(format!(
-            "go on from this checkpoint on {HINTED_RANKS} ranks, to the same bits as on any other number:"
+            "resume from this checkpoint on {HINTED_RANKS} ranks, with bitwise the same result as on any \
+             other number:"
         ));
         hints.push(format!("  {} {} train.steps={more}", job.launcher, job.relaunch));
         hints.push(format!("inspect it:  {program} ckpt inspect {}", dir.display()));
@@ -200,8 +201,8 @@ pub fn already_finished(path: &Path, step: u64, total_steps: u64) {
     let path = path.display();
     let text = format!(
         "finished: {path} holds step {step} of train.steps = {total_steps}\n\
-         raise train.steps to go on, or start over with --resume none (what is there is archived)"
+         raise train.steps to continue, or start over with --resume none (the existing files are archived)"
     );
-    // A reader may be gone.
+    // The reader may have closed the pipe.
     say::out(&text).ok();
 }

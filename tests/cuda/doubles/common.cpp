@@ -52,7 +52,10 @@ struct Failure {
 
 // A test that asks for what cannot be read must not pass by failing nothing.
 [[noreturn]] void refuse_plan(const std::string& word) {
-    complain("CUDA_DOUBLE_FAIL has %s; it takes SYMBOL:NTH:CODE[@RANK] or SYMBOL:NTH:hang[@RANK], several with commas", word.c_str());
+    complain(
+        "CUDA_DOUBLE_FAIL has %s; it takes SYMBOL:NTH:CODE[@RANK] or SYMBOL:NTH:hang[@RANK], several with "
+        "commas",
+        word.c_str());
     abort();
 }
 
@@ -83,8 +86,9 @@ int planned_failure(const char* symbol) {
     std::unique_lock<std::mutex> lock(mutex);
     const long nth = ++n_calls[symbol];
     lock.unlock();
-    const auto planned = std::find_if(plan.begin(), plan.end(),
-                                      [&](const Failure& failure) { return failure.symbol == symbol && failure.nth == nth; });
+    const auto planned = std::find_if(plan.begin(), plan.end(), [&](const Failure& failure) {
+        return failure.symbol == symbol && failure.nth == nth;
+    });
     if (planned == plan.end()) return 0;
     complain("call %ld of %s %s, as CUDA_DOUBLE_FAIL wants", nth, symbol,
              planned->code == HANG ? "hangs" : ("fails with code " + std::to_string(planned->code)).c_str());

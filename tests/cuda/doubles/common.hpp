@@ -17,9 +17,9 @@ CUDA_DOUBLE_SHARED int process_rank();
 CUDA_DOUBLE_SHARED std::string setting(const char* name, const std::string& otherwise);
 CUDA_DOUBLE_SHARED long long number_setting(const char* name, long long otherwise);
 
-// The code that CUDA_DOUBLE_FAIL wants this call of `symbol` to fail with, 0 where it wants none. Counts the call.
-// CUDA_DOUBLE_FAIL=SYMBOL:NTH:CODE[@RANK], several with commas: the NTH call (from 1) of SYMBOL fails, on RANK or on all.
-// With `hang` for the code it never returns.
+// The code that CUDA_DOUBLE_FAIL wants this call of `symbol` to fail with, 0 where it wants none. Counts the
+// call. CUDA_DOUBLE_FAIL=SYMBOL:NTH:CODE[@RANK], several with commas: the NTH call (from 1) of SYMBOL fails,
+// on RANK or on all. With `hang` for the code it never returns.
 CUDA_DOUBLE_SHARED int planned_failure(const char* symbol);
 
 // One line on standard error: what the program did that the real library would not bear.

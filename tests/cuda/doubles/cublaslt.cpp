@@ -25,7 +25,11 @@ enum cublasStatus_t : int {
     CUBLAS_STATUS_NOT_SUPPORTED = 15,
 };
 
-enum ComputeType : int { CUBLAS_COMPUTE_32F = 68, CUBLAS_COMPUTE_32F_PEDANTIC = 69, CUBLAS_COMPUTE_32F_FAST_TF32 = 77 };
+enum ComputeType : int {
+    CUBLAS_COMPUTE_32F = 68,
+    CUBLAS_COMPUTE_32F_PEDANTIC = 69,
+    CUBLAS_COMPUTE_32F_FAST_TF32 = 77
+};
 
 enum MatmulAttribute : int {
     DESC_POINTER_MODE = 2,
@@ -160,7 +164,8 @@ bool describe(const MatmulDesc& desc, const Layout layouts[4], Product& product,
         *matrices[i] = {nullptr, layout.type, layout.rows, layout.cols, layout.ld, layout.stride};
         const std::string name(1, "ABCD"[i]);
         if (layout.rows == 0 || layout.cols == 0) why = name + " is empty";
-        if (type_bytes(layout.type) == 0) why = name + " has type " + std::to_string(layout.type) + ", not in this double";
+        if (type_bytes(layout.type) == 0)
+            why = name + " has type " + std::to_string(layout.type) + ", not in this double";
         if (layout.ld < int64_t(layout.rows)) why = name + " has a leading dimension under its rows";
         if (layout.n_batches != layouts[3].n_batches) why = name + " has another batch count than D";
     }
@@ -169,15 +174,21 @@ bool describe(const MatmulDesc& desc, const Layout layouts[4], Product& product,
     product.n_batches = layouts[3].n_batches;
     product.epilogue = desc.epilogue;
     const Matrix &a = product.a, &b = product.b, &c = product.c, &d = product.d;
-    const bool fits = (product.transpose_a ? a.cols : a.rows) == d.rows && (product.transpose_b ? b.rows : b.cols) == d.cols &&
-                      (product.transpose_b ? b.cols : b.rows) == product.k() && c.rows == d.rows && c.cols == d.cols;
+    const bool fits = (product.transpose_a ? a.cols : a.rows) == d.rows &&
+                      (product.transpose_b ? b.rows : b.cols) == d.cols &&
+                      (product.transpose_b ? b.cols : b.rows) == product.k() && c.rows == d.rows &&
+                      c.cols == d.cols;
     if (!fits) why = "the shapes do not fit together";
-    const bool types_fit = a.type == b.type && c.type == d.type && (a.type == CUDA_R_16BF || d.type == CUDA_R_32F);
+    const bool types_fit =
+        a.type == b.type && c.type == d.type && (a.type == CUDA_R_16BF || d.type == CUDA_R_32F);
     if (!types_fit) why = "this mix of types is not supported";
-    if (desc.compute_type == CUBLAS_COMPUTE_32F_FAST_TF32 && a.type != CUDA_R_32F) why = "TF32 is for f32 operands";
-    static const std::set<int> epilogues = {EPILOGUE_DEFAULT, EPILOGUE_BIAS,  EPILOGUE_GELU,        EPILOGUE_GELU_BIAS, EPILOGUE_GELU_AUX,
-                                            EPILOGUE_GELU_AUX_BIAS, EPILOGUE_DGELU, EPILOGUE_DGELU_BGRAD, EPILOGUE_BGRADA,    EPILOGUE_BGRADB};
-    if (!epilogues.count(desc.epilogue)) why = "epilogue " + std::to_string(desc.epilogue) + " is not in this double";
+    if (desc.compute_type == CUBLAS_COMPUTE_32F_FAST_TF32 && a.type != CUDA_R_32F)
+        why = "TF32 is for f32 operands";
+    static const std::set<int> epilogues = {
+        EPILOGUE_DEFAULT,       EPILOGUE_BIAS,  EPILOGUE_GELU,        EPILOGUE_GELU_BIAS, EPILOGUE_GELU_AUX,
+        EPILOGUE_GELU_AUX_BIAS, EPILOGUE_DGELU, EPILOGUE_DGELU_BGRAD, EPILOGUE_BGRADA,    EPILOGUE_BGRADB};
+    if (!epilogues.count(desc.epilogue))
+        why = "epilogue " + std::to_string(desc.epilogue) + " is not in this double";
     const bool has_bias = desc.epilogue & (EPILOGUE_BIAS | 16 | EPILOGUE_BGRADA | EPILOGUE_BGRADB);
     if (has_bias) {
         const uint64_t length = desc.epilogue == EPILOGUE_BGRADB ? d.cols : d.rows;
@@ -187,9 +198,12 @@ bool describe(const MatmulDesc& desc, const Layout layouts[4], Product& product,
         if (product.n_batches > 1) why = "bias and batches together are not in this double";
     }
     if (desc.epilogue & 128) {
-        product.aux = {nullptr, desc.aux_type < 0 ? d.type : desc.aux_type, d.rows, d.cols, desc.aux_ld, desc.aux_stride};
+        product.aux = {nullptr,     desc.aux_type < 0 ? d.type : desc.aux_type,
+                       d.rows,      d.cols,
+                       desc.aux_ld, desc.aux_stride};
         if (desc.aux_ld < int64_t(d.rows) || desc.aux_ld % 8 != 0)
-            why = "the auxiliary leading dimension " + std::to_string(desc.aux_ld) + " is under the rows or no multiple of 8";
+            why = "the auxiliary leading dimension " + std::to_string(desc.aux_ld) +
+                  " is under the rows or no multiple of 8";
         if (product.aux.type != d.type) why = "the auxiliary matrix has another type than D";
     }
     return why.empty();
@@ -200,10 +214,13 @@ uint64_t digest(const MatmulDesc& desc, const Layout layouts[4]) {
     uint64_t hash = 0xcbf29ce484222325;
     const auto add = [&](uint64_t value) { hash = (hash ^ value) * 0x100000001b3; };
     for (int i = 0; i < 4; i++)
-        for (const uint64_t value : {uint64_t(layouts[i].type), layouts[i].rows, layouts[i].cols, uint64_t(layouts[i].ld),
-                                     uint64_t(layouts[i].n_batches), uint64_t(layouts[i].stride)})
+        for (const uint64_t value :
+             {uint64_t(layouts[i].type), layouts[i].rows, layouts[i].cols, uint64_t(layouts[i].ld),
+              uint64_t(layouts[i].n_batches), uint64_t(layouts[i].stride)})
             add(value);
-    for (const int value : {desc.compute_type, desc.transpose[0], desc.transpose[1], desc.epilogue, desc.bias_type, desc.aux_type}) add(value);
+    for (const int value : {desc.compute_type, desc.transpose[0], desc.transpose[1], desc.epilogue,
+                            desc.bias_type, desc.aux_type})
+        add(value);
     add(desc.aux_ld);
     return hash;
 }
@@ -218,21 +235,29 @@ uint32_t alignment_of(CUdeviceptr address) {
 
 // Bytes from the first to the last element of a matrix, all batches.
 size_t span_bytes(const Matrix& matrix, int n_batches) {
-    return ((n_batches - 1) * matrix.stride + (matrix.cols - 1) * matrix.ld + matrix.rows) * type_bytes(matrix.type);
+    return ((n_batches - 1) * matrix.stride + (matrix.cols - 1) * matrix.ld + matrix.rows) *
+           type_bytes(matrix.type);
 }
 
 // Points the matrix at device memory; false, and a word, where that is none or badly aligned.
-bool point(Matrix& matrix, const char* name, int device, CUdeviceptr address, int n_batches, uint64_t alignment) {
+bool point(Matrix& matrix, const char* name, int device, CUdeviceptr address, int n_batches,
+           uint64_t alignment) {
     matrix.bytes = memory::view(device, address, span_bytes(matrix, n_batches));
-    if (!matrix.bytes) complain("cuBLASLt: %s at 0x%llx is not device memory of %zu bytes", name, address, span_bytes(matrix, n_batches));
-    else if (address % alignment != 0) complain("cuBLASLt: %s at 0x%llx is not aligned to %llu bytes, as was claimed", name, address, static_cast<unsigned long long>(alignment));
+    if (!matrix.bytes)
+        complain("cuBLASLt: %s at 0x%llx is not device memory of %zu bytes", name, address,
+                 span_bytes(matrix, n_batches));
+    else if (address % alignment != 0)
+        complain("cuBLASLt: %s at 0x%llx is not aligned to %llu bytes, as was claimed", name, address,
+                 static_cast<unsigned long long>(alignment));
     else return true;
     return false;
 }
 
 }  // namespace
 
-CUDA_DOUBLE_API size_t cublasLtGetVersion() { return size_t(number_setting("CUDA_DOUBLE_CUBLASLT_VERSION", 130000)); }
+CUDA_DOUBLE_API size_t cublasLtGetVersion() {
+    return size_t(number_setting("CUDA_DOUBLE_CUBLASLT_VERSION", 130000));
+}
 
 CUDA_DOUBLE_API size_t cublasLtGetCudartVersion() { return 13000; }
 
@@ -261,8 +286,10 @@ CUDA_DOUBLE_API int cublasLtDestroy(void* handle) {
 
 CUDA_DOUBLE_API int cublasLtMatmulDescCreate(void** handle, int compute_type, int scale_type) {
     CUDA_DOUBLE_ENTER(cublasLtMatmulDescCreate);
-    const bool known = compute_type == CUBLAS_COMPUTE_32F || compute_type == CUBLAS_COMPUTE_32F_PEDANTIC || compute_type == CUBLAS_COMPUTE_32F_FAST_TF32;
-    if (!known || scale_type != CUDA_R_32F) return refuse(CUBLAS_STATUS_INVALID_VALUE, "only f32 sums and scales are in this double");
+    const bool known = compute_type == CUBLAS_COMPUTE_32F || compute_type == CUBLAS_COMPUTE_32F_PEDANTIC ||
+                       compute_type == CUBLAS_COMPUTE_32F_FAST_TF32;
+    if (!known || scale_type != CUDA_R_32F)
+        return refuse(CUBLAS_STATUS_INVALID_VALUE, "only f32 sums and scales are in this double");
     MatmulDesc desc;
     desc.compute_type = compute_type;
     *handle = handles<MatmulDesc>().add(desc);
@@ -274,7 +301,8 @@ CUDA_DOUBLE_API int cublasLtMatmulDescDestroy(void* handle) {
     return handles<MatmulDesc>().remove(handle) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
 }
 
-CUDA_DOUBLE_API int cublasLtMatmulDescSetAttribute(void* handle, int attribute, const void* value, size_t n_bytes) {
+CUDA_DOUBLE_API int cublasLtMatmulDescSetAttribute(void* handle, int attribute, const void* value,
+                                                   size_t n_bytes) {
     CUDA_DOUBLE_ENTER(cublasLtMatmulDescSetAttribute);
     MatmulDesc* desc = handles<MatmulDesc>().find(handle);
     if (!desc || !value) return CUBLAS_STATUS_INVALID_VALUE;
@@ -293,10 +321,13 @@ CUDA_DOUBLE_API int cublasLtMatmulDescSetAttribute(void* handle, int attribute, 
     case DESC_EPILOGUE_AUX_DATA_TYPE: good = read(value, n_bytes, desc->aux_type); break;
     case DESC_BIAS_DATA_TYPE: good = read(value, n_bytes, desc->bias_type); break;
     }
-    return good ? int(CUBLAS_STATUS_SUCCESS) : refuse(CUBLAS_STATUS_INVALID_VALUE, "product attribute " + std::to_string(attribute) + ": not in this double, or a wrong value or size");
+    return good ? int(CUBLAS_STATUS_SUCCESS)
+                : refuse(CUBLAS_STATUS_INVALID_VALUE, "product attribute " + std::to_string(attribute) +
+                                                          ": not in this double, or a wrong value or size");
 }
 
-CUDA_DOUBLE_API int cublasLtMatrixLayoutCreate(void** handle, int type, uint64_t rows, uint64_t cols, int64_t ld) {
+CUDA_DOUBLE_API int cublasLtMatrixLayoutCreate(void** handle, int type, uint64_t rows, uint64_t cols,
+                                               int64_t ld) {
     CUDA_DOUBLE_ENTER(cublasLtMatrixLayoutCreate);
     Layout layout;
     layout.type = type;
@@ -312,7 +343,8 @@ CUDA_DOUBLE_API int cublasLtMatrixLayoutDestroy(void* handle) {
     return handles<Layout>().remove(handle) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
 }
 
-CUDA_DOUBLE_API int cublasLtMatrixLayoutSetAttribute(void* handle, int attribute, const void* value, size_t n_bytes) {
+CUDA_DOUBLE_API int cublasLtMatrixLayoutSetAttribute(void* handle, int attribute, const void* value,
+                                                     size_t n_bytes) {
     CUDA_DOUBLE_ENTER(cublasLtMatrixLayoutSetAttribute);
     Layout* layout = handles<Layout>().find(handle);
     if (!layout || !value) return CUBLAS_STATUS_INVALID_VALUE;
@@ -327,7 +359,9 @@ CUDA_DOUBLE_API int cublasLtMatrixLayoutSetAttribute(void* handle, int attribute
     case LAYOUT_BATCH_COUNT: good = read(value, n_bytes, layout->n_batches) && layout->n_batches > 0; break;
     case LAYOUT_STRIDED_BATCH_OFFSET: good = read(value, n_bytes, layout->stride); break;
     }
-    return good ? int(CUBLAS_STATUS_SUCCESS) : refuse(CUBLAS_STATUS_INVALID_VALUE, "layout attribute " + std::to_string(attribute) + ": not in this double, or a wrong value or size");
+    return good ? int(CUBLAS_STATUS_SUCCESS)
+                : refuse(CUBLAS_STATUS_INVALID_VALUE, "layout attribute " + std::to_string(attribute) +
+                                                          ": not in this double, or a wrong value or size");
 }
 
 CUDA_DOUBLE_API int cublasLtMatmulPreferenceCreate(void** handle) {
@@ -341,7 +375,8 @@ CUDA_DOUBLE_API int cublasLtMatmulPreferenceDestroy(void* handle) {
     return handles<Preference>().remove(handle) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
 }
 
-CUDA_DOUBLE_API int cublasLtMatmulPreferenceSetAttribute(void* handle, int attribute, const void* value, size_t n_bytes) {
+CUDA_DOUBLE_API int cublasLtMatmulPreferenceSetAttribute(void* handle, int attribute, const void* value,
+                                                         size_t n_bytes) {
     CUDA_DOUBLE_ENTER(cublasLtMatmulPreferenceSetAttribute);
     Preference* preference = handles<Preference>().find(handle);
     if (!preference || !value) return CUBLAS_STATUS_INVALID_VALUE;
@@ -355,12 +390,15 @@ CUDA_DOUBLE_API int cublasLtMatmulPreferenceSetAttribute(void* handle, int attri
     } else if (attribute == PREF_SEARCH_MODE || attribute == PREF_REDUCTION_SCHEME_MASK) {
         good = read(value, n_bytes, word);  // there is one algorithm
     }
-    return good ? int(CUBLAS_STATUS_SUCCESS) : refuse(CUBLAS_STATUS_INVALID_VALUE, "preference attribute " + std::to_string(attribute) + ": not in this double, or a wrong value or size");
+    return good ? int(CUBLAS_STATUS_SUCCESS)
+                : refuse(CUBLAS_STATUS_INVALID_VALUE, "preference attribute " + std::to_string(attribute) +
+                                                          ": not in this double, or a wrong value or size");
 }
 
-CUDA_DOUBLE_API int cublasLtMatmulAlgoGetHeuristic(void* library, const void* desc_handle, const void* a, const void* b, const void* c,
-                                                   const void* d, const void* preference_handle, int n_requested, HeuristicResult* results,
-                                                   int* n_found) {
+CUDA_DOUBLE_API int cublasLtMatmulAlgoGetHeuristic(void* library, const void* desc_handle, const void* a,
+                                                   const void* b, const void* c, const void* d,
+                                                   const void* preference_handle, int n_requested,
+                                                   HeuristicResult* results, int* n_found) {
     CUDA_DOUBLE_ENTER(cublasLtMatmulAlgoGetHeuristic);
     const MatmulDesc* desc = handles<MatmulDesc>().find(desc_handle);
     const Preference* preference = handles<Preference>().find(preference_handle);
@@ -368,14 +406,17 @@ CUDA_DOUBLE_API int cublasLtMatmulAlgoGetHeuristic(void* library, const void* de
     const void* layout_handles[4] = {a, b, c, d};
     for (int i = 0; i < 4; i++) {
         const Layout* layout = handles<Layout>().find(layout_handles[i]);
-        if (!layout) return refuse(CUBLAS_STATUS_INVALID_VALUE, "cublasLtMatmulAlgoGetHeuristic: no such layout");
+        if (!layout)
+            return refuse(CUBLAS_STATUS_INVALID_VALUE, "cublasLtMatmulAlgoGetHeuristic: no such layout");
         layouts[i] = *layout;
     }
-    if (!handles<Library>().find(library) || !desc || !preference || n_requested < 1) return CUBLAS_STATUS_INVALID_VALUE;
+    if (!handles<Library>().find(library) || !desc || !preference || n_requested < 1)
+        return CUBLAS_STATUS_INVALID_VALUE;
     *n_found = 0;
     Product product;
     std::string why;
-    if (!describe(*desc, layouts, product, why)) return refuse(CUBLAS_STATUS_NOT_SUPPORTED, "no algorithm: " + why);
+    if (!describe(*desc, layouts, product, why))
+        return refuse(CUBLAS_STATUS_NOT_SUPPORTED, "no algorithm: " + why);
     Algorithm algorithm = {};
     algorithm.mark = ALGORITHM_MARK;
     algorithm.problem = digest(*desc, layouts);
@@ -388,17 +429,19 @@ CUDA_DOUBLE_API int cublasLtMatmulAlgoGetHeuristic(void* library, const void* de
     return CUBLAS_STATUS_SUCCESS;
 }
 
-CUDA_DOUBLE_API int cublasLtMatmul(void* library_handle, const void* desc_handle, const void* alpha, const void* a, const void* a_layout,
-                                   const void* b, const void* b_layout, const void* beta, const void* c, const void* c_layout, void* d,
-                                   const void* d_layout, const Algorithm* algorithm, void* workspace, size_t workspace_bytes,
-                                   CUstream stream_handle) {
+CUDA_DOUBLE_API int cublasLtMatmul(void* library_handle, const void* desc_handle, const void* alpha,
+                                   const void* a, const void* a_layout, const void* b, const void* b_layout,
+                                   const void* beta, const void* c, const void* c_layout, void* d,
+                                   const void* d_layout, const Algorithm* algorithm, void* workspace,
+                                   size_t workspace_bytes, CUstream stream_handle) {
     CUDA_DOUBLE_ENTER(cublasLtMatmul);
     const Library* library = handles<Library>().find(library_handle);
     const MatmulDesc* desc = handles<MatmulDesc>().find(desc_handle);
     if (!library || !desc || !alpha || !beta) return CUBLAS_STATUS_INVALID_VALUE;
     const int device = library->device;
     Stream* stream = executor::find_stream(stream_handle, device);
-    if (!stream || stream->device != device) return refuse(CUBLAS_STATUS_INVALID_VALUE, "no such stream on the handle's device");
+    if (!stream || stream->device != device)
+        return refuse(CUBLAS_STATUS_INVALID_VALUE, "no such stream on the handle's device");
     Layout layouts[4];
     const void* layout_handles[4] = {a_layout, b_layout, c_layout, d_layout};
     for (int i = 0; i < 4; i++) {
@@ -425,19 +468,27 @@ CUDA_DOUBLE_API int cublasLtMatmul(void* library_handle, const void* desc_handle
     product.beta = *static_cast<const float*>(beta);
     const auto address = [](const void* pointer) { return reinterpret_cast<CUdeviceptr>(pointer); };
     const int n = product.n_batches;
-    bool good = point(product.a, "A", device, address(a), n, alignment[0]) && point(product.b, "B", device, address(b), n, alignment[1]) &&
-                point(product.c, "C", device, address(c), n, alignment[2]) && point(product.d, "D", device, address(d), n, alignment[3]);
-    if (product.bias.rows > 0) good = good && point(product.bias, "the bias", device, desc->bias, 1, bias_alignment);
-    if (product.aux.rows > 0) good = good && point(product.aux, "the auxiliary matrix", device, desc->aux, n, aux_alignment);
-    Matrix scratch = {nullptr, CUDA_R_16BF, used_workspace_bytes / 2, 1, int64_t(used_workspace_bytes / 2), 0};
+    bool good = point(product.a, "A", device, address(a), n, alignment[0]) &&
+                point(product.b, "B", device, address(b), n, alignment[1]) &&
+                point(product.c, "C", device, address(c), n, alignment[2]) &&
+                point(product.d, "D", device, address(d), n, alignment[3]);
+    if (product.bias.rows > 0)
+        good = good && point(product.bias, "the bias", device, desc->bias, 1, bias_alignment);
+    if (product.aux.rows > 0)
+        good = good && point(product.aux, "the auxiliary matrix", device, desc->aux, n, aux_alignment);
+    Matrix scratch = {nullptr, CUDA_R_16BF, used_workspace_bytes / 2, 1, int64_t(used_workspace_bytes / 2),
+                      0};
     if (used_workspace_bytes > 0) {
         if (workspace_bytes < used_workspace_bytes)
-            return refuse(CUBLAS_STATUS_INVALID_VALUE, "the workspace has " + std::to_string(workspace_bytes) + " bytes, the algorithm needs " + std::to_string(used_workspace_bytes));
+            return refuse(CUBLAS_STATUS_INVALID_VALUE,
+                          "the workspace has " + std::to_string(workspace_bytes) +
+                              " bytes, the algorithm needs " + std::to_string(used_workspace_bytes));
         good = good && point(scratch, "the workspace", device, address(workspace), 1, 16);
     }
     if (!good) return CUBLAS_STATUS_INVALID_VALUE;
     Operation operation;
-    operation.label = "product " + std::to_string(product.m()) + " x " + std::to_string(product.n()) + " x " + std::to_string(product.k());
+    operation.label = "product " + std::to_string(product.m()) + " x " + std::to_string(product.n()) + " x " +
+                      std::to_string(product.k());
     operation.run = [=] {
         // Nobody else's data may lie in the workspace.
         if (scratch.bytes) memset(scratch.bytes, 0xff, used_workspace_bytes);

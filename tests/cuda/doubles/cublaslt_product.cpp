@@ -42,7 +42,8 @@ void store(const Matrix& matrix, int batch, uint64_t row, uint64_t col, float va
 
 // op(M) with `outer` running slowest: element (i, p) at p * outer_step + i, zeros up to the padded length of
 // i.
-std::vector<float> packed(const Matrix& matrix, int batch, bool transpose, uint64_t n_inner, uint64_t padded, uint64_t n_outer) {
+std::vector<float> packed(const Matrix& matrix, int batch, bool transpose, uint64_t n_inner, uint64_t padded,
+                          uint64_t n_outer) {
     std::vector<float> out(padded * n_outer);
     for (uint64_t p = 0; p < n_outer; p++)
         for (uint64_t i = 0; i < n_inner; i++)

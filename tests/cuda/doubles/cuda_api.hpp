@@ -1,5 +1,6 @@
-// The part of the CUDA driver's C interface that the doubles stand for: types and codes, under the names of NVIDIA's manual
-// (docs.nvidia.com/cuda/cuda-driver-api). Numbers are those of CUDA 13.0; no header of the toolkit is needed.
+// The part of the CUDA driver's C interface that the doubles stand for: types and codes, under the names of
+// NVIDIA's manual (docs.nvidia.com/cuda/cuda-driver-api). Numbers are those of CUDA 13.0; no header of the
+// toolkit is needed.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -7,7 +8,8 @@
 using CUresult = int;
 using CUdevice = int;
 using CUdeviceptr = unsigned long long;
-// Handles are opaque to the caller; each double casts to its own type after finding the handle in its register.
+// Handles are opaque to the caller; each double casts to its own type after finding the handle in its
+// register.
 using CUcontext = void*;
 using CUstream = void*;
 using CUevent = void*;

@@ -58,12 +58,15 @@ const std::map<CUresult, ErrorText>& error_texts() {
         {CUDA_ERROR_INVALID_DEVICE, {"CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"}},
         {CUDA_ERROR_INVALID_IMAGE, {"CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid"}},
         {CUDA_ERROR_INVALID_CONTEXT, {"CUDA_ERROR_INVALID_CONTEXT", "invalid device context"}},
-        {CUDA_ERROR_NO_BINARY_FOR_GPU, {"CUDA_ERROR_NO_BINARY_FOR_GPU", "no kernel image is available for execution on the device"}},
+        {CUDA_ERROR_NO_BINARY_FOR_GPU,
+         {"CUDA_ERROR_NO_BINARY_FOR_GPU", "no kernel image is available for execution on the device"}},
         {CUDA_ERROR_INVALID_HANDLE, {"CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"}},
         {CUDA_ERROR_NOT_FOUND, {"CUDA_ERROR_NOT_FOUND", "named symbol not found"}},
         {CUDA_ERROR_NOT_READY, {"CUDA_ERROR_NOT_READY", "device not ready"}},
-        {CUDA_ERROR_ILLEGAL_ADDRESS, {"CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"}},
-        {CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, {"CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "too many resources requested for launch"}},
+        {CUDA_ERROR_ILLEGAL_ADDRESS,
+         {"CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"}},
+        {CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES,
+         {"CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "too many resources requested for launch"}},
         {CUDA_ERROR_LAUNCH_FAILED, {"CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"}},
         {CUDA_ERROR_NOT_SUPPORTED, {"CUDA_ERROR_NOT_SUPPORTED", "operation not supported"}},
         {CUDA_ERROR_UNKNOWN, {"CUDA_ERROR_UNKNOWN", "unknown error"}},
@@ -220,7 +223,8 @@ CUDA_DOUBLE_API CUresult cuDeviceGetAttribute(int* value, int attribute, CUdevic
     }
     const auto found = attributes().find(attribute);
     if (found == attributes().end()) {
-        complain("cuDeviceGetAttribute: attribute %d is not in this double; add it to driver_device.cpp", attribute);
+        complain("cuDeviceGetAttribute: attribute %d is not in this double; add it to driver_device.cpp",
+                 attribute);
         return CUDA_ERROR_INVALID_VALUE;
     }
     *value = found->second;

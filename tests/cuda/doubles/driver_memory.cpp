@@ -17,8 +17,8 @@ Stream* stream_of(CUstream handle) {
 // Whether n_bytes at the address are device memory; says so where they are not.
 bool check_address(const char* call, const char* which, int device, CUdeviceptr address, size_t n_bytes) {
     if (memory::view(device, address, n_bytes)) return true;
-    complain("%s: the %s, %zu bytes at 0x%llx, is not inside one allocation of device %d", call, which, n_bytes, address,
-             device);
+    complain("%s: the %s, %zu bytes at 0x%llx, is not inside one allocation of device %d", call, which,
+             n_bytes, address, device);
     return false;
 }
 
@@ -50,7 +50,9 @@ CUresult put(Stream* stream, std::string label, Run run) {
     return executor::current_fault();
 }
 
-std::string bytes_text(const char* what, size_t n_bytes) { return std::string(what) + " " + std::to_string(n_bytes) + " bytes"; }
+std::string bytes_text(const char* what, size_t n_bytes) {
+    return std::string(what) + " " + std::to_string(n_bytes) + " bytes";
+}
 
 }  // namespace
 
@@ -118,12 +120,14 @@ CUDA_DOUBLE_API CUresult cuMemHostUnregister(void* pointer) {
     return memory::unregister_pinned(pointer);
 }
 
-CUDA_DOUBLE_API CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t n_bytes, CUstream handle) {
+CUDA_DOUBLE_API CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t n_bytes,
+                                              CUstream handle) {
     CUDA_DOUBLE_ENTER(cuMemcpyHtoDAsync_v2);
     Stream* stream = stream_of(handle);
     if (!stream) return CUDA_ERROR_INVALID_HANDLE;
     if (n_bytes == 0) return CUDA_SUCCESS;
-    if (!check_address("cuMemcpyHtoDAsync", "destination", stream->device, to, n_bytes)) return CUDA_ERROR_INVALID_VALUE;
+    if (!check_address("cuMemcpyHtoDAsync", "destination", stream->device, to, n_bytes))
+        return CUDA_ERROR_INVALID_VALUE;
     if (!check_host("cuMemcpyHtoDAsync", from)) return CUDA_ERROR_INVALID_VALUE;
     const std::string label = bytes_text("copy to the device,", n_bytes);
     if (memory::is_pinned(from, n_bytes)) {
@@ -144,7 +148,8 @@ CUDA_DOUBLE_API CUresult cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t
     Stream* stream = stream_of(handle);
     if (!stream) return CUDA_ERROR_INVALID_HANDLE;
     if (n_bytes == 0) return CUDA_SUCCESS;
-    if (!check_address("cuMemcpyDtoHAsync", "source", stream->device, from, n_bytes)) return CUDA_ERROR_INVALID_VALUE;
+    if (!check_address("cuMemcpyDtoHAsync", "source", stream->device, from, n_bytes))
+        return CUDA_ERROR_INVALID_VALUE;
     if (!check_host("cuMemcpyDtoHAsync", to)) return CUDA_ERROR_INVALID_VALUE;
     const CUresult code = put(stream, bytes_text("copy to the host,", n_bytes), [=] {
         if (const char* bytes = view_now(stream, from, n_bytes)) memcpy(to, bytes, n_bytes);
@@ -153,7 +158,8 @@ CUDA_DOUBLE_API CUresult cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t
     return code || memory::is_pinned(to, n_bytes) ? code : executor::finish(stream);
 }
 
-CUDA_DOUBLE_API CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t n_bytes, CUstream handle) {
+CUDA_DOUBLE_API CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t n_bytes,
+                                              CUstream handle) {
     CUDA_DOUBLE_ENTER(cuMemcpyDtoDAsync_v2);
     Stream* stream = stream_of(handle);
     if (!stream) return CUDA_ERROR_INVALID_HANDLE;
@@ -186,12 +192,14 @@ CUDA_DOUBLE_API CUresult cuMemcpyDtoH_v2(void* to, CUdeviceptr from, size_t n_by
     return code ? code : executor::finish(stream_of(nullptr));
 }
 
-CUDA_DOUBLE_API CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t n_bytes, CUstream handle) {
+CUDA_DOUBLE_API CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t n_bytes,
+                                         CUstream handle) {
     CUDA_DOUBLE_ENTER(cuMemsetD8Async);
     Stream* stream = stream_of(handle);
     if (!stream) return CUDA_ERROR_INVALID_HANDLE;
     if (n_bytes == 0) return CUDA_SUCCESS;
-    if (!check_address("cuMemsetD8Async", "destination", stream->device, to, n_bytes)) return CUDA_ERROR_INVALID_VALUE;
+    if (!check_address("cuMemsetD8Async", "destination", stream->device, to, n_bytes))
+        return CUDA_ERROR_INVALID_VALUE;
     return put(stream, bytes_text("fill", n_bytes), [=] {
         if (char* bytes = view_now(stream, to, n_bytes)) memset(bytes, value, n_bytes);
     });
@@ -204,7 +212,8 @@ CUDA_DOUBLE_API CUresult cuMemsetD32Async(CUdeviceptr to, unsigned value, size_t
     if (n_words == 0) return CUDA_SUCCESS;
     const size_t n_bytes = n_words * sizeof value;
     if (to % sizeof value != 0) return CUDA_ERROR_INVALID_VALUE;
-    if (!check_address("cuMemsetD32Async", "destination", stream->device, to, n_bytes)) return CUDA_ERROR_INVALID_VALUE;
+    if (!check_address("cuMemsetD32Async", "destination", stream->device, to, n_bytes))
+        return CUDA_ERROR_INVALID_VALUE;
     return put(stream, bytes_text("fill", n_bytes), [=] {
         char* bytes = view_now(stream, to, n_bytes);
         for (size_t i = 0; bytes && i < n_words; i++) memcpy(bytes + i * sizeof value, &value, sizeof value);

@@ -79,8 +79,8 @@ private:
 
 bool fits(const unsigned grid[3], const unsigned block[3]) {
     const size_t n_threads = size_t(block[0]) * block[1] * block[2];
-    return n_threads > 0 && n_threads <= 1024 && block[2] <= 64 && grid[0] > 0 && grid[0] <= 2147483647u && grid[1] > 0 &&
-           grid[1] <= 65535 && grid[2] > 0 && grid[2] <= 65535;
+    return n_threads > 0 && n_threads <= 1024 && block[2] <= 64 && grid[0] > 0 && grid[0] <= 2147483647u &&
+           grid[1] > 0 && grid[1] <= 65535 && grid[2] > 0 && grid[2] <= 65535;
 }
 
 }  // namespace
@@ -147,13 +147,15 @@ CUDA_DOUBLE_API CUresult cuFuncGetAttribute(int* value, int attribute, CUfunctio
     case CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES: *value = 0; return CUDA_SUCCESS;
     case CU_FUNC_ATTRIBUTE_NUM_REGS: *value = 64; return CUDA_SUCCESS;
     case CU_FUNC_ATTRIBUTE_BINARY_VERSION: *value = driver::compute_capability(); return CUDA_SUCCESS;
-    case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: *value = int(function->max_shared_bytes); return CUDA_SUCCESS;
+    case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES:
+        *value = int(function->max_shared_bytes);
+        return CUDA_SUCCESS;
     default: return CUDA_ERROR_INVALID_VALUE;
     }
 }
 
-CUDA_DOUBLE_API CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* n_blocks, CUfunction handle, int n_threads,
-                                                                     size_t shared_bytes) {
+CUDA_DOUBLE_API CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* n_blocks, CUfunction handle,
+                                                                     int n_threads, size_t shared_bytes) {
     CUDA_DOUBLE_ENTER(cuOccupancyMaxActiveBlocksPerMultiprocessor);
     if (!find_function(handle) || n_threads < 1) return CUDA_ERROR_INVALID_VALUE;
     const size_t by_threads = 2048 / size_t(n_threads);
@@ -162,9 +164,10 @@ CUDA_DOUBLE_API CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int* n_bloc
     return CUDA_SUCCESS;
 }
 
-CUDA_DOUBLE_API CUresult cuLaunchKernel(CUfunction handle, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
-                                        unsigned block_y, unsigned block_z, unsigned shared_bytes, CUstream stream_handle,
-                                        void** parameters, void** extra) {
+CUDA_DOUBLE_API CUresult cuLaunchKernel(CUfunction handle, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                                        unsigned block_x, unsigned block_y, unsigned block_z,
+                                        unsigned shared_bytes, CUstream stream_handle, void** parameters,
+                                        void** extra) {
     CUDA_DOUBLE_ENTER(cuLaunchKernel);
     const int device = driver::current_device();
     Stream* stream = device < 0 ? nullptr : executor::find_stream(stream_handle, device);
@@ -175,8 +178,8 @@ CUDA_DOUBLE_API CUresult cuLaunchKernel(CUfunction handle, unsigned grid_x, unsi
         unsigned grid[3], block[3];
     } size = {{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}};
     if (extra || !parameters || !fits(size.grid, size.block)) {
-        complain("%s: grid (%u, %u, %u), block (%u, %u, %u) cannot be launched", kernel.name.c_str(), grid_x, grid_y, grid_z,
-                 block_x, block_y, block_z);
+        complain("%s: grid (%u, %u, %u), block (%u, %u, %u) cannot be launched", kernel.name.c_str(), grid_x,
+                 grid_y, grid_z, block_x, block_y, block_z);
         return CUDA_ERROR_INVALID_VALUE;
     }
     if (shared_bytes > function->max_shared_bytes) {

@@ -47,7 +47,9 @@ CUDA_DOUBLE_API CUresult cuStreamCreateWithPriority(CUstream* stream, unsigned f
     CUDA_DOUBLE_ENTER(cuStreamCreateWithPriority);
     if (driver::current_device() < 0) return CUDA_ERROR_INVALID_CONTEXT;
     if (flags != CU_STREAM_NON_BLOCKING) {
-        complain("a stream that synchronises with the null stream is not in this double: ask for CU_STREAM_NON_BLOCKING");
+        complain(
+            "a stream that synchronises with the null stream is not in this double: ask for "
+            "CU_STREAM_NON_BLOCKING");
         return CUDA_ERROR_NOT_SUPPORTED;
     }
     *stream = executor::create_stream(driver::current_device());
@@ -143,9 +145,11 @@ CUDA_DOUBLE_API CUresult cuEventElapsedTime_v2(float* milliseconds, CUevent star
     CUDA_DOUBLE_ENTER(cuEventElapsedTime_v2);
     std::shared_ptr<Mark> marks[2];
     bool timing[2] = {};
-    if (!look_up(start, &marks[0], &timing[0]) || !look_up(end, &marks[1], &timing[1])) return CUDA_ERROR_INVALID_HANDLE;
+    if (!look_up(start, &marks[0], &timing[0]) || !look_up(end, &marks[1], &timing[1]))
+        return CUDA_ERROR_INVALID_HANDLE;
     if (!timing[0] || !timing[1] || !marks[0] || !marks[1]) {
-        complain("cuEventElapsedTime: %s", !timing[0] || !timing[1] ? "an event was made without timing" : "an event was never recorded");
+        complain("cuEventElapsedTime: %s", !timing[0] || !timing[1] ? "an event was made without timing"
+                                                                    : "an event was never recorded");
         return CUDA_ERROR_INVALID_HANDLE;
     }
     if (!executor::is_done(marks[0]) || !executor::is_done(marks[1])) return CUDA_ERROR_NOT_READY;

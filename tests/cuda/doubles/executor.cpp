@@ -126,7 +126,8 @@ bool step_at_random(State& s, Lock& lock) {
         s.n_until_redraw = uint64_t(1) << (s.random() % 7);
     }
     std::vector<Stream*> streams = s.streams;
-    std::sort(streams.begin(), streams.end(), [](const Stream* a, const Stream* b) { return a->priority > b->priority; });
+    std::sort(streams.begin(), streams.end(),
+              [](const Stream* a, const Stream* b) { return a->priority > b->priority; });
     for (Stream* stream : streams) {
         if (may_run(stream) && run_first(s, lock, stream)) {
             s.n_until_redraw--;
@@ -156,7 +157,8 @@ std::vector<Demand> current_demands(State& s) {
         uint64_t position = stream->n_executed;
         for (const Operation& operation : stream->queue) {
             position++;
-            if (operation.wanted_by_peers && operation.wanted_by_peers()) demands.push_back({stream, position});
+            if (operation.wanted_by_peers && operation.wanted_by_peers())
+                demands.push_back({stream, position});
         }
     }
     return demands;
@@ -179,8 +181,8 @@ void report_stall(State& s) {
     for (Stream* stream : s.streams) {
         if (stream->queue.empty()) continue;
         const Operation& first = stream->queue.front();
-        complain("nothing moves: %s has %zu operations and stands at %s", stream->name.c_str(), stream->queue.size(),
-                 first.label.c_str());
+        complain("nothing moves: %s has %zu operations and stands at %s", stream->name.c_str(),
+                 stream->queue.size(), first.label.c_str());
         if (first.on_stall) first.on_stall();
     }
 }

@@ -1,15 +1,16 @@
 // Streams that do nothing until somebody must see what they did.
 //
-// A real device orders two streams by events alone and may run everything else in any order. This one has a thread
-// that runs operations one at a time, and CUDA_DOUBLE_ORDER says in which of the allowed orders:
-//   demand   (default) only what the host waits for, and what that waits for: other streams run as late as possible
-//   others   whatever else may run goes first: other streams run as early as possible
-//   N        random priorities of the streams, drawn anew now and then, from seed N and the rank (compare
-//            Burckhardt et al., "A Randomized Scheduler with Probabilistic Guarantees of Finding Bugs", ASPLOS 2010)
+// A real device orders two streams by events alone and may run everything else in any order. This one has a
+// thread that runs operations one at a time, and CUDA_DOUBLE_ORDER says in which of the allowed orders:
+//   demand   (default) only what the host waits for, and what that waits for: other streams run as late as
+//   possible others   whatever else may run goes first: other streams run as early as possible N random
+//   priorities of the streams, drawn anew now and then, from seed N and the rank (compare
+//            Burckhardt et al., "A Randomized Scheduler with Probabilistic Guarantees of Finding Bugs",
+//            ASPLOS 2010)
 // A forgotten event wait is then a wrong number in some order instead of a rare one.
 //
-// An operation that needs other processes (a collective) is asked again until all its parts are there; meanwhile the
-// other streams go on. What a peer waits for is a demand like the host's own.
+// An operation that needs other processes (a collective) is asked again until all its parts are there;
+// meanwhile the other streams go on. What a peer waits for is a demand like the host's own.
 #pragma once
 #include "common.hpp"
 #include <deque>
@@ -33,8 +34,8 @@ struct Operation {
     std::string label;                          // for reports, e.g. "kernel gelu_forward_f32"
     std::function<Progress()> run;              // on the device's thread
     std::shared_ptr<Mark> after;                // a wait: nothing to run, but not before this mark
-    std::function<bool()> wanted_by_peers;      // whether another process waits for this operation; may be empty
-    std::function<void()> on_stall;             // nothing has moved for CUDA_DOUBLE_STALL_S seconds; may be empty
+    std::function<bool()> wanted_by_peers;  // whether another process waits for this operation; may be empty
+    std::function<void()> on_stall;         // nothing has moved for CUDA_DOUBLE_STALL_S seconds; may be empty
 };
 
 struct Stream {

@@ -12,8 +12,10 @@ std::map<std::string, Kernel> wrap_registry() {
     for (const shim::Kernel& entry : shim::registry()) {
         Kernel& kernel = kernels[entry.name];
         kernel.name = entry.name;
-        for (const shim::Argument& argument : entry.arguments) kernel.arguments.push_back({argument.bytes, argument.is_pointer});
-        kernel.run = [&entry](const unsigned grid[3], const unsigned block[3], size_t shared_bytes, void** arguments) -> std::string {
+        for (const shim::Argument& argument : entry.arguments)
+            kernel.arguments.push_back({argument.bytes, argument.is_pointer});
+        kernel.run = [&entry](const unsigned grid[3], const unsigned block[3], size_t shared_bytes,
+                              void** arguments) -> std::string {
             try {
                 const dim3 blocks(grid[0], grid[1], grid[2]), threads(block[0], block[1], block[2]);
                 // Other orders of threads are the business of the kernels' own tests.

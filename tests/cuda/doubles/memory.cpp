@@ -35,7 +35,8 @@ struct State {
     State() : addresses(reserve()), views(reserve()) {}
 
     static char* reserve() {
-        void* range = mmap(nullptr, RANGE_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        void* range =
+            mmap(nullptr, RANGE_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (range == MAP_FAILED) {
             complain("cannot reserve %zu bytes of address space: %s", RANGE_BYTES, strerror(errno));
             abort();

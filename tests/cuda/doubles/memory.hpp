@@ -1,8 +1,9 @@
 // Device memory on the host, at addresses the host cannot touch.
 //
-// A device address lies in a range that is reserved and never mapped: a host that dereferences one is killed by the
-// system, as it would be beside a real device. The bytes themselves are at a fixed distance, in a second range that
-// only the double knows ("view"). No address is given out twice, so freed memory faults too.
+// A device address lies in a range that is reserved and never mapped: a host that dereferences one is killed
+// by the system, as it would be beside a real device. The bytes themselves are at a fixed distance, in a
+// second range that only the double knows ("view"). No address is given out twice, so freed memory faults
+// too.
 #pragma once
 #include "common.hpp"
 

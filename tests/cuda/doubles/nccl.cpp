@@ -82,7 +82,8 @@ int end_group() {
         std::vector<Planned> others;
         for (Planned& call : calls) {
             if (call.comm != comm) others.push_back(call);
-            else if (call.stream != stream) return refuse(ncclInvalidUsage, "ncclGroupEnd", "one communicator on two streams in a group");
+            else if (call.stream != stream)
+                return refuse(ncclInvalidUsage, "ncclGroupEnd", "one communicator on two streams in a group");
             else parts.push_back(call.part);
         }
         calls.swap(others);
@@ -106,34 +107,45 @@ char* view_of(const Comm& comm, const void* pointer, uint64_t n_bytes) {
 }
 
 // One call of a collective, a send or a receive: checked, then made part of the group.
-int call(const char* name, Part part, const void* from, uint64_t from_count, void* to, uint64_t to_count, void* handle, CUstream stream_handle) {
+int call(const char* name, Part part, const void* from, uint64_t from_count, void* to, uint64_t to_count,
+         void* handle, CUstream stream_handle) {
     const std::shared_ptr<Comm> comm = find(handle);
     if (!comm) return refuse(ncclInvalidArgument, name, "no such communicator");
     const int n = comm->segment->n_ranks(), me = comm->segment->rank();
     if (comm->error()) return comm->error();
     const std::lock_guard<std::mutex> lock(comm->mutex);
     if (!comm->joined || comm->n_polls_left > 0)
-        return refuse(ncclInvalidArgument, name, "the communicator is still in progress: poll ncclCommGetAsyncError first");
+        return refuse(ncclInvalidArgument, name,
+                      "the communicator is still in progress: poll ncclCommGetAsyncError first");
     if (comm->finalizing) return refuse(ncclInvalidArgument, name, "the communicator is being finalized");
     const uint64_t element = type_bytes(part.type);
-    if (element == 0) return refuse(ncclInvalidArgument, name, "type " + std::to_string(part.type) + " is not in this double");
-    if (part.reduction == 1 || part.reduction > ncclAvg) return refuse(ncclInvalidArgument, name, "this reduction is not in this double");
-    if (part.peer >= n || part.root >= n || part.peer < -1 || part.root < -1) return refuse(ncclInvalidArgument, name, "no such rank");
+    if (element == 0)
+        return refuse(ncclInvalidArgument, name,
+                      "type " + std::to_string(part.type) + " is not in this double");
+    if (part.reduction == 1 || part.reduction > ncclAvg)
+        return refuse(ncclInvalidArgument, name, "this reduction is not in this double");
+    if (part.peer >= n || part.root >= n || part.peer < -1 || part.root < -1)
+        return refuse(ncclInvalidArgument, name, "no such rank");
     Stream* stream = executor::find_stream(stream_handle, comm->device);
-    if (!stream || stream->device != comm->device) return refuse(ncclInvalidArgument, name, "no such stream on the communicator's device");
+    if (!stream || stream->device != comm->device)
+        return refuse(ncclInvalidArgument, name, "no such stream on the communicator's device");
     const uint64_t from_bytes = from_count * element, to_bytes = to_count * element;
     if (from_bytes > 0 && !(part.from = view_of(*comm, from, from_bytes)))
-        return refuse(ncclInvalidArgument, name, std::to_string(from_bytes) + " bytes to send are not device memory");
+        return refuse(ncclInvalidArgument, name,
+                      std::to_string(from_bytes) + " bytes to send are not device memory");
     if (to_bytes > 0 && !(part.to = view_of(*comm, to, to_bytes)))
-        return refuse(ncclInvalidArgument, name, std::to_string(to_bytes) + " bytes to receive into are not device memory");
+        return refuse(ncclInvalidArgument, name,
+                      std::to_string(to_bytes) + " bytes to receive into are not device memory");
     if (from_bytes > Segment::ring_bytes())
-        return refuse(ncclInternalError, name, "more bytes than the double's ring has; set CUDA_DOUBLE_NCCL_RING");
+        return refuse(ncclInternalError, name,
+                      "more bytes than the double's ring has; set CUDA_DOUBLE_NCCL_RING");
     if (from_bytes > 0 && to_bytes > 0) {
         // In place means at this rank's own place in the larger buffer.
         const char* place = part.call == Call::AllGather ? part.to + me * from_bytes : part.to;
         const char* source = part.call == Call::ReduceScatter ? part.from + me * to_bytes : part.from;
         const bool apart = part.from + from_bytes <= part.to || part.to + to_bytes <= part.from;
-        if (!apart && place != source) return refuse(ncclInvalidArgument, name, "the buffers overlap and are not in place");
+        if (!apart && place != source)
+            return refuse(ncclInvalidArgument, name, "the buffers overlap and are not in place");
     }
     if (part.call == Call::Send) part.number = ++comm->n_sends[part.peer];
     else if (part.call == Call::Receive) part.number = ++comm->n_receives[part.peer];
@@ -143,8 +155,8 @@ int call(const char* name, Part part, const void* from, uint64_t from_count, voi
 }
 
 // A call outside a group is a group of one.
-int call_alone_or_in_group(const char* name, Part part, const void* from, uint64_t from_count, void* to, uint64_t to_count, void* comm,
-                           CUstream stream) {
+int call_alone_or_in_group(const char* name, Part part, const void* from, uint64_t from_count, void* to,
+                           uint64_t to_count, void* comm, CUstream stream) {
     const int result = call(name, part, from, from_count, to, to_count, comm, stream);
     return result || group_depth > 0 ? result : end_group();
 }
@@ -169,21 +181,27 @@ namespace {
 // By what NCCL tells devices apart: where they are in a host, and the host, which NCCL_HOSTID may give
 // another name. From 2.30 on a switch lets ranks share a device.
 std::string device_for_all(int device, int rank) {
-    const bool shared = number_setting("CUDA_DOUBLE_NCCL_VERSION", 22809) >= 23000 && setting("NCCL_MULTI_RANK_GPU_ENABLE", "0") == "1";
-    return driver::bus_id(device) + " of host '" + setting("NCCL_HOSTID", "") + (shared ? "' for " + std::to_string(rank) : "'");
+    const bool shared = number_setting("CUDA_DOUBLE_NCCL_VERSION", 22809) >= 23000 &&
+                        setting("NCCL_MULTI_RANK_GPU_ENABLE", "0") == "1";
+    return driver::bus_id(device) + " of host '" + setting("NCCL_HOSTID", "") +
+           (shared ? "' for " + std::to_string(rank) : "'");
 }
 
 }  // namespace
 
-CUDA_DOUBLE_API int ncclCommInitRankConfig(void** handle, int n_ranks, ncclUniqueId id, int rank, const ConfigHead* config) {
+CUDA_DOUBLE_API int ncclCommInitRankConfig(void** handle, int n_ranks, ncclUniqueId id, int rank,
+                                           const ConfigHead* config) {
     CUDA_DOUBLE_ENTER(ncclCommInitRankConfig);
     const char* name = "ncclCommInitRankConfig";
-    if (!handle || n_ranks < 1 || n_ranks > MAX_RANKS || rank < 0 || rank >= n_ranks) return ncclInvalidArgument;
-    if (config && config->magic != CONFIG_MAGIC) return refuse(ncclInvalidArgument, name, "the config was not initialized");
+    if (!handle || n_ranks < 1 || n_ranks > MAX_RANKS || rank < 0 || rank >= n_ranks)
+        return ncclInvalidArgument;
+    if (config && config->magic != CONFIG_MAGIC)
+        return refuse(ncclInvalidArgument, name, "the config was not initialized");
     const int device = driver::current_device();
     if (device < 0) return refuse(ncclUnhandledCudaError, name, "no context is current");
     id.internal[sizeof id.internal - 1] = '\0';
-    if (strncmp(id.internal, "/zero3-nccl-double-", 19) != 0) return refuse(ncclInvalidArgument, name, "not an id of ncclGetUniqueId");
+    if (strncmp(id.internal, "/zero3-nccl-double-", 19) != 0)
+        return refuse(ncclInvalidArgument, name, "not an id of ncclGetUniqueId");
     std::string error;
     Segment* segment = Segment::join(id.internal, n_ranks, rank, device_for_all(device, rank), &error);
     if (!segment) return refuse(ncclInvalidUsage, name, error);
@@ -213,7 +231,8 @@ CUDA_DOUBLE_API int ncclCommGetAsyncError(void* handle, int* state) {
     const std::shared_ptr<Comm> comm = find(handle);
     if (!comm || !state) return ncclInvalidArgument;
     // A planned failure is one of the communicator, seen here.
-    if (const int code = planned_failure("ncclCommGetAsyncError")) comm->fail(code, "a failure planned by CUDA_DOUBLE_FAIL");
+    if (const int code = planned_failure("ncclCommGetAsyncError"))
+        comm->fail(code, "a failure planned by CUDA_DOUBLE_FAIL");
     const std::lock_guard<std::mutex> lock(comm->mutex);
     *state = ncclInProgress;
     if (comm->error() || (!comm->joined && !comm->try_to_join())) {
@@ -261,7 +280,8 @@ CUDA_DOUBLE_API int ncclCommFinalize(void* handle) {
     const std::shared_ptr<Comm> comm = find(handle);
     if (!comm) return ncclInvalidArgument;
     if (comm->error()) return comm->error();
-    if (comm->finalizing.exchange(true)) return refuse(ncclInvalidArgument, "ncclCommFinalize", "called twice");
+    if (comm->finalizing.exchange(true))
+        return refuse(ncclInvalidArgument, "ncclCommFinalize", "called twice");
     if (!comm->blocking) return ncclInProgress;
     while (comm->n_unfinished > 0 && !comm->error()) std::this_thread::sleep_for(REST);
     return comm->error();
@@ -292,7 +312,8 @@ CUDA_DOUBLE_API int ncclCommRegister(void* handle, void* buffer, size_t n_bytes,
     CUDA_DOUBLE_ENTER(ncclCommRegister);
     const std::shared_ptr<Comm> comm = find(handle);
     if (!comm || !registration) return ncclInvalidArgument;
-    if (!view_of(*comm, buffer, n_bytes)) return refuse(ncclInvalidArgument, "ncclCommRegister", "not device memory");
+    if (!view_of(*comm, buffer, n_bytes))
+        return refuse(ncclInvalidArgument, "ncclCommRegister", "not device memory");
     Registry& r = registry();
     const std::lock_guard<std::mutex> lock(r.mutex);
     *registration = new char;
@@ -305,7 +326,8 @@ CUDA_DOUBLE_API int ncclCommDeregister(void* handle, void* registration) {
     Registry& r = registry();
     const std::lock_guard<std::mutex> lock(r.mutex);
     const auto found = r.buffers.find(registration);
-    if (found == r.buffers.end() || found->second != handle) return refuse(ncclInvalidArgument, "ncclCommDeregister", "no such registration");
+    if (found == r.buffers.end() || found->second != handle)
+        return refuse(ncclInvalidArgument, "ncclCommDeregister", "no such registration");
     delete static_cast<char*>(registration);
     r.buffers.erase(found);
     return ncclSuccess;
@@ -337,7 +359,8 @@ CUDA_DOUBLE_API int ncclGroupEnd() {
     return --group_depth > 0 ? int(ncclSuccess) : end_group();
 }
 
-CUDA_DOUBLE_API int ncclAllGather(const void* from, void* to, size_t count, int type, void* comm, CUstream stream) {
+CUDA_DOUBLE_API int ncclAllGather(const void* from, void* to, size_t count, int type, void* comm,
+                                  CUstream stream) {
     CUDA_DOUBLE_ENTER(ncclAllGather);
     int n_ranks = 0;
     if (ncclCommCount(comm, &n_ranks)) return ncclInvalidArgument;
@@ -347,7 +370,8 @@ CUDA_DOUBLE_API int ncclAllGather(const void* from, void* to, size_t count, int 
     return call_alone_or_in_group("ncclAllGather", part, from, count, to, count * n_ranks, comm, stream);
 }
 
-CUDA_DOUBLE_API int ncclReduceScatter(const void* from, void* to, size_t count, int type, int reduction, void* comm, CUstream stream) {
+CUDA_DOUBLE_API int ncclReduceScatter(const void* from, void* to, size_t count, int type, int reduction,
+                                      void* comm, CUstream stream) {
     CUDA_DOUBLE_ENTER(ncclReduceScatter);
     int n_ranks = 0;
     if (ncclCommCount(comm, &n_ranks)) return ncclInvalidArgument;
@@ -358,7 +382,8 @@ CUDA_DOUBLE_API int ncclReduceScatter(const void* from, void* to, size_t count, 
     return call_alone_or_in_group("ncclReduceScatter", part, from, count * n_ranks, to, count, comm, stream);
 }
 
-CUDA_DOUBLE_API int ncclAllReduce(const void* from, void* to, size_t count, int type, int reduction, void* comm, CUstream stream) {
+CUDA_DOUBLE_API int ncclAllReduce(const void* from, void* to, size_t count, int type, int reduction,
+                                  void* comm, CUstream stream) {
     CUDA_DOUBLE_ENTER(ncclAllReduce);
     Part part{Call::AllReduce};
     part.count = count;
@@ -367,7 +392,8 @@ CUDA_DOUBLE_API int ncclAllReduce(const void* from, void* to, size_t count, int 
     return call_alone_or_in_group("ncclAllReduce", part, from, count, to, count, comm, stream);
 }
 
-CUDA_DOUBLE_API int ncclBroadcast(const void* from, void* to, size_t count, int type, int root, void* comm, CUstream stream) {
+CUDA_DOUBLE_API int ncclBroadcast(const void* from, void* to, size_t count, int type, int root, void* comm,
+                                  CUstream stream) {
     CUDA_DOUBLE_ENTER(ncclBroadcast);
     int rank = 0;
     if (ncclCommUserRank(comm, &rank)) return ncclInvalidArgument;
@@ -375,10 +401,12 @@ CUDA_DOUBLE_API int ncclBroadcast(const void* from, void* to, size_t count, int 
     part.count = count;
     part.type = type;
     part.root = root;
-    return call_alone_or_in_group("ncclBroadcast", part, from, rank == root ? count : 0, to, count, comm, stream);
+    return call_alone_or_in_group("ncclBroadcast", part, from, rank == root ? count : 0, to, count, comm,
+                                  stream);
 }
 
-CUDA_DOUBLE_API int ncclSend(const void* from, size_t count, int type, int peer, void* comm, CUstream stream) {
+CUDA_DOUBLE_API int ncclSend(const void* from, size_t count, int type, int peer, void* comm,
+                             CUstream stream) {
     CUDA_DOUBLE_ENTER(ncclSend);
     Part part{Call::Send};
     part.count = count;

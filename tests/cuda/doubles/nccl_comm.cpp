@@ -21,7 +21,8 @@ const char* name_of(Call call) {
 
 template <class Like>
 std::string describe(const Like& part) {
-    std::string text = std::string("nccl") + name_of(part.call) + " of " + std::to_string(part.count) + " " + type_name(part.type);
+    std::string text = std::string("nccl") + name_of(part.call) + " of " + std::to_string(part.count) + " " +
+                       type_name(part.type);
     if (part.reduction >= 0) text += ", reduction " + std::to_string(part.reduction);
     if (part.root >= 0) text += ", root " + std::to_string(part.root);
     return text;
@@ -53,7 +54,8 @@ T reduced(T a, T b, int reduction) {
 
 // Element i of every rank, in the order of ranks: f32 and bf16 in f32 with one rounding at the end.
 template <class Load, class Store>
-void reduce_elements(const std::vector<const char*>& inputs, uint64_t count, int reduction, Load load, Store store) {
+void reduce_elements(const std::vector<const char*>& inputs, uint64_t count, int reduction, Load load,
+                     Store store) {
     for (uint64_t i = 0; i < count; i++) {
         auto sum = load(inputs[0], i);
         for (size_t r = 1; r < inputs.size(); r++) sum = reduced(sum, load(inputs[r], i), reduction);
@@ -103,7 +105,8 @@ void reduce(const std::vector<const char*>& inputs, char* to, uint64_t count, in
 // A group on its way, run by the device's thread alone.
 class Group {
 public:
-    Group(std::shared_ptr<Comm> comm, std::vector<Part> parts) : comm_(std::move(comm)), parts_(std::move(parts)) {}
+    Group(std::shared_ptr<Comm> comm, std::vector<Part> parts)
+        : comm_(std::move(comm)), parts_(std::move(parts)) {}
 
     Progress run() {
         if (comm_->aborted) return done();
@@ -128,8 +131,9 @@ public:
         for (const Part& part : parts_) {
             if (part.finished) continue;
             const std::string what = part.peer < 0 ? "collective " : "message ";
-            comm_->fail(ncclSystemError, what + std::to_string(part.number) + ", " + describe(part) + ", waits for rank " +
-                                             ranks_text() + ", which has not called it");
+            comm_->fail(ncclSystemError, what + std::to_string(part.number) + ", " + describe(part) +
+                                             ", waits for rank " + ranks_text() +
+                                             ", which has not called it");
         }
     }
 
@@ -154,7 +158,8 @@ private:
             else if (part.call != Call::Send) segment().own().n_collectives_begun = part.number;
         }
         if (!part.sent && !send(part)) return false;
-        part.finished = part.call == Call::Send || (part.call == Call::Receive ? receive(part) : collect(part));
+        part.finished =
+            part.call == Call::Send || (part.call == Call::Receive ? receive(part) : collect(part));
         return part.finished;
     }
 
@@ -250,13 +255,15 @@ private:
     }
 
     void differ(const Part& part, int rank, const Message& message, const char* what) {
-        comm_->fail(ncclInvalidUsage, what + std::to_string(part.number) + " differs between ranks: " + describe(part) + " here, " +
+        comm_->fail(ncclInvalidUsage, what + std::to_string(part.number) +
+                                          " differs between ranks: " + describe(part) + " here, " +
                                           describe(message) + " on rank " + std::to_string(rank));
     }
 
     bool wanted(const Part& part) {
         if (part.call == Call::Receive) return false;  // its sender waits for nothing
-        if (part.call == Call::Send) return segment().place(part.peer).n_receives_begun[segment().rank()] >= part.number;
+        if (part.call == Call::Send)
+            return segment().place(part.peer).n_receives_begun[segment().rank()] >= part.number;
         for (int r = 0; r < segment().n_ranks(); r++)
             if (r != segment().rank() && segment().place(r).n_collectives_begun >= part.number) return true;
         return false;
@@ -272,8 +279,8 @@ private:
             bool came = true;
             for (Part& part : parts_) came &= part.finished || advance(part);
             if (came || comm_->error()) return;
-            comm_->fail(ncclRemoteError, "rank " + std::to_string(rank) + " (process " + std::to_string(segment().place(rank).pid) +
-                                             ") is gone");
+            comm_->fail(ncclRemoteError, "rank " + std::to_string(rank) + " (process " +
+                                             std::to_string(segment().place(rank).pid) + ") is gone");
             return;
         }
     }
@@ -347,8 +354,8 @@ bool Comm::try_to_join() {
     for (int r = 0; r < n; r++) {
         for (int q = 0; q < r; q++) {
             if (strcmp(segment->place(r).device, segment->place(q).device) != 0) continue;
-            fail(ncclInvalidUsage, "ranks " + std::to_string(q) + " and " + std::to_string(r) + " are both on the device " +
-                                       segment->place(r).device);
+            fail(ncclInvalidUsage, "ranks " + std::to_string(q) + " and " + std::to_string(r) +
+                                       " are both on the device " + segment->place(r).device);
             return false;
         }
     }

@@ -52,7 +52,8 @@ struct Part {
 
 class Comm {
 public:
-    Comm(Segment* segment, int device, bool blocking) : segment(segment), device(device), blocking(blocking) {}
+    Comm(Segment* segment, int device, bool blocking)
+        : segment(segment), device(device), blocking(blocking) {}
 
     const std::unique_ptr<Segment> segment;
     const int device;

@@ -37,7 +37,8 @@ std::string fresh_segment_name() {
         while (const dirent* entry = readdir(directory)) {
             if (strncmp(entry->d_name, NAME_HEAD, sizeof NAME_HEAD - 1) != 0) continue;
             const int maker = atoi(entry->d_name + sizeof NAME_HEAD - 1);
-            if (maker > 0 && kill(maker, 0) != 0 && errno == ESRCH) shm_unlink((std::string("/") + entry->d_name).c_str());
+            if (maker > 0 && kill(maker, 0) != 0 && errno == ESRCH)
+                shm_unlink((std::string("/") + entry->d_name).c_str());
         }
         closedir(directory);
     }
@@ -45,7 +46,8 @@ std::string fresh_segment_name() {
     return std::string("/") + NAME_HEAD + std::to_string(getpid()) + "-" + std::to_string(n_names++);
 }
 
-Segment* Segment::join(const std::string& name, int n_ranks, int rank, const std::string& device, std::string* error) {
+Segment* Segment::join(const std::string& name, int n_ranks, int rank, const std::string& device,
+                       std::string* error) {
     auto* segment = new Segment;
     segment->name_ = name;
     segment->n_ranks_ = n_ranks;
@@ -68,7 +70,8 @@ Segment* Segment::join(const std::string& name, int n_ranks, int rank, const std
     segment->places_ = static_cast<Place*>(bytes);
     segment->rings_ = static_cast<char*>(bytes) + places_bytes;
     struct flock lock;
-    if (lock_byte(segment->file_, F_OFD_SETLK, rank, &lock) != 0 || segment->own().presence != int(Presence::Absent)) {
+    if (lock_byte(segment->file_, F_OFD_SETLK, rank, &lock) != 0 ||
+        segment->own().presence != int(Presence::Absent)) {
         *error = "rank " + std::to_string(rank) + " has joined with this id before";
         munmap(bytes, segment->n_bytes_);
         segment->places_ = nullptr;
@@ -95,7 +98,8 @@ Segment::~Segment() {
 std::string Segment::missing() {
     std::string ranks;
     for (int r = 0; r < n_ranks_; r++)
-        if (place(r).presence == int(Presence::Absent)) ranks += (ranks.empty() ? "" : ", ") + std::to_string(r);
+        if (place(r).presence == int(Presence::Absent))
+            ranks += (ranks.empty() ? "" : ", ") + std::to_string(r);
     return ranks;
 }
 
@@ -157,6 +161,8 @@ Message* Segment::find(int from, bool collective, uint64_t number) {
     return nullptr;
 }
 
-const char* Segment::bytes(int from, const Message& message) const { return rings_ + from * ring_bytes() + message.offset; }
+const char* Segment::bytes(int from, const Message& message) const {
+    return rings_ + from * ring_bytes() + message.offset;
+}
 
 }  // namespace cuda_double::nccl

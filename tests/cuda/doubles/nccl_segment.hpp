@@ -1,10 +1,10 @@
 // What the ranks of one communicator share: a piece of memory with a place for each rank, and its outbox.
 //
-// Data travels through outboxes: a rank copies what it sends into its own, and those who take it count down. Only the
-// owner writes an outbox, so no lock is needed. The memory has a name in /dev/shm only until all ranks have joined; after
-// that the system frees it when the last process ends, however that ends. (A name whose ranks died or gave up before that
-// is removed by the next run.) A byte of the file stays locked by each
-// living rank: the lock tells the dead from the slow.
+// Data travels through outboxes: a rank copies what it sends into its own, and those who take it count down.
+// Only the owner writes an outbox, so no lock is needed. The memory has a name in /dev/shm only until all
+// ranks have joined; after that the system frees it when the last process ends, however that ends. (A name
+// whose ranks died or gave up before that is removed by the next run.) A byte of the file stays locked by
+// each living rank: the lock tells the dead from the slow.
 #pragma once
 #include "common.hpp"
 #include <atomic>
@@ -52,7 +52,8 @@ struct Place {
 class Segment {
 public:
     // Joins the ranks that know this name. Null, and a word in *error, where that cannot be.
-    static Segment* join(const std::string& name, int n_ranks, int rank, const std::string& device, std::string* error);
+    static Segment* join(const std::string& name, int n_ranks, int rank, const std::string& device,
+                         std::string* error);
     // Leaves: peers that still need this rank see it as gone.
     ~Segment();
 
@@ -90,7 +91,8 @@ private:
     uint64_t ring_head_ = 0, ring_tail_ = 0;  // of the own ring, counted without wrapping
 };
 
-// A name nobody has used. Also removes names left behind by processes that died while their ranks were joining.
+// A name nobody has used. Also removes names left behind by processes that died while their ranks were
+// joining.
 std::string fresh_segment_name();
 
 }  // namespace cuda_double::nccl

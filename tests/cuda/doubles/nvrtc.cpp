@@ -55,14 +55,17 @@ bool only_includes(const std::string& text) {
 }
 
 // Adds to the log what a compiler without the file system would not find.
-void check_includes(const Program& program, const std::string& file, const std::string& text, std::string& log) {
+void check_includes(const Program& program, const std::string& file, const std::string& text,
+                    std::string& log) {
     std::istringstream lines(text);
     for (std::string line; std::getline(lines, line);) {
         if (line.rfind("#include ", 0) != 0) continue;
         const std::string what = line.substr(9);
         const size_t end = what.find('"', 1);
-        const bool known = what[0] == '"' && end != std::string::npos && program.headers.count(what.substr(1, end - 1));
-        if (!known) log += file + ": cannot open " + what + ": it is not among the headers of nvrtcCreateProgram\n";
+        const bool known =
+            what[0] == '"' && end != std::string::npos && program.headers.count(what.substr(1, end - 1));
+        if (!known)
+            log += file + ": cannot open " + what + ": it is not among the headers of nvrtcCreateProgram\n";
     }
 }
 
@@ -75,8 +78,9 @@ std::string architecture(const std::vector<std::string>& options) {
 }
 
 bool is_known_option(const std::string& option) {
-    for (const char* head : {"--gpu-architecture=", "-arch=", "--std=", "-std=", "--fmad=", "-D", "--define-macro=", "-default-device",
-                             "--device-int128", "-lineinfo", "--generate-line-info", "--restrict", "--extra-device-vectorization"})
+    for (const char* head : {"--gpu-architecture=", "-arch=", "--std=", "-std=", "--fmad=", "-D",
+                             "--define-macro=", "-default-device", "--device-int128", "-lineinfo",
+                             "--generate-line-info", "--restrict", "--extra-device-vectorization"})
         if (option.rfind(head, 0) == 0) return true;
     return false;
 }
@@ -109,8 +113,8 @@ CUDA_DOUBLE_API int nvrtcGetSupportedArchs(int* architectures) {
     return NVRTC_SUCCESS;
 }
 
-CUDA_DOUBLE_API int nvrtcCreateProgram(void** handle, const char* text, const char* name, int n_headers, const char* const* headers,
-                                       const char* const* include_names) {
+CUDA_DOUBLE_API int nvrtcCreateProgram(void** handle, const char* text, const char* name, int n_headers,
+                                       const char* const* headers, const char* const* include_names) {
     CUDA_DOUBLE_ENTER(nvrtcCreateProgram);
     if (!handle || !text || n_headers < 0) return NVRTC_ERROR_INVALID_INPUT;
     auto* program = new Program;
@@ -148,16 +152,20 @@ CUDA_DOUBLE_API int nvrtcCompileProgram(void* handle, int n_options, const char*
     const std::set<std::string> supported = {"sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"};
     if (!supported.count(wanted)) program->log += "invalid value for --gpu-architecture: '" + wanted + "'\n";
     // The double's kernels are: one fma where the source says fmaf, and no other.
-    if (std::find(words.begin(), words.end(), "--fmad=false") == words.end()) program->log += "the kernels are written for --fmad=false\n";
+    if (std::find(words.begin(), words.end(), "--fmad=false") == words.end())
+        program->log += "the kernels are written for --fmad=false\n";
     if (!program->log.empty()) {
         complain("nvrtcCompileProgram: %s", program->log.c_str());
         return NVRTC_ERROR_INVALID_OPTION;
     }
     if (!only_includes(program->text) && !is_kernel_source(program->text))
-        program->log += program->name + ": not the text that the double's kernels were built from; build the doubles anew\n";
+        program->log += program->name +
+                        ": not the text that the double's kernels were built from; build the doubles anew\n";
     check_includes(*program, program->name, program->text, program->log);
     for (const auto& [name, text] : program->headers) {
-        if (!is_kernel_source(text)) program->log += name + ": not the text that the double's kernels were built from; build the doubles anew\n";
+        if (!is_kernel_source(text))
+            program->log +=
+                name + ": not the text that the double's kernels were built from; build the doubles anew\n";
         check_includes(*program, name, text, program->log);
     }
     if (!program->log.empty()) {
@@ -180,7 +188,8 @@ CUDA_DOUBLE_API int nvrtcGetCUBINSize(void* handle, size_t* n_bytes) {
 CUDA_DOUBLE_API int nvrtcGetCUBIN(void* handle, char* image) {
     CUDA_DOUBLE_ENTER(nvrtcGetCUBIN);
     const Program* program = find(handle);
-    return program && !program->image.empty() ? give(program->image, image) : int(NVRTC_ERROR_INVALID_PROGRAM);
+    return program && !program->image.empty() ? give(program->image, image)
+                                              : int(NVRTC_ERROR_INVALID_PROGRAM);
 }
 
 CUDA_DOUBLE_API int nvrtcGetPTXSize(void* handle, size_t* n_bytes) {

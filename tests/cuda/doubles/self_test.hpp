@@ -1,5 +1,5 @@
-// Checks of the doubles themselves. Each case is a process of its own: `self_test CASE`; it ends with 0 where all is as it
-// should be, and says otherwise what is not. tests/cuda_doubles.rs runs them.
+// Checks of the doubles themselves. Each case is a process of its own: `self_test CASE`; it ends with 0 where
+// all is as it should be, and says otherwise what is not. tests/cuda_doubles.rs runs them.
 #pragma once
 #include "cuda_api.hpp"
 #include <cstdio>
@@ -29,7 +29,8 @@ CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr, CUdeviceptr, size_t, CUstream);
 CUresult cuMemsetD32Async(CUdeviceptr, unsigned, size_t, CUstream);
 CUresult cuModuleLoadData(CUmodule*, const void*);
 CUresult cuModuleGetFunction(CUfunction*, CUmodule, const char*);
-CUresult cuLaunchKernel(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void**, void**);
+CUresult cuLaunchKernel(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                        CUstream, void**, void**);
 }
 
 // Ends the process where the condition does not hold.

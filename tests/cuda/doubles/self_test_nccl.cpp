@@ -20,7 +20,8 @@ struct Config {
     int blocking;
 };
 
-constexpr int SUCCESS = 0, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, SYSTEM_ERROR = 2, REMOTE_ERROR = 6, IN_PROGRESS = 7;
+constexpr int SUCCESS = 0, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, SYSTEM_ERROR = 2, REMOTE_ERROR = 6,
+              IN_PROGRESS = 7;
 constexpr int UINT8 = 1, UINT64 = 5, FLOAT32 = 7, BFLOAT16 = 9, SUM = 0;
 
 }  // namespace
@@ -46,7 +47,8 @@ const char* ncclGetLastError(void*);
 namespace {
 
 // Each rank runs `body` in a process of its own, on a device of its own. 0 where all of them return 0.
-int on_ranks(int n_ranks, int n_ids, const std::function<int(int rank, const std::vector<Id>&)>& body, bool own_device = true) {
+int on_ranks(int n_ranks, int n_ids, const std::function<int(int rank, const std::vector<Id>&)>& body,
+             bool own_device = true) {
     setenv("CUDA_DOUBLE_DEVICES", "8", 1);
     std::vector<Id> ids(n_ids);
     for (Id& id : ids) CHECK(ncclGetUniqueId(&id) == SUCCESS);
@@ -124,7 +126,8 @@ int collectives_give_the_right_numbers() {
         std::vector<unsigned> whole(6, 99);
         whole[2 * rank] = 10 * r;
         whole[2 * rank + 1] = 10 * r + 1;
-        const CUdeviceptr a = new_words(whole), b = new_words(std::vector<unsigned>(6)), mine = new_words({10 * r, 10 * r + 1});
+        const CUdeviceptr a = new_words(whole), b = new_words(std::vector<unsigned>(6)),
+                          mine = new_words({10 * r, 10 * r + 1});
         const std::vector<unsigned> gathered = {0, 1, 10, 11, 20, 21};
         CHECK(ncclGroupStart() == SUCCESS);
         CHECK(ncclAllGather(at(a, 8 * rank), at(a), 8, UINT8, comm, stream) == SUCCESS);
@@ -137,7 +140,8 @@ int collectives_give_the_right_numbers() {
         // Overlapping, but not at the place of this rank.
         CHECK(ncclAllGather(at(a, 8 * ((rank + 1) % N)), at(a), 8, UINT8, comm, stream) == INVALID_ARGUMENT);
         // Sums in the order of ranks: 1 + 2 + 4 and 3 times 0.5.
-        const CUdeviceptr full = new_words({bits(float(1 << rank)), bits(0.5f), bits(float(rank))}), sum = new_words({0});
+        const CUdeviceptr full = new_words({bits(float(1 << rank)), bits(0.5f), bits(float(rank))}),
+                          sum = new_words({0});
         expect_done(ncclReduceScatter(at(full), at(sum), 1, FLOAT32, SUM, comm, stream), comm);
         CHECK(words_at(sum, 1, stream)[0] == bits(rank == 0 ? 7.0f : rank == 1 ? 1.5f : 3.0f));
         expect_done(ncclAllReduce(at(full), at(full), 3, FLOAT32, SUM, comm, stream), comm);
@@ -161,7 +165,8 @@ int collectives_give_the_right_numbers() {
         const unsigned before = (r + 2) % N;
         CHECK(words_at(in, 3, stream) == (std::vector<unsigned>{before, before + 100, r}));
         // Many more messages than an outbox has places.
-        for (int i = 0; i < 1500; i++) expect_done(ncclAllGather(at(a, 8 * rank), at(a), 8, UINT8, comm, stream), comm);
+        for (int i = 0; i < 1500; i++)
+            expect_done(ncclAllGather(at(a, 8 * rank), at(a), 8, UINT8, comm, stream), comm);
         CHECK(words_at(a, 6, stream) == gathered);
         leave(comm);
         return 0;
@@ -178,7 +183,9 @@ int two_communicators_move_apart() {
             for (int c = 0; c < 2; c++) {
                 std::vector<unsigned> mine = {unsigned(round + 10 * rank)};
                 CHECK(cuMemcpyHtoDAsync_v2(words[c] + 4 * rank, mine.data(), 4, streams[c]) == CUDA_SUCCESS);
-                expect_done(ncclAllGather(at(words[c], 4 * rank), at(words[c]), 4, UINT8, comms[c], streams[c]), comms[c]);
+                expect_done(
+                    ncclAllGather(at(words[c], 4 * rank), at(words[c]), 4, UINT8, comms[c], streams[c]),
+                    comms[c]);
             }
             for (int i = 0; i < 2; i++) {
                 const int c = i ^ rank;
@@ -211,7 +218,9 @@ int differing_calls_are_named() {
         const CUstream stream = new_stream();
         const CUdeviceptr words = new_words({1, 2, 3, 4});
         const CUevent done = new_event();
-        expect_done(ncclAllGather(at(words, 8 * rank), at(words), rank == 0 ? 2 : 1, rank == 0 ? FLOAT32 : UINT64, comm, stream), comm);
+        expect_done(ncclAllGather(at(words, 8 * rank), at(words), rank == 0 ? 2 : 1,
+                                  rank == 0 ? FLOAT32 : UINT64, comm, stream),
+                    comm);
         CHECK(cuEventRecord(done, stream) == CUDA_SUCCESS);
         int state = SUCCESS;
         while (state == SUCCESS) {

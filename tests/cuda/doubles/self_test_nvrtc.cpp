@@ -30,7 +30,8 @@ const std::string& source_without_includes() {
 }
 
 // Compiles, and says in `image` or `log` what came of it.
-int compile(const std::string& text, const char* header, std::vector<const char*> options, std::string& result) {
+int compile(const std::string& text, const char* header, std::vector<const char*> options,
+            std::string& result) {
     const char* name = "header.cuh";
     void* program;
     CHECK(nvrtcCreateProgram(&program, text.c_str(), "main.cu", header ? 1 : 0, &header, &name) == SUCCESS);
@@ -57,15 +58,19 @@ int sources_are_known() {
     CHECK(cuModuleLoadData(&module, result.c_str()) == CUDA_SUCCESS);
     CHECK(cuModuleLoadData(&module, "\177ELF") == CUDA_ERROR_INVALID_IMAGE);
     // One byte more, in the text or in a header.
-    CHECK(compile(known + " ", nullptr, options, result) == COMPILATION && result.find("not the text") != std::string::npos);
+    CHECK(compile(known + " ", nullptr, options, result) == COMPILATION &&
+          result.find("not the text") != std::string::npos);
     CHECK(compile(known, (known + " ").c_str(), options, result) == COMPILATION);
     // A header that does not come along.
     CHECK(compile("#include \"header.cuh\"\n", known.c_str(), options, result) == SUCCESS);
-    CHECK(compile("#include \"other.cuh\"\n", known.c_str(), options, result) == COMPILATION && result.find("cannot open") != std::string::npos);
+    CHECK(compile("#include \"other.cuh\"\n", known.c_str(), options, result) == COMPILATION &&
+          result.find("cannot open") != std::string::npos);
     CHECK(compile("#include <cuda_bf16.h>\n", known.c_str(), options, result) == COMPILATION);
-    CHECK(compile(known, nullptr, {"--gpu-architecture=compute_90", "--fmad=false"}, result) == INVALID_OPTION);
+    CHECK(compile(known, nullptr, {"--gpu-architecture=compute_90", "--fmad=false"}, result) ==
+          INVALID_OPTION);
     CHECK(compile(known, nullptr, {"--gpu-architecture=sm_90"}, result) == INVALID_OPTION);
-    CHECK(compile(known, nullptr, {"--gpu-architecture=sm_90", "--fmad=false", "--no-such-option"}, result) == INVALID_OPTION);
+    CHECK(compile(known, nullptr, {"--gpu-architecture=sm_90", "--fmad=false", "--no-such-option"}, result) ==
+          INVALID_OPTION);
     CHECK(compile(known, nullptr, {"--gpu-architecture=sm_80", "--fmad=false"}, result) == SUCCESS);
     CHECK(cuModuleLoadData(&module, result.c_str()) == CUDA_ERROR_NO_BINARY_FOR_GPU);
     return 0;

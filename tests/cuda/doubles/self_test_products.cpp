@@ -15,8 +15,8 @@ int cublasLtMatrixLayoutSetAttribute(void*, int, const void*, size_t);
 int cublasLtMatmulPreferenceCreate(void**);
 int cublasLtMatmulPreferenceSetAttribute(void*, int, const void*, size_t);
 int cublasLtMatmulAlgoGetHeuristic(void*, void*, void*, void*, void*, void*, void*, int, void*, int*);
-int cublasLtMatmul(void*, void*, const void*, const void*, void*, const void*, void*, const void*, const void*, void*, void*, void*,
-                   const void*, void*, size_t, CUstream);
+int cublasLtMatmul(void*, void*, const void*, const void*, void*, const void*, void*, const void*,
+                   const void*, void*, void*, void*, const void*, void*, size_t, CUstream);
 }
 
 namespace {
@@ -59,14 +59,19 @@ struct Operand {
         CHECK(cublasLtMatrixLayoutSetAttribute(layout, 6, &stride, 8) == 0);
     }
 
-    float at(int batch, uint64_t row, uint64_t col) const { return values[batch * ld * cols + col * ld + row]; }
+    float at(int batch, uint64_t row, uint64_t col) const {
+        return values[batch * ld * cols + col * ld + row];
+    }
 
     void download(CUstream stream) {
-        const std::vector<unsigned> words = words_at(address, (values.size() * type_bytes(type) + 3) / 4, stream);
+        const std::vector<unsigned> words =
+            words_at(address, (values.size() * type_bytes(type) + 3) / 4, stream);
         for (size_t i = 0; i < values.size(); i++) {
             unsigned bits = 0;
             if (type == CUDA_R_32F) bits = words[i];
-            else memcpy(reinterpret_cast<char*>(&bits) + 2, reinterpret_cast<const char*>(words.data()) + 2 * i, 2);
+            else
+                memcpy(reinterpret_cast<char*>(&bits) + 2,
+                       reinterpret_cast<const char*>(words.data()) + 2 * i, 2);
             memcpy(&values[i], &bits, 4);
         }
     }
@@ -84,13 +89,18 @@ void expect_near(double have, double want, int type, const char* what) {
     exit(1);
 }
 
-void set(void* desc, int attribute, const void* value, size_t n_bytes) { CHECK(cublasLtMatmulDescSetAttribute(desc, attribute, value, n_bytes) == 0); }
+void set(void* desc, int attribute, const void* value, size_t n_bytes) {
+    CHECK(cublasLtMatmulDescSetAttribute(desc, attribute, value, n_bytes) == 0);
+}
 
-void check_product(void* library, CUstream stream, int in, int out, bool ta, bool tb, int epilogue, int n_batches, float alpha, float beta) {
+void check_product(void* library, CUstream stream, int in, int out, bool ta, bool tb, int epilogue,
+                   int n_batches, float alpha, float beta) {
     // 37 and 5 are multiples of no block; 40 is a leading dimension that auxiliary matrices may have.
     const uint64_t m = 37, n = 5, k = 19;
-    Operand a(in, ta ? k : m, ta ? m : k, n_batches, ta ? k + 2 : m + 1, 1), b(in, tb ? n : k, tb ? k : n, n_batches, tb ? n : k + 3, 77);
-    Operand d(out, m, n, n_batches, m + 3, 200), bias(out, epilogue == EPILOGUE_BGRADB ? n : m, 1, 1, 37, 300), aux(out, m, n, n_batches, 40, 400);
+    Operand a(in, ta ? k : m, ta ? m : k, n_batches, ta ? k + 2 : m + 1, 1),
+        b(in, tb ? n : k, tb ? k : n, n_batches, tb ? n : k + 3, 77);
+    Operand d(out, m, n, n_batches, m + 3, 200),
+        bias(out, epilogue == EPILOGUE_BGRADB ? n : m, 1, 1, 37, 300), aux(out, m, n, n_batches, 40, 400);
     const std::vector<float> old = d.values;
     void *desc, *preference;
     CHECK(cublasLtMatmulDescCreate(&desc, 68, CUDA_R_32F) == 0);
@@ -106,11 +116,12 @@ void check_product(void* library, CUstream stream, int in, int out, bool ta, boo
     CHECK(cublasLtMatmulPreferenceCreate(&preference) == 0);
     Heuristic heuristic;
     int n_found = 0;
-    CHECK(cublasLtMatmulAlgoGetHeuristic(library, desc, a.layout, b.layout, d.layout, d.layout, preference, 1, &heuristic, &n_found) == 0);
+    CHECK(cublasLtMatmulAlgoGetHeuristic(library, desc, a.layout, b.layout, d.layout, d.layout, preference, 1,
+                                         &heuristic, &n_found) == 0);
     CHECK(n_found == 1 && heuristic.workspace_bytes == 0);
     const auto pointer = [](const Operand& o) { return reinterpret_cast<void*>(o.address); };
-    CHECK(cublasLtMatmul(library, desc, &alpha, pointer(a), a.layout, pointer(b), b.layout, &beta, pointer(d), d.layout, pointer(d), d.layout,
-                         heuristic.algorithm, nullptr, 0, stream) == 0);
+    CHECK(cublasLtMatmul(library, desc, &alpha, pointer(a), a.layout, pointer(b), b.layout, &beta, pointer(d),
+                         d.layout, pointer(d), d.layout, heuristic.algorithm, nullptr, 0, stream) == 0);
     const Operand aux_before = aux;
     for (Operand* o : {&d, &bias, &aux}) o->download(stream);
     const Operand bias_before(out, bias.rows, 1, 1, 37, 300);
@@ -119,11 +130,15 @@ void check_product(void* library, CUstream stream, int in, int out, bool ta, boo
         for (uint64_t j = 0; j < n; j++) {
             for (uint64_t i = 0; i < m; i++) {
                 double want = 0;
-                for (uint64_t q = 0; q < k; q++) want += double(ta ? a.at(batch, q, i) : a.at(batch, i, q)) * (tb ? b.at(batch, j, q) : b.at(batch, q, j));
+                for (uint64_t q = 0; q < k; q++)
+                    want += double(ta ? a.at(batch, q, i) : a.at(batch, i, q)) *
+                            (tb ? b.at(batch, j, q) : b.at(batch, q, j));
                 want = alpha * want + beta * old[batch * d.ld * n + j * d.ld + i];
                 if (epilogue & EPILOGUE_BIAS) want += bias_before.at(0, i, 0);
-                if (epilogue == EPILOGUE_GELU_AUX || epilogue == EPILOGUE_GELU_AUX_BIAS) expect_near(aux.at(batch, i, j), want, out, "aux");
-                if ((epilogue & EPILOGUE_DGELU) == EPILOGUE_DGELU) want *= gelu_slope(aux_before.at(batch, i, j));
+                if (epilogue == EPILOGUE_GELU_AUX || epilogue == EPILOGUE_GELU_AUX_BIAS)
+                    expect_near(aux.at(batch, i, j), want, out, "aux");
+                if ((epilogue & EPILOGUE_DGELU) == EPILOGUE_DGELU)
+                    want *= gelu_slope(aux_before.at(batch, i, j));
                 else if (epilogue & EPILOGUE_GELU) want = gelu(want);
                 expect_near(d.at(batch, i, j), want, out, "D");
                 row_sums[i] += want;
@@ -150,12 +165,15 @@ int products_are_right() {
     CHECK(cublasLtCreate(&library) == 0);
     const CUstream stream = new_stream();
     const int types[][2] = {{CUDA_R_32F, CUDA_R_32F}, {CUDA_R_16BF, CUDA_R_32F}, {CUDA_R_16BF, CUDA_R_16BF}};
-    const int epilogues[] = {EPILOGUE_DEFAULT,       EPILOGUE_BIAS,  EPILOGUE_GELU,        EPILOGUE_GELU_BIAS, EPILOGUE_GELU_AUX,
-                             EPILOGUE_GELU_AUX_BIAS, EPILOGUE_DGELU, EPILOGUE_DGELU_BGRAD, EPILOGUE_BGRADA,    EPILOGUE_BGRADB};
+    const int epilogues[] = {EPILOGUE_DEFAULT,  EPILOGUE_BIAS,          EPILOGUE_GELU,  EPILOGUE_GELU_BIAS,
+                             EPILOGUE_GELU_AUX, EPILOGUE_GELU_AUX_BIAS, EPILOGUE_DGELU, EPILOGUE_DGELU_BGRAD,
+                             EPILOGUE_BGRADA,   EPILOGUE_BGRADB};
     for (const auto& [in, out] : types) {
         for (int transposes = 0; transposes < 4; transposes++) {
-            for (const int epilogue : epilogues) check_product(library, stream, in, out, transposes & 1, transposes & 2, epilogue, 1, 1, 0);
-            check_product(library, stream, in, out, transposes & 1, transposes & 2, EPILOGUE_DEFAULT, 3, 0.5f, 2);
+            for (const int epilogue : epilogues)
+                check_product(library, stream, in, out, transposes & 1, transposes & 2, epilogue, 1, 1, 0);
+            check_product(library, stream, in, out, transposes & 1, transposes & 2, EPILOGUE_DEFAULT, 3, 0.5f,
+                          2);
         }
     }
     return 0;
@@ -166,20 +184,25 @@ int careless_products_are_refused() {
     void *library, *desc, *preference, *other_layout;
     CHECK(cublasLtCreate(&library) == 0);
     const CUstream stream = new_stream();
-    Operand a(CUDA_R_32F, 8, 8, 1, 8, 1), b(CUDA_R_32F, 8, 8, 1, 8, 2), d(CUDA_R_32F, 8, 8, 1, 8, 3), workspace(CUDA_R_32F, 1 << 15, 1, 1, 1 << 15, 4);
+    Operand a(CUDA_R_32F, 8, 8, 1, 8, 1), b(CUDA_R_32F, 8, 8, 1, 8, 2), d(CUDA_R_32F, 8, 8, 1, 8, 3),
+        workspace(CUDA_R_32F, 1 << 15, 1, 1, 1 << 15, 4);
     const size_t max_workspace_bytes = 1 << 20;
     CHECK(cublasLtMatmulDescCreate(&desc, 68, CUDA_R_32F) == 0);
     CHECK(cublasLtMatmulPreferenceCreate(&preference) == 0);
     CHECK(cublasLtMatmulPreferenceSetAttribute(preference, 1, &max_workspace_bytes, 8) == 0);
     Heuristic heuristic;
     int n_found = 0;
-    const auto find = [&] { return cublasLtMatmulAlgoGetHeuristic(library, desc, a.layout, b.layout, d.layout, d.layout, preference, 1, &heuristic, &n_found); };
+    const auto find = [&] {
+        return cublasLtMatmulAlgoGetHeuristic(library, desc, a.layout, b.layout, d.layout, d.layout,
+                                              preference, 1, &heuristic, &n_found);
+    };
     CHECK(find() == 0 && heuristic.workspace_bytes > 0);
     const float one = 1, zero = 0;
     const auto multiply = [&](CUdeviceptr a_address, void* b_layout, size_t workspace_bytes) {
         const auto pointer = [](CUdeviceptr address) { return reinterpret_cast<void*>(address); };
-        return cublasLtMatmul(library, desc, &one, pointer(a_address), a.layout, pointer(b.address), b_layout, &zero, pointer(d.address), d.layout,
-                              pointer(d.address), d.layout, heuristic.algorithm, pointer(workspace.address), workspace_bytes, stream);
+        return cublasLtMatmul(library, desc, &one, pointer(a_address), a.layout, pointer(b.address), b_layout,
+                              &zero, pointer(d.address), d.layout, pointer(d.address), d.layout,
+                              heuristic.algorithm, pointer(workspace.address), workspace_bytes, stream);
     };
     constexpr int INVALID_VALUE = 7, NOT_SUPPORTED = 15;
     CHECK(multiply(a.address, b.layout, heuristic.workspace_bytes) == 0);

@@ -46,7 +46,8 @@ int memory_is_apart() {
     CHECK(cuMemsetD32Async(a, 0, 150000, nullptr) == CUDA_SUCCESS);
     CHECK(cuMemsetD32Async(a, 0, 150001, nullptr) == CUDA_ERROR_INVALID_VALUE);
     int host[1];
-    CHECK(cuMemcpyDtoDAsync_v2(a, reinterpret_cast<CUdeviceptr>(host), 4, nullptr) == CUDA_ERROR_INVALID_VALUE);
+    CHECK(cuMemcpyDtoDAsync_v2(a, reinterpret_cast<CUdeviceptr>(host), 4, nullptr) ==
+          CUDA_ERROR_INVALID_VALUE);
     CHECK(cuMemcpyHtoDAsync_v2(a, reinterpret_cast<void*>(b), 4, nullptr) == CUDA_ERROR_INVALID_VALUE);
     CHECK(cuMemFree_v2(b) == CUDA_SUCCESS);
     CHECK(cuMemcpyDtoDAsync_v2(a, b, 4, nullptr) == CUDA_ERROR_INVALID_VALUE);
@@ -74,7 +75,8 @@ CUfunction function_named(const char* name) {
     return function;
 }
 
-CUresult launch_add(CUfunction add, CUdeviceptr out, const void* a, const void* b, long long n, CUstream stream, unsigned threads = 64) {
+CUresult launch_add(CUfunction add, CUdeviceptr out, const void* a, const void* b, long long n,
+                    CUstream stream, unsigned threads = 64) {
     void* arguments[] = {&out, &a, &b, &n};
     return cuLaunchKernel(add, 1, 1, 1, threads, 1, 1, 0, stream, arguments, nullptr);
 }
@@ -98,7 +100,8 @@ int kernels_run() {
     const float values[] = {1.5f, 2.0f};
     memcpy(&one_and_half, &values[0], 4);
     memcpy(&two, &values[1], 4);
-    const CUdeviceptr a = new_words(std::vector<unsigned>(100, one_and_half)), out = new_words(std::vector<unsigned>(100));
+    const CUdeviceptr a = new_words(std::vector<unsigned>(100, one_and_half)),
+                      out = new_words(std::vector<unsigned>(100));
     const void* view = reinterpret_cast<void*>(a);
     CHECK(launch_add(add, out, view, view, 99, stream, 2000) == CUDA_ERROR_INVALID_VALUE);
     CHECK(launch_add(add, out, view, view, 99, stream) == CUDA_SUCCESS);
@@ -131,7 +134,8 @@ int copies_happen_in_their_time() {
 int events_tell_the_time_of_execution() {
     begin();
     const CUstream stream = new_stream();
-    const CUevent never = new_event(), before = new_event(), after = new_event(), bare = new_event(CU_EVENT_DISABLE_TIMING);
+    const CUevent never = new_event(), before = new_event(), after = new_event(),
+                  bare = new_event(CU_EVENT_DISABLE_TIMING);
     const CUdeviceptr words = new_words(std::vector<unsigned>(1 << 20));
     float ms = -1;
     CHECK(cuEventQuery(never) == CUDA_SUCCESS);

@@ -1,6 +1,6 @@
-// Attention against the definition, in f64. Bounds are worked out beside the results: each f32 sum of n products is off by
-// at most n 2^-24 of the sum of their magnitudes, and the bf16 kernels round probabilities and gradients of scores once
-// before they are multiplied (2^-8 of each).
+// Attention against the definition, in f64. Bounds are worked out beside the results: each f32 sum of n
+// products is off by at most n 2^-24 of the sum of their magnitudes, and the bf16 kernels round probabilities
+// and gradients of scores once before they are multiplied (2^-8 of each).
 #pragma once
 #include "harness.hpp"
 
@@ -13,9 +13,9 @@ struct AttentionCase {
 
 inline const std::vector<AttentionCase>& attention_cases() {
     static const std::vector<AttentionCase> cases{
-        {1, 1, 1, 1, 8, 0},   {2, 33, 3, 1, 16, 0},  {1, 65, 4, 2, 20, 0}, {1, 70, 2, 2, 7, 1},   {1, 64, 2, 2, 64, 0},
-        {1, 257, 2, 1, 64, 0}, {2, 33, 1, 1, 100, 0}, {1, 130, 2, 2, 128, 0}, {1, 129, 1, 1, 32, 1}, {1, 66, 2, 1, 80, 0},
-        {1, 35, 1, 1, 96, 1},
+        {1, 1, 1, 1, 8, 0},    {2, 33, 3, 1, 16, 0},  {1, 65, 4, 2, 20, 0},  {1, 70, 2, 2, 7, 1},
+        {1, 64, 2, 2, 64, 0},  {1, 257, 2, 1, 64, 0}, {2, 33, 1, 1, 100, 0}, {1, 130, 2, 2, 128, 0},
+        {1, 129, 1, 1, 32, 1}, {1, 66, 2, 1, 80, 0},  {1, 35, 1, 1, 96, 1},
     };
     return cases;
 }
@@ -46,10 +46,16 @@ struct Attention {
     }
     unsigned threads() const { return sizeof(T) == 4 ? 256 : 128; }
 
-    size_t q_at(int s, int i, int h) const { return (size_t(s) * shape.t + i) * qkv_row + size_t(h) * shape.d; }
-    size_t k_at(int s, int i, int h) const { return q_at(s, i, shape.n_heads + h / (shape.n_heads / shape.n_kv_heads)); }
+    size_t q_at(int s, int i, int h) const {
+        return (size_t(s) * shape.t + i) * qkv_row + size_t(h) * shape.d;
+    }
+    size_t k_at(int s, int i, int h) const {
+        return q_at(s, i, shape.n_heads + h / (shape.n_heads / shape.n_kv_heads));
+    }
     size_t v_at(int s, int i, int h) const { return k_at(s, i, h) + size_t(shape.n_kv_heads) * shape.d; }
-    size_t out_at(int s, int i, int h) const { return (size_t(s) * shape.t + i) * out_row + size_t(h) * shape.d; }
+    size_t out_at(int s, int i, int h) const {
+        return (size_t(s) * shape.t + i) * out_row + size_t(h) * shape.d;
+    }
     size_t lse_at(int s, int i, int h) const { return (size_t(s) * shape.n_heads + h) * shape.t + i; }
 
     // Sum of products, and its bound as an f32 sum.
@@ -79,8 +85,8 @@ void check_attention_forward(const AttentionCase& shape, int rows, F kernel) {
         Array<T> out(size_t(b) * t * a.out_row, skip);
         Array<f32> lse(size_t(b) * n_heads * t, skip);
         // Fewer blocks than there is work, so that they go around.
-        launch("attention_forward", kernel, dim3(3), dim3(a.threads()), a.shared_bytes(1, 2), order, out.data(), lse.data(),
-               a.qkv.data(), b, t, n_heads, n_kv_heads, d, a.scale);
+        launch("attention_forward", kernel, dim3(3), dim3(a.threads()), a.shared_bytes(1, 2), order,
+               out.data(), lse.data(), a.qkv.data(), b, t, n_heads, n_kv_heads, d, a.scale);
         if (first) {
             REQUIRE(out.same_bits(*first));
             continue;
@@ -96,7 +102,8 @@ void check_attention_forward(const AttentionCase& shape, int rows, F kernel) {
                         const auto [score, error] = a.dot(a.qkv, a.q_at(s, i, h), a.qkv, a.k_at(s, j, h));
                         scores[j] = score * a.scale;
                         max = std::max(max, scores[j]);
-                        score_error = std::max(score_error, error * a.scale + 2 * HALF_ULP<f32> * std::fabs(scores[j]));
+                        score_error =
+                            std::max(score_error, error * a.scale + 2 * HALF_ULP<f32> * std::fabs(scores[j]));
                     }
                     for (double& x : scores) sum += x = std::exp(x - max);
                     const double relative = 2 * score_error + POWER_ERROR + (i + 1) * HALF_ULP<f32>;
@@ -107,18 +114,21 @@ void check_attention_forward(const AttentionCase& shape, int rows, F kernel) {
                             magnitude += scores[j] / sum * std::fabs(a.qkv.at(a.v_at(s, j, h) + c));
                         }
                         const size_t at = a.out_at(s, i, h) + c;
-                        worst_out.check(at, out.at(at), want,
-                                        magnitude * (relative + MIDDLE_ROUNDING<T>) + HALF_ULP<T> * std::fabs(want));
+                        worst_out.check(
+                            at, out.at(at), want,
+                            magnitude * (relative + MIDDLE_ROUNDING<T>)+HALF_ULP<T> * std::fabs(want));
                     }
                     const double want = max + std::log(sum);
                     const size_t at = a.lse_at(s, i, h);
-                    worst_lse.check(at, lse.at(at), want, relative + 4 * HALF_ULP<f32> * (std::fabs(max) + 1));
+                    worst_lse.check(at, lse.at(at), want,
+                                    relative + 4 * HALF_ULP<f32> * (std::fabs(max) + 1));
                 }
     }
 }
 
 template <class T, class Delta, class Q, class Kv>
-void check_attention_backward(const AttentionCase& shape, int rows, Delta delta_kernel, Q q_kernel, Kv kv_kernel) {
+void check_attention_backward(const AttentionCase& shape, int rows, Delta delta_kernel, Q q_kernel,
+                              Kv kv_kernel) {
     const Attention<T> a(shape, rows);
     const auto [b, t, n_heads, n_kv_heads, d, skip] = shape;
     // The forward's results, in f64 and then rounded, are inputs here.
@@ -159,7 +169,8 @@ void check_attention_backward(const AttentionCase& shape, int rows, Delta delta_
                                             std::fabs(ds) * (p_error[j] + MIDDLE_ROUNDING<T> + sums);
                     const double dp_v_error = p[j] * (p_error[j] + MIDDLE_ROUNDING<T> + sums);
                     for (int c = 0; c < d; c++) {
-                        const size_t q = a.q_at(s, i, h) + c, k = a.k_at(s, j, h) + c, v = a.v_at(s, j, h) + c;
+                        const size_t q = a.q_at(s, i, h) + c, k = a.k_at(s, j, h) + c,
+                                     v = a.v_at(s, j, h) + c;
                         const double g = a.dout.at(a.out_at(s, i, h) + c);
                         dqkv[q] += ds * a.qkv.at(k);
                         bound[q] += ds_error * std::fabs(a.qkv.at(k));
@@ -174,12 +185,14 @@ void check_attention_backward(const AttentionCase& shape, int rows, Delta delta_
     for (const unsigned order : orders()) {
         Array<f32> delta(lse.size(), skip);
         Array<T> got(a.qkv.size(), skip);
-        launch("attention_delta", delta_kernel, dim3(2), dim3(256), 0, order, delta.data(), a.dout.data(), out.data(), b, t,
-               n_heads, d);
-        launch("attention_backward_q", q_kernel, dim3(3), dim3(a.threads()), a.shared_bytes(2, 2), order, got.data(),
-               a.dout.data(), a.qkv.data(), lse.data(), delta.data(), b, t, n_heads, n_kv_heads, d, a.scale);
-        launch("attention_backward_kv", kv_kernel, dim3(3), dim3(a.threads()), a.shared_bytes(2, 2), order, got.data(),
-               a.dout.data(), a.qkv.data(), lse.data(), delta.data(), b, t, n_heads, n_kv_heads, d, a.scale);
+        launch("attention_delta", delta_kernel, dim3(2), dim3(256), 0, order, delta.data(), a.dout.data(),
+               out.data(), b, t, n_heads, d);
+        launch("attention_backward_q", q_kernel, dim3(3), dim3(a.threads()), a.shared_bytes(2, 2), order,
+               got.data(), a.dout.data(), a.qkv.data(), lse.data(), delta.data(), b, t, n_heads, n_kv_heads,
+               d, a.scale);
+        launch("attention_backward_kv", kv_kernel, dim3(3), dim3(a.threads()), a.shared_bytes(2, 2), order,
+               got.data(), a.dout.data(), a.qkv.data(), lse.data(), delta.data(), b, t, n_heads, n_kv_heads,
+               d, a.scale);
         if (first) {
             REQUIRE(got.same_bits(*first));
             continue;

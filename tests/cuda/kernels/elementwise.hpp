@@ -1,4 +1,5 @@
-// Activations, additions and casts. A sum of two numbers, rounded once, has one right answer: those are compared as bits.
+// Activations, additions and casts. A sum of two numbers, rounded once, has one right answer: those are
+// compared as bits.
 #pragma once
 #include "harness.hpp"
 
@@ -24,12 +25,14 @@ void check_gelu(size_t n, size_t skip) {
     const Array<T> inp(n, skip, 1, 12.0), dout(n, skip, 2);
     const auto out = same_in_every_order([&](unsigned order) {
         Array<T> y(n, skip);
-        launch("gelu_forward", OF_TYPE(T, gelu_forward), FEW_BLOCKS, FEW_THREADS, 0, order, y.data(), inp.data(), n);
+        launch("gelu_forward", OF_TYPE(T, gelu_forward), FEW_BLOCKS, FEW_THREADS, 0, order, y.data(),
+               inp.data(), n);
         return y;
     });
     const auto dinp = same_in_every_order([&](unsigned order) {
         Array<T> d(dout);
-        launch("gelu_backward", OF_TYPE(T, gelu_backward), FEW_BLOCKS, FEW_THREADS, 0, order, d.data(), inp.data(), n);
+        launch("gelu_backward", OF_TYPE(T, gelu_backward), FEW_BLOCKS, FEW_THREADS, 0, order, d.data(),
+               inp.data(), n);
         return d;
     });
     Worst worst("gelu"), worst_backward("gradient of gelu");
@@ -73,14 +76,14 @@ void check_swiglu(size_t rows, int f, size_t skip) {
     const Array<T> gate_up(rows * 2 * f, skip, 1, 6.0), dout(rows * f, skip, 2);
     const auto out = same_in_every_order([&](unsigned order) {
         Array<T> y(rows * f, skip);
-        launch("swiglu_forward", OF_TYPE(T, swiglu_forward), FEW_BLOCKS, FEW_THREADS, 0, order, y.data(), gate_up.data(), rows,
-               f);
+        launch("swiglu_forward", OF_TYPE(T, swiglu_forward), FEW_BLOCKS, FEW_THREADS, 0, order, y.data(),
+               gate_up.data(), rows, f);
         return y;
     });
     const auto dgate_up = same_in_every_order([&](unsigned order) {
         Array<T> d(rows * 2 * f, skip);
-        launch("swiglu_backward", OF_TYPE(T, swiglu_backward), FEW_BLOCKS, FEW_THREADS, 0, order, d.data(), dout.data(),
-               gate_up.data(), rows, f);
+        launch("swiglu_backward", OF_TYPE(T, swiglu_backward), FEW_BLOCKS, FEW_THREADS, 0, order, d.data(),
+               dout.data(), gate_up.data(), rows, f);
         return d;
     });
     Worst worst("swiglu"), worst_backward("gradient of swiglu");
@@ -90,9 +93,11 @@ void check_swiglu(size_t rows, int f, size_t skip) {
             const double g = gate_up.at(gate_at), u = gate_up.at(up_at), d = dout.at(at), s = sigmoid_f64(g);
             const double y = g * s * u, dup = d * g * s, dgate = d * u * s * (1 + g * (1 - s));
             worst.check(at, out.at(at), y, std::fabs(y) * (rounding(12, g) + HALF_ULP<T>));
-            worst_backward.check(up_at, dgate_up.at(up_at), dup, std::fabs(dup) * (rounding(12, g) + HALF_ULP<T>));
-            worst_backward.check(gate_at, dgate_up.at(gate_at), dgate,
-                                 std::fabs(d * u) * s * (1 + std::fabs(g)) * rounding(16, g) + HALF_ULP<T> * std::fabs(dgate));
+            worst_backward.check(up_at, dgate_up.at(up_at), dup,
+                                 std::fabs(dup) * (rounding(12, g) + HALF_ULP<T>));
+            worst_backward.check(
+                gate_at, dgate_up.at(gate_at), dgate,
+                std::fabs(d * u) * s * (1 + std::fabs(g)) * rounding(16, g) + HALF_ULP<T> * std::fabs(dgate));
         }
 }
 
@@ -111,14 +116,15 @@ void check_copy_columns(size_t rows, int n, size_t skip) {
     const Array<T> inp(rows * from_row, skip, 1), before(rows * to_row, skip, 2);
     const auto out = same_in_every_order([&](unsigned order) {
         Array<T> y(before);
-        launch("copy_columns", OF_TYPE(T, copy_columns), FEW_BLOCKS, FEW_THREADS, 0, order, y.data() + to_first,
-               inp.data() + from_first, rows, n, to_row, from_row);
+        launch("copy_columns", OF_TYPE(T, copy_columns), FEW_BLOCKS, FEW_THREADS, 0, order,
+               y.data() + to_first, inp.data() + from_first, rows, n, to_row, from_row);
         return y;
     });
     for (size_t row = 0; row < rows; row++)
         for (int i = 0; i < to_row; i++) {
             const bool copied = i >= to_first && i < to_first + n;
-            const double want = copied ? inp.at(row * from_row + from_first + i - to_first) : before.at(row * to_row + i);
+            const double want =
+                copied ? inp.at(row * from_row + from_first + i - to_first) : before.at(row * to_row + i);
             REQUIRE(out.at(row * to_row + i) == want);
         }
 }
@@ -142,7 +148,8 @@ void check_additions(size_t n, size_t skip) {
     });
     const auto total = same_in_every_order([&](unsigned order) {
         Array<f32> out(before);
-        launch("accumulate", OF_TYPE(T, accumulate), FEW_BLOCKS, FEW_THREADS, 0, order, out.data(), a.data(), n);
+        launch("accumulate", OF_TYPE(T, accumulate), FEW_BLOCKS, FEW_THREADS, 0, order, out.data(), a.data(),
+               n);
         return out;
     });
     for (size_t i = 0; i < n; i++) {

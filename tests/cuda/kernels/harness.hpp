@@ -107,8 +107,9 @@ inline double random_at(uint64_t seed, uint64_t i) {
     return double((z ^ (z >> 31)) >> 11) / double(1ull << 52) - 1.0;
 }
 
-// An array of a kernel, `n` elements that begin `skip` elements after an address divisible by 16. An allocation of its
-// own that ends with the last element, so that AddressSanitizer sees an access before it or past it.
+// An array of a kernel, `n` elements that begin `skip` elements after an address divisible by 16. An
+// allocation of its own that ends with the last element, so that AddressSanitizer sees an access before it or
+// past it.
 template <class T>
 class Array {
 public:
@@ -186,8 +187,8 @@ inline std::vector<unsigned> orders() {
 }
 
 template <class... P, class... A>
-void launch(const char* name, void (*kernel)(P...), dim3 grid, dim3 threads, size_t shared_bytes, unsigned order,
-            A... arguments) {
+void launch(const char* name, void (*kernel)(P...), dim3 grid, dim3 threads, size_t shared_bytes,
+            unsigned order, A... arguments) {
     static_assert(sizeof...(P) == sizeof...(A));
     launched().insert(reinterpret_cast<const void*>(kernel));
     std::tuple<P...> values(static_cast<P>(arguments)...);

@@ -22,7 +22,8 @@ struct EmbeddingCase {
 
 inline const std::vector<EmbeddingCase>& embedding_cases() {
     static const std::vector<EmbeddingCase> cases{
-        {1, 1, 1, 1, 1, 0}, {3, 33, 40, 31, 7, 1}, {2, 257, 257, 64, 257, 0}, {4, 8, 16, 768, 50257, 0}, {5, 70, 70, 8, 3, 0},
+        {1, 1, 1, 1, 1, 0},        {3, 33, 40, 31, 7, 1}, {2, 257, 257, 64, 257, 0},
+        {4, 8, 16, 768, 50257, 0}, {5, 70, 70, 8, 3, 0},
     };
     return cases;
 }
@@ -35,8 +36,8 @@ void check_embedding_forward(const EmbeddingCase& e) {
     for (const bool positions : {true, false}) {
         const auto out = same_in_every_order([&](unsigned order) {
             Array<T> y(rows * e.c, e.skip);
-            launch("embedding_forward", OF_TYPE(T, embedding_forward), 3, 64, 0, order, y.data(), tokens.data(), wte.data(),
-                   positions ? wpe.data() : nullptr, rows, e.t, e.c, e.vocab);
+            launch("embedding_forward", OF_TYPE(T, embedding_forward), 3, 64, 0, order, y.data(),
+                   tokens.data(), wte.data(), positions ? wpe.data() : nullptr, rows, e.t, e.c, e.vocab);
             return y;
         });
         for (size_t row = 0; row < rows; row++)
@@ -79,7 +80,8 @@ void check_embedding_backward(const EmbeddingCase& e, Wte wte_kernel, Wpe wpe_ke
     });
     const auto dwpe = same_in_every_order([&](unsigned order) {
         Array<G> d(size_t(e.t_max) * e.c, e.skip);
-        launch("embedding_backward_wpe", wpe_kernel, 3, 64, 0, order, d.data(), dout.data(), rows, e.t, e.t_max, e.c);
+        launch("embedding_backward_wpe", wpe_kernel, 3, 64, 0, order, d.data(), dout.data(), rows, e.t,
+               e.t_max, e.c);
         return d;
     });
     std::vector<f32> want_wte(before.size()), want_wpe(dwpe.size());
@@ -96,9 +98,12 @@ void check_embedding_backward(const EmbeddingCase& e, Wte wte_kernel, Wpe wpe_ke
 TEST(embedding_backward_adds_rows_in_their_order) {
     for (const EmbeddingCase& e : embedding_cases()) {
         check_embedding_backward<f32, f32>(e, embedding_backward_wte_f32_f32, embedding_backward_wpe_f32_f32);
-        check_embedding_backward<f32, bf16>(e, embedding_backward_wte_f32_bf16, embedding_backward_wpe_f32_bf16);
-        check_embedding_backward<bf16, f32>(e, embedding_backward_wte_bf16_f32, embedding_backward_wpe_bf16_f32);
-        check_embedding_backward<bf16, bf16>(e, embedding_backward_wte_bf16_bf16, embedding_backward_wpe_bf16_bf16);
+        check_embedding_backward<f32, bf16>(e, embedding_backward_wte_f32_bf16,
+                                            embedding_backward_wpe_f32_bf16);
+        check_embedding_backward<bf16, f32>(e, embedding_backward_wte_bf16_f32,
+                                            embedding_backward_wpe_bf16_f32);
+        check_embedding_backward<bf16, bf16>(e, embedding_backward_wte_bf16_bf16,
+                                             embedding_backward_wpe_bf16_bf16);
     }
 }
 
@@ -119,11 +124,12 @@ TEST(a_token_outside_of_the_vocabulary_stops_the_kernel) {
     const Array<f32> weights(7 * 8, 0, 1);
     Array<f32> out(8), losses(1), logits(7, 0, 1);
     expect_fault("__trap", [&] {
-        launch("embedding_forward_f32", embedding_forward_f32, 1, 32, 0, 0, out.data(), tokens.data(), weights.data(),
-               weights.data(), 1, 1, 8, 7u);
+        launch("embedding_forward_f32", embedding_forward_f32, 1, 32, 0, 0, out.data(), tokens.data(),
+               weights.data(), weights.data(), 1, 1, 8, 7u);
     });
     expect_fault("__trap", [&] {
-        launch("cross_entropy", cross_entropy, 1, 32, 0, 0, logits.data(), losses.data(), tokens.data(), 1, 7, 1.0f, 1);
+        launch("cross_entropy", cross_entropy, 1, 32, 0, 0, logits.data(), losses.data(), tokens.data(), 1, 7,
+               1.0f, 1);
     });
 }
 
@@ -137,8 +143,8 @@ void check_rope(int b, int t, int heads, int kept_heads, int d, size_t skip, int
     const auto rotated = [&](const Array<T>& x, int inverse) {
         return same_in_every_order([&](unsigned order) {
             Array<T> y(x);
-            launch("rope", OF_TYPE(T, rope), 3, 64, 0, order, y.data(), rows, t, first, heads, row_numel, d, f32(ratio),
-                   f32(ratio - f32(ratio)), f32(radian), f32(radian - f32(radian)), inverse);
+            launch("rope", OF_TYPE(T, rope), 3, 64, 0, order, y.data(), rows, t, first, heads, row_numel, d,
+                   f32(ratio), f32(ratio - f32(ratio)), f32(radian), f32(radian - f32(radian)), inverse);
             return y;
         });
     };
@@ -161,7 +167,8 @@ void check_rope(int b, int t, int heads, int kept_heads, int d, size_t skip, int
                 worst_back.check(other, back.at(other), o, twice);
             }
         }
-        for (int i = heads * d; i < row_numel; i++) REQUIRE(there.at(row * row_numel + i) == before.at(row * row_numel + i));
+        for (int i = heads * d; i < row_numel; i++)
+            REQUIRE(there.at(row * row_numel + i) == before.at(row * row_numel + i));
     }
 }
 
@@ -181,8 +188,8 @@ void check_cross_entropy(int rows, int vocab, unsigned threads, size_t skip, boo
     Array<f32> losses(rows);
     const auto dlogits = same_in_every_order([&](unsigned order) {
         Array<f32> x(logits);
-        launch("cross_entropy", cross_entropy, 2, threads, 0, order, x.data(), losses.data(), targets.data(), rows, vocab, scale,
-               int(with_gradient));
+        launch("cross_entropy", cross_entropy, 2, threads, 0, order, x.data(), losses.data(), targets.data(),
+               rows, vocab, scale, int(with_gradient));
         return x;
     });
     if (!with_gradient) REQUIRE(dlogits.same_bits(logits));
@@ -192,14 +199,17 @@ void check_cross_entropy(int rows, int vocab, unsigned threads, size_t skip, boo
         double max = -INFINITY, sum = 0;
         for (int i = 0; i < vocab; i++) max = std::max(max, logits.at(first + i));
         for (int i = 0; i < vocab; i++) sum += std::exp(logits.at(first + i) - max);
-        // Each power is off by 2 units and by the rounding of its argument, at most 24; then come the additions.
+        // Each power is off by 2 units and by the rounding of its argument, at most 24; then come the
+        // additions.
         const double relative = (vocab / double(threads) + 32 + 8 + 32 + 2 * 24) * HALF_ULP<f32>;
         const double loss = std::log(sum) + max - logits.at(first + targets[row]);
-        worst_loss.check(row, losses.at(row), loss, relative + 4 * HALF_ULP<f32> * (std::fabs(loss) + std::log(sum)) + 1e-30);
+        worst_loss.check(row, losses.at(row), loss,
+                         relative + 4 * HALF_ULP<f32> * (std::fabs(loss) + std::log(sum)) + 1e-30);
         for (int i = 0; with_gradient && i < vocab; i++) {
             const double p = std::exp(logits.at(first + i) - max) / sum;
             const double want = (p - (u32(i) == targets[row])) * scale;
-            worst.check(first + i, dlogits.at(first + i), want, scale * (2 * p * relative + 4 * HALF_ULP<f32> * std::fabs(want / scale)));
+            worst.check(first + i, dlogits.at(first + i), want,
+                        scale * (2 * p * relative + 4 * HALF_ULP<f32> * std::fabs(want / scale)));
         }
     }
 }
@@ -221,14 +231,17 @@ TEST(cross_entropy_of_the_odd_ones) {
     Array<f32> logits(4 * vocab, 0, 1), losses(4);
     Array<u32> targets(4);
     for (int i = 0; i < 4; i++) targets[i] = 1;
-    // Row 0: all but two are masked. Row 1: one NaN among masked ones. Row 2: large numbers. Row 3: an infinity.
+    // Row 0: all but two are masked. Row 1: one NaN among masked ones. Row 2: large numbers. Row 3: an
+    // infinity.
     for (int i = 0; i < vocab; i++) logits[i] = logits[vocab + i] = -inf;
     logits[1] = logits[7] = 2.0f;
     logits[vocab + 200] = NAN;
     for (int i = 0; i < vocab; i++) logits[2 * vocab + i] *= 3e38f;
     logits[3 * vocab + 9] = inf;
-    launch("cross_entropy", cross_entropy, 1, 64, 0, 0, logits.data(), losses.data(), targets.data(), 4, vocab, 1.0f, 1);
-    REQUIRE(std::fabs(losses[0] - std::log(2.0)) < 1e-6 && logits[1] == -0.5f && logits[7] == 0.5f && logits[0] == 0.0f);
+    launch("cross_entropy", cross_entropy, 1, 64, 0, 0, logits.data(), losses.data(), targets.data(), 4,
+           vocab, 1.0f, 1);
+    REQUIRE(std::fabs(losses[0] - std::log(2.0)) < 1e-6 && logits[1] == -0.5f && logits[7] == 0.5f &&
+            logits[0] == 0.0f);
     REQUIRE(std::isnan(losses[1]) && std::isnan(logits[vocab]));
     REQUIRE(!std::isnan(losses[2]));
     REQUIRE(std::isnan(losses[3]));

@@ -22,8 +22,9 @@ inline double additions(int c) { return c / 32 + 24; }
 
 // Checks out = norm(x) * w + b of one row, and its statistics, against what they should be from x.
 template <class T>
-void check_normed_row(Worst& worst, size_t row, int c, const Array<T>& x, const Array<T>& w, const Array<T>* b,
-                      const Array<T>& out, const Array<f32>* mean, const Array<f32>& rstd, double eps) {
+void check_normed_row(Worst& worst, size_t row, int c, const Array<T>& x, const Array<T>& w,
+                      const Array<T>* b, const Array<T>& out, const Array<f32>* mean, const Array<f32>& rstd,
+                      double eps) {
     double mu = 0, magnitude = 0, squares = 0;
     for (int i = 0; i < c; i++) mu += x.at(row * c + i), magnitude += std::fabs(x.at(row * c + i));
     mu = mean ? mu / c : 0;
@@ -50,12 +51,13 @@ void check_layer_norm_forward(const NormCase& n) {
     Array<f32> mean(n.rows, n.skip), rstd(n.rows, n.skip);
     const auto out = same_in_every_order([&](unsigned order) {
         Array<T> y(numel, n.skip);
-        launch("layer_norm_forward", OF_TYPE(T, layer_norm_forward), 3, 256, 0, order, y.data(), mean.data(), rstd.data(),
-               inp.data(), w.data(), b.data(), n.rows, n.c, n.team);
+        launch("layer_norm_forward", OF_TYPE(T, layer_norm_forward), 3, 256, 0, order, y.data(), mean.data(),
+               rstd.data(), inp.data(), w.data(), b.data(), n.rows, n.c, n.team);
         return y;
     });
     Worst worst(text("layer norm of %d x %d", n.rows, n.c));
-    for (int row = 0; row < n.rows; row++) check_normed_row(worst, row, n.c, inp, w, &b, out, &mean, rstd, 1e-5);
+    for (int row = 0; row < n.rows; row++)
+        check_normed_row(worst, row, n.c, inp, w, &b, out, &mean, rstd, 1e-5);
 }
 
 TEST(layer_norm_forward_is_the_definition) {
@@ -78,8 +80,9 @@ void check_add_layer_norm(const NormCase& n) {
     for (const unsigned order : orders()) {
         Array<T> sum(numel, n.skip), out(numel, n.skip);
         Array<f32> mean(n.rows), rstd(n.rows);
-        launch("add_layer_norm_forward", OF_TYPE(T, add_layer_norm_forward), 3, 256, 0, order, sum.data(), out.data(),
-               mean.data(), rstd.data(), a.data(), b.data(), w.data(), bias.data(), n.rows, n.c, n.team);
+        launch("add_layer_norm_forward", OF_TYPE(T, add_layer_norm_forward), 3, 256, 0, order, sum.data(),
+               out.data(), mean.data(), rstd.data(), a.data(), b.data(), w.data(), bias.data(), n.rows, n.c,
+               n.team);
         REQUIRE(sum.same_bits(want_sum) && out.same_bits(want));
         REQUIRE(mean.same_bits(want_mean) && rstd.same_bits(want_rstd));
     }
@@ -99,8 +102,8 @@ void check_rms_norm_forward(const NormCase& n) {
     Array<f32> rstd(n.rows, n.skip);
     const auto out = same_in_every_order([&](unsigned order) {
         Array<T> y(numel, n.skip);
-        launch("rms_norm_forward", OF_TYPE(T, rms_norm_forward), 3, 256, 0, order, y.data(), rstd.data(), inp.data(),
-               w.data(), n.rows, n.c, 1e-6f, n.team);
+        launch("rms_norm_forward", OF_TYPE(T, rms_norm_forward), 3, 256, 0, order, y.data(), rstd.data(),
+               inp.data(), w.data(), n.rows, n.c, 1e-6f, n.team);
         return y;
     });
     Worst worst(text("rms norm of %d x %d", n.rows, n.c));
@@ -116,20 +119,22 @@ TEST(rms_norm_forward_is_the_definition) {
     }
 }
 
-// The gradient of the input, for given statistics, as backward gets them; mean is 0 and its term missing for RMSNorm.
+// The gradient of the input, for given statistics, as backward gets them; mean is 0 and its term missing for
+// RMSNorm.
 template <class T>
 void check_norm_backward(const NormCase& n, bool centred) {
     const size_t numel = size_t(n.rows) * n.c;
-    const Array<T> before(numel, n.skip, 1), dout(numel, n.skip, 2), inp(numel, n.skip, 3, 2.0, 0.3), w(n.c, n.skip, 4);
+    const Array<T> before(numel, n.skip, 1), dout(numel, n.skip, 2), inp(numel, n.skip, 3, 2.0, 0.3),
+        w(n.c, n.skip, 4);
     const Array<f32> mean(n.rows, n.skip, 5, 0.3), rstd(n.rows, n.skip, 6, 0.5, 1.0);
     const auto dinp = same_in_every_order([&](unsigned order) {
         Array<T> d(before);
         if (centred) {
-            launch("layer_norm_backward", OF_TYPE(T, layer_norm_backward), 3, 256, 0, order, d.data(), dout.data(), inp.data(),
-                   w.data(), mean.data(), rstd.data(), n.rows, n.c, n.team);
+            launch("layer_norm_backward", OF_TYPE(T, layer_norm_backward), 3, 256, 0, order, d.data(),
+                   dout.data(), inp.data(), w.data(), mean.data(), rstd.data(), n.rows, n.c, n.team);
         } else {
-            launch("rms_norm_backward", OF_TYPE(T, rms_norm_backward), 3, 256, 0, order, d.data(), dout.data(), inp.data(),
-                   w.data(), rstd.data(), n.rows, n.c, n.team);
+            launch("rms_norm_backward", OF_TYPE(T, rms_norm_backward), 3, 256, 0, order, d.data(),
+                   dout.data(), inp.data(), w.data(), rstd.data(), n.rows, n.c, n.team);
         }
         return d;
     });
@@ -147,9 +152,11 @@ void check_norm_backward(const NormCase& n, bool centred) {
             const double d = dout.at(at) * w.at(i), norm = (inp.at(at) - mu) * r;
             const double first = centred ? sum / n.c : 0;
             const double want = before.at(at) + (d - first - norm * sum_norm / n.c) * r;
-            const double all = std::fabs(before.at(at)) +
-                               (std::fabs(d) + (centred ? magnitude / n.c : 0) + std::fabs(norm) * magnitude_norm / n.c) * r;
-            worst.check(at, dinp.at(at), want, all * (additions(n.c) + 12) * HALF_ULP<f32> + HALF_ULP<T> * std::fabs(want));
+            const double all =
+                std::fabs(before.at(at)) +
+                (std::fabs(d) + (centred ? magnitude / n.c : 0) + std::fabs(norm) * magnitude_norm / n.c) * r;
+            worst.check(at, dinp.at(at), want,
+                        all * (additions(n.c) + 12) * HALF_ULP<f32> + HALF_ULP<T> * std::fabs(want));
         }
     }
 }
@@ -177,28 +184,29 @@ void check_sums(int rows, int c, size_t skip) {
     const Array<f32> mean(rows, skip, 3, 0.3), rstd(rows, skip, 4, 0.5, 1.0);
     const auto fold = [&](const Array<f32>& partials, size_t first, size_t stride, unsigned order) {
         Array<G> out(c, skip);
-        launch("fold_chunks", OF_TYPE(G, fold_chunks), 2, 256, 0, order, out.data(), partials.data() + (chunks ? first : 0),
-               chunks, stride, c);
+        launch("fold_chunks", OF_TYPE(G, fold_chunks), 2, 256, 0, order, out.data(),
+               partials.data() + (chunks ? first : 0), chunks, stride, c);
         return out;
     };
     const auto column_sum = same_in_every_order([&](unsigned order) {
         Array<f32> partials(chunks * c, skip);
-        launch("column_sums", OF_TYPE(T, column_sums), 3, 256, 0, order, partials.data(), dout.data(), rows, c, chunk_rows);
+        launch("column_sums", OF_TYPE(T, column_sums), 3, 256, 0, order, partials.data(), dout.data(), rows,
+               c, chunk_rows);
         return fold(partials, 0, c, order);
     });
     const auto layer_norm = [&](size_t kind) {
         return same_in_every_order([&](unsigned order) {
             Array<f32> partials(chunks * 2 * c, skip);
-            launch("layer_norm_weight_sums", OF_TYPE(T, layer_norm_weight_sums), 3, 256, 0, order, partials.data(), dout.data(),
-                   inp.data(), mean.data(), rstd.data(), rows, c, chunk_rows);
+            launch("layer_norm_weight_sums", OF_TYPE(T, layer_norm_weight_sums), 3, 256, 0, order,
+                   partials.data(), dout.data(), inp.data(), mean.data(), rstd.data(), rows, c, chunk_rows);
             return fold(partials, kind * c, 2 * c, order);
         });
     };
     const auto dweight = layer_norm(0), dbias = layer_norm(1);
     const auto rms_dweight = same_in_every_order([&](unsigned order) {
         Array<f32> partials(chunks * c, skip);
-        launch("rms_norm_weight_sums", OF_TYPE(T, rms_norm_weight_sums), 3, 256, 0, order, partials.data(), dout.data(),
-               inp.data(), rstd.data(), rows, c, chunk_rows);
+        launch("rms_norm_weight_sums", OF_TYPE(T, rms_norm_weight_sums), 3, 256, 0, order, partials.data(),
+               dout.data(), inp.data(), rstd.data(), rows, c, chunk_rows);
         return fold(partials, 0, c, order);
     });
     REQUIRE(column_sum.same_bits(dbias));

@@ -38,7 +38,8 @@ int main(int argc, char** argv) {
     for (const auto& text : texts) text_pointers.push_back(text.c_str());
     const std::string source = read(std::filesystem::path(argv[1]) / argv[2]);
     nvrtcProgram program;
-    check(nvrtcCreateProgram(&program, source.c_str(), argv[2], int(names.size()), text_pointers.data(), name_pointers.data()),
+    check(nvrtcCreateProgram(&program, source.c_str(), argv[2], int(names.size()), text_pointers.data(),
+                             name_pointers.data()),
           "nvrtcCreateProgram");
     const nvrtcResult compiled = nvrtcCompileProgram(program, argc - 4, argv + 4);
     size_t bytes = 0;

@@ -11,8 +11,8 @@ void check_ordered_add(size_t n, size_t skip, int contributors, int rank, int fi
     const Array<f32> before(n, skip, 3);
     const auto sum = same_in_every_order([&](unsigned order) {
         Array<f32> s(before);
-        launch("ordered_add", OF_TYPE(T, ordered_add), 2, 64, 0, order, s.data(), own.data(), staging.data(), n, stride,
-               contributors, rank, first);
+        launch("ordered_add", OF_TYPE(T, ordered_add), 2, 64, 0, order, s.data(), own.data(), staging.data(),
+               n, stride, contributors, rank, first);
         return s;
     });
     for (size_t i = 0; i < n; i++) {
@@ -61,8 +61,8 @@ void check_sum_of_squares(const std::vector<Array<T>>& parts) {
         Array<u64> bins(2 * EXPONENTS);
         std::memset(bins.data(), 0, bins.size() * sizeof(u64));
         for (const Array<T>& part : parts) {
-            launch("sum_of_squares", OF_TYPE(T, sum_of_squares), 3, SQUARES_THREADS, 0, order, bins.data(), part.data(),
-                   part.size());
+            launch("sum_of_squares", OF_TYPE(T, sum_of_squares), 3, SQUARES_THREADS, 0, order, bins.data(),
+                   part.data(), part.size());
         }
         REQUIRE(bins_of(bins) == want);
     }
@@ -85,8 +85,8 @@ TEST(sums_of_squares_are_exact_over_several_slices) {
 TEST(sums_of_squares_of_the_extremes) {
     std::vector<Array<f32>> slices;
     slices.emplace_back(12);
-    const u32 bits[12] = {0, 0x80000000u, 1, 0x007fffffu, 0x00800000u, 0x7f7fffffu, 0xff7fffffu, 0x7f800000u, 0xff800000u,
-                          0x7fc00000u, 0x7f800001u, 0x3f800000u};
+    const u32 bits[12] = {0,           0x80000000u, 1,           0x007fffffu, 0x00800000u, 0x7f7fffffu,
+                          0xff7fffffu, 0x7f800000u, 0xff800000u, 0x7fc00000u, 0x7f800001u, 0x3f800000u};
     for (int i = 0; i < 12; i++) slices[0][i] = __uint_as_float(bits[i]);
     check_sum_of_squares(slices);
     // As many of the largest mantissa as 32-bit bins must hold between two emptyings, and more.
@@ -109,8 +109,8 @@ void check_adamw(size_t n, size_t skip, bool with_param) {
         std::memcpy(m.data(), m0.data(), n * sizeof(f32));
         std::memcpy(v.data(), v0.data(), n * sizeof(f32));
         launch("adamw", OF_TYPE(G, adamw), 2, 64, 0, order, master.data(), m.data(), v.data(), grad.data(),
-               with_param ? param.data() : static_cast<bf16*>(nullptr), n, grad_scale, 1.0f - lr * decay_rate, 1.0f - beta1,
-               beta2, 1.0f - beta2, lr / correction1, std::sqrt(correction2), eps);
+               with_param ? param.data() : static_cast<bf16*>(nullptr), n, grad_scale, 1.0f - lr * decay_rate,
+               1.0f - beta1, beta2, 1.0f - beta2, lr / correction1, std::sqrt(correction2), eps);
         return master;
     });
     Worst worst("adamw");
@@ -149,8 +149,8 @@ void check_lion(size_t n, size_t skip, bool with_param) {
         Array<f32> master(p0);
         std::memcpy(m.data(), m0.data(), n * sizeof(f32));
         launch("lion", OF_TYPE(G, lion), 2, 64, 0, order, master.data(), m.data(), grad.data(),
-               with_param ? param.data() : static_cast<bf16*>(nullptr), n, grad_scale, 1.0f - lr * decay_rate, 1.0f - beta1,
-               1.0f - beta2, lr);
+               with_param ? param.data() : static_cast<bf16*>(nullptr), n, grad_scale, 1.0f - lr * decay_rate,
+               1.0f - beta1, 1.0f - beta2, lr);
         return master;
     });
     Worst worst("lion");
@@ -162,7 +162,8 @@ void check_lion(size_t n, size_t skip, bool with_param) {
         // Within rounding of zero the sign is anybody's.
         if (std::fabs(direction) > 6 * u * size) {
             const double step = direction > 0 ? lr : -lr;
-            worst.check(i, p.at(i), p0.at(i) * (1 - double(lr) * decay_rate) - step, 4 * u * (std::fabs(p0.at(i)) + lr));
+            worst.check(i, p.at(i), p0.at(i) * (1 - double(lr) * decay_rate) - step,
+                        4 * u * (std::fabs(p0.at(i)) + lr));
         }
         if (with_param) REQUIRE(param.at(i) == value(from_f32<bf16>(p[i])));
     }
@@ -187,8 +188,9 @@ void check_sgd(size_t n, size_t skip, bool with_param, bool with_buffer, bool ne
     const auto p = same_in_every_order([&](unsigned order) {
         Array<f32> master(p0);
         std::memcpy(sum.data(), sum0.data(), n * sizeof(f32));
-        launch("sgd", OF_TYPE(G, sgd), 2, 64, 0, order, master.data(), with_buffer ? sum.data() : static_cast<f32*>(nullptr),
-               grad.data(), with_param ? param.data() : static_cast<bf16*>(nullptr), n, grad_scale, 1.0f - lr * decay_rate,
+        launch("sgd", OF_TYPE(G, sgd), 2, 64, 0, order, master.data(),
+               with_buffer ? sum.data() : static_cast<f32*>(nullptr), grad.data(),
+               with_param ? param.data() : static_cast<bf16*>(nullptr), n, grad_scale, 1.0f - lr * decay_rate,
                momentum, nesterov ? 1.0f : 0.0f, lr);
         return master;
     });

@@ -1,5 +1,6 @@
-// The words of CUDA C++ that the kernels use, on top of shim.hpp: qualifiers, shared memory, barriers, shuffles,
-// integer atomics, mathematics. Nothing else of CUDA exists here: a kernel that uses more does not compile.
+// The words of CUDA C++ that the kernels use, on top of shim.hpp: qualifiers, shared memory, barriers,
+// shuffles, integer atomics, mathematics. Nothing else of CUDA exists here: a kernel that uses more does not
+// compile.
 #pragma once
 
 #define __global__
@@ -9,12 +10,12 @@
 #define __align__(bytes) __attribute__((aligned(bytes)))
 
 // kernels/common.cuh declares shared memory through these two where a compiler of CUDA does not.
-#define SHARED(type, name, extent)                                                                            \
-    auto& name = *reinterpret_cast<type(*) extent>(::shim::static_shared(                                     \
-        [] {                                                                                                  \
-            static const char site = 0;                                                                       \
-            return &site;                                                                                     \
-        }(),                                                                                                  \
+#define SHARED(type, name, extent)                                        \
+    auto& name = *reinterpret_cast<type(*) extent>(::shim::static_shared( \
+        [] {                                                              \
+            static const char site = 0;                                   \
+            return &site;                                                 \
+        }(),                                                              \
         sizeof(type extent)))
 #define DYNAMIC_SHARED(type, name) type* const name = static_cast<type*>(::shim::dynamic_shared())
 
@@ -22,7 +23,9 @@
 
 // __builtin_LINE as a default argument is the line of the caller.
 inline void __syncthreads(int line = __builtin_LINE()) { shim::wait_for_block(line); }
-inline void __syncwarp(unsigned mask = 0xffffffffu, int line = __builtin_LINE()) { shim::wait_for_warp(mask, line); }
+inline void __syncwarp(unsigned mask = 0xffffffffu, int line = __builtin_LINE()) {
+    shim::wait_for_warp(mask, line);
+}
 
 template <class T>
 T __shfl_sync(unsigned mask, T value, int from, int line = __builtin_LINE()) {
@@ -37,7 +40,8 @@ T __shfl_down_sync(unsigned mask, T value, unsigned distance, int line = __built
     return shim::from_lane(value, shim::lane() + distance, mask, line);
 }
 
-// Blocks and fibers run one at a time, so plain code is atomic. Integers alone: sums of floats would depend on order.
+// Blocks and fibers run one at a time, so plain code is atomic. Integers alone: sums of floats would depend
+// on order.
 template <class T>
 T atomicAdd(T* at, T value) {
     static_assert(std::is_integral_v<T>, "float atomics have no fixed order");
@@ -65,9 +69,9 @@ namespace shim {
 
 inline float bf16_value(unsigned bits) { return __uint_as_float(bits << 16); }
 
-// Instruction mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 of the PTX manual: lane 4g + t holds of A (16 x 16)
-// rows g and g + 8 at columns 2t, 2t + 1, 2t + 8, 2t + 9; of B (16 x 8) those rows of column g; of C (16 x 8) rows g
-// and g + 8 at columns 2t, 2t + 1.
+// Instruction mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 of the PTX manual: lane 4g + t holds of A
+// (16 x 16) rows g and g + 8 at columns 2t, 2t + 1, 2t + 8, 2t + 9; of B (16 x 8) those rows of column g; of
+// C (16 x 8) rows g and g + 8 at columns 2t, 2t + 1.
 inline void mma_m16n8k16(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2], int line) {
     struct Fragments {
         unsigned a[4], b[2];
@@ -91,10 +95,12 @@ inline void mma_m16n8k16(float (&c)[4], const unsigned (&a)[4], const unsigned (
     std::copy(sums, sums + 4, c);
 }
 
-// Instruction ldmatrix.sync.aligned.m8n8.x4[.trans].shared.b16: lane 8i + r names row r of matrix i (16 aligned
-// bytes); lane 4g + t gets of each matrix row g, columns 2t and 2t + 1 (transposed: column g, rows 2t and 2t + 1).
+// Instruction ldmatrix.sync.aligned.m8n8.x4[.trans].shared.b16: lane 8i + r names row r of matrix i (16
+// aligned bytes); lane 4g + t gets of each matrix row g, columns 2t and 2t + 1 (transposed: column g, rows 2t
+// and 2t + 1).
 inline void load_matrices(unsigned (&out)[4], const void* row, bool transposed, int line) {
-    if (reinterpret_cast<uintptr_t>(row) % 16 != 0) fault("ldmatrix of a row that is not aligned to 16 bytes");
+    if (reinterpret_cast<uintptr_t>(row) % 16 != 0)
+        fault("ldmatrix of a row that is not aligned to 16 bytes");
     const Seen<const unsigned short*> seen = show(static_cast<const unsigned short*>(row), 0xffffffffu, line);
     const unsigned g = lane() / 4, t = lane() % 4;
     for (unsigned i = 0; i < 4; i++) {

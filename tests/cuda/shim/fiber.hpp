@@ -1,5 +1,5 @@
-// One fiber: a function with a stack of its own that runs until it gives way. What a CUDA thread is on the host.
-// Must not know: kernels, blocks, barriers.
+// One fiber: a function with a stack of its own that runs until it gives way. What a CUDA thread is on the
+// host. Must not know: kernels, blocks, barriers.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -13,15 +13,16 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 
-// Switching with swapcontext works everywhere and asks the kernel of the operating system twice; on x86-64 a dozen
-// instructions do. -DSHIM_UCONTEXT takes the slow way, for a test of it.
+// Switching with swapcontext works everywhere and asks the kernel of the operating system twice; on x86-64 a
+// dozen instructions do. -DSHIM_UCONTEXT takes the slow way, for a test of it.
 #if !defined(__x86_64__) && !defined(SHIM_UCONTEXT)
 #define SHIM_UCONTEXT
 #endif
 #if defined(SHIM_UCONTEXT)
 #include <ucontext.h>
 #else
-// Saves the registers that a callee must keep on the stack, and that stack's address in `*from`; goes on from `to`.
+// Saves the registers that a callee must keep on the stack, and that stack's address in `*from`; goes on from
+// `to`.
 extern "C" void zero3_shim_switch(void** from, void* to);
 asm(R"(
 .text
@@ -56,8 +57,8 @@ constexpr size_t STACK_BYTES = 512 << 10;
 constexpr size_t STACK_BYTES = 64 << 10;
 #endif
 
-// Stacks of `count` fibers, each with a page below it that faults: overflow ends the program instead of spoiling a
-// neighbour. Pages are taken from the system when first touched.
+// Stacks of `count` fibers, each with a page below it that faults: overflow ends the program instead of
+// spoiling a neighbour. Pages are taken from the system when first touched.
 class Stacks {
 public:
     explicit Stacks(size_t count) : count_(count), page_(size_t(sysconf(_SC_PAGESIZE))) {
@@ -120,8 +121,8 @@ inline void prepare(Context& context, char* stack_low, void (*entry)()) {
     context.registers.uc_link = nullptr;
     makecontext(&context.registers, entry, 0);
 #else
-    // As if a function with an aligned frame had called `entry`: a return address of its own that is never used,
-    // then what the switch pops.
+    // As if a function with an aligned frame had called `entry`: a return address of its own that is never
+    // used, then what the switch pops.
     auto** top = reinterpret_cast<void**>(stack_low + STACK_BYTES);
     *--top = nullptr;
     *--top = reinterpret_cast<void*>(entry);

@@ -1,5 +1,5 @@
-// Every kernel by its name, to be launched as the driver launches: with an array of pointers to argument values.
-// Include it in one file of a program: it brings the kernels' code.
+// Every kernel by its name, to be launched as the driver launches: with an array of pointers to argument
+// values. Include it in one file of a program: it brings the kernels' code.
 #pragma once
 #include "shim.hpp"
 
@@ -34,8 +34,8 @@ void call(void (*kernel)(A...), void** arguments, std::index_sequence<I...>) {
 }
 
 template <class... A>
-void run(const char* name, void (*kernel)(A...), dim3 grid, dim3 threads, size_t shared_bytes, void** arguments,
-         unsigned order) {
+void run(const char* name, void (*kernel)(A...), dim3 grid, dim3 threads, size_t shared_bytes,
+         void** arguments, unsigned order) {
     struct Call {
         void (*kernel)(A...);
         void** arguments;
@@ -48,9 +48,10 @@ void run(const char* name, void (*kernel)(A...), dim3 grid, dim3 threads, size_t
 }
 
 inline const std::vector<Kernel>& registry() {
-#define ZERO3_ENTRY(NAME)                                                                              \
-    Kernel{#NAME, reinterpret_cast<const void*>(NAME), arguments_of(NAME), [](dim3 g, dim3 b, size_t shared, void** a, unsigned order) {    \
-               run(#NAME, NAME, g, b, shared, a, order);                                               \
+#define ZERO3_ENTRY(NAME)                                                  \
+    Kernel{#NAME, reinterpret_cast<const void*>(NAME), arguments_of(NAME), \
+           [](dim3 g, dim3 b, size_t shared, void** a, unsigned order) {   \
+               run(#NAME, NAME, g, b, shared, a, order);                   \
            }},
     static const std::vector<Kernel> kernels{ZERO3_KERNELS(ZERO3_ENTRY)};
 #undef ZERO3_ENTRY

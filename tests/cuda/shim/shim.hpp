@@ -1,13 +1,14 @@
-// Runs CUDA kernels on the host, compiled by an ordinary C++ compiler from the very text that a GPU gets: one fiber
-// for each CUDA thread, blocks one after the other.
+// Runs CUDA kernels on the host, compiled by an ordinary C++ compiler from the very text that a GPU gets: one
+// fiber for each CUDA thread, blocks one after the other.
 //
-// It is built to find what a GPU would punish at random. Threads and blocks run in an order chosen by a seed, and each
-// runs as far as it can before another does, so a missing barrier gives a wrong number. Shared memory is full of NaN at
-// the start of each block. A barrier or a warp operation that some threads do not reach is a Fault that says who waits
-// where. With -fsanitize=address each shared array is an allocation of its own.
+// It is built to find what a GPU would punish at random. Threads and blocks run in an order chosen by a seed,
+// and each runs as far as it can before another does, so a missing barrier gives a wrong number. Shared
+// memory is full of NaN at the start of each block. A barrier or a warp operation that some threads do not
+// reach is a Fault that says who waits where. With -fsanitize=address each shared array is an allocation of
+// its own.
 //
-// What it does not show: speed, races between blocks that run at the same time, and an order of memory operations that
-// only hardware has.
+// What it does not show: speed, races between blocks that run at the same time, and an order of memory
+// operations that only hardware has.
 #pragma once
 #include "fiber.hpp"
 
@@ -42,7 +43,8 @@ struct Fault : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-// The order in which threads, and blocks, get their turn: 0 ascending, 1 descending, else shuffled by this seed.
+// The order in which threads, and blocks, get their turn: 0 ascending, 1 descending, else shuffled by this
+// seed.
 inline std::vector<unsigned> visiting_order(unsigned n, unsigned order) {
     std::vector<unsigned> turn(n);
     std::iota(turn.begin(), turn.end(), 0u);
@@ -63,8 +65,8 @@ struct Thread {
     State state = State::Ready;
 };
 
-// What lanes of a warp show each other, in two turns: a lane may write for the next exchange while others still read
-// what was written for this one.
+// What lanes of a warp show each other, in two turns: a lane may write for the next exchange while others
+// still read what was written for this one.
 struct Warp {
     static constexpr size_t SLOT_BYTES = 32;
     unsigned n_lanes = 0, n_waiting = 0, turn = 0;
@@ -112,7 +114,8 @@ inline void give_way() {
 [[noreturn]] inline void fault(const std::string& what) {
     Block& b = block();
     const dim3 t = b.thread().index;
-    b.fault = "thread (" + std::to_string(t.x) + "," + std::to_string(t.y) + "," + std::to_string(t.z) + "): " + what;
+    b.fault = "thread (" + std::to_string(t.x) + "," + std::to_string(t.y) + "," + std::to_string(t.z) +
+              "): " + what;
     for (;;) give_way();
 }
 
@@ -138,8 +141,8 @@ inline void wait_for_warp(unsigned mask, int line) {
     if (mask != 0xffffffffu) fault("a warp operation of line " + std::to_string(line) + " without all lanes");
     if (w.n_waiting == 0) w.line = line;
     if (w.line != line) {
-        fault("at a warp operation of line " + std::to_string(line) + " while other lanes are at one of line " +
-              std::to_string(w.line));
+        fault("at a warp operation of line " + std::to_string(line) +
+              " while other lanes are at one of line " + std::to_string(w.line));
     }
     if (++w.n_waiting == w.n_lanes) {
         w.n_waiting = 0;
@@ -211,9 +214,11 @@ inline void thread_main() {
 
 // Why nobody can go on.
 inline std::string who_waits(const Block& b) {
-    std::string text = std::to_string(b.n_ended) + " of " + std::to_string(b.threads.size()) + " threads have ended";
+    std::string text =
+        std::to_string(b.n_ended) + " of " + std::to_string(b.threads.size()) + " threads have ended";
     if (b.n_at_barrier > 0) {
-        text += ", " + std::to_string(b.n_at_barrier) + " wait at __syncthreads of line " + std::to_string(b.barrier_line);
+        text += ", " + std::to_string(b.n_at_barrier) + " wait at __syncthreads of line " +
+                std::to_string(b.barrier_line);
     }
     for (const Warp& w : b.warps) {
         if (w.n_waiting == 0) continue;
@@ -252,15 +257,18 @@ inline void run_block(const std::vector<unsigned>& turns) {
 }
 
 // Runs `body` as a grid. Throws Fault.
-inline void launch_body(const char* name, dim3 grid, dim3 threads, size_t shared_bytes, void (*body)(void*), void* argument,
-                        unsigned order) {
+inline void launch_body(const char* name, dim3 grid, dim3 threads, size_t shared_bytes, void (*body)(void*),
+                        void* argument, unsigned order) {
     static std::mutex one_at_a_time;
     const std::lock_guard<std::mutex> lock(one_at_a_time);
     const auto refuse = [&](const std::string& what) { throw Fault(std::string(name) + ": " + what); };
     const uint64_t n_threads = uint64_t(threads.x) * threads.y * threads.z;
-    if (n_threads == 0 || n_threads > MAX_BLOCK_THREADS) refuse(std::to_string(n_threads) + " threads in a block");
-    if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.x > 0x7fffffffu || grid.y > 65535 || grid.z > 65535) {
-        refuse("no such grid: " + std::to_string(grid.x) + " x " + std::to_string(grid.y) + " x " + std::to_string(grid.z));
+    if (n_threads == 0 || n_threads > MAX_BLOCK_THREADS)
+        refuse(std::to_string(n_threads) + " threads in a block");
+    if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.x > 0x7fffffffu || grid.y > 65535 ||
+        grid.z > 65535) {
+        refuse("no such grid: " + std::to_string(grid.x) + " x " + std::to_string(grid.y) + " x " +
+               std::to_string(grid.z));
     }
     if (shared_bytes > MAX_SHARED_BYTES) refuse(std::to_string(shared_bytes) + " bytes of shared memory");
 

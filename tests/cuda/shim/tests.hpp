@@ -17,7 +17,8 @@ TEST(shim_runs_every_thread_of_a_grid_once_and_orders_differ) {
     for (const unsigned order : {0u, 1u, 2u, 3u}) {
         std::vector<u32> visits(2 * 3 * 2 * 40, 0), turns(visits.size(), 0);
         u32 turn = 0;
-        launch("count_visits", count_visits, dim3(2, 3, 2), dim3(10, 2, 2), 0, order, visits.data(), &turn, turns.data());
+        launch("count_visits", count_visits, dim3(2, 3, 2), dim3(10, 2, 2), 0, order, visits.data(), &turn,
+               turns.data());
         for (const u32 n : visits) REQUIRE(n == 1);
         for (const auto& other : seen) REQUIRE(other != turns);
         seen.push_back(turns);
@@ -49,10 +50,12 @@ __global__ void a_mask_of_some_lanes(int* x) { *x = __shfl_xor_sync(0xffffu, 1, 
 
 TEST(shim_finds_barriers_and_warp_operations_that_not_all_reach) {
     int x = 0;
-    expect_fault("wait at __syncthreads", [&] { launch("some_leave_early", some_leave_early, 1, 64, 0, 7, &x); });
+    expect_fault("wait at __syncthreads",
+                 [&] { launch("some_leave_early", some_leave_early, 1, 64, 0, 7, &x); });
     expect_fault("at __syncthreads of line",
                  [&] { launch("branches", branches_with_a_barrier_each, 1, 32, 0, 0, &x); });
-    expect_fault("lanes of a warp", [&] { launch("some_lanes_shuffle", some_lanes_shuffle, 1, 32, 0, 0, &x); });
+    expect_fault("lanes of a warp",
+                 [&] { launch("some_lanes_shuffle", some_lanes_shuffle, 1, 32, 0, 0, &x); });
     expect_fault("without all lanes", [&] { launch("a_mask", a_mask_of_some_lanes, 1, 32, 0, 0, &x); });
     // A launch after a fault starts afresh.
     u32 visits[32] = {}, turns[32], turn = 0;

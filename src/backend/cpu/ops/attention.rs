@@ -146,7 +146,14 @@ pub fn forward<A: Element>(
             if let Some(out_block) = out_block.as_f32() {
                 matmul(out_block, false, probs, v, 1.0, Parallelism::None);
             } else {
-                matmul(MatMut::new(&mut out_work[..n * d_head], n, d_head), false, probs, v, 1.0, Parallelism::None);
+                matmul(
+                    MatMut::new(&mut out_work[..n * d_head], n, d_head),
+                    false,
+                    probs,
+                    v,
+                    1.0,
+                    Parallelism::None,
+                );
             }
             for (row, &sum) in sums[..n].iter().enumerate() {
                 // SAFETY: as above; the matrix product is done.
@@ -216,7 +223,8 @@ pub fn backward<A: Element>(
         let [probs_work, dscores_work] = [(); 2].map(|()| split_off(&mut work, block_numel(shape)));
         let [k_work, v_work, dk_work, dv_work] =
             [(); 4].map(|()| split_off(&mut work, copies_numel(shape, A::DTYPE, 1, 0)));
-        let [q_work, dq_work, dout_work] = [(); 3].map(|()| split_off(&mut work, copies_numel(shape, A::DTYPE, 0, 1)));
+        let [q_work, dq_work, dout_work] =
+            [(); 3].map(|()| split_off(&mut work, copies_numel(shape, A::DTYPE, 0, 1)));
         let heads = kv_head * group..(kv_head + 1) * group;
         let Columns { k: k_column, v: v_column, .. } = Columns::of(shape, heads.start);
         let k_whole = rows_of(&qkv[rows * qkv_row + k_column..], t, d_head, qkv_row, k_work);
@@ -227,7 +235,8 @@ pub fn backward<A: Element>(
             let n = end - start;
             let q = rows_of(&qkv[(rows + start) * qkv_row + q_column..], n, d_head, qkv_row, q_work);
             let (k, v) = (k_whole.block(0..end, 0..d_head), v_whole.block(0..end, 0..d_head));
-            let dout_block = rows_of(&dout[(rows + start) * out_row + head * d_head..], n, d_head, out_row, dout_work);
+            let dout_block =
+                rows_of(&dout[(rows + start) * out_row + head * d_head..], n, d_head, out_row, dout_work);
             let (probs, dscores) = (&mut probs_work[..n * end], &mut dscores_work[..n * end]);
             matmul(MatMut::new(probs, n, end), false, q, k.t(), scale(shape), Parallelism::None);
             matmul(MatMut::new(dscores, n, end), false, dout_block, v.t(), 1.0, Parallelism::None);
@@ -247,7 +256,8 @@ pub fn backward<A: Element>(
             {
                 // SAFETY: the columns of a kv head in the rows of a sequence belong to one task, here and
                 // below.
-                let mut whole = unsafe { MatMut::strided(&dqkv, rows * qkv_row + column, t, d_head, qkv_row) };
+                let mut whole =
+                    unsafe { MatMut::strided(&dqkv, rows * qkv_row + column, t, d_head, qkv_row) };
                 let in_place = whole.as_f32();
                 let mut whole = in_place.unwrap_or_else(|| MatMut::new(copy, t, d_head));
                 if first_head {
@@ -259,7 +269,8 @@ pub fn backward<A: Element>(
                 matmul(whole.block(0..end, 0..d_head), true, left.t(), right, 1.0, Parallelism::None);
             }
             // SAFETY: the columns of a query head belong to the task of its kv head.
-            let mut dq = unsafe { MatMut::strided(&dqkv, (rows + start) * qkv_row + q_column, n, d_head, qkv_row) };
+            let mut dq =
+                unsafe { MatMut::strided(&dqkv, (rows + start) * qkv_row + q_column, n, d_head, qkv_row) };
             if let Some(dq) = dq.as_f32() {
                 matmul(dq, false, dscores, k, 1.0, Parallelism::None);
             } else {
@@ -271,7 +282,10 @@ pub fn backward<A: Element>(
         for (column, copy) in [(k_column, dk_work), (v_column, dv_work)] {
             if !copy.is_empty() {
                 // SAFETY: as above.
-                store_rows(unsafe { MatMut::strided(&dqkv, rows * qkv_row + column, t, d_head, qkv_row) }, copy);
+                store_rows(
+                    unsafe { MatMut::strided(&dqkv, rows * qkv_row + column, t, d_head, qkv_row) },
+                    copy,
+                );
             }
         }
     });
@@ -297,7 +311,8 @@ simd! {
     fn probs_and_dscores(probs: &mut [f32], dscores: &mut [f32], lse: &[f32], delta: &[f32], scale: f32) {
         let n = lse.len();
         let end = probs.len() / n;
-        for (i, (p_row, d_row)) in probs.chunks_exact_mut(end).zip(dscores.chunks_exact_mut(end)).enumerate() {
+        for (i, (p_row, d_row)) in probs.chunks_exact_mut(end).zip(dscores.chunks_exact_mut(end)).enumerate()
+        {
             let seen = end - n + i + 1;
             let (lse, delta) = (lse[i], delta[i]);
             for (p, d) in p_row[..seen].iter_mut().zip(&mut d_row[..seen]) {

@@ -30,7 +30,8 @@ pub fn forward<A: Element>(
         let q = &qkv[(seen - 1) * row + head * d_head..][..d_head];
         let k_column = (n_heads + kv_head) * d_head;
         // SAFETY: scores and output of a (row, head) belong to one task.
-        let (scores, out) = unsafe { (work.part(task * t, seen), out.part(i * out_row + head * d_head, d_head)) };
+        let (scores, out) =
+            unsafe { (work.part(task * t, seen), out.part(i * out_row + head * d_head, d_head)) };
         attend(out, scores, q, qkv, [k_column, k_column + n_kv_heads * d_head], row);
     });
 }

@@ -80,7 +80,8 @@ pub fn backward<E: Element, W: Element, A: Element>(
     by_token.sort_unstable_by_key(|&row| (tokens[row as usize], row));
     let by_token = &*by_token;
     let (dwte, dwpe) = (Shared::new(dwte), Shared::new(dwpe));
-    device.for_each_task(stripes, |task| sum_and_round(dwte, dwpe, dout, tokens, by_token, t, c, stripe(task)));
+    device
+        .for_each_task(stripes, |task| sum_and_round(dwte, dwpe, dout, tokens, by_token, t, c, stripe(task)));
 }
 
 /// One stripe of columns, sums kept in the gradients.

@@ -22,15 +22,19 @@ pub fn forward<A: Element, R: Element, P: Element>(
     bias: &[P],       // (C)
 ) {
     let (rows, c) = (mean.len(), weight.len());
-    assert_eq!((out.len(), inp.len(), rstd.len(), bias.len()), (rows * c, rows * c, rows, c), "layer norm of \
-                                                                                               {rows} x {c}");
+    assert_eq!(
+        (out.len(), inp.len(), rstd.len(), bias.len()),
+        (rows * c, rows * c, rows, c),
+        "layer norm of {rows} x {c}"
+    );
     let task_rows = (TASK_NUMEL / c.max(1)).max(1);
     let (out, mean, rstd) = (Shared::new(out), Shared::new(mean), Shared::new(rstd));
     device.for_each_task(rows.div_ceil(task_rows), |task| {
         let start = task * task_rows;
         let n = task_rows.min(rows - start);
         // SAFETY: rows belong to one task each.
-        let (out, mean, rstd) = unsafe { (out.part(start * c, n * c), mean.part(start, n), rstd.part(start, n)) };
+        let (out, mean, rstd) =
+            unsafe { (out.part(start * c, n * c), mean.part(start, n), rstd.part(start, n)) };
         forward_rows(out, mean, rstd, &inp[start * c..][..n * c], weight, bias);
     });
 }
@@ -77,11 +81,19 @@ pub fn backward_input<R: Element, A: Element, P: Element>(
     work: &mut [f32], // (chunks, 2, C)
 ) {
     let (rows, c) = (mean.len(), weight.len());
-    assert_eq!((dinp.len(), dout.len(), inp.len()), (rows * c, rows * c, rows * c), "layer norm of {rows} x \
-                                                                                     {c}");
+    assert_eq!(
+        (dinp.len(), dout.len(), inp.len()),
+        (rows * c, rows * c, rows * c),
+        "layer norm of {rows} x {c}"
+    );
     assert_eq!(rstd.len(), rows, "layer norm of {rows} x {c}");
-    assert!(work.len() >= work_numel(rows, c), "scratch of {} elements, {} \
-                                                needed", work.len(), work_numel(rows, c));
+    assert!(
+        work.len() >= work_numel(rows, c),
+        "scratch of {} elements, {} \
+                                                needed",
+        work.len(),
+        work_numel(rows, c)
+    );
     let chunk_rows = chunk_rows(rows);
     let (dinp, partials) = (Shared::new(dinp), Shared::new(work));
     device.for_each_task(n_chunks(rows), |chunk| {
@@ -90,7 +102,15 @@ pub fn backward_input<R: Element, A: Element, P: Element>(
         // SAFETY: rows, and the partial sums of a chunk, belong to one task each.
         let (dinp, partial) = unsafe { (dinp.part(start * c, n * c), partials.part(chunk * 2 * c, 2 * c)) };
         let elements = start * c..(start + n) * c;
-        backward_rows(dinp, partial, &dout[elements.clone()], &inp[elements], weight, &mean[start..][..n], &rstd[start..][..n]);
+        backward_rows(
+            dinp,
+            partial,
+            &dout[elements.clone()],
+            &inp[elements],
+            weight,
+            &mean[start..][..n],
+            &rstd[start..][..n],
+        );
     });
 }
 

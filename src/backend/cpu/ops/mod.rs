@@ -72,7 +72,8 @@ impl Ops for CpuDevice {
     ) {
         let dwpe_dtype = dwpe.as_ref().map_or(dwte.dtype(), |dwpe| dwpe.dtype());
         typed!([E = dwte.dtype(), W = dwpe_dtype, A = dout.dtype()] {
-            let (dwte, dwpe, dout) = (elements_mut::<E>(dwte), dwpe.map(elements_mut::<W>), elements::<A>(dout));
+            let (dwte, dwpe) = (elements_mut::<E>(dwte), dwpe.map(elements_mut::<W>));
+            let dout = elements::<A>(dout);
             embedding::backward(self, dwte, dwpe, dout, u32s(tokens), u32s_mut(work), t);
         });
     }
@@ -115,7 +116,8 @@ impl Ops for CpuDevice {
             layer_norm::backward_input(self, dinp, dout, inp, elements::<P>(weight), mean, rstd, work);
         });
         typed!([G = dweight.dtype()] {
-            layer_norm::backward_weight(self, elements_mut::<G>(dweight), elements_mut::<G>(dbias), work, mean.len());
+            let (dweight, dbias) = (elements_mut::<G>(dweight), elements_mut::<G>(dbias));
+            layer_norm::backward_weight(self, dweight, dbias, work, mean.len());
         });
     }
 
@@ -133,7 +135,8 @@ impl Ops for CpuDevice {
     ) {
         let rstd = f32s_mut(rstd);
         typed!([A = out.dtype(), R = inp.dtype(), P = weight.dtype()] {
-            rms_norm::forward(self, elements_mut::<A>(out), rstd, elements::<R>(inp), elements::<P>(weight), eps);
+            let (inp, weight) = (elements::<R>(inp), elements::<P>(weight));
+            rms_norm::forward(self, elements_mut::<A>(out), rstd, inp, weight, eps);
         });
     }
 

@@ -71,8 +71,14 @@ simd! {
 }
 
 simd! {
-    fn backward_rows<G: Element, O: Element, I: Element>(dgate_up: &mut [G], dout: &[O], gate_up: &[I], f: usize) {
-        let rows = dgate_up.chunks_exact_mut(2 * f).zip(dout.chunks_exact(f)).zip(gate_up.chunks_exact(2 * f));
+    fn backward_rows<G: Element, O: Element, I: Element>(
+        dgate_up: &mut [G],
+        dout: &[O],
+        gate_up: &[I],
+        f: usize,
+    ) {
+        let rows =
+            dgate_up.chunks_exact_mut(2 * f).zip(dout.chunks_exact(f)).zip(gate_up.chunks_exact(2 * f));
         for ((dgate_up, dout), gate_up) in rows {
             let ((dgate, dup), (gate, up)) = (dgate_up.split_at_mut(f), gate_up.split_at(f));
             for ((((dg, du), d), g), u) in dgate.iter_mut().zip(dup).zip(dout).zip(gate).zip(up) {

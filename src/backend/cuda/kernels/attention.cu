@@ -75,7 +75,8 @@ struct Head {
 // `d` channels. By way of `tile`, which nobody needs any more when all have come here: from there whole words
 // go to memory.
 template <class Tiles, int DP, class T>
-__device__ __forceinline__ void store_rows(T* matrix, i64 stride, const f32 (&x)[Tiles::OWN_ROWS][Tiles::template COLUMNS<DP>],
+__device__ __forceinline__ void store_rows(T* matrix, i64 stride,
+                                           const f32 (&x)[Tiles::OWN_ROWS][Tiles::template COLUMNS<DP>],
                                            T* tile, int n_rows, int d, bool in_words) {
     constexpr int LD = TILE_STRIDE<T, DP>;
     __syncthreads();
@@ -122,7 +123,8 @@ __device__ __forceinline__ void attention_forward(T* out, f32* lse, const T* qkv
         const int n_rows = min_of(Tiles::ROWS, t - first);
 
         __syncthreads();  // the tiles of the item before were used
-        load_tile<DP>(q_tile, Tiles::ROWS, qkv + at.q + first * at.row_numel, at.row_numel, n_rows, d, in_words);
+        load_tile<DP>(q_tile, Tiles::ROWS, qkv + at.q + first * at.row_numel, at.row_numel, n_rows, d,
+                      in_words);
 
         f32 max[OWN_ROWS], sum[OWN_ROWS], product[OWN_ROWS][CHANNELS];
 #pragma unroll
@@ -174,7 +176,8 @@ __device__ __forceinline__ void attention_forward(T* out, f32* lse, const T* qkv
 #pragma unroll
             for (int j = 0; j < CHANNELS; j++) product[i][j] *= factor;
             const int row = Tiles::row(i);
-            if (row < n_rows && int(threadIdx.x) % Tiles::LANES == 0) lse[at.lse + first + row] = max[i] * LN_2 + logf(sum[i]);
+            if (row < n_rows && int(threadIdx.x) % Tiles::LANES == 0)
+                lse[at.lse + first + row] = max[i] * LN_2 + logf(sum[i]);
         }
         const i64 out_row = i64(n_heads) * d;
         store_rows<Tiles, DP>(out + at.out + first * out_row, out_row, product, q_tile, n_rows, d,
@@ -190,7 +193,8 @@ __device__ void attention_delta(f32* delta, const T* dout, const T* out, int b, 
     const int lane = int(threadIdx.x) % 8;
     const i64 step = i64(gridDim.x) * blockDim.x / 8;
     // Rounded up, so that all lanes of a warp go around equally often.
-    for (i64 k = (i64(blockIdx.x) * blockDim.x + threadIdx.x) / 8; k - int(threadIdx.x) % WARP / 8 < n_items; k += step) {
+    for (i64 k = (i64(blockIdx.x) * blockDim.x + threadIdx.x) / 8; k - int(threadIdx.x) % WARP / 8 < n_items;
+         k += step) {
         f32 sum = 0.0f;
         for (int i = lane * CHUNK; k < n_items && i < d; i += 8 * CHUNK) {
             f32 a[CHUNK], o[CHUNK];
@@ -207,8 +211,9 @@ __device__ void attention_delta(f32* delta, const T* dout, const T* out, int b, 
 
 // The gradient of queries: overwrites the q part of dqkv (B, T, (H + 2 Hkv) * D).
 template <class T, int DP, int N>
-__device__ __forceinline__ void attention_backward_q(T* dqkv, const T* dout, const T* qkv, const f32* lse, const f32* delta,
-                                                     int b, int t, int n_heads, int n_kv_heads, int d, f32 scale) {
+__device__ __forceinline__ void attention_backward_q(T* dqkv, const T* dout, const T* qkv, const f32* lse,
+                                                     const f32* delta, int b, int t, int n_heads,
+                                                     int n_kv_heads, int d, f32 scale) {
     using Tiles = typename TilesOf<T>::Tiles;
     using S = typename Tiles::Element;
     constexpr int OWN_ROWS = Tiles::OWN_ROWS, COLUMNS = Tiles::template COLUMNS<N>;
@@ -230,7 +235,8 @@ __device__ __forceinline__ void attention_backward_q(T* dqkv, const T* dout, con
         const int n_rows = min_of(Tiles::ROWS, t - first);
 
         __syncthreads();  // the tiles of the item before were used
-        load_tile<DP>(q_tile, Tiles::ROWS, qkv + at.q + first * at.row_numel, at.row_numel, n_rows, d, in_words);
+        load_tile<DP>(q_tile, Tiles::ROWS, qkv + at.q + first * at.row_numel, at.row_numel, n_rows, d,
+                      in_words);
         load_tile<DP>(dout_tile, Tiles::ROWS, dout + at.out + first * out_row, out_row, n_rows, d, in_words);
         f32 row_lse[OWN_ROWS], row_delta[OWN_ROWS], dq[OWN_ROWS][CHANNELS] = {};
 #pragma unroll
@@ -252,7 +258,8 @@ __device__ __forceinline__ void attention_backward_q(T* dqkv, const T* dout, con
             for (int i = 0; i < OWN_ROWS; i++) {
 #pragma unroll
                 for (int j = 0; j < COLUMNS; j++) {
-                    const bool seen = key + Tiles::column(j) <= first + Tiles::row(i) && Tiles::row(i) < n_rows;
+                    const bool seen =
+                        key + Tiles::column(j) <= first + Tiles::row(i) && Tiles::row(i) < n_rows;
                     const f32 prob = seen ? exp2_fast(fmaf(scores[i][j], scale * LOG2_E, -row_lse[i])) : 0.0f;
                     dprobs[i][j] = prob * (dprobs[i][j] - row_delta[i]) * scale;
                 }
@@ -267,8 +274,9 @@ __device__ __forceinline__ void attention_backward_q(T* dqkv, const T* dout, con
 // The gradients of keys and values: overwrites the k and v parts of dqkv. A block's rows are keys; queries of
 // all heads of the group go by, head by head.
 template <class T, int DP, int N>
-__device__ __forceinline__ void attention_backward_kv(T* dqkv, const T* dout, const T* qkv, const f32* lse, const f32* delta,
-                                                      int b, int t, int n_heads, int n_kv_heads, int d, f32 scale) {
+__device__ __forceinline__ void attention_backward_kv(T* dqkv, const T* dout, const T* qkv, const f32* lse,
+                                                      const f32* delta, int b, int t, int n_heads,
+                                                      int n_kv_heads, int d, f32 scale) {
     using Tiles = typename TilesOf<T>::Tiles;
     using S = typename Tiles::Element;
     constexpr int OWN_ROWS = Tiles::OWN_ROWS, COLUMNS = Tiles::template COLUMNS<N>;
@@ -317,7 +325,8 @@ __device__ __forceinline__ void attention_backward_kv(T* dqkv, const T* dout, co
                     for (int j = 0; j < COLUMNS; j++) {
                         const int column = Tiles::column(j);
                         const bool seen = first + Tiles::row(i) <= query + column && query + column < t;
-                        probs[i][j] = seen ? exp2_fast(fmaf(probs[i][j], scale * LOG2_E, -query_lse[column])) : 0.0f;
+                        probs[i][j] =
+                            seen ? exp2_fast(fmaf(probs[i][j], scale * LOG2_E, -query_lse[column])) : 0.0f;
                     }
                 }
                 Tiles::template mul<DP, N>(dv, probs, dout_tile, scratch);
@@ -333,28 +342,32 @@ __device__ __forceinline__ void attention_backward_kv(T* dqkv, const T* dout, co
             }
         }
         const bool out_in_words = aligned(address(dqkv) | u64(d) * sizeof(T));
-        store_rows<Tiles, DP>(dqkv + shared_by.k + first * stride, stride, dk, k_tile, n_rows, d, out_in_words);
-        store_rows<Tiles, DP>(dqkv + shared_by.v + first * stride, stride, dv, v_tile, n_rows, d, out_in_words);
+        store_rows<Tiles, DP>(dqkv + shared_by.k + first * stride, stride, dk, k_tile, n_rows, d,
+                              out_in_words);
+        store_rows<Tiles, DP>(dqkv + shared_by.v + first * stride, stride, dv, v_tile, n_rows, d,
+                              out_in_words);
     }
 }
 
 // Tiles of N rows: fewer where gradients of 128 channels leave few registers, and once more with as few as
 // fit where a block has 99 KiB of shared memory (compute capability 8.6, 8.9, 12.0).
-#define ATTENTION_KERNELS(T, DP, N)                                                                                  \
-    KERNEL_OF(TilesOf<T>::Tiles::THREADS, 1)                                                                         \
-    attention_forward_##T##_##DP##x##N(T* out, f32* lse, const T* qkv, int b, int t, int n_heads, int n_kv_heads,    \
-                                       int d, f32 scale) {                                                           \
-        attention_forward<T, DP, N>(out, lse, qkv, b, t, n_heads, n_kv_heads, d, scale);                             \
-    }                                                                                                                \
-    KERNEL_OF(TilesOf<T>::Tiles::THREADS, 1)                                                                         \
-    attention_backward_q_##T##_##DP##x##N(T* dqkv, const T* dout, const T* qkv, const f32* lse, const f32* delta,    \
-                                          int b, int t, int n_heads, int n_kv_heads, int d, f32 scale) {             \
-        attention_backward_q<T, DP, N>(dqkv, dout, qkv, lse, delta, b, t, n_heads, n_kv_heads, d, scale);            \
-    }                                                                                                                \
-    KERNEL_OF(TilesOf<T>::Tiles::THREADS, 1)                                                                         \
-    attention_backward_kv_##T##_##DP##x##N(T* dqkv, const T* dout, const T* qkv, const f32* lse, const f32* delta,   \
-                                           int b, int t, int n_heads, int n_kv_heads, int d, f32 scale) {            \
-        attention_backward_kv<T, DP, N>(dqkv, dout, qkv, lse, delta, b, t, n_heads, n_kv_heads, d, scale);           \
+#define ATTENTION_KERNELS(T, DP, N)                                                                        \
+    KERNEL_OF(TilesOf<T>::Tiles::THREADS, 1)                                                               \
+    attention_forward_##T##_##DP##x##N(T* out, f32* lse, const T* qkv, int b, int t, int n_heads,          \
+                                       int n_kv_heads, int d, f32 scale) {                                 \
+        attention_forward<T, DP, N>(out, lse, qkv, b, t, n_heads, n_kv_heads, d, scale);                   \
+    }                                                                                                      \
+    KERNEL_OF(TilesOf<T>::Tiles::THREADS, 1)                                                               \
+    attention_backward_q_##T##_##DP##x##N(T* dqkv, const T* dout, const T* qkv, const f32* lse,            \
+                                          const f32* delta, int b, int t, int n_heads, int n_kv_heads,     \
+                                          int d, f32 scale) {                                              \
+        attention_backward_q<T, DP, N>(dqkv, dout, qkv, lse, delta, b, t, n_heads, n_kv_heads, d, scale);  \
+    }                                                                                                      \
+    KERNEL_OF(TilesOf<T>::Tiles::THREADS, 1)                                                               \
+    attention_backward_kv_##T##_##DP##x##N(T* dqkv, const T* dout, const T* qkv, const f32* lse,           \
+                                           const f32* delta, int b, int t, int n_heads, int n_kv_heads,    \
+                                           int d, f32 scale) {                                             \
+        attention_backward_kv<T, DP, N>(dqkv, dout, qkv, lse, delta, b, t, n_heads, n_kv_heads, d, scale); \
     }
 ATTENTION_KERNELS(f32, 32, 64)
 ATTENTION_KERNELS(f32, 64, 64)

@@ -115,8 +115,8 @@ struct DeviceMemory {
 #ifdef __CUDACC__
         asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
                      :
-                     : "l"(__cvta_generic_to_global(p)), "r"(words.word[0]), "r"(words.word[1]), "r"(words.word[2]),
-                       "r"(words.word[3])
+                     : "l"(__cvta_generic_to_global(p)), "r"(words.word[0]), "r"(words.word[1]),
+                       "r"(words.word[2]), "r"(words.word[3])
                      : "memory");
 #else
         *p = words;

@@ -13,8 +13,8 @@ constexpr int LOGITS_IN_FLIGHT = 8;
 // reads element by element, neighbours by neighbouring threads, because rows of an odd length begin anywhere
 // and the order of the sum must not depend on that. The second pass has no sum: it moves 16-byte words from
 // where the row is aligned.
-__device__ void loss_and_gradient(f32* logits, f32* losses, const u32* targets, i64 rows, int vocab, f32 scale,
-                                  int with_gradient) {
+__device__ void loss_and_gradient(f32* logits, f32* losses, const u32* targets, i64 rows, int vocab,
+                                  f32 scale, int with_gradient) {
     SHARED(f32, maxima, [CLASSIFIER_THREADS / WARP]);
     SHARED(f32, sums, [CLASSIFIER_THREADS / WARP]);
     const f32 lowest = __uint_as_float(0xff800000u);  // -infinity
@@ -79,13 +79,15 @@ __device__ void loss_and_gradient(f32* logits, f32* losses, const u32* targets, 
             }
             for (int j = 0; j < 4; j++) {
                 const int i = first + j;
-                if (i >= 0 && i < vocab) x[i] = u32(i) == target ? target_gradient : exp_f32(x[i] - max) * factor;
+                if (i >= 0 && i < vocab)
+                    x[i] = u32(i) == target ? target_gradient : exp_f32(x[i] - max) * factor;
             }
         }
     }
 }
 
 KERNEL_OF(CLASSIFIER_THREADS, 1)
-cross_entropy(f32* logits, f32* losses, const u32* targets, i64 rows, int vocab, f32 scale, int with_gradient) {
+cross_entropy(f32* logits, f32* losses, const u32* targets, i64 rows, int vocab, f32 scale,
+              int with_gradient) {
     loss_and_gradient(logits, losses, targets, rows, vocab, scale, with_gradient);
 }

@@ -73,7 +73,8 @@ template <class T>
 __device__ void swiglu_forward(T* out, const T* gate_up, i64 rows, int f) {
     const bool in_words = aligned(address(out) | address(gate_up) | u64(f) * sizeof(T));
     const int chunks = (f + CHUNK - 1) / CHUNK;
-    for (i64 k = i64(blockIdx.x) * blockDim.x + threadIdx.x; k < rows * chunks; k += i64(gridDim.x) * blockDim.x) {
+    for (i64 k = i64(blockIdx.x) * blockDim.x + threadIdx.x; k < rows * chunks;
+         k += i64(gridDim.x) * blockDim.x) {
         const i64 row = k / chunks;
         const int i = int(k % chunks) * CHUNK;
         f32 gate[CHUNK], up[CHUNK];
@@ -90,7 +91,8 @@ template <class T>
 __device__ void swiglu_backward(T* dgate_up, const T* dout, const T* gate_up, i64 rows, int f) {
     const bool in_words = aligned(address(dgate_up) | address(dout) | address(gate_up) | u64(f) * sizeof(T));
     const int chunks = (f + CHUNK - 1) / CHUNK;
-    for (i64 k = i64(blockIdx.x) * blockDim.x + threadIdx.x; k < rows * chunks; k += i64(gridDim.x) * blockDim.x) {
+    for (i64 k = i64(blockIdx.x) * blockDim.x + threadIdx.x; k < rows * chunks;
+         k += i64(gridDim.x) * blockDim.x) {
         const i64 row = k / chunks;
         const int i = int(k % chunks) * CHUNK;
         f32 gate[CHUNK], up[CHUNK], d[CHUNK];
@@ -117,7 +119,8 @@ __device__ void copy_columns(T* out, const T* inp, i64 rows, int n, int to_row, 
     const bool in_words =
         aligned(address(out) | address(inp) | u64(to_row) * sizeof(T) | u64(from_row) * sizeof(T));
     const int chunks = (n + CHUNK - 1) / CHUNK;
-    for (i64 k = i64(blockIdx.x) * blockDim.x + threadIdx.x; k < rows * chunks; k += i64(gridDim.x) * blockDim.x) {
+    for (i64 k = i64(blockIdx.x) * blockDim.x + threadIdx.x; k < rows * chunks;
+         k += i64(gridDim.x) * blockDim.x) {
         const i64 row = k / chunks;
         const int i = int(k % chunks) * CHUNK;
         f32 x[CHUNK];
@@ -126,28 +129,28 @@ __device__ void copy_columns(T* out, const T* inp, i64 rows, int n, int to_row, 
     }
 }
 
-#define ELEMENTWISE_KERNELS(T)                                                                                        \
-    KERNEL gelu_forward_##T(T* out, const T* inp, i64 n) { map(out, inp, n, Gelu()); }                                \
-    KERNEL gelu_backward_##T(T* dout_to_dinp, const T* inp, i64 n) {                                                  \
-        map2(dout_to_dinp, dout_to_dinp, inp, n, GeluBackward());                                                     \
-    }                                                                                                                 \
-    KERNEL add_##T(T* out, const T* a, const T* b, i64 n) { map2(out, a, b, n, Add()); }                              \
-    KERNEL accumulate_##T(f32* out, const T* inp, i64 n) { map2(out, out, inp, n, Add()); }                           \
-    KERNEL copy_columns_##T(T* out, const T* inp, i64 rows, int n, int to_row, int from_row) {                        \
-        copy_columns(out, inp, rows, n, to_row, from_row);                                                            \
-    }                                                                                                                 \
-    KERNEL swiglu_forward_##T(T* out, const T* gate_up, i64 rows, int f) {                                            \
-        swiglu_forward(out, gate_up, rows, f);                                                                        \
-    }                                                                                                                 \
-    KERNEL swiglu_backward_##T(T* dgate_up, const T* dout, const T* gate_up, i64 rows, int f) {                       \
-        swiglu_backward(dgate_up, dout, gate_up, rows, f);                                                            \
+#define ELEMENTWISE_KERNELS(T)                                                                  \
+    KERNEL gelu_forward_##T(T* out, const T* inp, i64 n) { map(out, inp, n, Gelu()); }          \
+    KERNEL gelu_backward_##T(T* dout_to_dinp, const T* inp, i64 n) {                            \
+        map2(dout_to_dinp, dout_to_dinp, inp, n, GeluBackward());                               \
+    }                                                                                           \
+    KERNEL add_##T(T* out, const T* a, const T* b, i64 n) { map2(out, a, b, n, Add()); }        \
+    KERNEL accumulate_##T(f32* out, const T* inp, i64 n) { map2(out, out, inp, n, Add()); }     \
+    KERNEL copy_columns_##T(T* out, const T* inp, i64 rows, int n, int to_row, int from_row) {  \
+        copy_columns(out, inp, rows, n, to_row, from_row);                                      \
+    }                                                                                           \
+    KERNEL swiglu_forward_##T(T* out, const T* gate_up, i64 rows, int f) {                      \
+        swiglu_forward(out, gate_up, rows, f);                                                  \
+    }                                                                                           \
+    KERNEL swiglu_backward_##T(T* dgate_up, const T* dout, const T* gate_up, i64 rows, int f) { \
+        swiglu_backward(dgate_up, dout, gate_up, rows, f);                                      \
     }
 ELEMENTWISE_KERNELS(f32)
 ELEMENTWISE_KERNELS(bf16)
 #undef ELEMENTWISE_KERNELS
 
 // cast_OUT_IN: exact from bf16 to f32, rounded the other way; NaN stays NaN.
-#define CAST_KERNEL(O, I)                                                                                             \
+#define CAST_KERNEL(O, I) \
     KERNEL cast_##O##_##I(O* out, const I* inp, i64 n) { map(out, inp, n, Same()); }
 CAST_KERNEL(f32, f32)
 CAST_KERNEL(f32, bf16)

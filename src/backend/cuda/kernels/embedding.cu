@@ -9,10 +9,12 @@ __device__ __forceinline__ u32 known_token(u32 token, u32 vocab) {
 
 // out[row] = wte[tokens[row]] + wpe[row % t], the second where there is a wpe. Overwrites out (rows, C).
 template <class T>
-__device__ void embedding_forward(T* out, const u32* tokens, const T* wte, const T* wpe, i64 rows, int t, int c, u32 vocab) {
+__device__ void embedding_forward(T* out, const u32* tokens, const T* wte, const T* wpe, i64 rows, int t,
+                                  int c, u32 vocab) {
     const bool in_words = aligned(address(out) | address(wte) | address(wpe) | u64(c) * sizeof(T));
     const int chunks = (c + CHUNK - 1) / CHUNK;
-    for (i64 k = i64(blockIdx.x) * blockDim.x + threadIdx.x; k < rows * chunks; k += i64(gridDim.x) * blockDim.x) {
+    for (i64 k = i64(blockIdx.x) * blockDim.x + threadIdx.x; k < rows * chunks;
+         k += i64(gridDim.x) * blockDim.x) {
         const i64 row = k / chunks;
         const int i = int(k % chunks) * CHUNK;
         f32 x[CHUNK], p[CHUNK] = {};
@@ -51,8 +53,8 @@ __device__ void order_rows(u32* order, const u32* tokens, int rows) {
 // dwte[token] += sum of the rows of dout with that token, in their order, rounded once. Accumulates. A warp
 // takes a place in `order` and a stripe of columns, and has something to do where a token's rows begin.
 template <class G, class T>
-__device__ void embedding_backward_wte(G* dwte, const T* dout, const u32* tokens, const u32* order, int rows, int c,
-                                       u32 vocab) {
+__device__ void embedding_backward_wte(G* dwte, const T* dout, const u32* tokens, const u32* order, int rows,
+                                       int c, u32 vocab) {
     const bool in_words = aligned(address(dwte) | address(dout) | u64(c) * sizeof(T) | u64(c) * sizeof(G));
     const int lane = int(threadIdx.x) % WARP;
     const i64 warp = (i64(blockIdx.x) * blockDim.x + threadIdx.x) / WARP;
@@ -89,7 +91,8 @@ template <class G, class T>
 __device__ void embedding_backward_wpe(G* dwpe, const T* dout, i64 rows, int t, int t_max, int c) {
     const bool in_words = aligned(address(dwpe) | address(dout) | u64(c) * sizeof(T) | u64(c) * sizeof(G));
     const int chunks = (c + CHUNK - 1) / CHUNK;
-    for (i64 k = i64(blockIdx.x) * blockDim.x + threadIdx.x; k < i64(t_max) * chunks; k += i64(gridDim.x) * blockDim.x) {
+    for (i64 k = i64(blockIdx.x) * blockDim.x + threadIdx.x; k < i64(t_max) * chunks;
+         k += i64(gridDim.x) * blockDim.x) {
         const i64 position = k / chunks;
         const int i = int(k % chunks) * CHUNK;
         f32 sums[CHUNK] = {};
@@ -108,22 +111,22 @@ __device__ void embedding_backward_wpe(G* dwpe, const T* dout, i64 rows, int t, 
 
 KERNEL embedding_order(u32* order, const u32* tokens, int rows) { order_rows(order, tokens, rows); }
 
-#define EMBEDDING_FORWARD_KERNEL(T)                                                                                  \
-    KERNEL embedding_forward_##T(T* out, const u32* tokens, const T* wte, const T* wpe, i64 rows, int t, int c,      \
-                                 u32 vocab) {                                                                        \
-        embedding_forward(out, tokens, wte, wpe, rows, t, c, vocab);                                                 \
+#define EMBEDDING_FORWARD_KERNEL(T)                                                                      \
+    KERNEL embedding_forward_##T(T* out, const u32* tokens, const T* wte, const T* wpe, i64 rows, int t, \
+                                 int c, u32 vocab) {                                                     \
+        embedding_forward(out, tokens, wte, wpe, rows, t, c, vocab);                                     \
     }
 EMBEDDING_FORWARD_KERNEL(f32)
 EMBEDDING_FORWARD_KERNEL(bf16)
 #undef EMBEDDING_FORWARD_KERNEL
 
-#define EMBEDDING_BACKWARD_KERNELS(T, G)                                                                             \
-    KERNEL embedding_backward_wte_##T##_##G(G* dwte, const T* dout, const u32* tokens, const u32* order, int rows,   \
-                                            int c, u32 vocab) {                                                      \
-        embedding_backward_wte(dwte, dout, tokens, order, rows, c, vocab);                                           \
-    }                                                                                                                \
-    KERNEL embedding_backward_wpe_##T##_##G(G* dwpe, const T* dout, i64 rows, int t, int t_max, int c) {             \
-        embedding_backward_wpe(dwpe, dout, rows, t, t_max, c);                                                       \
+#define EMBEDDING_BACKWARD_KERNELS(T, G)                                                                 \
+    KERNEL embedding_backward_wte_##T##_##G(G* dwte, const T* dout, const u32* tokens, const u32* order, \
+                                            int rows, int c, u32 vocab) {                                \
+        embedding_backward_wte(dwte, dout, tokens, order, rows, c, vocab);                               \
+    }                                                                                                    \
+    KERNEL embedding_backward_wpe_##T##_##G(G* dwpe, const T* dout, i64 rows, int t, int t_max, int c) { \
+        embedding_backward_wpe(dwpe, dout, rows, t, t_max, c);                                           \
     }
 EMBEDDING_BACKWARD_KERNELS(f32, f32)
 EMBEDDING_BACKWARD_KERNELS(f32, bf16)

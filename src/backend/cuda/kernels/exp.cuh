@@ -6,7 +6,7 @@
 //
 // x = n ln 2 + r (Cody and Waite), then the polynomial of Cephes' expf on |r| <= ln 2 / 2.
 __device__ __forceinline__ f32 exp_f32(f32 x) {
-    const f32 round_bias = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, which then is in the low bits
+    const f32 round_bias = 12582912.0f;  // 1.5 * 2^23: adding it leaves the rounded integer in the low bits
     x = x > 89.0f ? 89.0f : x;           // written so that NaN stays NaN
     x = x < -104.0f ? -104.0f : x;
     const f32 rounded = fmaf(x, 1.44269504f, round_bias);

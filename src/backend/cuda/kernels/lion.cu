@@ -26,11 +26,11 @@ __device__ void lion(f32* master, f32* m, const G* grad, bf16* param, i64 n, f32
     }
 }
 
-#define LION_KERNEL(T)                                                                                                \
-    KERNEL                                                                                                            \
-    lion_##T(f32* master, f32* m, const T* grad, bf16* param, i64 n, f32 grad_scale, f32 decay, f32 one_minus_beta1,  \
-             f32 one_minus_beta2, f32 lr) {                                                                           \
-        lion(master, m, grad, param, n, grad_scale, decay, one_minus_beta1, one_minus_beta2, lr);                     \
+#define LION_KERNEL(T)                                                                            \
+    KERNEL                                                                                        \
+    lion_##T(f32* master, f32* m, const T* grad, bf16* param, i64 n, f32 grad_scale, f32 decay,   \
+             f32 one_minus_beta1, f32 one_minus_beta2, f32 lr) {                                  \
+        lion(master, m, grad, param, n, grad_scale, decay, one_minus_beta1, one_minus_beta2, lr); \
     }
 LION_KERNEL(f32)
 LION_KERNEL(bf16)

@@ -9,8 +9,8 @@ constexpr f32 LAYER_NORM_EPS = 1e-5f;
 
 // Mean (0 for RMSNorm) and reciprocal standard deviation of the row at `x`, in every thread of the team.
 template <bool CENTRED, class T>
-__device__ __forceinline__ void row_statistics(f32& mean, f32& rstd, const RowTeam& team, const T* x, int c, f32 eps,
-                                               bool in_words) {
+__device__ __forceinline__ void row_statistics(f32& mean, f32& rstd, const RowTeam& team, const T* x, int c,
+                                               f32 eps, bool in_words) {
     mean = 0.0f;
     if (CENTRED) {
         f32 sum = 0.0f;
@@ -37,8 +37,8 @@ __device__ __forceinline__ void row_statistics(f32& mean, f32& rstd, const RowTe
 
 // out = (x - mean) * rstd * weight + bias of one row; without mean and bias for RMSNorm.
 template <bool CENTRED, class T>
-__device__ __forceinline__ void write_normed(T* out, const T* x, const T* weight, const T* bias, f32 mean, f32 rstd,
-                                             const RowTeam& team, int c, bool in_words) {
+__device__ __forceinline__ void write_normed(T* out, const T* x, const T* weight, const T* bias, f32 mean,
+                                             f32 rstd, const RowTeam& team, int c, bool in_words) {
     for (int i = team.rank * CHUNK; i < c; i += team.threads * CHUNK) {
         f32 v[CHUNK], w[CHUNK], b[CHUNK];
         load(v, x + i, c - i, in_words);
@@ -55,8 +55,8 @@ __device__ __forceinline__ void write_normed(T* out, const T* x, const T* weight
 
 // Overwrites out (rows, C), mean and rstd (rows).
 template <class T>
-__device__ void layer_norm_forward(T* out, f32* mean, f32* rstd, const T* inp, const T* weight, const T* bias, i64 rows,
-                                   int c, int team_threads) {
+__device__ void layer_norm_forward(T* out, f32* mean, f32* rstd, const T* inp, const T* weight, const T* bias,
+                                   i64 rows, int c, int team_threads) {
     const RowTeam team(team_threads);
     const bool in_words =
         aligned(address(out) | address(inp) | address(weight) | address(bias) | u64(c) * sizeof(T));
@@ -78,8 +78,8 @@ __device__ void layer_norm_forward(T* out, f32* mean, f32* rstd, const T* inp, c
 // sum = a + b, rounded, and the norm of that. Overwrites sum and out (rows, C), mean and rstd (rows). What a
 // thread reads of `sum` it has written itself.
 template <class T>
-__device__ void add_layer_norm_forward(T* sum, T* out, f32* mean, f32* rstd, const T* a, const T* b, const T* weight,
-                                       const T* bias, i64 rows, int c, int team_threads) {
+__device__ void add_layer_norm_forward(T* sum, T* out, f32* mean, f32* rstd, const T* a, const T* b,
+                                       const T* weight, const T* bias, i64 rows, int c, int team_threads) {
     const RowTeam team(team_threads);
     const bool in_words = aligned(address(sum) | address(out) | address(a) | address(b) | address(weight) |
                                   address(bias) | u64(c) * sizeof(T));
@@ -125,10 +125,12 @@ __device__ void rms_norm_forward(T* out, f32* rstd, const T* inp, const T* weigh
 // Accumulates into dinp (rows, C): (dout * weight - mean(dout * weight) - norm * mean(dout * weight * norm))
 // * rstd, the first mean for LayerNorm alone.
 template <bool CENTRED, class T>
-__device__ __forceinline__ void norm_backward(T* dinp, const T* dout, const T* inp, const T* weight, const f32* mean,
-                                              const f32* rstd, i64 rows, int c, int team_threads) {
+__device__ __forceinline__ void norm_backward(T* dinp, const T* dout, const T* inp, const T* weight,
+                                              const f32* mean, const f32* rstd, i64 rows, int c,
+                                              int team_threads) {
     const RowTeam team(team_threads);
-    const bool in_words = aligned(address(dinp) | address(dout) | address(inp) | address(weight) | u64(c) * sizeof(T));
+    const bool in_words =
+        aligned(address(dinp) | address(dout) | address(inp) | address(weight) | u64(c) * sizeof(T));
     const f32 per_channel = 1.0f / f32(c);
     for (i64 first = i64(blockIdx.x) * team.rows; first < rows; first += i64(gridDim.x) * team.rows) {
         const i64 row = first + team.row;
@@ -167,31 +169,32 @@ __device__ __forceinline__ void norm_backward(T* dinp, const T* dout, const T* i
     }
 }
 
-#define NORM_KERNELS(T)                                                                                               \
-    KERNEL                                                                                                            \
-    layer_norm_forward_##T(T* out, f32* mean, f32* rstd, const T* inp, const T* weight, const T* bias, i64 rows,      \
-                           int c, int team_threads) {                                                                 \
-        layer_norm_forward(out, mean, rstd, inp, weight, bias, rows, c, team_threads);                                \
-    }                                                                                                                 \
-    KERNEL                                                                                                            \
-    add_layer_norm_forward_##T(T* sum, T* out, f32* mean, f32* rstd, const T* a, const T* b, const T* weight,         \
-                               const T* bias, i64 rows, int c, int team_threads) {                                    \
-        add_layer_norm_forward(sum, out, mean, rstd, a, b, weight, bias, rows, c, team_threads);                      \
-    }                                                                                                                 \
-    KERNEL                                                                                                            \
-    layer_norm_backward_##T(T* dinp, const T* dout, const T* inp, const T* weight, const f32* mean, const f32* rstd,  \
-                            i64 rows, int c, int team_threads) {                                                      \
-        norm_backward<true>(dinp, dout, inp, weight, mean, rstd, rows, c, team_threads);                              \
-    }                                                                                                                 \
-    KERNEL                                                                                                            \
-    rms_norm_forward_##T(T* out, f32* rstd, const T* inp, const T* weight, i64 rows, int c, f32 eps,                  \
-                         int team_threads) {                                                                          \
-        rms_norm_forward(out, rstd, inp, weight, rows, c, eps, team_threads);                                         \
-    }                                                                                                                 \
-    KERNEL                                                                                                            \
-    rms_norm_backward_##T(T* dinp, const T* dout, const T* inp, const T* weight, const f32* rstd, i64 rows, int c,    \
-                          int team_threads) {                                                                         \
-        norm_backward<false>(dinp, dout, inp, weight, static_cast<const f32*>(nullptr), rstd, rows, c, team_threads); \
+#define NORM_KERNELS(T)                                                                                     \
+    KERNEL                                                                                                  \
+    layer_norm_forward_##T(T* out, f32* mean, f32* rstd, const T* inp, const T* weight, const T* bias,      \
+                           i64 rows, int c, int team_threads) {                                             \
+        layer_norm_forward(out, mean, rstd, inp, weight, bias, rows, c, team_threads);                      \
+    }                                                                                                       \
+    KERNEL                                                                                                  \
+    add_layer_norm_forward_##T(T* sum, T* out, f32* mean, f32* rstd, const T* a, const T* b,                \
+                               const T* weight, const T* bias, i64 rows, int c, int team_threads) {         \
+        add_layer_norm_forward(sum, out, mean, rstd, a, b, weight, bias, rows, c, team_threads);            \
+    }                                                                                                       \
+    KERNEL                                                                                                  \
+    layer_norm_backward_##T(T* dinp, const T* dout, const T* inp, const T* weight, const f32* mean,         \
+                            const f32* rstd, i64 rows, int c, int team_threads) {                           \
+        norm_backward<true>(dinp, dout, inp, weight, mean, rstd, rows, c, team_threads);                    \
+    }                                                                                                       \
+    KERNEL                                                                                                  \
+    rms_norm_forward_##T(T* out, f32* rstd, const T* inp, const T* weight, i64 rows, int c, f32 eps,        \
+                         int team_threads) {                                                                \
+        rms_norm_forward(out, rstd, inp, weight, rows, c, eps, team_threads);                               \
+    }                                                                                                       \
+    KERNEL                                                                                                  \
+    rms_norm_backward_##T(T* dinp, const T* dout, const T* inp, const T* weight, const f32* rstd, i64 rows, \
+                          int c, int team_threads) {                                                        \
+        norm_backward<false>(dinp, dout, inp, weight, static_cast<const f32*>(nullptr), rstd, rows, c,      \
+                             team_threads);                                                                 \
     }
 NORM_KERNELS(f32)
 NORM_KERNELS(bf16)

@@ -7,8 +7,8 @@
 // rows of `stride` elements belong to the other ranks in their order. Same fold as
 // backend/cpu/collectives.rs.
 template <class T>
-__device__ void ordered_add(f32* sum, const T* own, const T* staging, i64 n, i64 stride, int contributors, int rank,
-                            int first) {
+__device__ void ordered_add(f32* sum, const T* own, const T* staging, i64 n, i64 stride, int contributors,
+                            int rank, int first) {
     const bool in_words = aligned(address(sum) | address(own) | address(staging) | u64(stride) * sizeof(T));
     for (i64 i = first_chunk(); i < n; i += next_chunk()) {
         f32 total[CHUNK];
@@ -42,7 +42,8 @@ __device__ void sum_of_squares(u64* bins, const T* inp, i64 n) {
     SHARED(u32, parts, [SQUARES_WARPS][3][EXPONENTS]);
     const bool in_words = aligned(address(inp));
     const int warp = int(threadIdx.x) / WARP;
-    for (int i = int(threadIdx.x); i < SQUARES_WARPS * 3 * EXPONENTS; i += int(blockDim.x)) parts[0][0][i] = 0;
+    for (int i = int(threadIdx.x); i < SQUARES_WARPS * 3 * EXPONENTS; i += int(blockDim.x))
+        parts[0][0][i] = 0;
     __syncthreads();
     const i64 n_emptyings = (n + SQUARES_PER_EMPTYING - 1) / SQUARES_PER_EMPTYING;
     for (i64 k = blockIdx.x; k < n_emptyings; k += gridDim.x) {
@@ -86,9 +87,9 @@ __device__ void sum_of_squares(u64* bins, const T* inp, i64 n) {
 // backend/cpu/ops/update/adamw.rs; the host has computed decay = 1 - lr * weight_decay,
 // step_size = lr / bias_correction1 and the square root of bias_correction2.
 template <class G>
-__device__ void adamw(f32* master, f32* m, f32* v, const G* grad, bf16* param, i64 n, f32 grad_scale, f32 decay,
-                      f32 one_minus_beta1, f32 beta2, f32 one_minus_beta2, f32 step_size, f32 bias_correction2_sqrt,
-                      f32 eps) {
+__device__ void adamw(f32* master, f32* m, f32* v, const G* grad, bf16* param, i64 n, f32 grad_scale,
+                      f32 decay, f32 one_minus_beta1, f32 beta2, f32 one_minus_beta2, f32 step_size,
+                      f32 bias_correction2_sqrt, f32 eps) {
     const bool in_words = aligned(address(master) | address(m) | address(v) | address(grad) | address(param));
     for (i64 i = first_chunk(); i < n; i += next_chunk()) {
         f32 p[CHUNK], mean[CHUNK], square[CHUNK], g[CHUNK];
@@ -111,19 +112,21 @@ __device__ void adamw(f32* master, f32* m, f32* v, const G* grad, bf16* param, i
     }
 }
 
-#define OPTIMIZER_KERNELS(T)                                                                                          \
-    KERNEL                                                                                                            \
-    ordered_add_##T(f32* sum, const T* own, const T* staging, i64 n, i64 stride, int contributors, int rank,          \
-                    int first) {                                                                                      \
-        ordered_add(sum, own, staging, n, stride, contributors, rank, first);                                         \
-    }                                                                                                                 \
-    KERNEL_OF(SQUARES_THREADS, 3) sum_of_squares_##T(u64* bins, const T* inp, i64 n) { sum_of_squares(bins, inp, n); } \
-    KERNEL                                                                                                            \
-    adamw_##T(f32* master, f32* m, f32* v, const T* grad, bf16* param, i64 n, f32 grad_scale, f32 decay,              \
-              f32 one_minus_beta1, f32 beta2, f32 one_minus_beta2, f32 step_size, f32 bias_correction2_sqrt,          \
-              f32 eps) {                                                                                              \
-        adamw(master, m, v, grad, param, n, grad_scale, decay, one_minus_beta1, beta2, one_minus_beta2, step_size,    \
-              bias_correction2_sqrt, eps);                                                                            \
+#define OPTIMIZER_KERNELS(T)                                                                                 \
+    KERNEL                                                                                                   \
+    ordered_add_##T(f32* sum, const T* own, const T* staging, i64 n, i64 stride, int contributors, int rank, \
+                    int first) {                                                                             \
+        ordered_add(sum, own, staging, n, stride, contributors, rank, first);                                \
+    }                                                                                                        \
+    KERNEL_OF(SQUARES_THREADS, 3) sum_of_squares_##T(u64* bins, const T* inp, i64 n) {                       \
+        sum_of_squares(bins, inp, n);                                                                        \
+    }                                                                                                        \
+    KERNEL                                                                                                   \
+    adamw_##T(f32* master, f32* m, f32* v, const T* grad, bf16* param, i64 n, f32 grad_scale, f32 decay,     \
+              f32 one_minus_beta1, f32 beta2, f32 one_minus_beta2, f32 step_size, f32 bias_correction2_sqrt, \
+              f32 eps) {                                                                                     \
+        adamw(master, m, v, grad, param, n, grad_scale, decay, one_minus_beta1, beta2, one_minus_beta2,      \
+              step_size, bias_correction2_sqrt, eps);                                                        \
     }
 OPTIMIZER_KERNELS(f32)
 OPTIMIZER_KERNELS(bf16)

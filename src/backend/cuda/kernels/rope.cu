@@ -21,10 +21,11 @@ __device__ __forceinline__ Split product(Split a, Split b) {
 // * one_radian turns; `inverse`: backwards, which is also the gradient. `turn_ratio` = theta^(-2/d),
 // `one_radian` = 1 / (2 pi), each a Split.
 template <class T>
-__device__ void rope(T* x, i64 rows, int t, int first, int heads, int row_numel, int d, f32 ratio_high, f32 ratio_low,
-                     f32 radian_high, f32 radian_low, int inverse) {
+__device__ void rope(T* x, i64 rows, int t, int first, int heads, int row_numel, int d, f32 ratio_high,
+                     f32 ratio_low, f32 radian_high, f32 radian_low, int inverse) {
     const int half = d / 2;
-    for (i64 k = i64(blockIdx.x) * blockDim.x + threadIdx.x; k < rows * half; k += i64(gridDim.x) * blockDim.x) {
+    for (i64 k = i64(blockIdx.x) * blockDim.x + threadIdx.x; k < rows * half;
+         k += i64(gridDim.x) * blockDim.x) {
         const i64 row = k / half;
         const int i = int(k % half);
         Split turns = product(Split{radian_high, radian_low}, Split{f32(first + row % t), 0.0f});
@@ -46,10 +47,11 @@ __device__ void rope(T* x, i64 rows, int t, int first, int heads, int row_numel,
     }
 }
 
-#define ROPE_KERNEL(T)                                                                                               \
-    KERNEL rope_##T(T* x, i64 rows, int t, int first, int heads, int row_numel, int d, f32 ratio_high, f32 ratio_low, \
-                    f32 radian_high, f32 radian_low, int inverse) {                                                  \
-        rope(x, rows, t, first, heads, row_numel, d, ratio_high, ratio_low, radian_high, radian_low, inverse);              \
+#define ROPE_KERNEL(T)                                                                                 \
+    KERNEL rope_##T(T* x, i64 rows, int t, int first, int heads, int row_numel, int d, f32 ratio_high, \
+                    f32 ratio_low, f32 radian_high, f32 radian_low, int inverse) {                     \
+        rope(x, rows, t, first, heads, row_numel, d, ratio_high, ratio_low, radian_high, radian_low,   \
+             inverse);                                                                                 \
     }
 ROPE_KERNEL(f32)
 ROPE_KERNEL(bf16)

@@ -29,11 +29,11 @@ __device__ void sgd(f32* master, f32* buffer, const G* grad, bf16* param, i64 n,
     }
 }
 
-#define SGD_KERNEL(T)                                                                                                 \
-    KERNEL                                                                                                            \
-    sgd_##T(f32* master, f32* buffer, const T* grad, bf16* param, i64 n, f32 grad_scale, f32 decay, f32 momentum,     \
-            f32 nesterov, f32 lr) {                                                                                   \
-        sgd(master, buffer, grad, param, n, grad_scale, decay, momentum, nesterov, lr);                               \
+#define SGD_KERNEL(T)                                                                               \
+    KERNEL                                                                                          \
+    sgd_##T(f32* master, f32* buffer, const T* grad, bf16* param, i64 n, f32 grad_scale, f32 decay, \
+            f32 momentum, f32 nesterov, f32 lr) {                                                   \
+        sgd(master, buffer, grad, param, n, grad_scale, decay, momentum, nesterov, lr);             \
     }
 SGD_KERNEL(f32)
 SGD_KERNEL(bf16)

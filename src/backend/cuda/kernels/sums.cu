@@ -12,7 +12,8 @@ constexpr int SUM_WARPS = MAX_THREADS / WARP;
 // `partials`. `width` sums for each column; those of column i and kind k go to partials[k * c + i]. All
 // threads of a block enter.
 template <int WIDTH, class F>
-__device__ __forceinline__ void chunk_sums(f32* partials, i64 first_row, i64 end_row, int first_column, int c, F add_row) {
+__device__ __forceinline__ void chunk_sums(f32* partials, i64 first_row, i64 end_row, int first_column, int c,
+                                           F add_row) {
     SHARED(f32, stripes, [SUM_WARPS][WIDTH][STRIPE]);
     const int warp = int(threadIdx.x) / WARP, column = int(threadIdx.x) % WARP * CHUNK;
     f32 sums[WIDTH][CHUNK];
@@ -22,7 +23,8 @@ __device__ __forceinline__ void chunk_sums(f32* partials, i64 first_row, i64 end
         for (int j = 0; j < CHUNK; j++) sums[k][j] = 0.0f;
     }
     if (first_column + column < c) {
-        for (i64 row = first_row + warp; row < end_row; row += SUM_WARPS) add_row(row, first_column + column, sums);
+        for (i64 row = first_row + warp; row < end_row; row += SUM_WARPS)
+            add_row(row, first_column + column, sums);
     }
     __syncthreads();  // the stripe before this one was read
 #pragma unroll
@@ -48,8 +50,8 @@ __device__ __forceinline__ void all_chunk_sums(f32* partials, i64 rows, int c, i
     for (i64 k = blockIdx.x; k < stripes * chunks; k += gridDim.x) {
         const i64 chunk = k / stripes;
         const i64 first = chunk * chunk_rows;
-        chunk_sums<WIDTH>(partials + chunk * WIDTH * c, first, min_of(rows, first + chunk_rows), int(k % stripes) * STRIPE,
-                          c, add_row);
+        chunk_sums<WIDTH>(partials + chunk * WIDTH * c, first, min_of(rows, first + chunk_rows),
+                          int(k % stripes) * STRIPE, c, add_row);
     }
 }
 
@@ -68,8 +70,8 @@ __device__ void column_sums(f32* partials, const T* inp, i64 rows, int c, int ch
 
 // Overwrites partials (chunks, 2, C): of dweight and of dbias of LayerNorm.
 template <class T>
-__device__ void layer_norm_weight_sums(f32* partials, const T* dout, const T* inp, const f32* mean, const f32* rstd,
-                                       i64 rows, int c, int chunk_rows) {
+__device__ void layer_norm_weight_sums(f32* partials, const T* dout, const T* inp, const f32* mean,
+                                       const f32* rstd, i64 rows, int c, int chunk_rows) {
     const bool in_words = aligned(address(dout) | address(inp) | u64(c) * sizeof(T));
     all_chunk_sums<2>(partials, rows, c, chunk_rows, [&](i64 row, int i, f32(&sums)[2][CHUNK]) {
         const f32 mu = mean[row], r = rstd[row];
@@ -86,8 +88,8 @@ __device__ void layer_norm_weight_sums(f32* partials, const T* dout, const T* in
 
 // Overwrites partials (chunks, C): of dweight of RMSNorm.
 template <class T>
-__device__ void rms_norm_weight_sums(f32* partials, const T* dout, const T* inp, const f32* rstd, i64 rows, int c,
-                                     int chunk_rows) {
+__device__ void rms_norm_weight_sums(f32* partials, const T* dout, const T* inp, const f32* rstd, i64 rows,
+                                     int c, int chunk_rows) {
     const bool in_words = aligned(address(dout) | address(inp) | u64(c) * sizeof(T));
     all_chunk_sums<1>(partials, rows, c, chunk_rows, [&](i64 row, int i, f32(&sums)[1][CHUNK]) {
         const f32 r = rstd[row];
@@ -124,20 +126,20 @@ __device__ void fold_chunks(G* out, const f32* partials, int chunks, i64 stride,
     }
 }
 
-#define SUM_KERNELS(T)                                                                                               \
-    KERNEL column_sums_##T(f32* partials, const T* inp, i64 rows, int c, int chunk_rows) {                           \
-        column_sums(partials, inp, rows, c, chunk_rows);                                                             \
-    }                                                                                                                \
-    KERNEL layer_norm_weight_sums_##T(f32* partials, const T* dout, const T* inp, const f32* mean, const f32* rstd,  \
-                                      i64 rows, int c, int chunk_rows) {                                             \
-        layer_norm_weight_sums(partials, dout, inp, mean, rstd, rows, c, chunk_rows);                                \
-    }                                                                                                                \
-    KERNEL rms_norm_weight_sums_##T(f32* partials, const T* dout, const T* inp, const f32* rstd, i64 rows, int c,    \
-                                    int chunk_rows) {                                                                \
-        rms_norm_weight_sums(partials, dout, inp, rstd, rows, c, chunk_rows);                                        \
-    }                                                                                                                \
-    KERNEL fold_chunks_##T(T* out, const f32* partials, int chunks, i64 stride, int c) {                             \
-        fold_chunks(out, partials, chunks, stride, c);                                                               \
+#define SUM_KERNELS(T)                                                                                     \
+    KERNEL column_sums_##T(f32* partials, const T* inp, i64 rows, int c, int chunk_rows) {                 \
+        column_sums(partials, inp, rows, c, chunk_rows);                                                   \
+    }                                                                                                      \
+    KERNEL layer_norm_weight_sums_##T(f32* partials, const T* dout, const T* inp, const f32* mean,         \
+                                      const f32* rstd, i64 rows, int c, int chunk_rows) {                  \
+        layer_norm_weight_sums(partials, dout, inp, mean, rstd, rows, c, chunk_rows);                      \
+    }                                                                                                      \
+    KERNEL rms_norm_weight_sums_##T(f32* partials, const T* dout, const T* inp, const f32* rstd, i64 rows, \
+                                    int c, int chunk_rows) {                                               \
+        rms_norm_weight_sums(partials, dout, inp, rstd, rows, c, chunk_rows);                              \
+    }                                                                                                      \
+    KERNEL fold_chunks_##T(T* out, const f32* partials, int chunks, i64 stride, int c) {                   \
+        fold_chunks(out, partials, chunks, stride, c);                                                     \
     }
 SUM_KERNELS(f32)
 SUM_KERNELS(bf16)

@@ -60,7 +60,8 @@ struct FmaTiles {
 
     // sums(row, n) += a(row, :) . b(n, :), channels of two tiles.
     template <int DP, int N>
-    static __device__ __forceinline__ void dot(f32 (&sums)[OWN_ROWS][COLUMNS<N>], const f32* a, const f32* b) {
+    static __device__ __forceinline__ void dot(f32 (&sums)[OWN_ROWS][COLUMNS<N>], const f32* a,
+                                               const f32* b) {
         constexpr int LD = TILE_STRIDE<f32, DP>;
 #pragma unroll 2
         for (int k = 0; k < DP; k += 4) {
@@ -74,7 +75,8 @@ struct FmaTiles {
 #pragma unroll
                 for (int i = 0; i < OWN_ROWS; i++) {
 #pragma unroll
-                    for (int j = 0; j < COLUMNS<N>; j++) sums[i][j] = fmaf(left[i][q], right[j][q], sums[i][j]);
+                    for (int j = 0; j < COLUMNS<N>; j++)
+                        sums[i][j] = fmaf(left[i][q], right[j][q], sums[i][j]);
                 }
             }
         }
@@ -83,8 +85,9 @@ struct FmaTiles {
     // sums(row, channel) += sum over n of left(row, n) * b(n, channel). `left` is a product as `dot` leaves
     // it.
     template <int DP, int N>
-    static __device__ __forceinline__ void mul(f32 (&sums)[OWN_ROWS][COLUMNS<DP>], const f32 (&left)[OWN_ROWS][COLUMNS<N>],
-                                               const f32* b, f32* scratch) {
+    static __device__ __forceinline__ void mul(f32 (&sums)[OWN_ROWS][COLUMNS<DP>],
+                                               const f32 (&left)[OWN_ROWS][COLUMNS<N>], const f32* b,
+                                               f32* scratch) {
         constexpr int LD = TILE_STRIDE<f32, DP>, LEFT_LD = TILE_STRIDE<f32, N>;
         constexpr int NEAR = DP / 16 < 4 ? DP / 16 : 4;
         // The lanes that share a row are the only ones that write and read it.
@@ -115,7 +118,8 @@ struct FmaTiles {
 #pragma unroll
                     for (int p = 0; p < NEAR; p++) {
 #pragma unroll
-                        for (int i = 0; i < OWN_ROWS; i++) sums[i][j + p] = fmaf(factor[i][q], right[p], sums[i][j + p]);
+                        for (int i = 0; i < OWN_ROWS; i++)
+                            sums[i][j + p] = fmaf(factor[i][q], right[p], sums[i][j + p]);
                     }
                 }
             }
@@ -135,7 +139,8 @@ private:
 // 2t + 1.
 __device__ __forceinline__ void mma(f32 (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
 #ifdef __CUDACC__
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 #else
@@ -183,14 +188,17 @@ struct MmaTiles {
     static __device__ __forceinline__ int row(int i) {
         return int(threadIdx.x) / WARP * 16 + int(threadIdx.x) % WARP / 4 + 8 * i;
     }
-    static __device__ __forceinline__ int column(int j) { return j / 2 * 8 + int(threadIdx.x) % 4 * 2 + j % 2; }
+    static __device__ __forceinline__ int column(int j) {
+        return j / 2 * 8 + int(threadIdx.x) % 4 * 2 + j % 2;
+    }
     template <int DP>
     static __device__ __forceinline__ int channel(int j) {
         return column(j);
     }
 
     template <int DP, int N>
-    static __device__ __forceinline__ void dot(f32 (&sums)[OWN_ROWS][COLUMNS<N>], const bf16* a, const bf16* b) {
+    static __device__ __forceinline__ void dot(f32 (&sums)[OWN_ROWS][COLUMNS<N>], const bf16* a,
+                                               const bf16* b) {
         constexpr int LD = TILE_STRIDE<bf16, DP>;
         const int lane = int(threadIdx.x) % WARP, warp = int(threadIdx.x) / WARP;
         const bf16* const a_rows = a + (warp * 16 + lane % 16) * LD + lane / 16 * 8;
@@ -209,8 +217,9 @@ struct MmaTiles {
     }
 
     template <int DP, int N>
-    static __device__ __forceinline__ void mul(f32 (&sums)[OWN_ROWS][COLUMNS<DP>], const f32 (&left)[OWN_ROWS][COLUMNS<N>],
-                                               const bf16* b, bf16*) {
+    static __device__ __forceinline__ void mul(f32 (&sums)[OWN_ROWS][COLUMNS<DP>],
+                                               const f32 (&left)[OWN_ROWS][COLUMNS<N>], const bf16* b,
+                                               bf16*) {
         constexpr int LD = TILE_STRIDE<bf16, DP>;
         const int lane = int(threadIdx.x) % WARP;
         const bf16* const b_rows = b + lane % 16 * LD + lane / 16 * 8;
@@ -218,8 +227,9 @@ struct MmaTiles {
         for (int k = 0; k < N; k += 16) {
             // What a thread holds of a product is what it has to hold of a left operand, rounded.
             const int j = k / 4;
-            const u32 factors[4] = {bf16_pair(left[0][j], left[0][j + 1]), bf16_pair(left[1][j], left[1][j + 1]),
-                                    bf16_pair(left[0][j + 2], left[0][j + 3]), bf16_pair(left[1][j + 2], left[1][j + 3])};
+            const u32 factors[4] = {
+                bf16_pair(left[0][j], left[0][j + 1]), bf16_pair(left[1][j], left[1][j + 1]),
+                bf16_pair(left[0][j + 2], left[0][j + 3]), bf16_pair(left[1][j + 2], left[1][j + 3])};
 #pragma unroll
             for (int n = 0; n < DP; n += 16) {
                 u32 right[4];
