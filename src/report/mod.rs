@@ -1,8 +1,8 @@
 //! `zero3 report RUN`: five answers, figures and a page from a run's records.
 //!
 //! `recorded_run` reads the run directory, `pictures` turns what it found and the plan into figures,
-//! `questions` answers in words, `page` binds figures and answers, `drawn` writes the requested files. Must not
-//! know: MPI; it starts no device, and writes nothing before everything it was asked for is made.
+//! `questions` answers in words, `page` binds figures and answers, `drawn` writes the requested files. Must
+//! not know: MPI; it starts no device, and writes nothing before everything it was asked for is made.
 
 #[cfg(feature = "figures")]
 mod drawn;

@@ -1,5 +1,6 @@
 use super::pictures::run_plan::RunPlan;
 use super::recorded_run::RecordedRun;
+use super::*;
 use crate::config::{BackendKind, Deck};
 
 /// The plan of a small deck on `n` ranks.
