@@ -109,7 +109,7 @@ mod tests {
         };
         for (bytes, len, says) in [
             (&good[..], 1024 + 12, "has 7 tokens according to its header (byte offset 8), but contains 6"),
-            (&good[..], 1024 + 15, "holds 7 and 1 bytes more"),
+            (&good[..], 1024 + 15, "contains 7 and 1 additional bytes"),
             (
                 &with(8, u32::MAX),
                 1024,

@@ -112,7 +112,7 @@ fn validation_files_beat_the_fraction_and_overlap_is_noticed() {
     });
     let data = data.unwrap();
     assert_eq!((data.train().n_tokens(), data.val().unwrap().n_tokens()), (20, 10));
-    assert!(data.warnings()[0].contains("1.txt is trained on and validated on"));
+    assert!(data.warnings()[0].contains("1.txt is used for training and validation"));
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn training_and_validation_of_two_formats_are_refused() {
     std::fs::write(dir.path().join("v.u16"), [1; 40]).unwrap();
     let (_dir, data) =
         text(&[b"abcdefghij"], |cfg| cfg.val = vec![format!("{}/v.u16", dir.path().display())]);
-    assert!(message(data).contains("both must be of one format"));
+    assert!(message(data).contains("both must have the same format"));
 }
 
 #[test]

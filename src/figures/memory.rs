@@ -174,14 +174,15 @@ mod tests {
         let dot = |at, planned| Measured { at, bytes: 1 << 20, planned };
         let figure = memory(9, vec![dot(0, 1 << 20), dot(3, 1 << 20)]).figure();
         assert!(
-            figure.caption.contains("at `forward h.8`") && figure.caption.contains("all 2 instructions"),
+            figure.caption.contains("at `forward h.8`")
+                && figure.caption.contains("all 2 traced instructions"),
             "{}",
             figure.caption
         );
         assert_eq!(figure.light.matches("<circle").count(), 3, "two in the picture, one in the legend");
         assert!(!figure.light.contains("staging"), "what is never held is not in the legend");
         let off = memory(9, vec![dot(0, 1 << 20), dot(3, 5)]).figure();
-        assert!(off.caption.contains("at 1 of 2 instructions"), "{}", off.caption);
+        assert!(off.caption.contains("at 1 of 2 traced instructions"), "{}", off.caption);
         for n in [0, 1, 500] {
             let plain = memory(n, vec![]).figure();
             roxmltree::Document::parse(&plain.dark).unwrap();

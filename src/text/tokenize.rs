@@ -337,6 +337,6 @@ mod tests {
         assert_eq!(tokenize(&job, &|_| {}).unwrap().state.written[0].total, 15);
         job.overwrite = false;
         fs::remove_file(state_path(&job.out)).unwrap();
-        assert!(message(&job).contains("is there already"));
+        assert!(message(&job).contains("already exists"));
     }
 }

@@ -252,7 +252,7 @@ fn too_little_space_names_both_sizes() {
     let why = check_free_space(run.path(), u64::MAX).unwrap_err();
     assert!(matches!(why, Error::Io(_)));
     let why = why.to_string();
-    assert!(why.contains("needs 18446744073709551615 bytes"), "{why}");
+    assert!(why.contains("requires 18446744073709551615 bytes"), "{why}");
     assert!(why.contains(&run.path().display().to_string()), "{why}");
     assert!(check_free_space(&run.path().join("gone"), 1).is_err());
 }

@@ -165,7 +165,7 @@ fn values_that_were_never_written_are_missing_and_not_zeros() {
     let why = refusal(|_, file| {
         new(file).chunk(100).create("w").unwrap().write_slice(&values[..200], 0..200).unwrap()
     });
-    assert!(why.contains("w: 2 of its 3 chunks were written"), "{why}");
+    assert!(why.contains("w: only 2 of its 3 chunks were written"), "{why}");
     let why = refusal(|_, file| new(file).chunk(64).create("w").unwrap().write_raw(&values).unwrap());
     assert_eq!(why, "");
     // Written whole, but each read would take four gigabytes for its one chunk.

@@ -172,7 +172,7 @@ fn odd_ranks_nodes_and_slices_are_planned_and_too_many_devices_refused() {
     let works = works(&spec, 1);
     let subject = Subject { spec: &spec, works: &works, plan: &plan, n_micro: 16, per_node: 16, tf32: false };
     let said = Forecast::new(&subject, &hardware(&[])).unwrap_err().to_string();
-    assert!(said.contains("has 8 devices") && said.contains("--ranks-per-node 8"), "{said}");
+    assert!(said.contains("has 8 devices") && said.contains("--ranks-per-node must be at most 8"), "{said}");
 }
 
 #[test]
