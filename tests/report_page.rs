@@ -184,7 +184,7 @@ fn odd_runs_are_drawn_as_far_as_they_go() {
     let text = fs::read_to_string(&log).expect("a log");
     fs::write(&log, &text[..text.len() - 40]).expect("a log");
     let said = Run::new(0).arg("report").arg(&killed).arg("--html").output().expect_success().text();
-    assert!(said.contains("has no summary") && said.contains("to step 3 of 4"), "{said}");
+    assert!(said.contains("has no summary") && said.contains("at step 3 of 4"), "{said}");
     assert!(fs::read_to_string(killed.join("report.html")).expect("a page").contains("over 3 steps"));
 }
 

@@ -240,9 +240,9 @@ fn every_tensor_amiss_is_named_at_once_with_code_2() {
         .expect_text("6 tensors are wrong")
         .expect_text("transformer.ln_f.bias is missing")
         .expect_text("transformer.h.1.mlp.c_fc.weight is missing")
-        .expect_text("transformer.h.2.ln_1.bias is too many")
+        .expect_text("transformer.h.2.ln_1.bias is unexpected")
         .expect_text(
-            "transformer.h.0.attn.c_attn.weight is of shape [60, 20], and config.json makes it [20, 60]",
+            "transformer.h.0.attn.c_attn.weight is of shape [60, 20], but [20, 60] according to config.json",
         )
         .expect_text("transformer.h.0.ln_2.weight is of type I32")
         .expect_text("lm_head.weight is not transformer.wte.weight");

@@ -2,10 +2,25 @@
 //! and moment. And each of these runs moves and holds exactly what its plan says.
 
 mod common;
+#[path = "common/covering.rs"]
+mod covering;
+#[path = "common/deck_space.rs"]
+mod deck_space;
 
 use common::state::{State, assert_same_state};
-use common::{Case, Run, Steps, assert_same_curve, summary};
+use common::{Case, Output, Run, Running, Steps, assert_same_curve, summary, until_row};
+use covering::{Array, Space};
+use deck_space::{DONOR, Drawn, TIGHTEST};
 use serde_json::Value;
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use zero3::checkpoint;
+use zero3::config::{BackendKind, Deck, ReduceWhen};
+use zero3::error::{Error, Result};
+use zero3::plan::{Knobs, Plan};
+use zero3::train::for_kind;
 
 /// A deck and what is varied of it.
 struct Model {
@@ -333,4 +348,297 @@ fn the_plan_on_paper_is_what_the_ranks_measure() {
             }
         }
     }
+}
+
+/// Of the array that every run of the tests draws.
+const FIXED_SEED: u64 = 26;
+/// Its decks that are run there, the others being planned.
+const N_RUN_OF_FIXED: usize = 3;
+/// Every deck is planned on so many ranks.
+const RANKS: [usize; 5] = [1, 2, 3, 5, 7];
+
+fn array(space: &Space, seed: u64) -> Array {
+    let array = covering::cover(space, seed);
+    println!(
+        "seed {seed}: {} keys and what is none, {} values; pairs: {}; triples of {}: {}; {} decks",
+        space.factors.len(),
+        space.factors.iter().map(|factor| factor.values.len()).sum::<usize>(),
+        array.pairs,
+        space.triples_of.len(),
+        array.triples,
+        array.rows.len()
+    );
+    for count in [array.pairs, array.triples] {
+        assert!(count.met > 0 && count.met + count.impossible == count.wanted, "{count}");
+    }
+    array
+}
+
+fn parse(drawn: &Drawn) -> Result<Deck> {
+    Deck::parse("", &drawn.keys, "a drawn deck")
+}
+
+/// Reads the deck and plans it on every number of ranks; sets the tightest cap that all of them accept.
+fn plan(drawn: &mut Drawn) -> Deck {
+    let is_tightest = drawn.value("zero.max_live_bytes") == Some(TIGHTEST);
+    if is_tightest {
+        drawn.set("zero.max_live_bytes", "1");
+    }
+    loop {
+        let deck = parse(drawn).unwrap_or_else(|e| panic!("{e}\n{}", drawn.words().join("\n")));
+        for printed in [deck.to_toml(), deck.to_commented_toml()] {
+            let again = Deck::parse(&printed, &[], "printed").unwrap_or_else(|e| panic!("{e}\n{printed}"));
+            assert_eq!((again.digest(), &again), (deck.digest(), &deck), "{printed}");
+        }
+        let refusal = RANKS.into_iter().find_map(|n_ranks| {
+            let planned = for_kind::plan(deck.run.backend, &deck, n_ranks);
+            let checked = planned.and_then(|(model, plan)| {
+                // `eval` and `sample` of what it trains.
+                Plan::new(&model.spec, n_ranks, &Knobs::of_inference(&deck))?;
+                assert!(plan.resident_bytes() <= plan.arena_bytes as u64, "{n_ranks} ranks: {drawn:?}");
+                for_kind::check_budget(deck.run.backend, &deck, &plan)
+            });
+            checked.err().map(|e| e.to_string())
+        });
+        let Some(refusal) = refusal else { return deck };
+        // "... gathers 220320 bytes on 1 rank: at least that, or ..."
+        let least = refusal.split_once(" bytes").and_then(|(before, _)| before.rsplit(' ').next());
+        let least = least.filter(|n| is_tightest && n.parse::<u64>().is_ok());
+        let least = least.unwrap_or_else(|| panic!("{refusal}\n{drawn:?}"));
+        drawn.set("zero.max_live_bytes", least);
+    }
+}
+
+#[test]
+fn every_deck_of_a_covering_array_is_read_and_planned_and_every_broken_rule_is_refused_by_its_key() {
+    let space = deck_space::space();
+    let drawn = |row: &covering::Row| Drawn::new(&space, row, Path::new("files"), Path::new("runs"));
+    for row in &array(&space, FIXED_SEED).rows {
+        plan(&mut drawn(row));
+    }
+    for (rule, row) in covering::refused(&space, FIXED_SEED, 3) {
+        let keys: Vec<&str> =
+            space.rules[rule].factors.iter().map(|&f| space.factors[f].name.as_str()).collect();
+        match parse(&drawn(&row)) {
+            Err(Error::Deck(faults)) => {
+                assert!(
+                    faults.iter().any(|fault| keys.contains(&fault.key.as_str())),
+                    "{keys:?}: {faults:?}"
+                );
+            }
+            other => panic!("{keys:?} may not stand together so, and {other:?}\n{:?}", drawn(&row)),
+        }
+    }
+}
+
+/// What the decks of an array train on, and their runs.
+struct Bench {
+    case: Case,
+    n_launches: AtomicUsize,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let case = Case::tiny();
+        let write =
+            |name: &str, bytes: &[u8]| std::fs::write(case.path(name), bytes).expect("a temporary file");
+        let text = common::text(20_000);
+        let (train, val) = (&text.as_bytes()[..6000], &text.as_bytes()[17_000..17_700]);
+        write("empty.toml", b"");
+        write("part_1.txt", &train[..2501]);
+        write("part_2.txt", &train[2501..]);
+        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/tokenizer.json");
+        std::fs::copy(golden, case.path("tokenizer.json")).expect("a temporary file");
+        for (name, bytes) in [("tokens", train), ("val", val)] {
+            if name == "val" {
+                write("val.txt", bytes);
+            }
+            let u16s: Vec<u8> = bytes.iter().flat_map(|&b| u16::from(b).to_le_bytes()).collect();
+            let u32s: Vec<u8> = bytes.iter().flat_map(|&b| u32::from(b).to_le_bytes()).collect();
+            let mut header = vec![0; 1024];
+            for (place, word) in header.chunks_mut(4).zip([20_240_520, 1, bytes.len() as u32]) {
+                place.copy_from_slice(&word.to_le_bytes());
+            }
+            write(&format!("{name}.llmc"), &[header, u16s.clone()].concat());
+            write(&format!("{name}.bin"), &u16s);
+            write(&format!("{name}.u32"), &u32s);
+        }
+        Bench { case, n_launches: AtomicUsize::new(0) }
+    }
+
+    /// `zero3 COMMAND`, with the keys of a deck. No device is seen, so that `auto` is the CPU.
+    fn launch(&self, n_ranks: usize, command: &[&str], drawn: &Drawn) -> Run {
+        self.n_launches.fetch_add(1, Ordering::Relaxed);
+        let run = Run::new(n_ranks).dir(&self.case.path("")).env("CUDA_VISIBLE_DEVICES", "");
+        run.args(command).arg(self.case.path("empty.toml")).args(drawn.words())
+    }
+}
+
+/// The run ended as the documents say, with nothing that only its authors understand.
+#[track_caller]
+fn ended(output: Output, codes: &[i32]) -> Output {
+    assert!(codes.contains(&output.code), "exit code is none of {codes:?}\n{output}");
+    for part in ["panicked", "internal error", "RUST_BACKTRACE"] {
+        assert!(!output.text().contains(part), "{part:?}\n{output}");
+    }
+    output
+}
+
+/// The keys that, by the documents, decide the bits; all others are left out, on one rank.
+fn reference(drawn: &Drawn, run_dir: &Path) -> Drawn {
+    let mut reference = drawn.clone();
+    reference.keys.retain(|(key, _)| {
+        ["model.", "data.", "train.", "optim."].iter().any(|section| key.starts_with(section))
+            || ["zero.param_dtype", "zero.grad_dtype", "zero.reduce_dtype"].contains(&key.as_str())
+    });
+    reference.keys.retain(|(key, _)| !key.starts_with("train.sample_") && key != "data.allow_changed");
+    reference.set("run.dir", &run_dir.display().to_string());
+    reference.set("run.threads_per_rank", "1");
+    reference
+}
+
+/// A deck from its reference run on one rank to the report on its own: trained, interrupted, resumed on
+/// another number of ranks, evaluated.
+fn run_deck(bench: &Bench, mut drawn: Drawn, dir: &Path) {
+    let deck = plan(&mut drawn);
+    let (n_ranks, n_resumed) = (drawn.n_ranks, drawn.n_ranks_of_resume);
+    if deck.run.backend == BackendKind::Cuda {
+        // There is none: refused, or told apart from a deck that names devices.
+        ended(bench.launch(n_ranks, &["train"], &drawn).output(), &[2, 5]);
+        return;
+    }
+    if drawn.value("model.init_from") == Some(DONOR) {
+        let donor = dir.join("donor");
+        let mut of_donor = reference(&drawn, &donor);
+        of_donor.set("model.init_from", "");
+        of_donor.set("model.init_seed", "77");
+        of_donor.set("train.steps", "1");
+        of_donor.set("train.eval_every", "0");
+        ended(bench.launch(0, &["train"], &of_donor).output(), &[0]);
+        drawn.set("model.init_from", &donor.display().to_string());
+    }
+    let whole = dir.join("whole");
+    ended(bench.launch(0, &["train"], &reference(&drawn, &whole)).output(), &[0]);
+
+    let run_dir = Path::new(&deck.run.dir);
+    let train = |n_ranks: usize, fault: Option<String>| {
+        let mut run = bench.launch(n_ranks, &["train"], &drawn);
+        if let Some(per_node) = drawn.per_node.filter(|&per_node| per_node < n_ranks) {
+            run = run.env("ZERO3_TEST_RANKS_PER_NODE", per_node.to_string());
+        }
+        fault.into_iter().fold(run, |run, fault| run.env("ZERO3_TEST_FAULT", fault))
+    };
+    let last = deck.train.steps;
+    let stop_signal = deck.run.stop_signals.text().split(',').next().unwrap_or("").trim_start_matches("SIG");
+    let output = match drawn.interruption.as_str() {
+        "kill" => ended(train(n_ranks, Some(format!("kill@step:{}:{last}", n_ranks - 1))).output(), &[137]),
+        "stop" if !stop_signal.is_empty() => {
+            let running = train(n_ranks, Some(format!("slow@step:*:{last}"))).start();
+            let pid = running.pid_of_rank(n_ranks - 1);
+            until_row(run_dir, last as usize - 1);
+            Running::signal_pid(pid, stop_signal);
+            // On a slow machine the signal comes after the last step.
+            ended(running.output(), &[75, 0])
+        }
+        _ => ended(train(n_ranks, None).output(), &[0]),
+    };
+    let saved_at =
+        || checkpoint::newest(run_dir).expect("a readable run").map_or(0, |(step, _)| step as usize);
+    // Rows up to the step that it started from are of an earlier process, on other ranks.
+    let check = |started_at: usize| {
+        let steps = Steps::read(run_dir);
+        let own = Steps { header: steps.header.clone(), rows: steps.rows[started_at..].to_vec() };
+        measured_is_planned(&summary(run_dir), &own);
+        let n_micro = deck.train.n_micro();
+        let in_order = |n: usize| n == 1 || n >= n_micro;
+        if deck.zero.reduce == ReduceWhen::EveryMicroStep || (in_order(n_ranks) && in_order(n_resumed)) {
+            assert_same_curve(&Steps::read(&whole), &steps);
+            if saved_at() > 0 {
+                let diff = checkpoint::diff(run_dir, &whole).expect("two checkpoints");
+                assert!(diff.is_equal(), "{diff}");
+            }
+        }
+    };
+    if output.code == 0 {
+        check(0);
+    }
+    let started_at = saved_at();
+    // A run that is finished already says so.
+    ended(train(n_resumed, None).output(), &[0]);
+    if output.code != 0 {
+        check(started_at);
+    }
+
+    let saved = saved_at() > 0;
+    assert!(saved || deck.checkpoint.every == 0, "no checkpoint");
+    let mut evaluated = drawn.clone();
+    let train_files = drawn.value("data.train").expect("it is required");
+    let val = format!("val.{}", train_files.rsplit_once('.').expect("an ending").1);
+    evaluated.set("data.val", &bench.case.path(&val).display().to_string());
+    let run = run_dir.display().to_string();
+    let eval = bench.launch(n_resumed, &["eval", "--json", &run], &evaluated).output();
+    let eval = ended(eval, &[if saved { 0 } else { 2 }]);
+    if saved {
+        let said: Value = serde_json::from_str(&eval.stdout).unwrap_or_else(|e| panic!("{e}\n{eval}"));
+        assert!(said["loss"].as_f64().is_some_and(|loss| loss > 0.0), "{eval}");
+    }
+    bench.n_launches.fetch_add(1, Ordering::Relaxed);
+    ended(Run::new(0).arg("report").arg(run_dir).output(), &[0]);
+}
+
+/// Runs decks on two threads; panics with all that went wrong, deck by deck.
+fn run_decks(seed: u64, which: impl Fn(usize) -> bool + Sync) {
+    let (space, started) = (deck_space::space(), Instant::now());
+    let array = array(&space, seed);
+    let bench = Bench::new();
+    let next = AtomicUsize::new(0);
+    let wrong = Mutex::new(Vec::new());
+    let work = || {
+        loop {
+            let i = next.fetch_add(1, Ordering::Relaxed);
+            let Some(row) = array.rows.get(i) else { break };
+            if !which(i) {
+                continue;
+            }
+            let dir = bench.case.path(&format!("deck_{i}"));
+            let drawn = Drawn::new(&space, row, &bench.case.path(""), &dir);
+            let run = || run_deck(&bench, drawn.clone(), &dir);
+            if let Err(panic) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)) {
+                let said = panic.downcast::<String>().map_or_else(|_| "a panic".into(), |said| *said);
+                let again = format!("ZERO3_ARRAY_SEED={seed} ZERO3_ARRAY_ONLY={i}");
+                wrong
+                    .lock()
+                    .expect("no holder panics")
+                    .push(format!("deck {i} ({again}): {said}\n{drawn:?}"));
+            }
+            std::fs::remove_dir_all(&dir).ok();
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(work);
+        work();
+    });
+    let (n_launches, seconds) = (bench.n_launches.load(Ordering::Relaxed), started.elapsed().as_secs_f64());
+    println!("{n_launches} runs in {seconds:.0} s");
+    let wrong = wrong.into_inner().expect("no holder panics");
+    assert!(wrong.is_empty(), "{} decks went wrong:\n{}", wrong.len(), wrong.join("\n\n"));
+}
+
+#[test]
+fn some_decks_of_the_array_end_as_documented_with_the_bits_of_one_rank_and_the_planned_bytes() {
+    run_decks(FIXED_SEED, |i| i < N_RUN_OF_FIXED);
+}
+
+/// Another array each day; `ZERO3_ARRAY_SEED` chooses one, and `ZERO3_ARRAY_ONLY` a deck of it.
+#[test]
+#[ignore = "minutes: make test-slow"]
+fn all_decks_of_the_array_of_the_day_end_as_documented_with_the_bits_of_one_rank_and_the_planned_bytes() {
+    let number = |name: &str| {
+        let text = std::env::var(name).ok()?;
+        Some(text.parse::<u64>().unwrap_or_else(|_| panic!("{name}={text}: a whole number")))
+    };
+    let today = || SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs() / 86_400;
+    let seed = number("ZERO3_ARRAY_SEED").unwrap_or_else(today);
+    let only = number("ZERO3_ARRAY_ONLY");
+    run_decks(seed, |i| only.is_none_or(|only| only == i as u64));
 }

@@ -1,10 +1,12 @@
 //! What the targets share: a small checkpoint in memory-backed storage, one of whose files is whatever the
-//! fuzzer says.
+//! fuzzer says; and the readers of everything else.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use zero3::checkpoint::{Reader, reshard};
 use zero3::error::Error;
+
+pub mod readers;
 
 /// The checkpoint that every version of the program reads.
 pub const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/checkpoint_v1");
@@ -22,8 +24,8 @@ impl Checkpoint {
     /// As today's program writes it, with a digest of each file's structure.
     pub fn of_today() -> Self {
         let dir = scratch();
-        let golden = Path::new(GOLDEN);
-        let resharded = reshard(golden, dir.path(), 2, |_| ()).expect("the golden checkpoint reads");
+        let resharded =
+            reshard(Path::new(GOLDEN), dir.path(), 2, |_| ()).expect("the golden checkpoint reads");
         let step_dir = resharded.to;
         Checkpoint::at(dir, step_dir)
     }

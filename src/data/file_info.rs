@@ -15,8 +15,9 @@ use super::token_stream::TokenStream;
 use crate::error::{Error, Result};
 use crate::human;
 
-/// Largest token id that is counted; a larger one means that the file has another format.
-const MAX_COUNTED_ID: u64 = 1 << 26;
+/// Largest token id that is counted, well above that of any tokenizer; a larger one says that the file is
+/// read in the wrong way. Counts take 8 bytes an id, in a table for each thread.
+const MAX_COUNTED_ID: u64 = 1 << 22;
 /// First tokens shown.
 const SHOWN_TOKENS: usize = 24;
 

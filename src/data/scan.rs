@@ -184,12 +184,14 @@ pub(super) fn histogram(stream: &TokenStream, range: Range<u64>, n_ids: u64) -> 
             });
             counts
         })
-        .reduce(zeros, |mut a, b| {
+        // Without an identity: it would be one more table for each step of the reduction.
+        .reduce_with(|mut a, b| {
             for (a, b) in a.iter_mut().zip(b) {
                 *a += b;
             }
             a
         })
+        .unwrap_or_else(zeros)
 }
 
 /// Entropy in nats of the distribution given by `counts`: the loss of a model that knows only token

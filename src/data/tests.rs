@@ -230,6 +230,17 @@ fn the_info_report_has_every_number_and_reads_back_from_json() {
     assert_eq!(serde_json::from_str::<DataInfo>(&json).unwrap(), info);
 }
 
+/// Counts take memory by the largest id, whatever the size of the file.
+#[test]
+fn token_files_with_ids_that_no_tokenizer_has_are_refused_before_they_are_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("t.u32");
+    std::fs::write(&path, [1u32, 4_194_304].map(u32::to_le_bytes).as_flattened()).unwrap();
+    let refused = TokenFilesInfo::gather(&[path], "raw_u32", None, None, &|_| ()).unwrap_err().to_string();
+    let words = "token 1 (byte offset 4) is 4194304, outside the vocabulary of 4194304";
+    assert!(refused.contains(words), "{refused}");
+}
+
 proptest! {
     #[test]
     fn the_micro_batches_of_a_step_cover_its_samples_in_order(

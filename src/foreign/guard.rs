@@ -43,7 +43,7 @@ mod tests {
     #[test]
     fn a_panic_within_is_an_error_with_its_words_and_the_guard_ends_with_it() {
         assert_eq!(guarded(|| 7), Ok(7));
-        assert_eq!(guarded(|| -> u32 { panic!("at {}", 3) }), Err("its parser gave up: at 3".into()));
+        assert_eq!(guarded(|| -> u32 { panic!("at {}", 3) }), Err("its parser failed: at 3".into()));
         let nested = guarded(|| {
             assert!(guarded(|| panic!("inner")).is_err());
             is_guarded()

@@ -83,9 +83,20 @@ impl Knobs {
         }
     }
 
-    /// The same for compute with parameters only, all of them sharded.
+    /// The same to compute with parameters alone, all of them cut and none needed after its forward. The
+    /// deck's cap on gathered bytes was chosen for the parameters that it cuts itself: where that is not all
+    /// of them, it does not hold here.
     pub fn of_inference(deck: &Deck) -> Self {
-        Knobs { trains: false, stage: 3, persistence_threshold_bytes: 0, ..Knobs::from_deck(deck) }
+        let knobs = Knobs::from_deck(deck);
+        let cuts_all = knobs.stage == 3 && knobs.persistence_threshold_bytes == 0;
+        Knobs {
+            trains: false,
+            stage: 3,
+            persistence_threshold_bytes: 0,
+            release_after_forward: true,
+            max_live_bytes: if cuts_all { knobs.max_live_bytes } else { u64::MAX },
+            ..knobs
+        }
     }
 
     /// Number of values received per element of a rank's gradient slices when all ranks contribute: the

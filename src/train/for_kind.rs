@@ -86,16 +86,24 @@ impl OnKind for Kernels<'_> {
 
     fn on<B: Backend>(self) -> Result<()> {
         let model = &self.deck.model;
-        let d_head = model.d_model / model.n_head;
+        let d_head = model.head_dim;
         let Some(most) = B::Device::max_d_head().filter(|&most| d_head > most) else { return Ok(()) };
-        Err(Error::Deck(vec![Fault {
-            key: "model.n_head".into(),
-            value: model.n_head.to_string(),
-            wants: format!(
-                "at least {}: heads of {d_head} channels are too wide for the attention kernels on GPUs, \
-                 which support {most}",
-                model.d_model.div_ceil(most)
-            ),
+        let why = format!(
+            "heads of {d_head} channels are too wide for the attention kernels on GPUs, which take {most}"
+        );
+        let follows_width = d_head == model.d_model / model.n_head;
+        Err(Error::Deck(vec![if follows_width {
+            Fault {
+                key: "model.n_head".into(),
+                value: model.n_head.to_string(),
+                wants: format!("at least {}: {why}", model.d_model.div_ceil(most)),
+            }
+        } else {
+            Fault {
+                key: "model.head_dim".into(),
+                value: d_head.to_string(),
+                wants: format!("at most {most}: {why}"),
+            }
         }]))
     }
 }
@@ -107,12 +115,19 @@ mod tests {
     #[test]
     fn heads_that_the_kernels_cannot_take_are_refused_with_what_would_do() {
         let mut deck = Deck::default();
-        (deck.model.d_model, deck.model.n_head) = (384, 3);
+        (deck.model.d_model, deck.model.n_head, deck.model.head_dim) = (384, 3, 128);
         assert!(check_kernels(BackendKind::Cuda, &deck).is_ok());
-        deck.model.n_head = 2;
+        (deck.model.n_head, deck.model.head_dim) = (2, 192);
         let refusal = check_kernels(BackendKind::Cuda, &deck).unwrap_err().to_string();
         assert!(refusal.contains("model.n_head = 2: at least 3: heads of 192 channels"), "{refusal}");
         assert!(check_kernels(BackendKind::Cpu, &deck).is_ok());
         assert!(check_kernels(BackendKind::Auto, &deck).is_ok());
+
+        // Heads of a width of their own: the model's width says nothing of them.
+        (deck.model.n_head, deck.model.head_dim) = (16, 256);
+        let refusal = check_kernels(BackendKind::Cuda, &deck).unwrap_err().to_string();
+        assert!(refusal.contains("model.head_dim = 256: at most 128: heads of 256 channels"), "{refusal}");
+        (deck.model.n_head, deck.model.head_dim) = (2, 64);
+        assert!(check_kernels(BackendKind::Cuda, &deck).is_ok(), "two heads of 64 in a width of 384");
     }
 }
