@@ -1,12 +1,13 @@
 # zero3: build, run, test. `make` lists the targets and the dependencies found on this machine. Variables:
-# NP (ranks), DECK and ARGS (key=value overrides, flags) for `make run`; PROFILE=dev for a quick build; MPICC,
-# MPIRUN and HDF5_DIR to select an installation.
+# NP (ranks), DECK and ARGS (key=value overrides, flags) for `make run`; PROFILE=dev for a quick build;
+# FEATURES for a smaller one (docs/operations.md); MPICC, MPIRUN and HDF5_DIR to select an installation.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 NP ?= 2
 DECK ?= inputs/tiny.toml
 ARGS ?=
 PROFILE ?= release
+FEATURES ?=
 FUZZ_SECONDS ?= 60
 FUZZ_TARGETS ?=
 RELEASE = $${CARGO_TARGET_DIR:-target}/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))/zero3
@@ -31,7 +32,8 @@ setup-test: ## also those of the tests: Slurm, shellcheck, h5dump, chromium; nvc
 	@scripts/nccl_library.sh
 
 build: setup ## build target/release/zero3
-	$(CARGO) build --profile $(PROFILE)
+	$(CARGO) build --profile $(PROFILE) \
+		$(if $(FEATURES),--no-default-features $(if $(filter none,$(FEATURES)),,--features $(FEATURES)))
 
 run: build ## train inputs/tiny.toml: make run NP=3 ARGS="train.steps=500 optim.lr=2e-3"
 	@scripts/mpirun.sh $(NP) "$(RELEASE)" train $(DECK) $(ARGS)
@@ -86,6 +88,7 @@ bench-peers: build ## compare zero3 with PyTorch FSDP2 and DeepSpeed: benches/pe
 lint: setup-test ## rustfmt, clippy, rustdoc, shellcheck, line lengths; warnings are errors
 	$(CARGO) fmt --check
 	$(CARGO) clippy --all-targets -- -D warnings
+	$(CARGO) clippy --no-default-features --lib --bins -- -D warnings
 	. scripts/env.sh && RUSTDOCFLAGS="$(DOC_LINT)" cargo doc --no-deps --document-private-items
 	shellcheck -x scripts/*.sh fuzz/run.sh tests/slurm/*.sh tests/perfetto/*.sh tests/mllog/*.sh \
 		tests/hf/*.sh benches/peers/*.sh slurm/*.sbatch slurm/*.sh .ci/run

@@ -4,7 +4,7 @@
 //!
 //! | layer | modules | knows |
 //! | --- | --- | --- |
-//! | L0 | [`error`], [`dtype`], [`params`], [`optimizers`], [`work`], [`exact_sum`], [`files`], [`foreign`], [`random`], [`human`], [`quantile`], [`say`], [`clock`], [`environment`], [`limits`], [`threads`], [`test_hooks`], [`config`] | nothing above; decks |
+//! | L0 | [`error`], [`dtype`], [`params`], [`optimizers`], [`work`], [`exact_sum`], [`files`], [`foreign`], [`random`], [`human`], [`quantile`], [`say`], [`clock`], [`environment`], [`limits`], [`threads`], [`test_hooks`], [`features`], [`config`] | nothing above; decks |
 //! | L1 | [`plan`], [`telemetry`], [`liveness`], [`records`], [`batch`], [`data`], [`text`], [`figures`] | pure plans, counters, token files, text, figures |
 //! | L2 | [`backend`], [`checkpoint`] | devices and MPI; HDF5 and host slices |
 //! | L3 | [`model`], [`zero`] | transformer math; shards, gathers, reductions (neither knows the other) |
@@ -28,6 +28,7 @@ pub mod dtype;
 pub mod environment;
 pub mod error;
 pub mod exact_sum;
+pub mod features;
 pub mod figures;
 pub mod files;
 pub mod foreign;

@@ -141,14 +141,54 @@ fn imports_are_found_however_they_are_written() {
 #[test]
 fn every_file_that_the_page_names_is_there() {
     let files = files();
+    let package = src().parent().unwrap().to_owned();
+    let kinds = [".rs", ".cu", ".cuh", ".hpp", ".py", ".md", ".sh", ".toml", "/"];
+    let is_path = |name: &&str| {
+        let kind = kinds.iter().any(|kind| name.ends_with(kind));
+        // Files of a run, and `#`, `(` and blanks of code.
+        kind && !name.starts_with("RUN/") && !name.contains(['#', '(', ' ', '='])
+    };
     let mut n_named = 0;
-    for name in PAGE.lines().flat_map(code).filter(|name| name.ends_with(".rs")) {
+    for name in PAGE.lines().flat_map(code).filter(is_path) {
         n_named += 1;
-        let is_it = |file: &String| file == name || file.ends_with(&format!("/{name}"));
-        let is_there = src().parent().unwrap().join(name).exists() || files.iter().any(is_it);
+        let is_it = |file: &String| {
+            file == name
+                || file.ends_with(&format!("/{name}"))
+                || name.ends_with('/') && file.contains(&format!("/{name}"))
+        };
+        let is_in = |dir: &str| package.join(dir).join(name).exists();
+        let is_there = files.iter().any(is_it)
+            || ["", "src", "src/backend", "src/backend/cuda/kernels"].into_iter().any(is_in);
         assert!(is_there, "docs/architecture.md names {name}");
     }
-    assert!(n_named > 30, "{n_named} files named");
+    assert!(n_named > 100, "{n_named} files and directories named");
+}
+
+/// The recipes for a kernel, a family, an optimizer and a backend.
+fn recipes() -> Vec<&'static str> {
+    let section = PAGE.split("## How to add a kernel, a family, an optimizer, a backend").nth(1);
+    let section = section.expect("the page says how to add what").split("\n## ").next().unwrap();
+    section.split("\n### ").skip(1).collect()
+}
+
+#[test]
+fn every_type_and_constant_of_a_recipe_is_in_the_sources() {
+    let headings: Vec<&str> = recipes().iter().map(|recipe| recipe.lines().next().unwrap()).collect();
+    assert_eq!(headings, ["A kernel", "A family", "An optimizer", "A backend"]);
+    let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let text = |file: &String| fs::read_to_string(src().join(file)).unwrap();
+    let texts: Vec<String> = files().iter().map(|file| without_comments_and_strings(&text(file))).collect();
+    let words: BTreeSet<&str> = texts.iter().flat_map(|text| text.split(|c| !is_word(c))).collect();
+    for recipe in recipes() {
+        let joined = recipe.replace('\n', " ");
+        let names: Vec<&str> = code(&joined)
+            .map(|name| name.trim_start_matches("trait "))
+            .filter(|name| name.starts_with(|c: char| c.is_ascii_uppercase()) && name.chars().all(is_word))
+            .collect();
+        assert!(!names.is_empty(), "{joined}");
+        let missing: Vec<&&str> = names.iter().filter(|name| !words.contains(**name)).collect();
+        assert!(missing.is_empty(), "docs/architecture.md names {missing:?}, which no source has");
+    }
 }
 
 /// The files under src that are not tests.
@@ -322,8 +362,8 @@ fn what_is_said_goes_one_way_that_escapes_what_others_wrote() {
 #[test]
 fn parsers_that_may_panic_are_called_where_they_are_guarded() {
     for (parser, file) in [
-        ("tokenizers::", "text/tokenizer.rs"),
-        ("tiktoken_rs::", "text/tokenizer.rs"),
+        ("tokenizers::", "text/byte_pairs.rs"),
+        ("tiktoken_rs::", "text/byte_pairs.rs"),
         ("glob::", "data/globs.rs"),
     ] {
         refuse(&[parser], &[file], &format!("{file} calls that crate"));

@@ -192,18 +192,7 @@ pub fn check_free_space(dir: &Path, needed_bytes: u64) -> Result<()> {
 /// # Errors
 /// The system does not report it.
 pub fn free_bytes(dir: &Path) -> Result<u64> {
-    use std::os::unix::ffi::OsStrExt;
-    let path = std::ffi::CString::new(dir.as_os_str().as_bytes())
-        .map_err(|_| Error::Input(format!("{} holds a NUL byte", dir.display())))?;
-    let mut stat = std::mem::MaybeUninit::<libc::statvfs>::uninit();
-    // SAFETY: `path` is a NUL-terminated string and `stat` is room for one statvfs; both outlive the call,
-    // which is synchronous and retains neither.
-    let rc = unsafe { libc::statvfs(path.as_ptr(), stat.as_mut_ptr()) };
-    if rc != 0 {
-        return Err(Error::io("statvfs", dir, &std::io::Error::last_os_error()));
-    }
-    // SAFETY: statvfs returned 0, so it filled `stat`.
-    let stat = unsafe { stat.assume_init() };
+    let stat = rustix::fs::statvfs(dir).map_err(|e| Error::io("statvfs", dir, &e.into()))?;
     Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 

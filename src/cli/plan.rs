@@ -5,7 +5,6 @@ use super::planner::{PlannedDeck, Planner};
 use crate::config::Deck;
 use crate::config::hardware::Hardware;
 use crate::error::{Error, Result};
-use crate::figures::png;
 use crate::files;
 use crate::human;
 use crate::model::Model;
@@ -19,6 +18,7 @@ use crate::plan::plan_table::{Paper, Shape};
 use crate::train::for_kind;
 use serde::Serialize;
 use std::fmt::Write as _;
+use std::path::Path;
 
 /// The plan of a deck's model on `n_ranks` ranks, within the deck's budget. `run.backend = "auto"` is planned
 /// for CPUs; the devices of this node are not considered.
@@ -219,9 +219,7 @@ fn sweep(args: &PlanArgs, planner: &Planner<'_>, sweep: &Sweep) -> Result<String
     }
     let hardware = planner.hardware(&[])?.expect("--sweep asks for --hardware");
     if let Some(path) = &args.figure {
-        let svg = table.figure(&hardware.hardware.name, hardware.hardware.measured)?.light;
-        let is_png = path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("png"));
-        files::write_output(path, &if is_png { png::of_svg(&svg)? } else { svg.into_bytes() })?;
+        draw_sweep(&table, &hardware, path)?;
     }
     if args.json {
         return Ok(serde_json::to_string_pretty(&table).expect("plain data"));
@@ -237,4 +235,17 @@ fn sweep(args: &PlanArgs, planner: &Planner<'_>, sweep: &Sweep) -> Result<String
         hardware.hardware.name,
         table.to_string().trim_end()
     ))
+}
+
+/// The chart of a sweep as SVG, or as PNG where the file's name ends so.
+#[cfg(feature = "figures")]
+fn draw_sweep(table: &Table, hardware: &Hardware, path: &Path) -> Result<()> {
+    let svg = table.figure(&hardware.hardware.name, hardware.hardware.measured)?.light;
+    let is_png = path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("png"));
+    files::write_output(path, &if is_png { crate::figures::png::of_svg(&svg)? } else { svg.into_bytes() })
+}
+
+#[cfg(not(feature = "figures"))]
+fn draw_sweep(_: &Table, _: &Hardware, _: &Path) -> Result<()> {
+    Err(crate::features::Feature::Figures.missing("zero3 plan with --figure"))
 }

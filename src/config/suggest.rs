@@ -59,27 +59,8 @@ fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> Option<
     }
     let allowed = |c: &str| n_chars.max(c.chars().count()).div_ceil(3).min(3);
     candidates
-        .map(|c| (edit_distance(word, c), c))
+        .map(|c| (strsim::osa_distance(word, c), c))
         .filter(|(edits, c)| *edits <= allowed(c))
         .min_by_key(|(edits, _)| *edits)
         .map(|(_, c)| c)
-}
-
-/// Insertions, deletions, substitutions and swaps of neighbours that turn one word into the other.
-fn edit_distance(a: &str, b: &str) -> usize {
-    let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
-    let mut before: Vec<usize> = vec![0; b.len() + 1];
-    let mut above: Vec<usize> = (0..=b.len()).collect();
-    for i in 1..=a.len() {
-        let mut row = vec![i; b.len() + 1];
-        for j in 1..=b.len() {
-            let substitute = above[j - 1] + usize::from(a[i - 1] != b[j - 1]);
-            row[j] = substitute.min(above[j] + 1).min(row[j - 1] + 1);
-            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
-                row[j] = row[j].min(before[j - 2] + 1);
-            }
-        }
-        before = std::mem::replace(&mut above, row);
-    }
-    above[b.len()]
 }

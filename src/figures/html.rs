@@ -55,6 +55,7 @@ mod tests {
         );
     }
 
+    #[cfg(feature = "figures")]
     #[test]
     fn both_themes_stand_in_a_page_and_words_from_outside_are_words() {
         let figure = Figure::new("storage", "t", "a < b & \"c\"", |_| 60.0);

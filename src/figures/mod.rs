@@ -3,25 +3,44 @@
 //! Each figure has a file: its data as a struct, and a function from those to a [`Figure`]. Numbers in a
 //! figure are inputs, and every data element carries its values as `data-` attributes and a tooltip, so that
 //! tests (and users) can read them. Must not know: run directories, decks, MPI, the clock.
+//!
+//! Without the feature `figures` nothing draws a [`Figure`].
 
+#[cfg(feature = "figures")]
 pub mod axis;
+#[cfg(feature = "figures")]
 pub mod chart;
+#[cfg(feature = "figures")]
 pub mod compute;
 pub mod html;
+#[cfg(feature = "figures")]
 pub mod loss_curve;
+#[cfg(feature = "figures")]
 pub mod memory;
+#[cfg(feature = "figures")]
 pub mod ownership;
+#[cfg(feature = "figures")]
 pub mod png;
+#[cfg(feature = "figures")]
 pub mod sheet;
+#[cfg(feature = "figures")]
 pub mod stages;
+#[cfg(feature = "figures")]
 pub mod storage;
+#[cfg(feature = "figures")]
 pub mod text_width;
+#[cfg(feature = "figures")]
 pub mod theme;
+#[cfg(feature = "figures")]
 pub mod timeline;
 
+#[cfg(feature = "figures")]
 pub use axis::{Axis, Unit};
+#[cfg(feature = "figures")]
 pub use chart::{Chart, LineFigure, Series};
+#[cfg(feature = "figures")]
 pub use sheet::Sheet;
+#[cfg(feature = "figures")]
 pub use theme::Theme;
 
 /// A complete figure in both themes.
@@ -39,6 +58,7 @@ pub struct Figure {
     pub dark: String,
 }
 
+#[cfg(feature = "figures")]
 impl Figure {
     /// Draws with each theme. `draw` fills a sheet that already has the title and returns the height used.
     pub fn new(

@@ -1,32 +1,25 @@
 //! `zero3 report RUN`: five answers, figures and a page from a run's records.
 //!
 //! `recorded_run` reads the run directory, `pictures` turns what it found and the plan into figures,
-//! `questions` answers in words, `page` binds figures and answers. Must not know: MPI; it starts no device,
-//! and writes nothing before everything it was asked for is made.
+//! `questions` answers in words, `page` binds figures and answers, `drawn` writes the requested files. Must
+//! not know: MPI; it starts no device, and writes nothing before everything it was asked for is made.
 
+#[cfg(feature = "figures")]
+mod drawn;
+#[cfg(feature = "figures")]
 mod page;
+#[cfg(feature = "figures")]
 mod pictures;
 mod questions;
+// A page and figures show more of a run than the answers do.
+#[cfg_attr(not(feature = "figures"), allow(dead_code))]
 mod recorded_run;
+mod wanted;
 
 use crate::error::{Error, Result};
-use crate::figures::{Figure, png};
-use crate::files;
-use crate::records::Summary;
-use page::Page;
-use recorded_run::RecordedRun;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-/// The requested output, apart from the answers.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Wanted {
-    /// Directory for figures.
-    pub figures: Option<PathBuf>,
-    /// Also write PNGs.
-    pub png: bool,
-    /// Path of the page.
-    pub html: Option<PathBuf>,
-}
+pub use wanted::Wanted;
 
 /// The answers for a finished (or stopped) run; figures and the page if requested. Returns the text for
 /// stdout.
@@ -38,32 +31,10 @@ pub fn run(run_dir: &Path, wanted: &Wanted) -> Result<String> {
     if wanted.figures.is_none() && wanted.html.is_none() {
         return five_answers(run_dir);
     }
-    let run = RecordedRun::read(run_dir)?;
-    let (figures, missing) = pictures::draw(&run)?;
-    let mut files: Vec<(PathBuf, Vec<u8>)> = Vec::new();
-    if let Some(dir) = &wanted.figures {
-        for figure in &figures {
-            files.extend(files_of(figure, dir, wanted.png)?);
-        }
-    }
-    if let Some(path) = &wanted.html {
-        files.push((path.clone(), page_of(run_dir, &run, &figures, &missing).into_bytes()));
-    }
-    if let Some(dir) = &wanted.figures {
-        std::fs::create_dir_all(dir).map_err(|e| Error::io("mkdir", dir, &e))?;
-    }
-    let mut said = match &run.summary {
-        Some(summary) => questions::in_words(summary) + "\n",
-        None => format!("{}: {}\n", run_dir.display(), no_summary(&run)),
-    };
-    for why in &missing {
-        said += &format!("\nnot plotted: {why}");
-    }
-    for (path, bytes) in &files {
-        files::write_output(path, bytes)?;
-        said += &format!("\nwrote {}", path.display());
-    }
-    Ok(said)
+    #[cfg(feature = "figures")]
+    return drawn::write(run_dir, wanted);
+    #[cfg(not(feature = "figures"))]
+    Err(crate::features::Feature::Figures.missing("zero3 report with --html or --figures"))
 }
 
 fn five_answers(run_dir: &Path) -> Result<String> {
@@ -77,59 +48,6 @@ fn five_answers(run_dir: &Path) -> Result<String> {
     }
 }
 
-fn files_of(figure: &Figure, dir: &Path, with_png: bool) -> Result<Vec<(PathBuf, Vec<u8>)>> {
-    let mut files = Vec::new();
-    for (suffix, svg) in [("", &figure.light), ("-dark", &figure.dark)] {
-        let path = |ending: &str| dir.join(format!("{}{suffix}.{ending}", figure.name));
-        files.push((path("svg"), svg.clone().into_bytes()));
-        if with_png {
-            files.push((path("png"), png::of_svg(svg)?));
-        }
-    }
-    Ok(files)
-}
-
-fn no_summary(run: &RecordedRun) -> String {
-    format!(
-        "the run has no summary: it is still running, or it was killed (its log ends at step {} of {}); the \
-         answers are available after its end, and SIGUSR2 makes a running job report",
-        run.steps.last().map_or(0, |s| s.step),
-        run.deck.train.steps
-    )
-}
-
-fn page_of(run_dir: &Path, run: &RecordedRun, figures: &[Figure], missing: &[String]) -> String {
-    let summary: Option<&Summary> = run.summary.as_ref();
-    let five = summary.map(questions::five);
-    let why = no_summary(run);
-    let heading = summary.map_or_else(|| run_dir.display().to_string(), questions::heading);
-    let z = &run.deck.zero;
-    let mut facts: Vec<(String, String)> = vec![
-        ("ranks".into(), run.world_size.to_string()),
-        ("backend".into(), run.backend.name().into()),
-        ("ZeRO stage".into(), z.stage.to_string()),
-    ];
-    if let Some(s) = summary {
-        let number = |x: Option<f64>| x.map_or("-".into(), |x| format!("{x:.4}"));
-        facts.extend([
-            ("parameters".into(), s.resident.n_params.to_string()),
-            ("training loss, nats/token".into(), number(s.loss)),
-            ("validation loss, nats/token".into(), number(s.val_loss)),
-            ("tokens/s".into(), s.tokens_per_s.map_or("-".into(), |x| format!("{x:.0}"))),
-            ("steps whose bytes differed from the plan".into(), s.steps_off_plan.to_string()),
-            ("deck digest".into(), s.deck.clone()),
-        ]);
-    }
-    Page {
-        heading: &heading,
-        facts: &facts,
-        answers: five.as_ref().map_or(Err(why.as_str()), |five| Ok(five.as_slice())),
-        figures,
-        missing,
-        deck: &run.deck.to_toml(),
-    }
-    .html()
-}
-
+#[cfg(feature = "figures")]
 #[cfg(test)]
 mod tests;

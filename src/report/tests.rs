@@ -1,6 +1,7 @@
+use super::pictures::run_plan::RunPlan;
+use super::recorded_run::RecordedRun;
 use super::*;
 use crate::config::{BackendKind, Deck};
-use pictures::run_plan::RunPlan;
 
 /// The plan of a small deck on `n` ranks.
 pub fn planned(n: usize, keys: &[&str]) -> RunPlan {

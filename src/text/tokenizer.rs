@@ -1,26 +1,18 @@
-//! Text to tokens and back, with one of three tokenizers. Byte pairs and regular expressions are those of
-//! third-party crates.
+//! Text to tokens and back, by one of three tokenizers: bytes, GPT-2's, or that of a `tokenizer.json`.
 //!
 //! Must not know: files of text or tokens, the definition of a document.
 
 use std::path::Path;
 
-use tiktoken_rs::CoreBPE;
-use tokenizers::Tokenizer as HuggingFace;
-
+#[cfg(feature = "text")]
+use super::byte_pairs;
+use super::subwords::{Loaded, Subwords, TextFault};
 use crate::config::Tokenizer as Named;
 use crate::error::{Error, Result};
 use crate::files;
-use crate::foreign::{guarded, without_bom};
 
 /// Maximum size of a tokenizer.json.
 const MAX_TOKENIZER_BYTES: u64 = 1 << 30;
-
-/// Longer runs of white space are rejected for GPT-2: its regular expression would exceed its stack of 10^6.
-const MAX_BLANKS: usize = 500_000;
-
-/// Usual names of the document token, as looked for in a `tokenizer.json`.
-const END_NAMES: [&str; 5] = ["<|endoftext|>", "<|end_of_text|>", "<|begin_of_text|>", "</s>", "<eos>"];
 
 /// A loaded tokenizer; encoding may use any number of threads.
 pub struct TextTokenizer {
@@ -33,17 +25,7 @@ pub struct TextTokenizer {
 
 enum Kind {
     Bytes,
-    Gpt2(Box<CoreBPE>),
-    File(Box<HuggingFace>),
-}
-
-/// An error in a text, and its byte offset.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TextFault {
-    /// Byte offset in the text.
-    pub offset: usize,
-    /// Description.
-    pub what: String,
+    Subwords(Box<dyn Subwords>),
 }
 
 impl TextTokenizer {
@@ -53,42 +35,40 @@ impl TextTokenizer {
     /// # Errors
     /// The file is missing or not a `tokenizer.json`; it has no such token.
     pub fn load(named: &Named, token: Option<&str>) -> Result<Self> {
-        let (kind, vocab_size, usual, digest) = match named {
+        let name = named.name().to_string();
+        let loaded = match named {
             Named::None => {
                 return Err(Error::Input(
                     "tokenizer none: use bytes, gpt2 or the path of a tokenizer.json".into(),
                 ));
             }
-            Named::Bytes => (Kind::Bytes, 256, None, String::new()),
-            Named::Gpt2 => {
-                let bpe = tiktoken_rs::r50k_base()
-                    .map_err(|e| Error::Internal(format!("GPT-2's vocabulary: {e}")))?;
-                (Kind::Gpt2(Box::new(bpe)), 50257, Some(50256), String::new())
-            }
+            Named::Bytes => None,
+            Named::Gpt2 => Some((gpt2()?, String::new())),
             Named::File(path) => {
-                let (file, digest) = load_file(Path::new(path))?;
-                let vocab_size = file.get_vocab(true).values().max().map_or(0, |&id| id as usize + 1);
-                let usual = END_NAMES.iter().find_map(|name| file.token_to_id(name));
-                (Kind::File(Box::new(file)), vocab_size, usual, digest)
+                let path = Path::new(path);
+                let bytes = bytes_of(path)?;
+                Some((of_file(path, &bytes)?, hex_digest(&bytes)))
             }
         };
-        let name = named.name().to_string();
-        let document_token = match (token, &kind) {
-            (None, _) => usual,
-            (Some("<|endoftext|>"), Kind::Gpt2(_)) => usual,
-            (Some(token), Kind::File(file)) => match file.token_to_id(token) {
-                Some(id) => Some(id),
-                None => {
-                    return Err(Error::Input(format!("{name} has no token {token:?}; name an existing one")));
-                }
-            },
-            (Some(token), _) => {
-                return Err(Error::Input(format!(
-                    "the tokenizer {name} has no token {token:?}; omit the option"
-                )));
+        let Some((Loaded { subwords, vocab_size, document_token, has_other_tokens }, digest)) = loaded else {
+            return match token {
+                None => Ok(TextTokenizer {
+                    kind: Kind::Bytes,
+                    name,
+                    digest: String::new(),
+                    vocab_size: 256,
+                    document_token: None,
+                }),
+                Some(token) => Err(no_token(&name, token, false)),
+            };
+        };
+        let document_token = match token {
+            None => document_token,
+            Some(token) => {
+                Some(subwords.token(token).ok_or_else(|| no_token(&name, token, has_other_tokens))?)
             }
         };
-        Ok(TextTokenizer { kind, name, digest, vocab_size, document_token })
+        Ok(TextTokenizer { kind: Kind::Subwords(subwords), name, digest, vocab_size, document_token })
     }
 
     /// Its name in decks.
@@ -120,16 +100,7 @@ impl TextTokenizer {
     pub fn encode(&self, text: &[u8], out: &mut Vec<u32>) -> std::result::Result<(), TextFault> {
         match &self.kind {
             Kind::Bytes => out.extend(text.iter().map(|&b| u32::from(b))),
-            Kind::Gpt2(bpe) => {
-                let text = as_utf8(text)?;
-                check_blanks(text)?;
-                out.extend(guarded(|| bpe.encode_ordinary(text)).map_err(cannot_be_encoded)?);
-            }
-            Kind::File(file) => {
-                let text = as_utf8(text)?;
-                let encoded = guarded(|| file.encode_fast(text, false).map_err(|e| e.to_string()));
-                out.extend_from_slice(encoded.flatten().map_err(cannot_be_encoded)?.get_ids());
-            }
+            Kind::Subwords(subwords) => subwords.encode(text, out)?,
         }
         Ok(())
     }
@@ -137,21 +108,12 @@ impl TextTokenizer {
     /// The bytes that tokens represent; `bytes` and `gpt2` return exactly what was encoded. Tokens outside
     /// the vocabulary (padding of a model's vocabulary) become U+FFFD.
     pub fn decode(&self, tokens: &[u32]) -> Vec<u8> {
-        let one_by_one = |bytes_of: &dyn Fn(u32) -> Option<Vec<u8>>| -> Vec<u8> {
-            tokens.iter().flat_map(|&token| bytes_of(token).unwrap_or_else(|| "\u{fffd}".into())).collect()
-        };
         match &self.kind {
-            Kind::Bytes => one_by_one(&|token| u8::try_from(token).ok().map(|b| vec![b])),
-            Kind::Gpt2(bpe) => one_by_one(&|token| bpe.decode_bytes(&[token]).ok()),
-            Kind::File(file) => {
-                let is_known = |token: &u32| file.id_to_token(*token).is_some();
-                let parts = tokens.chunk_by(|a, b| is_known(a) && is_known(b)).map(|part| {
-                    let decoded = || file.decode(part, false).map_err(|e| e.to_string());
-                    let text = is_known(&part[0]).then(|| guarded(decoded).flatten());
-                    text.and_then(std::result::Result::ok).unwrap_or_else(|| "\u{fffd}".repeat(part.len()))
-                });
-                parts.collect::<String>().into_bytes()
-            }
+            Kind::Bytes => tokens
+                .iter()
+                .flat_map(|&token| u8::try_from(token).map_or("\u{fffd}".into(), |b| vec![b]))
+                .collect(),
+            Kind::Subwords(subwords) => subwords.decode(tokens),
         }
     }
 
@@ -165,28 +127,9 @@ impl TextTokenizer {
     pub fn last_cut(&self, text: &[u8]) -> Option<usize> {
         match &self.kind {
             Kind::Bytes => Some(text.len()).filter(|&n| n > 0),
-            Kind::Gpt2(_) => (1..text.len()).rev().find(|&at| {
-                let blank = |c: char| c.is_whitespace();
-                text[at].is_ascii_whitespace() && char_before(text, at).is_some_and(|c| !blank(c))
-            }),
-            Kind::File(_) => None,
+            Kind::Subwords(subwords) => subwords.last_cut(text),
         }
     }
-}
-
-/// A `tokenizer.json`, and the digest of its bytes.
-fn load_file(path: &Path) -> Result<(HuggingFace, String)> {
-    let no = |why: String| Error::Input(format!("{}: {why}", path.display()));
-    let bytes = bytes_of(path)?;
-    let parse = || {
-        let mut file = HuggingFace::from_bytes(without_bom(&bytes)).map_err(|e| e.to_string())?;
-        // Truncation and padding for a model's inputs do not apply to the text.
-        file.with_truncation(None).map_err(|e| e.to_string())?;
-        file.with_padding(None);
-        Ok(file)
-    };
-    let file = guarded(parse).flatten().map_err(|e| no(format!("not a tokenizer.json: {e}")))?;
-    Ok((file, hex_digest(&bytes)))
 }
 
 fn bytes_of(path: &Path) -> Result<Vec<u8>> {
@@ -209,47 +152,39 @@ pub fn digest_of(path: &Path) -> Result<String> {
     bytes_of(path).map(|bytes| hex_digest(&bytes))
 }
 
-fn cannot_be_encoded(why: String) -> TextFault {
-    TextFault { offset: 0, what: format!("cannot be encoded: {why}") }
-}
-
-fn as_utf8(text: &[u8]) -> std::result::Result<&str, TextFault> {
-    std::str::from_utf8(text).map_err(|e| TextFault {
-        offset: e.valid_up_to(),
-        what: format!("byte 0x{:02x} is not UTF-8 text", text[e.valid_up_to()]),
+/// `has_others`: a name of one that it has would do.
+fn no_token(name: &str, token: &str, has_others: bool) -> Error {
+    Error::Input(match has_others {
+        true => format!("{name} has no token {token:?}; name an existing one"),
+        false => format!("the tokenizer {name} has no token {token:?}; omit the option"),
     })
 }
 
-fn check_blanks(text: &str) -> std::result::Result<(), TextFault> {
-    let (mut run, mut from) = (0, 0);
-    for (at, c) in text.char_indices() {
-        if !c.is_whitespace() {
-            run = 0;
-            continue;
-        }
-        if run == 0 {
-            from = at;
-        }
-        run += 1;
-        if run > MAX_BLANKS {
-            return Err(TextFault {
-                offset: from,
-                what: format!("more than {MAX_BLANKS} consecutive white space characters; remove some"),
-            });
-        }
-    }
-    Ok(())
+#[cfg(feature = "text")]
+fn gpt2() -> Result<Loaded> {
+    byte_pairs::gpt2()
 }
 
-/// The character that ends at `at`, if the bytes there are one.
-fn char_before(text: &[u8], at: usize) -> Option<char> {
-    let start = (at.saturating_sub(4)..at).rev().find(|&i| text[i] & 0xC0 != 0x80)?;
-    std::str::from_utf8(&text[start..at]).ok()?.chars().next_back()
+#[cfg(feature = "text")]
+fn of_file(path: &Path, bytes: &[u8]) -> Result<Loaded> {
+    byte_pairs::of_file(path, bytes)
 }
 
+#[cfg(not(feature = "text"))]
+fn gpt2() -> Result<Loaded> {
+    Err(crate::features::Feature::Text.missing("the tokenizer gpt2"))
+}
+
+#[cfg(not(feature = "text"))]
+fn of_file(path: &Path, _: &[u8]) -> Result<Loaded> {
+    Err(crate::features::Feature::Text.missing(&format!("the tokenizer {}", path.display())))
+}
+
+#[cfg(feature = "text")]
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::text::byte_pairs::MAX_BLANKS;
     use proptest::prelude::*;
     use std::path::PathBuf;
 

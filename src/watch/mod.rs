@@ -8,10 +8,13 @@
 mod plain_view;
 mod run_files;
 mod tail;
+#[cfg(feature = "watch")]
 mod terminal;
+#[cfg(feature = "watch")]
 mod terminal_view;
 mod view;
 
+#[cfg(feature = "watch")]
 #[cfg(test)]
 mod tests;
 
@@ -27,12 +30,15 @@ use view::{Status, View};
 /// `run_dir` is not a directory; the terminal cannot be drawn on.
 pub fn live(run_dir: &Path) -> Result<()> {
     check(run_dir)?;
-    terminal::show(&mut RunFiles::new(run_dir)).map_err(|e| {
+    #[cfg(feature = "watch")]
+    return terminal::show(&mut RunFiles::new(run_dir)).map_err(|e| {
         Error::Input(format!(
             "this terminal cannot be drawn on: {e}; `zero3 watch {} --once` prints plain lines",
             run_dir.display()
         ))
-    })
+    });
+    #[cfg(not(feature = "watch"))]
+    Err(crate::features::Feature::Watch.missing("zero3 watch without --once"))
 }
 
 /// The current state of the run, as plain lines.

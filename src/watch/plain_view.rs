@@ -91,6 +91,7 @@ pub fn speed(view: &View<'_>) -> String {
 
 /// Which columns of memory fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(not(feature = "watch"), allow(dead_code))]
 pub enum Columns {
     /// Current, peak and planned bytes.
     All,

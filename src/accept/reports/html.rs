@@ -1,7 +1,6 @@
 //! `report.html`: the verdict, every metric, and the figures of `plots.rs` in the page itself. It needs
 //! neither network nor scripts, and follows the light or dark mode of the reader's system.
 
-use super::plots;
 use crate::accept::facts::AcceptanceFacts;
 use crate::accept::verdict::Ending;
 use crate::accept::verdict::metric::show;
@@ -45,9 +44,12 @@ pub fn page(facts: &AcceptanceFacts) -> Result<String, Error> {
         write!(out, "<li>{}</li>", escape(reason))?;
     }
     out += "</ul>";
-    for figure in plots::all(facts) {
+    #[cfg(feature = "figures")]
+    for figure in super::plots::all(facts) {
         out += &html::element(&figure);
     }
+    #[cfg(not(feature = "figures"))]
+    write!(out, "<p>This program was built without the feature <code>figures</code>: no plots.</p>")?;
     for result in &facts.sections {
         write!(out, "<h2>{}</h2>", result.section)?;
         let (class, how) = match result.ending {

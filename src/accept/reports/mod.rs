@@ -7,6 +7,7 @@ mod csv;
 mod html;
 mod junit;
 mod mllog;
+#[cfg(feature = "figures")]
 mod plots;
 pub mod screen;
 #[cfg(test)]

@@ -7,7 +7,7 @@
 
 use crate::error::{Error, Result};
 use crate::telemetry::allocations::{self, Owner};
-use gemm::Parallelism;
+use gemm_common::Parallelism;
 use rayon::prelude::*;
 
 /// The event of a device whose calls return when their work is done.

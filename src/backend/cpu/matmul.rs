@@ -1,4 +1,4 @@
-//! Matrix products by crate `gemm`, through strides: nothing is copied or transposed.
+//! Matrix products by crate `gemm-f32`, through strides: nothing is copied or transposed.
 //!
 //! [Note: k chunks] `gemm` splits the inner dimension by the size of the L1 cache once it is longer than 512,
 //! and the split decides how sums round. It is split here instead, by shape alone: chunks of at most 512,
@@ -10,7 +10,7 @@ use super::element::Element;
 use super::host::Shared;
 use crate::dtype::DType;
 use crate::telemetry::allocations;
-use gemm::Parallelism;
+use gemm_common::Parallelism;
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -175,25 +175,37 @@ pub fn matmul(
     let chunk = k_chunk(k);
     let mut start = 0;
     loop {
-        let n = chunk.min(k - start);
+        let depth = chunk.min(k - start);
+        let lhs = (lhs.data.as_ptr().wrapping_add(start * lhs.col_stride), lhs.col_stride, lhs.row_stride);
+        let rhs = (rhs.data.as_ptr().wrapping_add(start * rhs.row_stride), rhs.col_stride, rhs.row_stride);
+        let dst_strides = (1, dst.row_stride);
+        // The kernels want the longer stride along the columns: the transposed product of the transposed
+        // operands.
+        let is_transposed = dst.row_stride > 1;
+        let flipped =
+            |(ptr, col_stride, row_stride): (*const f32, usize, usize)| (ptr, row_stride, col_stride);
+        let (m, n, lhs, rhs, dst_strides) = match is_transposed {
+            true => (dst.cols, dst.rows, flipped(rhs), flipped(lhs), (dst_strides.1, dst_strides.0)),
+            false => (dst.rows, dst.cols, lhs, rhs, dst_strides),
+        };
         // SAFETY: `Mat` and `MatMut` checked that every element lies in its slice; the elements of `dst` are
-        // exclusive for its lifetime, so it cannot overlap `lhs` or `rhs`; the pointers are used until gemm
-        // returns.
+        // exclusive for its lifetime, so it cannot overlap `lhs` or `rhs`; the pointers are used until the
+        // product returns.
         let product = || unsafe {
-            gemm::gemm(
-                dst.rows,
-                dst.cols,
+            gemm_f32::gemm::f32::get_gemm_fn()(
+                m,
                 n,
+                depth,
                 dst.ptr,
-                1,
-                dst.row_stride as isize,
+                dst_strides.0 as isize,
+                dst_strides.1 as isize,
                 accumulate || start > 0,
-                lhs.data.as_ptr().wrapping_add(start * lhs.col_stride),
-                lhs.col_stride as isize,
-                lhs.row_stride as isize,
-                rhs.data.as_ptr().wrapping_add(start * rhs.row_stride),
-                rhs.col_stride as isize,
-                rhs.row_stride as isize,
+                lhs.0,
+                lhs.1 as isize,
+                lhs.2 as isize,
+                rhs.0,
+                rhs.1 as isize,
+                rhs.2 as isize,
                 1.0,
                 scale,
                 false,
@@ -206,7 +218,7 @@ pub fn matmul(
         // on stacks, and rayon's list of them, which another thread may free, has room for more than a
         // product makes from the start.
         unsafe { allocations::packing(product) };
-        start += n;
+        start += depth;
         if start >= k {
             break;
         }

@@ -14,6 +14,7 @@ pub mod formula;
 pub mod model_size;
 pub mod simulate;
 pub mod sweep;
+#[cfg(feature = "figures")]
 pub mod sweep_chart;
 #[cfg(test)]
 mod tests;

@@ -13,7 +13,7 @@ use crate::backend::cpu::matmul::{Mat, MatMut, matmul};
 use crate::backend::cpu::simd::{convert, dot, map_in_place_and_sum, max, simd};
 use crate::backend::ops::AttentionShape;
 use crate::dtype::DType;
-use gemm::Parallelism;
+use gemm_common::Parallelism;
 
 /// Query rows of a block.
 const BLOCK: usize = 64;
