@@ -117,6 +117,11 @@ pub struct LinearShape {
 }
 
 impl LinearShape {
+    /// Elements of `out`.
+    pub fn out_numel(self) -> usize {
+        self.rows * self.n_out
+    }
+
     /// One of the three linear kernels on operands of `dtype`; rows of `n_out` columns have `wide_bytes` per
     /// element, and an accumulated gradient of the weight is read and written in f32.
     pub fn work(self, kernel: Kernel, dtype: DType, wide_bytes: usize, accumulates: bool) -> Work {

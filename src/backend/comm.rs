@@ -53,17 +53,16 @@ pub trait Pending {
 pub struct ReduceScatter {
     /// Full gradients, padded to N slices each.
     pub full: PerTensor<Buf>,
-    /// This rank's gradient slices. Overwritten where `first`, else accumulated into.
+    /// This rank's gradient slices. Overwritten where `overwrites`, else accumulated into.
     pub slices: PerTensor<Buf>,
     /// Receive staging for the largest bucket: (N-1) times its elements. None where N = 1.
     pub staging: Option<Buf>,
     /// The exchange, bucket by bucket (planned).
     pub buckets: Arc<[Bucket]>,
-    /// Ranks `0..contributors` have a gradient in this micro-step; the others receive and add nothing of
-    /// their own.
+    /// Ranks `0..contributors` have a gradient to add; the others only receive.
     pub contributors: usize,
-    /// First micro-step of a step: the first contribution is copied, not added.
-    pub first: bool,
+    /// The slices are overwritten: the first contribution is copied, not added.
+    pub overwrites: bool,
 }
 
 /// A group of ranks that move slices: its control plane, and queues for data beside it.

@@ -191,7 +191,7 @@ impl CollectiveBench {
                             staging: self.staging.take(),
                             buckets: [Bucket { pieces: vec![piece] }].into(),
                             contributors: comm.size(),
-                            first: true,
+                            overwrites: true,
                         },
                     )
                     .wait()?;

@@ -279,8 +279,8 @@ impl<L: Reads> Forward<'_, LayerNorm<L>> {
 }
 
 impl<L: Reads> Backward<'_, LayerNorm<L>> {
-    /// Adds to `dinp`, overwrites its parameters' gradients.
-    pub fn backward<D: Ops>(
+    /// Adds the gradient of its input to `dinp`; overwrites its parameters' gradients.
+    pub fn backward_add<D: Ops>(
         &mut self,
         dev: &D,
         dinp: ViewMut<'_>,
@@ -367,8 +367,8 @@ impl<L: Reads> Forward<'_, RmsNorm<L>> {
 }
 
 impl<L: Reads> Backward<'_, RmsNorm<L>> {
-    /// Adds to `dinp`, overwrites its parameter's gradient.
-    pub fn backward<D: Ops>(
+    /// Adds the gradient of its input to `dinp`; overwrites its parameter's gradient.
+    pub fn backward_add<D: Ops>(
         &mut self,
         dev: &D,
         dinp: ViewMut<'_>,
@@ -528,6 +528,18 @@ impl<L: Reads> Backward<'_, Linear<L>> {
     /// Its output.
     pub fn out(&self) -> Rows<'_, L> {
         Rows::new(self.saved.out)
+    }
+
+    /// Turns the gradient of rotated query and key heads into that of the heads before the rotation, in place.
+    pub fn rotate_back<D: Ops>(
+        &self,
+        dev: &D,
+        dqkv: ViewMut<'_>,
+        work: ViewMut<'_>,
+        shape: AttentionShape,
+        theta: f32,
+    ) {
+        dev.rope(dqkv, work, shape, Rotation { first: 0, theta, inverse: true });
     }
 }
 
@@ -784,11 +796,17 @@ impl<L: Reads> Forward<'_, HeadNorm<L>> {
     /// room for the heads.
     pub fn forward<D: Ops>(&mut self, dev: &D, qkv: &mut Forward<'_, Linear<L::From>>, normed: ViewMut<'_>) {
         let HeadNormSaved { rstd, heads } = &mut self.saved;
-        let (qkv, it) = (&mut qkv.saved.out, self.of);
-        let mut normed = normed.range(0..it.numel());
-        dev.copy_columns(heads.reborrow(), it.alone(), qkv.as_view(), it.columns, it.width());
-        dev.rms_norm_forward(normed.reborrow(), rstd.reborrow(), heads.as_view(), self.params.weight, it.eps);
-        dev.copy_columns(qkv.reborrow(), it.columns, normed.as_view(), it.alone(), it.width());
+        let (qkv, layer) = (&mut qkv.saved.out, self.of);
+        let mut normed = normed.range(0..layer.numel());
+        dev.copy_columns(heads.reborrow(), layer.alone(), qkv.as_view(), layer.columns, layer.width());
+        dev.rms_norm_forward(
+            normed.reborrow(),
+            rstd.reborrow(),
+            heads.as_view(),
+            self.params.weight,
+            layer.eps,
+        );
+        dev.copy_columns(qkv.reborrow(), layer.columns, normed.as_view(), layer.alone(), layer.width());
     }
 }
 
@@ -813,14 +831,15 @@ impl<L: Reads> Backward<'_, HeadNorm<L>> {
     /// Turns the gradient of its normed heads into that of the heads, in their columns of `dqkv`. Overwrites
     /// its parameter's gradient.
     pub fn backward<D: Ops>(&mut self, dev: &D, mut dqkv: ViewMut<'_>, scratch: HeadNormWork<'_>) {
-        let it = self.of;
-        let (mut dout, mut dinp) = (scratch.dout.range(0..it.numel()), scratch.dinp.range(0..it.numel()));
-        dev.copy_columns(dout.reborrow(), it.alone(), dqkv.as_view(), it.columns, it.width());
+        let layer = self.of;
+        let (mut dout, mut dinp) =
+            (scratch.dout.range(0..layer.numel()), scratch.dinp.range(0..layer.numel()));
+        dev.copy_columns(dout.reborrow(), layer.alone(), dqkv.as_view(), layer.columns, layer.width());
         dev.fill_bytes(dinp.reborrow(), 0);
         let (dweight, weight) = (self.grads.weight.reborrow(), self.params.weight);
         let HeadNormSaved { rstd, heads } = self.saved;
         dev.rms_norm_backward(dinp.reborrow(), dweight, dout.as_view(), heads, weight, rstd, scratch.work);
-        dev.copy_columns(dqkv.reborrow(), it.columns, dinp.as_view(), it.alone(), it.width());
+        dev.copy_columns(dqkv.reborrow(), layer.columns, dinp.as_view(), layer.alone(), layer.width());
     }
 }
 

@@ -51,7 +51,7 @@ impl Head {
         let (saved, work) = io.work.split_at_mut(self.n_saved());
         let Work { logits, mut dnormed, rms_norm_work, linear_work } = Work::of(work);
         let (x, mut backward) = (Rows::input(io.input), io.backward);
-        let mut head = self.forward(params, saved);
+        let mut head = self.bind_forward(params, saved);
         head.norm.forward(dev, x);
 
         let grad = backward.as_mut().map(|b| (b.scale, self.grads(b.grads).output.weight));
@@ -61,8 +61,8 @@ impl Head {
 
         if let Some(mut b) = backward {
             dev.fill_bytes(b.dresidual.reborrow(), 0);
-            let mut head = self.backward(params, saved, b.grads);
-            head.norm.backward(dev, b.dresidual, dnormed.as_view(), x, rms_norm_work);
+            let mut head = self.bind_backward(params, saved, b.grads);
+            head.norm.backward_add(dev, b.dresidual, dnormed.as_view(), x, rms_norm_work);
         }
     }
 }

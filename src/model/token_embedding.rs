@@ -48,14 +48,14 @@ impl Embedding {
     }
 
     /// Writes the residual stream.
-    pub fn compute<D: Ops>(&self, dev: &D, t: usize, params: &[View<'_>], io: ForwardIo<'_>) {
-        let Forward { tokens } = self.forward(params, io.saved);
+    pub fn forward<D: Ops>(&self, dev: &D, t: usize, params: &[View<'_>], io: ForwardIo<'_>) {
+        let Forward { tokens } = self.bind_forward(params, io.saved);
         dev.embedding_forward(io.out, io.tokens, tokens.weight(), None, t);
     }
 
     /// Adds to the gradient of the embedding where the tied head has written it; else overwrites it. Needs no
     /// parameters.
-    pub fn differentiate<D: Ops>(&self, dev: &D, t: usize, tied: bool, io: BackwardIo<'_>) {
+    pub fn backward<D: Ops>(&self, dev: &D, t: usize, tied: bool, io: BackwardIo<'_>) {
         let Grads { mut tokens } = self.grads(io.grads);
         let BackwardWork { token_order } = BackwardWork::of(io.work);
         if !tied {

@@ -108,8 +108,8 @@ macro_rules! unit {
 
         #[allow(dead_code, reason = "a unit has what its visits need")]
         impl $Unit {
-            /// With views of its parameters and buffers for what it saves.
-            pub fn forward<'a>(
+            /// Its layers, each with views of its parameters and the buffers for what it saves.
+            pub fn bind_forward<'a>(
                 &'a self,
                 params: &[$crate::backend::View<'a>],
                 saved: &'a mut [$crate::backend::Buf],
@@ -124,8 +124,9 @@ macro_rules! unit {
                 unit
             }
 
-            /// With views of its parameters, what it has saved, and buffers for the gradients.
-            pub fn backward<'a>(
+            /// Its layers, each with views of its parameters and of what it has saved, and the buffers for its
+            /// parameters' gradients.
+            pub fn bind_backward<'a>(
                 &'a self,
                 params: &[$crate::backend::View<'a>],
                 saved: &'a [$crate::backend::Buf],

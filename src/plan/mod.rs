@@ -181,6 +181,11 @@ impl Plan {
         whole as f64 * n_params as f64 + cut as f64 * n_params as f64 / self.world_size as f64
     }
 
+    /// Whether gradients are accumulated on each rank over the micro-steps and reduced in the last one alone.
+    pub fn reduces_once(&self) -> bool {
+        self.train_hold.is_some()
+    }
+
     /// The program of micro-step `a` of `n`.
     pub fn micro_step(&self, a: usize, n: usize) -> &Program {
         match &self.train_hold {

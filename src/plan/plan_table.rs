@@ -166,7 +166,7 @@ impl Paper {
                     empty_slices: p.n_empty(),
                 })
                 .collect(),
-            reduced_once: plan.train_hold.is_some(),
+            reduced_once: plan.reduces_once(),
             schedule: instructions(spec, &plan.train.schedule),
             resident_bytes: plan.resident_bytes(),
             formula_bytes: plan.formula_bytes(spec.numel()),

@@ -110,7 +110,7 @@ impl Plan {
     /// have it. All except the last are alike.
     pub fn reductions(&self, n_micro: usize) -> impl Iterator<Item = (usize, u64)> {
         let a = MicroBatches::new(n_micro, self.world_size).micro_steps();
-        let before = if self.train_hold.is_some() { 0 } else { a as u64 - 1 };
+        let before = if self.reduces_once() { 0 } else { a as u64 - 1 };
         let runs = [(0, before), (a - 1, 1)].into_iter().filter(|(_, times)| *times > 0);
         runs.map(move |(a_i, times)| (self.contributors(n_micro, a_i), times))
     }
@@ -147,11 +147,7 @@ impl Plan {
     /// Ranks that add a gradient in micro-step `a`: those with a micro-batch, or, if gradients are
     /// accumulated, those with one in any micro-step.
     pub fn contributors(&self, n_micro: usize, a: usize) -> usize {
-        MicroBatches::new(n_micro, self.world_size).contributors(if self.train_hold.is_some() {
-            0
-        } else {
-            a
-        })
+        MicroBatches::new(n_micro, self.world_size).contributors(if self.reduces_once() { 0 } else { a })
     }
 
     /// Savings of one micro-step compared with two all-gathers of every sharded parameter.

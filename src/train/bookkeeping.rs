@@ -1,14 +1,13 @@
-//! The beginning and the end of every instruction: planned buffers are taken and returned, and the
-//! instruction is recorded in the flight recorder, the ledger, phases, bytes received and spans.
+//! What is recorded of every instruction, at its beginning and its end: flight recorder, ledger label, phase,
+//! bytes received, spans.
 //!
 //! Must not know: what an instruction does (`moves.rs`).
 
-use super::pass::{PassState, Purpose, Visitor};
+use super::pass::{PassState, Purpose};
 use super::spans::{PendingSpan, SpanKind};
 use super::stepper::Stepper;
 use crate::backend::{Backend, CommRecord, Device, MarkOf, Queue};
 use crate::batch::signals;
-use crate::error::Result;
 use crate::params::UnitId;
 use crate::plan::Program;
 use crate::plan::schedule::Instr;
@@ -34,12 +33,7 @@ impl<B: Backend> Stepper<'_, B> {
     }
 
     /// Before instruction `at`.
-    pub(super) fn begin<V: Visitor<B>>(
-        &mut self,
-        pass: &mut PassState<'_, B>,
-        at: usize,
-        visitor: Option<&mut V>,
-    ) -> Result<()> {
+    pub(super) fn begin(&mut self, pass: &mut PassState<'_, B>, at: usize) {
         pass.at = at;
         if signals::report_wanted() {
             self.answer(pass);
@@ -53,22 +47,9 @@ impl<B: Backend> Stepper<'_, B> {
             // A start may block, too.
             self.flight.gathering(unit);
         }
-        let queue = match instr {
-            Instr::Gather(_) => Queue::Gather,
-            Instr::Reduce(_) => Queue::Reduce,
-            _ => Queue::Compute,
-        };
-        for &id in &program.begins[at] {
-            let slot = &program.slots[id];
-            pass.lists.live[id] = Some(self.memory.take(self.device, slot, slot.kind_at(at), queue));
-        }
-        if let (0, Some(visitor)) = (at, visitor) {
-            visitor.upload(self, pass)?;
-        }
         let is_idle = matches!(instr, Instr::Compute(_)) && !pass.has_batch;
         let phase = pass.purpose.phase_of(instr).filter(|_| !is_idle);
         pass.outer_phase = phase.map(|phase| self.timer.switch(phase));
-        Ok(())
     }
 
     /// After the instruction.
@@ -100,18 +81,15 @@ impl<B: Backend> Stepper<'_, B> {
                         SpanKind::UnusedParams { bytes: released_bytes },
                         unit,
                         used,
-                        pass.purpose.trains(),
+                        pass.purpose.is_training(),
                     );
                 }
             }
             Instr::Gather(_) | Instr::Accumulate(_) | Instr::Round(_) | Instr::Reduce(_) => {}
         }
-        for &id in &program.ends[at] {
-            let buf = pass.lists.live[id].take().expect("no collective has a buffer whose life ends");
-            self.memory.give(self.device, buf, program.slots[id].kind_at(at));
-        }
         if self.trace.is_on() {
-            let live_bytes = self.memory.ledger().total_now();
+            let ending_bytes: u64 = program.ends[at].iter().map(|&id| program.slots[id].bytes() as u64).sum();
+            let live_bytes = self.memory.ledger().total_now() - ending_bytes;
             let kind = SpanKind::Instr { what, bytes: released_bytes, live_bytes };
             self.record(kind, unit, pass.began.clone(), false);
         }
@@ -119,7 +97,7 @@ impl<B: Backend> Stepper<'_, B> {
 
     /// Counts and times the collectives that the instruction has waited for, and the wait itself.
     fn record_landed(&mut self, pass: &mut PassState<'_, B>, unit: UnitId, track: Track, class: CommClass) {
-        let counts = pass.purpose.trains();
+        let counts = pass.purpose.is_training();
         for CommRecord { received_bytes: bytes, started, finished } in pass.lists.landed.drain(..) {
             self.volume.add(class, bytes);
             let kind = SpanKind::Collective { track, bytes, live_bytes: self.memory.ledger().total_now() };

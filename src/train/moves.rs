@@ -8,11 +8,34 @@ use super::scratch::{PassLists, get, put, take};
 use super::stepper::Stepper;
 use crate::backend::{Backend, Device, Ops, Queue};
 use crate::error::Result;
-use crate::plan::schedule::{GatherId, ReduceId, Visit};
+use crate::plan::schedule::{GatherId, Instr, ReduceId, Visit};
 use crate::telemetry::MemKind;
 use crate::zero::reduce::Contribution;
 
 impl<B: Backend> Stepper<'_, B> {
+    /// Takes the buffers whose planned life begins with the instruction.
+    pub(super) fn take_buffers(&mut self, pass: &mut PassState<'_, B>) {
+        let (program, at) = (pass.program, pass.at);
+        let queue = match pass.instr() {
+            Instr::Gather(_) => Queue::Gather,
+            Instr::Reduce(_) => Queue::Reduce,
+            _ => Queue::Compute,
+        };
+        for &id in &program.begins[at] {
+            let slot = &program.slots[id];
+            pass.lists.live[id] = Some(self.memory.take(self.device, slot, slot.kind_at(at), queue));
+        }
+    }
+
+    /// Returns the buffers whose planned life ends with the instruction.
+    pub(super) fn return_buffers(&mut self, pass: &mut PassState<'_, B>) {
+        let (program, at) = (pass.program, pass.at);
+        for &id in &program.ends[at] {
+            let buf = pass.lists.live[id].take().expect("no collective has a buffer whose life ends");
+            self.memory.give(self.device, buf, program.slots[id].kind_at(at));
+        }
+    }
+
     /// Starts all-gather `g` into its buffers.
     pub(super) fn start_gather(&mut self, pass: &mut PassState<'_, B>, g: GatherId) {
         let PassLists { live, gathers, .. } = &mut pass.lists;
@@ -50,10 +73,15 @@ impl<B: Backend> Stepper<'_, B> {
     }
 
     /// Adds this micro-step's full gradients to those of earlier ones (`reduce = last_micro_step`).
-    pub(super) fn hold_gradients(&mut self, pass: &mut PassState<'_, B>, r: ReduceId) {
+    pub(super) fn accumulate_gradients(&mut self, pass: &mut PassState<'_, B>, r: ReduceId) {
         let first = pass.purpose.is_first_micro_step();
         for &p in pass.program.schedule.reduces[r].params.iter().filter(|_| pass.has_batch) {
-            self.shards.hold_gradient(self.device, p, get(&pass.lists.live, pass.program.grads[p]), first);
+            self.shards.accumulate_gradient(
+                self.device,
+                p,
+                get(&pass.lists.live, pass.program.grads[p]),
+                first,
+            );
         }
     }
 
@@ -74,7 +102,7 @@ impl<B: Backend> Stepper<'_, B> {
     pub(super) fn start_reduce(&mut self, pass: &mut PassState<'_, B>, r: ReduceId) {
         let PassLists { live, reductions, .. } = &mut pass.lists;
         let reduce = &pass.program.schedule.reduces[r];
-        let full = match self.plan.train_hold.is_some() {
+        let full = match self.plan.reduces_once() {
             true => reduce.params.iter().map(|&p| self.shards.lend_held(p)).collect(),
             false => take(live, &travelling_ids(pass.program, &reduce.params)),
         };
@@ -90,7 +118,7 @@ impl<B: Backend> Stepper<'_, B> {
         let PassLists { live, reductions, landed, .. } = &mut pass.lists;
         let reduce = &pass.program.schedule.reduces[r];
         let (full, staging) = reductions.wait(r, reduce, &mut self.shards, self.plan, landed)?;
-        match self.plan.train_hold.is_some() {
+        match self.plan.reduces_once() {
             true => {
                 full.into_iter().zip(&reduce.params).for_each(|(buf, &p)| self.shards.restore_held(p, buf))
             }

@@ -21,7 +21,7 @@ pub enum Purpose {
         /// The contributions whose gradients are added up.
         contributions: Contributions,
         /// First micro-step of the step.
-        first: bool,
+        is_first_micro_step: bool,
     },
     /// Forward only: a loss, or logits.
     Evaluate,
@@ -29,7 +29,7 @@ pub enum Purpose {
 
 impl Purpose {
     /// Whether the pass counts in the figures of training.
-    pub(super) fn trains(self) -> bool {
+    pub(super) fn is_training(self) -> bool {
         matches!(self, Purpose::Train { .. })
     }
 
@@ -51,8 +51,10 @@ impl Purpose {
 
     /// Whether gradients start with this micro-step.
     pub(super) fn is_first_micro_step(self) -> bool {
-        let Purpose::Train { first, .. } = self else { panic!("an evaluation has no gradients") };
-        first
+        let Purpose::Train { is_first_micro_step, .. } = self else {
+            panic!("an evaluation has no gradients")
+        };
+        is_first_micro_step
     }
 
     /// The contributions that the reductions add up.

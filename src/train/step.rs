@@ -1,8 +1,8 @@
 //! The algorithm: one training step of ZeRO-3, and the one loop that executes a planned program.
 //!
 //! At rest a rank holds slices: of every parameter, gradient and optimizer state. A micro-step visits the
-//! units in turn: its parameters are all-gathered, used and released; in backward they are gathered again,
-//! and the full gradients go to the owners of their slices, who add them up. Then each rank updates its own
+//! units in turn: each unit's parameters are all-gathered, used and released; in backward they are gathered
+//! again, and the full gradients go to the owners of their slices, who add them up. Then each rank updates its own
 //! slices. `plan/schedule.rs` writes the order down as data before step 0, and [`Stepper::execute`] runs it
 //! from top to bottom: nothing is decided here. For two blocks and one unit of prefetch, a line per visit:
 //!
@@ -16,8 +16,12 @@
 //! backward embed | wait for the reduction h.0 | reduce embed | wait for the reduction embed
 //! ```
 //!
+//! `loss head` is the head's forward and backward in one visit. `backward embed` needs no parameters, so
+//! none are gathered. The word matrix is tied here: its gradient, written by head and embedding, is reduced
+//! once, with `reduce embed`.
+//!
 //! Reading order: [`Stepper::step`], [`Stepper::execute`], then what each instruction does (`moves.rs`), what
-//! is recorded of it (`bookkeeping.rs`) and how a visit computes (`visit.rs`).
+//! is recorded of it (`bookkeeping.rs`) and how a visit computes (`compute_visit.rs`).
 
 use super::batches::MicroBatch;
 use super::pass::{PassState, Purpose, Visitor};
@@ -82,8 +86,8 @@ impl<B: Backend> Stepper<'_, B> {
         let (sum, stop) = self.sum_losses(order, signals::stop_code())?;
         let loss = sum / n_tokens as f64;
 
-        // 3. The norm of the whole gradient. It and the loss are the same bits on every rank, so all skip
-        //    alike.
+        // 3. The norm of the whole gradient. It and the loss are the same bits on every rank, so all ranks
+        //    skip the update, or none.
         let outer = self.timer.switch(Phase::Optimizer);
         self.flight.at(update, "gradient norm", None);
         let grad_norm = optim::grad_norm(self.device, self.comm, &self.shards, spec)?;
@@ -93,7 +97,9 @@ impl<B: Backend> Stepper<'_, B> {
             false => optim::first_non_finite(self.device, self.comm, &self.shards, spec)?,
         };
 
-        // 4. Each rank updates the slices it owns; parameters that the stage holds whole are completed.
+        // 4. Each rank updates the elements it owns. Stage 0: that is every element, so the gradients are
+        //    gathered before. Stages 1 and 2, and parameters under the persistence threshold: the updated
+        //    slices are gathered after. Skipped steps gather too: their bytes are those of any other step.
         let lr = lr_at(update, o);
         let refreshed = plan.refreshed_state();
         if refreshed == Some(State::Grad) {
@@ -125,13 +131,14 @@ impl<B: Backend> Stepper<'_, B> {
         if let Some(j) = j {
             self.timer.time(Phase::Data, || load(j, &mut self.scratch.batch));
         }
-        let first = a == 0;
+        let is_first = a == 0;
         let contributions = Contributions {
             contributors: plan.contributors(order.n_micro(), a),
-            first: first || plan.train_hold.is_some(),
+            // Where gradients are accumulated over the step there is one reduction, in the last micro-step.
+            overwrites: is_first || plan.reduces_once(),
         };
         let dlogits_scale = test_hooks::spoilt(rank, (1.0 / n_tokens as f64) as f32);
-        let purpose = Purpose::Train { dlogits_scale, contributions, first };
+        let purpose = Purpose::Train { dlogits_scale, contributions, is_first_micro_step: is_first };
         self.run_micro_batch(plan.micro_step(a, order.micro_steps()), purpose, j.is_some())
     }
 
@@ -174,18 +181,25 @@ impl<B: Backend> Stepper<'_, B> {
     ) -> Result<()> {
         let mut pass = self.begin_pass(program, purpose, visitor.is_some());
         for (at, &instr) in program.schedule.instrs.iter().enumerate() {
-            self.begin(&mut pass, at, visitor.as_deref_mut())?;
+            self.begin(&mut pass, at);
+            self.take_buffers(&mut pass);
+            if at == 0
+                && let Some(visitor) = visitor.as_deref_mut()
+            {
+                visitor.upload(self, &mut pass)?;
+            }
             match instr {
                 Instr::Gather(g) => self.start_gather(&mut pass, g),
                 Instr::Wait(g) => self.land_gather(&mut pass, g)?,
                 Instr::Compute(visit) => self.visit_unit(&mut pass, visit, visitor.as_deref_mut())?,
                 Instr::Release(g) => self.release(&mut pass, g),
-                Instr::Accumulate(r) => self.hold_gradients(&mut pass, r),
+                Instr::Accumulate(r) => self.accumulate_gradients(&mut pass, r),
                 Instr::Round(r) => self.round_gradients(&mut pass, r),
                 Instr::Reduce(r) => self.start_reduce(&mut pass, r),
                 Instr::ReduceWait(r) => self.land_reduce(&mut pass, r)?,
             }
             self.end(&mut pass);
+            self.return_buffers(&mut pass);
         }
         self.end_pass(pass);
         Ok(())
@@ -203,21 +217,21 @@ impl<B: Backend> Stepper<'_, B> {
         Ok(())
     }
 
-    /// Sum of the losses of all micro-batches in the order of their index, and the largest `word` of any
+    /// Sum of the losses of all micro-batches in the order of their index, and the largest stop code of any
     /// rank.
-    fn sum_losses(&mut self, order: MicroBatches, word: i32) -> Result<(f64, i32)> {
+    fn sum_losses(&mut self, order: MicroBatches, stop_code: i32) -> Result<(f64, i32)> {
         self.flight.at(self.step_now, "losses", None);
         let Scratch { losses, own, all, .. } = &mut self.scratch;
         own.clear();
         for sum in losses.drain(..) {
             own.push(sum.map_or(Ok(0.0), |sum| self.device.finish_sum(sum))?);
         }
-        own.push(f64::from(word));
+        own.push(f64::from(stop_code));
         all.resize(self.comm.size() * own.len(), 0.0);
         self.comm.control().all_gather_into(own, all)?;
         let sum = order.sum(|rank, a| all[rank * own.len() + a]);
-        let word = all.chunks_exact(own.len()).map(|rank| rank[own.len() - 1] as i32).max();
-        Ok((sum, word.unwrap_or(0)))
+        let largest = all.chunks_exact(own.len()).map(|rank| rank[own.len() - 1] as i32).max();
+        Ok((sum, largest.unwrap_or(0)))
     }
 }
 

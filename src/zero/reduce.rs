@@ -20,8 +20,8 @@ pub struct Reductions<C: Comm> {
 pub struct Contributions {
     /// Ranks `0..contributors` have a gradient to add.
     pub contributors: usize,
-    /// First reduction of the step: slices are overwritten, not added to.
-    pub first: bool,
+    /// Slices are overwritten, not added to: the first reduction of the step.
+    pub overwrites: bool,
 }
 
 /// What this rank puts into a reduction.
@@ -59,9 +59,9 @@ impl<C: Comm> Reductions<C> {
         own: Contribution,
     ) {
         let slices = reduce.params.iter().map(|&p| shards.lend_sum(p)).collect();
-        let Contribution { full, staging, from: Contributions { contributors, first } } = own;
+        let Contribution { full, staging, from: Contributions { contributors, overwrites } } = own;
         let buckets = reduce.buckets.clone();
-        let job = ReduceScatter { full, slices, staging, buckets, contributors, first };
+        let job = ReduceScatter { full, slices, staging, buckets, contributors, overwrites };
         self.in_flight[r] = Some(comm.reduce_scatter(after, job));
     }
 

@@ -187,7 +187,7 @@ impl Shards {
     }
 
     /// Adds a full gradient to the held one; overwrites it where `first`.
-    pub fn hold_gradient<D: Ops>(&mut self, device: &D, param: ParamId, full: &Buf, first: bool) {
+    pub fn accumulate_gradient<D: Ops>(&mut self, device: &D, param: ParamId, full: &Buf, first: bool) {
         let n = self.numel(param);
         let held = self.held[param]
             .as_mut()

@@ -231,7 +231,7 @@ fn reduce_scatter(
     scratch: &mut Scratch,
     reduce: &mut ReduceScatter,
 ) -> Result<u64> {
-    let ReduceScatter { full, slices, staging, buckets, contributors, first } = reduce;
+    let ReduceScatter { full, slices, staging, buckets, contributors, overwrites } = reduce;
     let Scratch { pending, addresses, chunk } = scratch;
     let mut requests = transport.requests(pending);
     let neighbours = transport.neighbours();
@@ -242,8 +242,15 @@ fn reduce_scatter(
     if !givers.is_empty() {
         chunk.resize(CHUNK_BYTES / 4, 0);
     }
-    let mut sum =
-        Sum { transport, full, givers, theirs: &addresses.theirs, chunk, first: *first, read_bytes: 0 };
+    let mut sum = Sum {
+        transport,
+        full,
+        givers,
+        theirs: &addresses.theirs,
+        chunk,
+        overwrites: *overwrites,
+        read_bytes: 0,
+    };
     for bucket in buckets.iter() {
         let exchange = bucket.exchange(transport.rank, transport.size, *contributors);
         start(exchange, &mut requests, transport, full, staging.as_mut())?;
@@ -289,7 +296,7 @@ struct Sum<'a> {
     /// What is read before it is added, [`CHUNK_BYTES`].
     chunk: &'a mut [u32],
     /// The first contribution is copied, not added.
-    first: bool,
+    overwrites: bool,
     read_bytes: u64,
 }
 
@@ -313,7 +320,7 @@ impl Sum<'_> {
             let chunk_of = |range: Range<usize>| range.start + done..range.start + done + n;
             let in_full = chunk_of(part.in_full.clone());
             for from in exchange.contributors() {
-                let copy = self.first && from == 0;
+                let copy = self.overwrites && from == 0;
                 if let Ok(giver) = self.givers.binary_search(&from) {
                     self.add_read(chunk, giver, part.param, in_full.start, copy)?;
                 } else if from == rank {

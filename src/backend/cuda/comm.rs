@@ -165,7 +165,7 @@ impl NcclComm {
         bucket: &Bucket,
         bufs: &mut Buffers,
         contributors: usize,
-        first: bool,
+        overwrites: bool,
     ) -> Result<u64> {
         let (rank, size) = (self.rank(), self.size());
         let exchange = bucket.exchange(rank, size, contributors);
@@ -189,7 +189,7 @@ impl NcclComm {
             let sum = slices[param].view_mut().range(in_slice);
             let received =
                 staging.as_ref().map(|staging| staging.view().range(in_staging.start..staging.numel()));
-            self.add_in_order(sum, own, received, Order { stride, contributors, rank, first });
+            self.add_in_order(sum, own, received, Order { stride, contributors, rank, overwrites });
         }
         Ok(received_bytes)
     }
@@ -201,7 +201,7 @@ impl NcclComm {
         bucket: &Bucket,
         bufs: &mut Buffers,
         contributors: usize,
-        first: bool,
+        overwrites: bool,
     ) -> Result<u64> {
         let (rank, size) = (self.rank(), self.size());
         let Buffers { inputs: full, outputs: slices, staging } = bufs;
@@ -229,7 +229,7 @@ impl NcclComm {
             let sum = slices[piece.param].view_mut().range(piece.range.clone());
             let arrived = staging.view().range(offset..offset + piece.range.len());
             // One contribution, which is the sum of all.
-            self.add_in_order(sum, arrived, None, Order { stride: 0, contributors: 1, rank: 0, first });
+            self.add_in_order(sum, arrived, None, Order { stride: 0, contributors: 1, rank: 0, overwrites });
             offset += piece.range.len();
         }
         Ok(received_bytes)
@@ -251,7 +251,7 @@ impl NcclComm {
             .long(order.stride as i64)
             .int(order.contributors as i32)
             .int(order.rank as i32)
-            .int(i32::from(order.first))
+            .int(i32::from(order.overwrites))
             .go();
     }
 }
@@ -263,7 +263,7 @@ struct Order {
     contributors: usize,
     rank: usize,
     /// The first contribution is copied.
-    first: bool,
+    overwrites: bool,
 }
 
 /// What a collective owns.
@@ -318,14 +318,14 @@ impl Comm for NcclComm {
     }
 
     fn reduce_scatter(&self, after: Event, reduce: ReduceScatter) -> InFlight {
-        let ReduceScatter { full, slices, staging, buckets, contributors, first } = reduce;
+        let ReduceScatter { full, slices, staging, buckets, contributors, overwrites } = reduce;
         let bufs = Buffers { inputs: full, outputs: slices, staging };
         let in_order = self.deterministic || self.communicators.is_none();
         self.launch(Queue::Reduce, &after, bufs, |bufs| {
             buckets.iter().try_fold(0, |received, bucket| {
                 let bytes = match in_order {
-                    true => self.exchange_and_add(bucket, bufs, contributors, first)?,
-                    false => self.reduce_scatter_and_add(bucket, bufs, contributors, first)?,
+                    true => self.exchange_and_add(bucket, bufs, contributors, overwrites)?,
+                    false => self.reduce_scatter_and_add(bucket, bufs, contributors, overwrites)?,
                 };
                 Ok(received + bytes)
             })

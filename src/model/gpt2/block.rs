@@ -43,12 +43,12 @@ scratch! {
     ForwardWork<D>(block: &Block, precision) {
         /// (B * T, C): what a branch adds to the residual stream.
         branch: (block.rows() * block.c(), precision.activation),
-        /// Of attention.
+        /// Scratch of attention.
         attention_work: (
             D::attention_forward_work_numel(block.attention.shape(), precision.activation),
             DType::F32
         ),
-        /// Of products.
+        /// Scratch of matrix products.
         linear_work: (linear_forward_work::<D>(&block.products(), precision), DType::F32),
     }
 }
@@ -57,23 +57,23 @@ scratch! {
     /// Scratch of a backward visit.
     BackwardWork<D>(block: &Block, precision) {
         /// (B * T, 4 C): the gradient of the hidden layer, then of queries, keys and values.
-        dwide: (block.rows() * 4 * block.c(), precision.activation),
+        wide: (block.rows() * 4 * block.c(), precision.activation),
         /// (B * T, C): the gradient of normed rows and of attention's output.
-        dnarrow: (block.rows() * block.c(), precision.activation),
-        /// Of attention.
+        narrow: (block.rows() * block.c(), precision.activation),
+        /// Scratch of attention.
         attention_work: (
             D::attention_backward_work_numel(block.attention.shape(), precision.activation),
             DType::F32
         ),
-        /// Of norms.
+        /// Scratch of norms.
         layer_norm_work: (block.ln_1.work_numel::<D>(), DType::F32),
-        /// Of products.
+        /// Scratch of matrix products.
         linear_work: (linear_backward_work::<D>(&block.products(), precision), DType::F32),
     }
 }
 
 impl Block {
-    /// Of these sizes.
+    /// A block of these sizes.
     pub fn new(dims: &Dims) -> Self {
         let (rows, c, residual) = (dims.rows(), dims.c, residual_init(dims.n_layer));
         let Dims { b, t, n_heads, d_head, .. } = *dims;
@@ -100,9 +100,9 @@ impl Block {
     }
 
     /// Reads the residual stream and writes it anew.
-    pub fn compute<D: Ops>(&self, dev: &D, pieces: &[Piece], params: &[View<'_>], mut io: ForwardIo<'_>) {
+    pub fn forward<D: Ops>(&self, dev: &D, pieces: &[Piece], params: &[View<'_>], mut io: ForwardIo<'_>) {
         let Forward { ln_1, c_attn, attention, attn_proj, sum, ln_2, c_fc, mlp_proj } =
-            &mut self.forward(params, io.saved);
+            &mut self.bind_forward(params, io.saved);
         let mut work = ForwardWork::of(io.work);
         let x = Rows::input(io.input.expect("a block has an input"));
         for piece in pieces {
@@ -124,71 +124,51 @@ impl Block {
         }
     }
 
-    /// Turns the gradient of the output into that of the input and writes every parameter's gradient.
-    pub fn differentiate<D: Ops>(&self, dev: &D, pieces: &[Piece], params: &[View<'_>], io: BackwardIo<'_>) {
+    /// Turns the gradient of the output into that of the input, in place, and writes the gradient of every
+    /// parameter.
+    pub fn backward<D: Ops>(&self, dev: &D, pieces: &[Piece], params: &[View<'_>], io: BackwardIo<'_>) {
         let Backward { ln_1, c_attn, attention, attn_proj, sum, ln_2, c_fc, mlp_proj } =
-            &mut self.backward(params, io.saved, io.grads);
-        let mut work = BackwardWork::of(io.work);
+            &mut self.bind_backward(params, io.saved, io.grads);
+        let BackwardWork { wide, narrow, attention_work, layer_norm_work, linear_work } =
+            &mut BackwardWork::of(io.work);
         let x = Rows::input(io.input.expect("a block has an input"));
         let mut dres = io.dresidual;
-        let dqkv = 0..self.rows() * self.attention.shape().qkv_row();
+        let dqkv = 0..self.c_attn.shape().out_numel();
         for piece in pieces.iter().rev() {
             match piece {
-                // The residual path keeps dres.
+                // Both terms of `out = sum + branch` have the gradient of the output, which is in dres.
                 Piece::Leave => {}
                 Piece::Mlp => {
-                    mlp_proj.backward_weight(dev, dres.as_view(), c_fc.out(), work.linear_work.reborrow());
-                    let (dfc, dout) = (work.dwide.reborrow(), dres.as_view());
-                    mlp_proj.backward_gelu_input(dev, dfc, dout, c_fc, work.linear_work.reborrow());
-                    c_fc.backward_weight(dev, work.dwide.as_view(), ln_2.out(), work.linear_work.reborrow());
-                    c_fc.backward_input(
-                        dev,
-                        work.dnarrow.reborrow(),
-                        work.dwide.as_view(),
-                        work.linear_work.reborrow(),
-                    );
+                    mlp_proj.backward_weight(dev, dres.as_view(), c_fc.out(), linear_work.reborrow());
+                    let mut dc_fc = wide.reborrow();
+                    let (dout, work) = (dres.as_view(), linear_work.reborrow());
+                    mlp_proj.backward_gelu_input(dev, dc_fc.reborrow(), dout, c_fc, work);
+                    c_fc.backward_weight(dev, dc_fc.as_view(), ln_2.out(), linear_work.reborrow());
+                    let dln_2_out = narrow.reborrow();
+                    c_fc.backward_input(dev, dln_2_out, dc_fc.as_view(), linear_work.reborrow());
                 }
                 Piece::Middle => {
-                    ln_2.backward(
-                        dev,
-                        dres.reborrow(),
-                        work.dnarrow.as_view(),
-                        sum.out(),
-                        work.layer_norm_work.reborrow(),
-                    );
+                    let dln_2_out = narrow.as_view();
+                    ln_2.backward_add(dev, dres.reborrow(), dln_2_out, sum.out(), layer_norm_work.reborrow());
                 }
                 Piece::Out => {
-                    attn_proj.backward_weight(
-                        dev,
-                        dres.as_view(),
-                        attention.out(),
-                        work.linear_work.reborrow(),
-                    );
-                    attn_proj.backward_input(
-                        dev,
-                        work.dnarrow.reborrow(),
-                        dres.as_view(),
-                        work.linear_work.reborrow(),
-                    );
+                    attn_proj.backward_weight(dev, dres.as_view(), attention.out(), linear_work.reborrow());
+                    let dattended = narrow.reborrow();
+                    attn_proj.backward_input(dev, dattended, dres.as_view(), linear_work.reborrow());
                 }
                 Piece::Attend => {
-                    let dqkv = work.dwide.reborrow().range(dqkv.clone());
-                    let attention_work = work.attention_work.reborrow();
-                    attention.backward(dev, dqkv, work.dnarrow.as_view(), c_attn.out(), attention_work);
+                    let (dqkv, dattended) = (wide.reborrow().range(dqkv.clone()), narrow.as_view());
+                    attention.backward(dev, dqkv, dattended, c_attn.out(), attention_work.reborrow());
                 }
                 Piece::Project => {
-                    let dqkv = work.dwide.as_view().range(dqkv.clone());
-                    c_attn.backward_weight(dev, dqkv, ln_1.out(), work.linear_work.reborrow());
-                    c_attn.backward_input(dev, work.dnarrow.reborrow(), dqkv, work.linear_work.reborrow());
+                    let dqkv = wide.as_view().range(dqkv.clone());
+                    c_attn.backward_weight(dev, dqkv, ln_1.out(), linear_work.reborrow());
+                    let dln_1_out = narrow.reborrow();
+                    c_attn.backward_input(dev, dln_1_out, dqkv, linear_work.reborrow());
                 }
                 Piece::Enter => {
-                    ln_1.backward(
-                        dev,
-                        dres.reborrow(),
-                        work.dnarrow.as_view(),
-                        x,
-                        work.layer_norm_work.reborrow(),
-                    );
+                    let dln_1_out = narrow.as_view();
+                    ln_1.backward_add(dev, dres.reborrow(), dln_1_out, x, layer_norm_work.reborrow());
                 }
             }
         }

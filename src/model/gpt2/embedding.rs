@@ -35,8 +35,8 @@ impl Embedding {
     }
 
     /// Writes the residual stream.
-    pub fn compute<D: Ops>(&self, dev: &D, dims: &Dims, params: &[View<'_>], io: ForwardIo<'_>) {
-        let Forward { wte, wpe } = self.forward(params, io.saved);
+    pub fn forward<D: Ops>(&self, dev: &D, dims: &Dims, params: &[View<'_>], io: ForwardIo<'_>) {
+        let Forward { wte, wpe } = self.bind_forward(params, io.saved);
         let first = io.cached.map_or(0, |cached| cached.first);
         let positions = wpe.weight().range(first * dims.c..wpe.weight().numel());
         dev.embedding_forward(io.out, io.tokens, wte.weight(), Some(positions), dims.t);
@@ -44,7 +44,7 @@ impl Embedding {
 
     /// Adds to the gradient of wte (the tied head has written it) and writes that of wpe. Needs no
     /// parameters.
-    pub fn differentiate<D: Ops>(&self, dev: &D, dims: &Dims, io: BackwardIo<'_>) {
+    pub fn backward<D: Ops>(&self, dev: &D, dims: &Dims, io: BackwardIo<'_>) {
         let Grads { wte, wpe } = self.grads(io.grads);
         let BackwardWork { token_order } = BackwardWork::of(io.work);
         dev.embedding_backward(

@@ -57,19 +57,19 @@ impl Family for Gpt2 {
     }
 
     fn embedding<D: Ops>(&self, dev: &D, params: &[View<'_>], io: ForwardIo<'_>) {
-        self.embedding.compute(dev, &self.dims, params, io);
+        self.embedding.forward(dev, &self.dims, params, io);
     }
 
     fn embedding_backward<D: Ops>(&self, dev: &D, io: BackwardIo<'_>) {
-        self.embedding.differentiate(dev, &self.dims, io);
+        self.embedding.backward(dev, &self.dims, io);
     }
 
     fn block<D: Ops>(&self, dev: &D, pieces: &[Piece], params: &[View<'_>], io: ForwardIo<'_>) {
-        self.block.compute(dev, pieces, params, io);
+        self.block.forward(dev, pieces, params, io);
     }
 
     fn block_backward<D: Ops>(&self, dev: &D, pieces: &[Piece], params: &[View<'_>], io: BackwardIo<'_>) {
-        self.block.differentiate(dev, pieces, params, io);
+        self.block.backward(dev, pieces, params, io);
     }
 
     fn loss<D: Ops>(&self, dev: &D, params: &[View<'_>], io: LossIo<'_>) {

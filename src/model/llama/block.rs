@@ -32,7 +32,7 @@ unit! {
         sum: Sum<AfterAttention>,
         /// RMSNorm before the hidden layer.
         norm_2: RmsNorm<Norm2 reads AfterAttention>,
-        /// The hidden layer, rows of gate and of up.
+        /// Gate and up projections in one, (B * T, 2 F).
         gate_up: Linear<GateUp reads Norm2>,
         /// Its activation.
         swiglu: Swiglu<Activated reads GateUp>,
@@ -46,14 +46,14 @@ scratch! {
     ForwardWork<D>(block: &Block, precision) {
         /// (B * T, C): what a branch adds to the residual stream.
         branch: (block.rows() * block.c(), precision.activation),
-        /// Of the rotation.
+        /// Scratch of RoPE.
         rope_work: (D::rope_work_numel(block.attention.shape()), DType::F32),
-        /// Of attention.
+        /// Scratch of attention.
         attention_work: (
             D::attention_forward_work_numel(block.attention.shape(), precision.activation),
             DType::F32
         ),
-        /// Of products.
+        /// Scratch of matrix products.
         linear_work: (linear_forward_work::<D>(&block.products(), precision), DType::F32),
     }
 }
@@ -63,30 +63,30 @@ scratch! {
     BackwardWork<D>(block: &Block, precision) {
         /// (B * T, the wider of 2 F and (H + 2 Hkv) * D): the gradient of gate and up, then of queries, keys
         /// and values.
-        dwide: (
+        wide: (
             block.rows() * block.attention.shape().qkv_row().max(block.gate_up.shape().n_out),
             precision.activation
         ),
         /// (B * T, F): the gradient of the activated hidden layer.
         dswiglu: (block.rows() * block.down.shape().n_in, precision.activation),
-        /// (B * T, C): the gradient of normed rows.
-        dnarrow: (block.rows() * block.c(), precision.activation),
-        /// Of the rotation.
+        /// (B * T, C): the gradient of normed rows, and of attention's output.
+        narrow: (block.rows() * block.c(), precision.activation),
+        /// Scratch of RoPE.
         rope_work: (D::rope_work_numel(block.attention.shape()), DType::F32),
-        /// Of attention.
+        /// Scratch of attention.
         attention_work: (
             D::attention_backward_work_numel(block.attention.shape(), precision.activation),
             DType::F32
         ),
-        /// Of norms.
+        /// Scratch of norms.
         rms_norm_work: (block.norm_1.work_numel::<D>(), DType::F32),
-        /// Of products.
+        /// Scratch of matrix products.
         linear_work: (linear_backward_work::<D>(&block.products(), precision), DType::F32),
     }
 }
 
 impl Block {
-    /// Of these sizes.
+    /// A block of these sizes.
     pub fn new(dims: &Dims, shape: &Shape) -> Self {
         let (rows, c, residual) = (dims.rows(), dims.c, residual_init(dims.n_layer));
         let &Shape { n_kv_heads, d_ff, norm_eps, .. } = shape;
@@ -115,7 +115,7 @@ impl Block {
     }
 
     /// Reads the residual stream and writes it anew; rotary frequencies have the base `theta`.
-    pub fn compute<D: Ops>(
+    pub fn forward<D: Ops>(
         &self,
         dev: &D,
         theta: f32,
@@ -124,7 +124,7 @@ impl Block {
         mut io: ForwardIo<'_>,
     ) {
         let Forward { norm_1, qkv, attention, o_proj, sum, norm_2, gate_up, swiglu, down } =
-            &mut self.forward(params, io.saved);
+            &mut self.bind_forward(params, io.saved);
         let mut work = ForwardWork::of(io.work);
         let x = Rows::input(io.input.expect("a block has an input"));
         for piece in pieces {
@@ -155,8 +155,9 @@ impl Block {
         }
     }
 
-    /// Turns the gradient of the output into that of the input and writes every parameter's gradient.
-    pub fn differentiate<D: Ops>(
+    /// Turns the gradient of the output into that of the input, in place, and writes the gradient of every
+    /// parameter.
+    pub fn backward<D: Ops>(
         &self,
         dev: &D,
         theta: f32,
@@ -165,50 +166,55 @@ impl Block {
         io: BackwardIo<'_>,
     ) {
         let Backward { norm_1, qkv, attention, o_proj, sum, norm_2, gate_up, swiglu, down } =
-            &mut self.backward(params, io.saved, io.grads);
-        let mut work = BackwardWork::of(io.work);
+            &mut self.bind_backward(params, io.saved, io.grads);
+        let BackwardWork { wide, dswiglu, narrow, rope_work, attention_work, rms_norm_work, linear_work } =
+            &mut BackwardWork::of(io.work);
         let x = Rows::input(io.input.expect("a block has an input"));
         let mut dres = io.dresidual;
-        let dgate_up = 0..self.rows() * self.gate_up.shape().n_out;
-        let dqkv = 0..self.rows() * self.attention.shape().qkv_row();
+        let (dgate_up, dqkv) = (0..self.gate_up.shape().out_numel(), 0..self.qkv.shape().out_numel());
         for piece in pieces.iter().rev() {
-            let (dnarrow, linear_work) = (&mut work.dnarrow, &mut work.linear_work);
             match piece {
-                // The residual path keeps dres.
+                // Both terms of `out = sum + branch` have the gradient of the output, which is in dres.
                 Piece::Leave => {}
                 Piece::Mlp => {
                     down.backward_weight(dev, dres.as_view(), swiglu.out(), linear_work.reborrow());
-                    down.backward_input(dev, work.dswiglu.reborrow(), dres.as_view(), linear_work.reborrow());
-                    let dwide = work.dwide.reborrow().range(dgate_up.clone());
-                    swiglu.backward(dev, dwide, work.dswiglu.as_view(), gate_up.out());
-                    let dgate_up = work.dwide.as_view().range(dgate_up.clone());
-                    gate_up.backward_weight(dev, dgate_up, norm_2.out(), linear_work.reborrow());
-                    gate_up.backward_input(dev, dnarrow.reborrow(), dgate_up, linear_work.reborrow());
+                    down.backward_input(dev, dswiglu.reborrow(), dres.as_view(), linear_work.reborrow());
+                    let mut dgate_up = wide.reborrow().range(dgate_up.clone());
+                    swiglu.backward(dev, dgate_up.reborrow(), dswiglu.as_view(), gate_up.out());
+                    gate_up.backward_weight(dev, dgate_up.as_view(), norm_2.out(), linear_work.reborrow());
+                    let dnorm_2_out = narrow.reborrow();
+                    gate_up.backward_input(dev, dnorm_2_out, dgate_up.as_view(), linear_work.reborrow());
                 }
                 Piece::Middle => {
-                    let norm_work = work.rms_norm_work.reborrow();
-                    norm_2.backward(dev, dres.reborrow(), dnarrow.as_view(), sum.out(), norm_work);
+                    let dnorm_2_out = narrow.as_view();
+                    norm_2.backward_add(
+                        dev,
+                        dres.reborrow(),
+                        dnorm_2_out,
+                        sum.out(),
+                        rms_norm_work.reborrow(),
+                    );
                 }
                 Piece::Out => {
                     o_proj.backward_weight(dev, dres.as_view(), attention.out(), linear_work.reborrow());
-                    o_proj.backward_input(dev, dnarrow.reborrow(), dres.as_view(), linear_work.reborrow());
+                    let dattended = narrow.reborrow();
+                    o_proj.backward_input(dev, dattended, dres.as_view(), linear_work.reborrow());
                 }
                 Piece::Attend => {
-                    let (dqkv, attention_work) =
-                        (work.dwide.reborrow().range(dqkv.clone()), work.attention_work.reborrow());
-                    attention.backward(dev, dqkv, dnarrow.as_view(), qkv.out(), attention_work);
+                    let (dqkv, dattended) = (wide.reborrow().range(dqkv.clone()), narrow.as_view());
+                    attention.backward(dev, dqkv, dattended, qkv.out(), attention_work.reborrow());
                 }
                 Piece::Project => {
-                    let back = Rotation { first: 0, theta, inverse: true };
-                    let rotated = work.dwide.reborrow().range(dqkv.clone());
-                    dev.rope(rotated, work.rope_work.reborrow(), self.attention.shape(), back);
-                    let dqkv = work.dwide.as_view().range(dqkv.clone());
-                    qkv.backward_weight(dev, dqkv, norm_1.out(), linear_work.reborrow());
-                    qkv.backward_input(dev, dnarrow.reborrow(), dqkv, linear_work.reborrow());
+                    let mut dqkv = wide.reborrow().range(dqkv.clone());
+                    let shape = self.attention.shape();
+                    qkv.rotate_back(dev, dqkv.reborrow(), rope_work.reborrow(), shape, theta);
+                    qkv.backward_weight(dev, dqkv.as_view(), norm_1.out(), linear_work.reborrow());
+                    let dnorm_1_out = narrow.reborrow();
+                    qkv.backward_input(dev, dnorm_1_out, dqkv.as_view(), linear_work.reborrow());
                 }
                 Piece::Enter => {
-                    let norm_work = work.rms_norm_work.reborrow();
-                    norm_1.backward(dev, dres.reborrow(), dnarrow.as_view(), x, norm_work);
+                    let dnorm_1_out = narrow.as_view();
+                    norm_1.backward_add(dev, dres.reborrow(), dnorm_1_out, x, rms_norm_work.reborrow());
                 }
             }
         }

@@ -70,19 +70,19 @@ impl Family for Llama {
     }
 
     fn embedding<D: Ops>(&self, dev: &D, params: &[View<'_>], io: ForwardIo<'_>) {
-        self.embedding.compute(dev, self.dims.t, params, io);
+        self.embedding.forward(dev, self.dims.t, params, io);
     }
 
     fn embedding_backward<D: Ops>(&self, dev: &D, io: BackwardIo<'_>) {
-        self.embedding.differentiate(dev, self.dims.t, self.shape.tied, io);
+        self.embedding.backward(dev, self.dims.t, self.shape.tied, io);
     }
 
     fn block<D: Ops>(&self, dev: &D, pieces: &[Piece], params: &[View<'_>], io: ForwardIo<'_>) {
-        self.block.compute(dev, self.shape.rope_theta, pieces, params, io);
+        self.block.forward(dev, self.shape.rope_theta, pieces, params, io);
     }
 
     fn block_backward<D: Ops>(&self, dev: &D, pieces: &[Piece], params: &[View<'_>], io: BackwardIo<'_>) {
-        self.block.differentiate(dev, self.shape.rope_theta, pieces, params, io);
+        self.block.backward(dev, self.shape.rope_theta, pieces, params, io);
     }
 
     fn loss<D: Ops>(&self, dev: &D, params: &[View<'_>], io: LossIo<'_>) {

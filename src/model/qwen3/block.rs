@@ -1,5 +1,5 @@
-//! A pre-RMSNorm transformer block of Qwen3, forward and backward by hand. Query and key heads are normed
-//! over their own channels before they are turned.
+//! A pre-RMSNorm transformer block of Qwen3, forward and backward by hand. Query and key heads are
+//! RMS-normalised, each over its own channels, before RoPE.
 //!
 //! ```text
 //! sum = x   + o_proj(attention(rope(norm_heads(qkv_proj(norm_1(x))))))
@@ -37,7 +37,7 @@ unit! {
         sum: Sum<AfterAttention>,
         /// RMSNorm before the hidden layer.
         norm_2: RmsNorm<Norm2 reads AfterAttention>,
-        /// The hidden layer, rows of gate and of up.
+        /// Gate and up projections in one, (B * T, 2 F).
         gate_up: Linear<GateUp reads Norm2>,
         /// Its activation.
         swiglu: Swiglu<Activated reads GateUp>,
@@ -53,14 +53,14 @@ scratch! {
         branch: (block.rows() * block.c(), precision.activation),
         /// (B * T, H * D): heads that are being normed.
         normed: (block.q_norm.numel(), precision.activation),
-        /// Of the rotation.
+        /// Scratch of RoPE.
         rope_work: (D::rope_work_numel(block.attention.shape()), DType::F32),
-        /// Of attention.
+        /// Scratch of attention.
         attention_work: (
             D::attention_forward_work_numel(block.attention.shape(), precision.activation),
             DType::F32
         ),
-        /// Of products.
+        /// Scratch of matrix products.
         linear_work: (linear_forward_work::<D>(&block.products(), precision), DType::F32),
     }
 }
@@ -70,26 +70,26 @@ scratch! {
     BackwardWork<D>(block: &Block, precision) {
         /// (B * T, the wider of 2 F and (H + 2 Hkv) * D): the gradient of gate and up, then of queries, keys
         /// and values.
-        dwide: (
+        wide: (
             block.rows() * block.attention.shape().qkv_row().max(block.gate_up.shape().n_out),
             precision.activation
         ),
         /// (B * T, F): the gradient of the activated hidden layer.
         dswiglu: (block.rows() * block.down.shape().n_in, precision.activation),
         /// (B * T, C): the gradient of normed rows.
-        dnarrow: (block.rows() * block.c(), precision.activation),
+        narrow: (block.rows() * block.c(), precision.activation),
         /// (B * T, H * D): the gradient of attention's output, then of normed heads.
-        dheads: (block.q_norm.numel(), precision.activation),
+        heads: (block.q_norm.numel(), precision.activation),
         /// (B * T, H * D): the gradient of heads before their norm.
-        dheads_in: (block.q_norm.numel(), precision.activation),
-        /// Of the rotation.
+        heads_in: (block.q_norm.numel(), precision.activation),
+        /// Scratch of RoPE.
         rope_work: (D::rope_work_numel(block.attention.shape()), DType::F32),
-        /// Of attention.
+        /// Scratch of attention.
         attention_work: (
             D::attention_backward_work_numel(block.attention.shape(), precision.activation),
             DType::F32
         ),
-        /// Of norms.
+        /// Scratch of norms.
         rms_norm_work: (
             block
                 .norm_1
@@ -98,16 +98,13 @@ scratch! {
                 .max(block.k_norm.work_numel::<D>()),
             DType::F32
         ),
-        /// Of products.
+        /// Scratch of matrix products.
         linear_work: (linear_backward_work::<D>(&block.products(), precision), DType::F32),
     }
 }
 
-/// What a visit consists of.
-pub const PIECES: &[Piece] = &Piece::OF_BLOCK;
-
 impl Block {
-    /// Of these sizes.
+    /// A block of these sizes.
     pub fn new(dims: &Dims, shape: &Shape) -> Self {
         let (rows, c, residual) = (dims.rows(), dims.c, residual_init(dims.n_layer));
         let &Shape { n_kv_heads, d_ff, norm_eps, .. } = shape;
@@ -138,7 +135,7 @@ impl Block {
     }
 
     /// Reads the residual stream and writes it anew; rotary frequencies have the base `theta`.
-    pub fn compute<D: Ops>(
+    pub fn forward<D: Ops>(
         &self,
         dev: &D,
         theta: f32,
@@ -147,7 +144,7 @@ impl Block {
         mut io: ForwardIo<'_>,
     ) {
         let Forward { norm_1, qkv, q_norm, k_norm, attention, o_proj, sum, norm_2, gate_up, swiglu, down } =
-            &mut self.forward(params, io.saved);
+            &mut self.bind_forward(params, io.saved);
         let mut work = ForwardWork::of(io.work);
         let x = Rows::input(io.input.expect("a block has an input"));
         for piece in pieces {
@@ -180,8 +177,9 @@ impl Block {
         }
     }
 
-    /// Turns the gradient of the output into that of the input and writes every parameter's gradient.
-    pub fn differentiate<D: Ops>(
+    /// Turns the gradient of the output into that of the input, in place, and writes the gradient of every
+    /// parameter.
+    pub fn backward<D: Ops>(
         &self,
         dev: &D,
         theta: f32,
@@ -190,72 +188,71 @@ impl Block {
         io: BackwardIo<'_>,
     ) {
         let Backward { norm_1, qkv, q_norm, k_norm, attention, o_proj, sum, norm_2, gate_up, swiglu, down } =
-            &mut self.backward(params, io.saved, io.grads);
-        let mut work = BackwardWork::of(io.work);
+            &mut self.bind_backward(params, io.saved, io.grads);
+        let BackwardWork {
+            wide,
+            dswiglu,
+            narrow,
+            heads,
+            heads_in,
+            rope_work,
+            attention_work,
+            rms_norm_work,
+            linear_work,
+        } = &mut BackwardWork::of(io.work);
         let x = Rows::input(io.input.expect("a block has an input"));
         let mut dres = io.dresidual;
-        let dgate_up = 0..self.rows() * self.gate_up.shape().n_out;
-        let dqkv = 0..self.rows() * self.attention.shape().qkv_row();
+        let (dgate_up, dqkv) = (0..self.gate_up.shape().out_numel(), 0..self.qkv.shape().out_numel());
         for piece in pieces.iter().rev() {
             match piece {
-                // The residual path keeps dres.
+                // Both terms of `out = sum + branch` have the gradient of the output, which is in dres.
                 Piece::Leave => {}
                 Piece::Mlp => {
-                    down.backward_weight(dev, dres.as_view(), swiglu.out(), work.linear_work.reborrow());
-                    down.backward_input(
-                        dev,
-                        work.dswiglu.reborrow(),
-                        dres.as_view(),
-                        work.linear_work.reborrow(),
-                    );
-                    let dwide = work.dwide.reborrow().range(dgate_up.clone());
-                    swiglu.backward(dev, dwide, work.dswiglu.as_view(), gate_up.out());
-                    let dgate_up = work.dwide.as_view().range(dgate_up.clone());
-                    gate_up.backward_weight(dev, dgate_up, norm_2.out(), work.linear_work.reborrow());
-                    gate_up.backward_input(
-                        dev,
-                        work.dnarrow.reborrow(),
-                        dgate_up,
-                        work.linear_work.reborrow(),
-                    );
+                    down.backward_weight(dev, dres.as_view(), swiglu.out(), linear_work.reborrow());
+                    down.backward_input(dev, dswiglu.reborrow(), dres.as_view(), linear_work.reborrow());
+                    let mut dgate_up = wide.reborrow().range(dgate_up.clone());
+                    swiglu.backward(dev, dgate_up.reborrow(), dswiglu.as_view(), gate_up.out());
+                    gate_up.backward_weight(dev, dgate_up.as_view(), norm_2.out(), linear_work.reborrow());
+                    let dnorm_2_out = narrow.reborrow();
+                    gate_up.backward_input(dev, dnorm_2_out, dgate_up.as_view(), linear_work.reborrow());
                 }
                 Piece::Middle => {
-                    let norm_work = work.rms_norm_work.reborrow();
-                    norm_2.backward(dev, dres.reborrow(), work.dnarrow.as_view(), sum.out(), norm_work);
-                }
-                Piece::Out => {
-                    o_proj.backward_weight(dev, dres.as_view(), attention.out(), work.linear_work.reborrow());
-                    o_proj.backward_input(
+                    let dnorm_2_out = narrow.as_view();
+                    norm_2.backward_add(
                         dev,
-                        work.dheads.reborrow(),
-                        dres.as_view(),
-                        work.linear_work.reborrow(),
+                        dres.reborrow(),
+                        dnorm_2_out,
+                        sum.out(),
+                        rms_norm_work.reborrow(),
                     );
                 }
+                Piece::Out => {
+                    o_proj.backward_weight(dev, dres.as_view(), attention.out(), linear_work.reborrow());
+                    let dattended = heads.reborrow();
+                    o_proj.backward_input(dev, dattended, dres.as_view(), linear_work.reborrow());
+                }
                 Piece::Attend => {
-                    let (dqkv, attention_work) =
-                        (work.dwide.reborrow().range(dqkv.clone()), work.attention_work.reborrow());
-                    attention.backward(dev, dqkv, work.dheads.as_view(), qkv.out(), attention_work);
+                    let (dqkv, dattended) = (wide.reborrow().range(dqkv.clone()), heads.as_view());
+                    attention.backward(dev, dqkv, dattended, qkv.out(), attention_work.reborrow());
                 }
                 Piece::Project => {
-                    let back = Rotation { first: 0, theta, inverse: true };
-                    let rotated = work.dwide.reborrow().range(dqkv.clone());
-                    dev.rope(rotated, work.rope_work.reborrow(), self.attention.shape(), back);
-                    let BackwardWork { dwide, dheads, dheads_in, rms_norm_work, .. } = &mut work;
+                    let mut dqkv = wide.reborrow().range(dqkv.clone());
+                    let shape = self.attention.shape();
+                    qkv.rotate_back(dev, dqkv.reborrow(), rope_work.reborrow(), shape, theta);
                     let mut scratch = HeadNormWork {
-                        dout: dheads.reborrow(),
-                        dinp: dheads_in.reborrow(),
+                        dout: heads.reborrow(),
+                        dinp: heads_in.reborrow(),
                         work: rms_norm_work.reborrow(),
                     };
-                    q_norm.backward(dev, dwide.reborrow().range(dqkv.clone()), scratch.reborrow());
-                    k_norm.backward(dev, dwide.reborrow().range(dqkv.clone()), scratch);
-                    let dqkv = work.dwide.as_view().range(dqkv.clone());
-                    qkv.backward_weight(dev, dqkv, norm_1.out(), work.linear_work.reborrow());
-                    qkv.backward_input(dev, work.dnarrow.reborrow(), dqkv, work.linear_work.reborrow());
+                    q_norm.backward(dev, dqkv.reborrow(), scratch.reborrow());
+                    k_norm.backward(dev, dqkv.reborrow(), scratch);
+                    qkv.backward_weight(dev, dqkv.as_view(), norm_1.out(), linear_work.reborrow());
+                    let dnorm_1_out = narrow.reborrow();
+                    qkv.backward_input(dev, dnorm_1_out, dqkv.as_view(), linear_work.reborrow());
                 }
                 Piece::Enter => {
-                    let norm_work = work.rms_norm_work.reborrow();
-                    norm_1.backward(dev, dres.reborrow(), work.dnarrow.as_view(), x, norm_work);
+                    let dnorm_1_out = narrow.as_view();
+                    norm_1.backward_add(dev, dres.reborrow(), dnorm_1_out, x, rms_norm_work.reborrow());
                 }
             }
         }

@@ -1,5 +1,5 @@
-//! Qwen3, dense (arXiv:2505.09388): a Llama whose query and key heads are normed, and are as wide as they
-//! like to be.
+//! Qwen3, dense (arXiv:2505.09388): a Llama with RMSNorm on query and key heads, and with a `head_dim` that is
+//! independent of `d_model / n_head`.
 
 pub mod block;
 #[cfg(test)]
@@ -52,7 +52,7 @@ impl Family for Qwen3 {
         let visits = Visits { backward_work, ..Visits::default() };
         model.unit("embed", "", UnitRole::Embedding, &self.embedding, visits);
         let visits = Visits {
-            pieces: block::PIECES,
+            pieces: &Piece::OF_BLOCK,
             forward_work: block::ForwardWork::specs::<D>(block, precision),
             backward_work: block::BackwardWork::specs::<D>(block, precision),
         };
@@ -68,19 +68,19 @@ impl Family for Qwen3 {
     }
 
     fn embedding<D: Ops>(&self, dev: &D, params: &[View<'_>], io: ForwardIo<'_>) {
-        self.embedding.compute(dev, self.dims.t, params, io);
+        self.embedding.forward(dev, self.dims.t, params, io);
     }
 
     fn embedding_backward<D: Ops>(&self, dev: &D, io: BackwardIo<'_>) {
-        self.embedding.differentiate(dev, self.dims.t, self.shape.tied, io);
+        self.embedding.backward(dev, self.dims.t, self.shape.tied, io);
     }
 
     fn block<D: Ops>(&self, dev: &D, pieces: &[Piece], params: &[View<'_>], io: ForwardIo<'_>) {
-        self.block.compute(dev, self.shape.rope_theta, pieces, params, io);
+        self.block.forward(dev, self.shape.rope_theta, pieces, params, io);
     }
 
     fn block_backward<D: Ops>(&self, dev: &D, pieces: &[Piece], params: &[View<'_>], io: BackwardIo<'_>) {
-        self.block.differentiate(dev, self.shape.rope_theta, pieces, params, io);
+        self.block.backward(dev, self.shape.rope_theta, pieces, params, io);
     }
 
     fn loss<D: Ops>(&self, dev: &D, params: &[View<'_>], io: LossIo<'_>) {

@@ -1,4 +1,5 @@
-//! Qwen3's sizes, its gradients, and what `transformers` computes for one.
+//! Qwen3's sizes. Its gradients are checked in `model/tests.rs`, and against PyTorch and `transformers` in
+//! tests/golden.rs.
 
 use crate::backend::cpu::CpuDevice;
 use crate::config::{Deck, Family};
