@@ -530,7 +530,8 @@ impl<L: Reads> Backward<'_, Linear<L>> {
         Rows::new(self.saved.out)
     }
 
-    /// Turns the gradient of rotated query and key heads into that of the heads before the rotation, in place.
+    /// Turns the gradient of rotated query and key heads into that of the heads before the rotation, in
+    /// place.
     pub fn rotate_back<D: Ops>(
         &self,
         dev: &D,

@@ -124,8 +124,8 @@ macro_rules! unit {
                 unit
             }
 
-            /// Its layers, each with views of its parameters and of what it has saved, and the buffers for its
-            /// parameters' gradients.
+            /// Its layers, each with views of its parameters and of what it has saved, and the buffers for
+            /// its parameters' gradients.
             pub fn bind_backward<'a>(
                 &'a self,
                 params: &[$crate::backend::View<'a>],

@@ -2,9 +2,10 @@
 //!
 //! At rest a rank holds slices: of every parameter, gradient and optimizer state. A micro-step visits the
 //! units in turn: each unit's parameters are all-gathered, used and released; in backward they are gathered
-//! again, and the full gradients go to the owners of their slices, who add them up. Then each rank updates its own
-//! slices. `plan/schedule.rs` writes the order down as data before step 0, and [`Stepper::execute`] runs it
-//! from top to bottom: nothing is decided here. For two blocks and one unit of prefetch, a line per visit:
+//! again, and the full gradients go to the owners of their slices, who add them up. Then each rank updates
+//! its own slices. `plan/schedule.rs` writes the order down as data before step 0, and [`Stepper::execute`]
+//! runs it from top to bottom: nothing is decided here. For two blocks and one unit of prefetch, a line per
+//! visit:
 //!
 //! ```text
 //! gather embed | gather h.0 | wait embed | forward embed | release embed

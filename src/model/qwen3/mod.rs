@@ -1,5 +1,5 @@
-//! Qwen3, dense (arXiv:2505.09388): a Llama with RMSNorm on query and key heads, and with a `head_dim` that is
-//! independent of `d_model / n_head`.
+//! Qwen3, dense (arXiv:2505.09388): a Llama with RMSNorm on query and key heads, and with a `head_dim` that
+//! is independent of `d_model / n_head`.
 
 pub mod block;
 #[cfg(test)]
