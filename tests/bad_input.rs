@@ -124,7 +124,7 @@ fn a_file_that_is_no_deck_is_refused() {
     for (n_ranks, name, part) in refused {
         expect_refusal(Run::new(n_ranks).arg("train").arg(case.path(name)).output(), &[name, part]);
     }
-    expect_refusal(Run::new(0).args(["train", "/dev/zero"]).output(), &["more than 16777216 bytes"]);
+    expect_refusal(Run::new(0).args(["train", "/dev/zero"]).output(), &["it exceeds 16777216 bytes"]);
     write("empty.toml", b"");
     let missing =
         ["the deck has 7 faults", "run.dir = missing", "data.train = missing", "train.steps = missing"];
@@ -238,7 +238,7 @@ fn bad_data_is_found_before_step_0_with_file_offset_and_value() {
         (
             0,
             &["data.train=folder"],
-            &["folder is a directory; name its files with a glob, e.g. folder/**/*.txt"],
+            &["folder is a directory; use a glob for its files, e.g. folder/**/*.txt"],
         ),
         (0, &["data.train=["], &["[ is not a glob"]),
         (0, &["data.train=loop.txt"], &["cannot read loop.txt"]),

@@ -296,7 +296,7 @@ fn a_disk_that_fills_up_is_seen_before_anything_is_written() {
     let said = said
         .expect_text("the checkpoint of step 4 failed")
         .expect_text("a checkpoint requires")
-        .expect_text("the file system has");
+        .expect_text("are free on the file system");
     assert!(said.text().contains("checkpoint.keep_last"), "the remedy is named\n{said}");
     assert_eq!((steps_of(&case.path("kept")), entries(&case.path("kept"))), (vec![2], 1));
 }

@@ -237,7 +237,7 @@ fn a_resume_with_another_deck_says_what_differs_and_refuses_another_model_or_seq
     let again = |words: &[&str]| case.train(3, "run", &[words, &["train.steps=3"]].concat()).output();
     // All refusals at once, each with its values and the way out.
     let said = again(&["model.n_head=4", "data.seed=9"]).expect_code(2);
-    let said = said.expect_text("model.n_head: 2 -> 4").expect_text("another model");
+    let said = said.expect_text("model.n_head: 2 -> 4").expect_text("different model");
     said.expect_text("data.seed: 1 -> 9").expect_text("data.allow_changed=true");
     let said = again(&[
         "optim.lr=3e-3",

@@ -308,7 +308,7 @@ fn a_plan_over_the_budget_is_refused_with_a_change_that_fits() {
         Run::new(0).arg("train").arg(case.deck()).args(words).output()
     };
     dry_run(arena).expect_success();
-    dry_run(1000).expect_code(2).expect_text("no knob");
+    dry_run(1000).expect_code(2).expect_text("no setting makes it fit");
 }
 
 /// DeepSpeed #7670, #3025: parameters stay gathered after the loop. 500 steps: the ledger and the process are

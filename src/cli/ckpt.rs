@@ -92,7 +92,7 @@ fn in_held_dir<T>(run_dir: &Path, work: impl FnOnce() -> Result<T>) -> Result<T>
     let lock = RunLock::hold(run_dir, Locking::BestEffort, &Holder::this(host.trim()));
     let lock = lock.map_err(|error| match error {
         Error::Input(words) => Error::Input(
-            words.replace("run.dir = ", "").replace("set another run.dir", "name another directory"),
+            words.replace("run.dir = ", "").replace("set a different run.dir", "name a different directory"),
         ),
         other => other,
     })?;
