@@ -283,7 +283,9 @@ fn a_run_directory_has_one_job_at_a_time_and_a_killed_one_leaves_no_lock() {
     case.train(1, "other", &["train.steps=2"]).output().expect_success();
     let args = ["ckpt".into(), "reshard".into(), case.path("other"), case.path("run")];
     let refused = Run::new(0).args(args).args(["--ranks", "2"]).output().expect_code(2);
-    refused.expect_text(&format!("run is in use by process {pid} on ")).expect_text("name a different directory");
+    refused
+        .expect_text(&format!("run is in use by process {pid} on "))
+        .expect_text("name a different directory");
     std::fs::remove_dir_all(case.path("other")).unwrap();
     // Where the deck says so there is no lock to be refused by; that two jobs then share a directory is its
     // author's affair.

@@ -199,7 +199,7 @@ fn an_export_in_many_files_has_an_index_and_comes_in_the_same() {
     let index_path = case.path("hf/model.safetensors.index.json");
     std::fs::copy(case.path("hf").join(&files[0]), case.path("hf/model.safetensors")).unwrap();
     let said = ckpt(&[&"import", &case.path("hf"), &case.path("no")]).output().expect_code(2);
-    said.expect_text("has model.safetensors and model.safetensors.index.json")
+    said.expect_text("has both model.safetensors and model.safetensors.index.json")
         .expect_text("name one of them");
     ckpt(&[&"import", &index_path, &case.path("in_2")]).output().expect_success();
     assert!(values(&case.path("in_2"), 0, Kind::Weight) == values(&case.path("run"), 2, Kind::Weight));
