@@ -186,7 +186,7 @@ fn any_key_can_be_swept_and_what_cannot_be_planned_says_why() {
     assert!(std::fs::read(&png).unwrap().starts_with(b"\x89PNG"), "a picture of its name's kind");
     expect_refusal(
         plan(&[&deck[..], &["--sweep", "zero.param_dtype=f32,bf16", "--figure", "/dev/null"]].concat()),
-        &["not numbers"],
+        &["are not positive numbers"],
     );
 }
 
