@@ -204,7 +204,9 @@ fn runs_of_lion_and_sgd_change_ranks_and_stages_at_every_step_and_are_the_same_r
 
         let other = case.train(2, "whole", &["optim.decay_steps=4", "train.steps=6"]).output().expect_code(2);
         other
-            .expect_text(&format!("optim.kind is adamw, the checkpoint has the optimizer state of {kind}"))
+            .expect_text(&format!(
+                "optim.kind is adamw, but the checkpoint has the optimizer state of {kind}"
+            ))
             .expect_text(&format!("set optim.kind={kind}"))
             .expect_text("model.init_from=");
     }
