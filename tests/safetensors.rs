@@ -245,7 +245,7 @@ fn every_tensor_amiss_is_named_at_once_with_code_2() {
             "transformer.h.0.attn.c_attn.weight is of shape [60, 20], but [20, 60] according to config.json",
         )
         .expect_text("transformer.h.0.ln_2.weight is of type I32")
-        .expect_text("lm_head.weight is not transformer.wte.weight");
+        .expect_text("lm_head.weight differs from transformer.wte.weight");
     assert!(!case.path("in").exists(), "nothing was begun");
 
     // What does no harm: a head that is the embedding, masks of old versions, names without the prefix.
