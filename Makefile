@@ -17,7 +17,8 @@ CARGO = . scripts/env.sh && cargo
 DOC_LINT = -D warnings -A rustdoc::private-intra-doc-links
 
 .PHONY: help setup setup-test build run test test-slow test-perfetto test-mllog test-hf test-python \
-	test-slurm test-cuda-orders fuzz slurm-lint gpu-pack gpu-check bench-peers figures lint doc clean
+	test-slurm test-cuda-orders fuzz slurm-lint gpu-pack gpu-check bench-peers figures lint lint-features \
+	doc clean
 
 help: ## list targets and dependencies
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -88,11 +89,16 @@ bench-peers: build ## compare zero3 with PyTorch FSDP2 and DeepSpeed: benches/pe
 lint: setup-test ## rustfmt, clippy, rustdoc, shellcheck, line lengths; warnings are errors
 	$(CARGO) fmt --check
 	$(CARGO) clippy --all-targets -- -D warnings
-	$(CARGO) clippy --no-default-features --lib --bins -- -D warnings
 	. scripts/env.sh && RUSTDOCFLAGS="$(DOC_LINT)" cargo doc --no-deps --document-private-items
 	shellcheck -x scripts/*.sh fuzz/run.sh tests/slurm/*.sh tests/perfetto/*.sh tests/mllog/*.sh \
 		tests/hf/*.sh benches/peers/*.sh slurm/*.sbatch slurm/*.sh .ci/run
 	scripts/line_length.sh
+
+lint-features: setup ## clippy without the features that can be left out, and with each alone; minutes
+	$(CARGO) clippy --no-default-features --lib --bins -- -D warnings
+	for feature in figures text watch; do \
+		$(CARGO) clippy --no-default-features --features $$feature --lib --bins -- -D warnings || exit 1; \
+	done
 
 doc: setup ## build the API documentation: target/doc/zero3/index.html
 	$(CARGO) doc --no-deps --document-private-items
