@@ -99,7 +99,10 @@ fn a_running_job_is_shown_until_q_escape_or_ctrl_c_and_the_terminal_is_as_before
     early.expect_word("waiting").expect_word("tokens/s").expect_word("planned");
     for key in ["\x1b", "\x03"] {
         let left = Left::after(on_terminal(&watch(&run_dir)), key, 1.5).expect_code(0).expect_restored();
-        left.expect_word("running,").expect_word("activations").expect_word("params").expect_word("gathered:");
+        left.expect_word("running,")
+            .expect_word("activations")
+            .expect_word("params")
+            .expect_word("gathered:");
     }
     // A signal, as a closing session sends it.
     let line = format!("sh -c '(sleep 2; kill -TERM $$) & exec {}'", watch(&run_dir).replace('\'', "\""));
